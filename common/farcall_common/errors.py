@@ -1,0 +1,338 @@
+"""Every error that Farcall raises or reports, in one tree.
+
+::
+
+    FarcallError
+    ├── InvalidRequest            the caller sent something that can never work
+    │   └── PayloadTooLarge
+    ├── Unauthenticated           no identity
+    ├── Forbidden                 an identity without the right
+    ├── NotFound                  FunctionUnknown · EndpointUnknown · TaskUnknown · TaskGroupUnknown · BlobUnknown
+    ├── Conflict                  TaskIdReused · EndpointInUse
+    ├── LimitExceeded             asked for too much; retry later
+    ├── Unavailable               a part of the service is away; retry
+    │   └── NoForwarder
+    ├── ProtocolError             a peer sent bytes that PROTOCOL.md does not allow
+    │   ├── FrameMalformed
+    │   └── VersionUnsupported
+    ├── SessionRefused            the forwarder does not want this peer
+    ├── Fenced                    a stale owner tried to act
+    ├── QueueDataLost             the cache forgot an endpoint; rebuild it from the database
+    ├── SerializationError        a value cannot be turned into bytes
+    ├── DeserializationError      bytes cannot be turned into a value
+    ├── ConfigurationError        a setting is missing or wrong
+    └── TaskError                 what a task ended with
+        ├── TaskPending           (not an end: the result was asked for too early)
+        ├── TaskFailed            user code raised
+        ├── TaskCancelled
+        └── TaskLost              Farcall cannot say whether the task ran, and may not run it again
+
+An error says whose fault it is (:class:`Fault`), whether trying again can help (``retryable``), and what to do
+(``hint``). :class:`ErrorRecord` is the same as a value: the one JSON shape used in REST answers, in wire messages and
+in the record of a failed task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "BlobUnknown",
+    "ConfigurationError",
+    "Conflict",
+    "DeserializationError",
+    "EndpointInUse",
+    "EndpointUnknown",
+    "ErrorRecord",
+    "FarcallError",
+    "Fault",
+    "Fenced",
+    "Forbidden",
+    "FrameMalformed",
+    "FunctionUnknown",
+    "InvalidRequest",
+    "LimitExceeded",
+    "NoForwarder",
+    "NotFound",
+    "PayloadTooLarge",
+    "ProtocolError",
+    "QueueDataLost",
+    "SerializationError",
+    "SessionRefused",
+    "TaskCancelled",
+    "TaskError",
+    "TaskFailed",
+    "TaskGroupUnknown",
+    "TaskIdReused",
+    "TaskLost",
+    "TaskPending",
+    "TaskUnknown",
+    "Unauthenticated",
+    "Unavailable",
+    "VersionUnsupported",
+    "error_from_record",
+]
+
+
+class Fault(enum.StrEnum):
+    """Whose doing an error is."""
+
+    CALLER = "caller"
+    PEER = "peer"
+    NETWORK = "network"
+    USER_CODE = "user_code"
+    US = "us"
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorRecord:
+    """An error as a value.
+
+    ``code`` is stable and upper-case, for programs; ``message`` and ``hint`` are for people. The optional part
+    belongs to tasks: the remote exception's type, its traceback (text, remote frames only), the last bytes of the
+    task's output, and which attempt on which endpoint it was. ``retry_after_s`` says how long to wait in seconds.
+    """
+
+    code: str
+    message: str
+    hint: str = ""
+    fault: Fault = Fault.US
+    retryable: bool = False
+    retry_after_s: float | None = None
+    exception_type: str | None = None
+    traceback: str | None = None
+    stdout_tail: str | None = None
+    stderr_tail: str | None = None
+    attempt: int | None = None
+    endpoint_id: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as a JSON object; optional fields that are not set are left out."""
+        full = dataclasses.asdict(self)
+        full["fault"] = str(self.fault)
+        return {key: value for key, value in full.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ErrorRecord:
+        """Read a record; fields that a newer writer added are ignored.
+
+        :raises KeyError: if ``code`` or ``message`` is missing.
+        :raises ValueError: if ``fault`` is not one of :class:`Fault`.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        values = {key: value for key, value in data.items() if key in known}
+        values["code"], values["message"] = str(data["code"]), str(data["message"])
+        values["fault"] = Fault(values.get("fault", Fault.US))
+        return cls(**values)
+
+
+class FarcallError(Exception):
+    """The root. Subclasses fix ``code``, ``fault`` and ``retryable``; the raiser writes the message and the hint."""
+
+    code: ClassVar[str] = "INTERNAL"
+    fault: ClassVar[Fault] = Fault.US
+    retryable: ClassVar[bool] = False
+    default_hint: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        retry_after_s: float | None = None,
+        record: ErrorRecord | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.record = record or ErrorRecord(
+            code=self.code,
+            message=message,
+            hint=self.default_hint if hint is None else hint,
+            fault=self.fault,
+            retryable=self.retryable,
+            retry_after_s=retry_after_s,
+        )
+
+    @property
+    def hint(self) -> str:
+        """What the reader can do about it; may be empty."""
+        return self.record.hint
+
+    def __str__(self) -> str:
+        text = f"[{self.record.code}] {self.record.message}"
+        return f"{text} ({self.record.hint})" if self.record.hint else text
+
+
+class InvalidRequest(FarcallError):
+    code = "INVALID_REQUEST"
+    fault = Fault.CALLER
+
+
+class PayloadTooLarge(InvalidRequest):
+    code = "PAYLOAD_TOO_LARGE"
+    default_hint = "Pass a path or a reference to the data instead of the data itself."
+
+
+class Unauthenticated(FarcallError):
+    code = "UNAUTHENTICATED"
+    fault = Fault.CALLER
+    default_hint = "Set FARCALL_TOKEN, or run `farcall local up` for a tier of your own."
+
+
+class Forbidden(FarcallError):
+    code = "FORBIDDEN"
+    fault = Fault.CALLER
+    default_hint = "Ask the owner for a grant."
+
+
+class NotFound(FarcallError):
+    code = "NOT_FOUND"
+    fault = Fault.CALLER
+
+
+class FunctionUnknown(NotFound):
+    code = "FUNCTION_UNKNOWN"
+    default_hint = "Register the function first, or look it up with `farcall functions`."
+
+
+class EndpointUnknown(NotFound):
+    code = "ENDPOINT_UNKNOWN"
+    default_hint = "`farcall endpoints` lists the endpoints that you may use."
+
+
+class TaskUnknown(NotFound):
+    code = "TASK_UNKNOWN"
+    default_hint = "Tasks are forgotten after their retention time; `farcall tasks ls` lists yours."
+
+
+class TaskGroupUnknown(NotFound):
+    code = "TASK_GROUP_UNKNOWN"
+
+
+class BlobUnknown(NotFound):
+    code = "BLOB_UNKNOWN"
+    default_hint = "Upload the blob before submitting a task that refers to it."
+
+
+class Conflict(FarcallError):
+    code = "CONFLICT"
+    fault = Fault.CALLER
+
+
+class TaskIdReused(Conflict):
+    code = "TASK_ID_REUSED"
+    default_hint = "Make a new UUIDv7 for each task; only an identical resubmission may repeat one."
+
+
+class EndpointInUse(Conflict):
+    code = "ENDPOINT_IN_USE"
+    default_hint = "Another agent runs with this endpoint id; stop it first, or configure a new endpoint."
+
+
+class LimitExceeded(FarcallError):
+    code = "LIMIT_EXCEEDED"
+    fault = Fault.CALLER
+    retryable = True
+
+
+class Unavailable(FarcallError):
+    code = "UNAVAILABLE"
+    retryable = True
+    default_hint = "Try again in a moment."
+
+
+class NoForwarder(Unavailable):
+    code = "NO_FORWARDER"
+    default_hint = "No forwarder is running yet; the connection is tried again."
+
+
+class ProtocolError(FarcallError):
+    code = "PROTOCOL_ERROR"
+    fault = Fault.PEER
+
+
+class FrameMalformed(ProtocolError):
+    code = "FRAME_MALFORMED"
+
+
+class VersionUnsupported(ProtocolError):
+    code = "VERSION_UNSUPPORTED"
+    default_hint = "Upgrade the older side."
+
+
+class SessionRefused(FarcallError):
+    code = "SESSION_REFUSED"
+    fault = Fault.PEER
+
+
+class Fenced(FarcallError):
+    code = "FENCED"
+
+
+class QueueDataLost(FarcallError):
+    code = "QUEUE_DATA_LOST"
+    retryable = True
+
+
+class SerializationError(FarcallError):
+    code = "SERIALIZATION_FAILED"
+    fault = Fault.CALLER
+
+
+class DeserializationError(FarcallError):
+    code = "DESERIALIZATION_FAILED"
+    fault = Fault.PEER
+
+
+class ConfigurationError(FarcallError):
+    code = "CONFIGURATION"
+    fault = Fault.CALLER
+
+
+class TaskError(FarcallError):
+    """What a task ended with; ``record`` holds the remote traceback and the rest."""
+
+    code = "TASK_ERROR"
+    fault = Fault.USER_CODE
+
+    @property
+    def remote_traceback(self) -> str | None:
+        """The traceback on the worker, as text, or None when user code was never reached."""
+        return self.record.traceback
+
+
+class TaskPending(TaskError):
+    code = "TASK_PENDING"
+    fault = Fault.CALLER
+    retryable = True
+
+
+class TaskFailed(TaskError):
+    code = "TASK_FAILED"
+
+
+class TaskCancelled(TaskError):
+    code = "TASK_CANCELLED"
+    fault = Fault.CALLER
+
+
+class TaskLost(TaskError):
+    code = "TASK_LOST"
+    fault = Fault.US
+
+
+def _leaves(root: type[FarcallError]) -> dict[str, type[FarcallError]]:
+    classes = {root.code: root}
+    for child in root.__subclasses__():
+        classes |= _leaves(child)
+    return classes
+
+
+_BY_CODE = _leaves(FarcallError)
+
+
+def error_from_record(record: ErrorRecord, *, default: type[FarcallError] = FarcallError) -> FarcallError:
+    """The exception for a received record: the class of its code, or ``default`` for a code of a newer peer."""
+    return _BY_CODE.get(record.code, default)(record.message, record=record)

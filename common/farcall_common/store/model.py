@@ -1,0 +1,264 @@
+"""The values that pass between the cloud's services and its stores. No I/O, no SQL, no Redis."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farcall_common.errors import ErrorRecord
+from farcall_common.wire.states import Reporter, TaskState
+
+__all__ = [
+    "AckOutcome",
+    "BlobRef",
+    "CancelOutcome",
+    "Endpoint",
+    "EndpointStatus",
+    "ForwarderInfo",
+    "Function",
+    "LeasedTask",
+    "PeerKey",
+    "PeerKind",
+    "QueuedTask",
+    "Task",
+    "TaskEvent",
+    "TaskResult",
+    "TransitionTimes",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlobRef:
+    """User bytes that live in S3: key within the deployment's bucket, size in bytes, SHA-256 in hex."""
+
+    blob_key: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A registered function. ``body`` is the packed function buffer, opaque to the cloud; ``body_hash`` its SHA-256 in hex."""
+
+    function_id: str
+    owner_id: str
+    name: str
+    body: bytes
+    body_hash: str
+    version: int = 1
+    description: str | None = None
+    public: bool = False
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    created_at: dt.datetime | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class EndpointStatus:
+    """What an agent last reported: numbers of managers, workers and tasks."""
+
+    managers: int = 0
+    total_workers: int = 0
+    idle_workers: int = 0
+    pending_tasks: int = 0
+    outstanding_tasks: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """A registered endpoint. ``allowed_functions`` is None when any function may run there."""
+
+    endpoint_id: str
+    owner_id: str
+    name: str
+    display_name: str | None = None
+    description: str | None = None
+    public: bool = False
+    multi_user: bool = False
+    allowed_functions: Sequence[str] | None = None
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    created_at: dt.datetime | None = None
+    #: The last heartbeat that reached the database, and what it said.
+    seen_at: dt.datetime | None = None
+    online: bool = False
+    status: EndpointStatus = dataclasses.field(default_factory=EndpointStatus)
+
+
+class PeerKind(enum.StrEnum):
+    """What a CURVE key may connect as."""
+
+    AGENT = "agent"
+    CLIENT = "client"
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerKey:
+    """A CURVE public key (Z85) and whom it speaks for: an endpoint id (agent) or an owner id (client)."""
+
+    public_key: str
+    kind: PeerKind
+    subject: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task as the database knows it: the write-ahead record, and later its end.
+
+    Exactly one of ``payload`` and ``payload_ref`` is set. ``result`` and ``result_ref`` are set by success,
+    ``error`` by any other end. ``attempt`` counts dispatches to the endpoint, from 1; 0 = never dispatched.
+    """
+
+    task_id: str
+    task_group_id: str
+    owner_id: str
+    endpoint_id: str
+    function_id: str
+    function_hash: str
+    payload: bytes | None
+    payload_ref: BlobRef | None = None
+    container_id: str | None = None
+    idempotent: bool = True
+    max_attempts: int = 3
+    walltime_s: float | None = None
+    result_serializers: Sequence[str] = ()
+    resource_specification: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    state: TaskState = TaskState.RECEIVED
+    attempt: int = 0
+    result: bytes | None = None
+    result_ref: BlobRef | None = None
+    error: ErrorRecord | None = None
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    submitted_at: dt.datetime | None = None
+    finished_at: dt.datetime | None = None
+    #: Epoch seconds of each station on the way (see TransitionTimes), as far as known.
+    timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class TransitionTimes:
+    """Epoch seconds at the stations of a task's way: the latency breakdown of the funcX paper (HPDC 2020, figure 4).
+
+    API clock: submitted, enqueued. Forwarder clock: leased, accepted (the agent's receipt came in), returned (the
+    result came in), recorded. Worker clock: started, ended. Only differences within one clock mean anything:
+    service = enqueued - submitted; execution = ended - started; endpoint = (returned - leased) - execution;
+    forwarder = (leased - enqueued) + (recorded - returned).
+    """
+
+    submitted_at: float | None = None
+    enqueued_at: float | None = None
+    leased_at: float | None = None
+    accepted_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    returned_at: float | None = None
+    recorded_at: float | None = None
+
+    def known(self) -> dict[str, float]:
+        """Only the stations that have a time."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskEvent:
+    """One transition: append-only history. ``detail`` is small and JSON."""
+
+    task_id: str
+    state: TaskState
+    reporter: Reporter
+    at: dt.datetime
+    attempt: int = 0
+    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class QueuedTask:
+    """What the queue must hold to dispatch a task without asking the database."""
+
+    task_id: str
+    task_group_id: str
+    owner_id: str
+    endpoint_id: str
+    function_id: str
+    function_hash: str
+    payload: bytes | None
+    payload_ref: BlobRef | None = None
+    container_id: str | None = None
+    idempotent: bool = True
+    max_attempts: int = 3
+    walltime_s: float | None = None
+    result_serializers: Sequence[str] = ()
+    resource_specification: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    #: Dispatches that the database already knows of; a rebuilt queue goes on counting from here.
+    attempt: int = 0
+    submitted_at: float | None = None
+
+    @classmethod
+    def of(cls, task: Task) -> QueuedTask:
+        """The queue's view of a task."""
+        shared = {field.name for field in dataclasses.fields(cls)} - {"submitted_at"}
+        at = task.submitted_at.timestamp() if task.submitted_at else None
+        return cls(**{name: getattr(task, name) for name in shared}, submitted_at=at)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeasedTask:
+    """A task handed to the forwarder for one attempt. Times are epoch seconds."""
+
+    task: QueuedTask
+    attempt: int
+    enqueued_at: float
+    leased_at: float
+    cancel_requested: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskResult:
+    """The end of a task as reported. Exactly one of result, result_ref and error is set."""
+
+    task_id: str
+    endpoint_id: str
+    attempt: int
+    state: TaskState
+    reporter: Reporter
+    result: bytes | None = None
+    result_ref: BlobRef | None = None
+    error: ErrorRecord | None = None
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    task_group_id: str = ""
+    owner_id: str = ""
+
+
+class AckOutcome(enum.StrEnum):
+    """What the queue says to a reported end."""
+
+    FIRST = "first"
+    """This report is the task's end."""
+    DUPLICATE = "duplicate"
+    """The task had already ended; the report is dropped, the reporter may forget its copy."""
+    UNKNOWN = "unknown"
+    """The queue does not hold the task (it was wiped, or the task ended long ago): ask the database."""
+
+
+class CancelOutcome(enum.StrEnum):
+    """What cancelling found in the queue."""
+
+    REMOVED = "removed"
+    """The task was waiting and is out of the queue: it never runs."""
+    REQUESTED = "requested"
+    """The task is with its endpoint, which is told to stop it."""
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwarderInfo:
+    """A live forwarder as it announces itself. ``address`` is ``tcp://host:port``, ``server_key`` Z85."""
+
+    forwarder_id: str
+    address: str
+    server_key: str
+    connections: int = 0
+    draining: bool = False

@@ -1,0 +1,222 @@
+"""The stores as the services see them. Each port has a real adapter and an in-memory fake; one test suite runs on both.
+
+Every call blocks: Lambda handlers call them directly, the forwarder from a small pool of threads. All calls may raise
+:class:`~farcall_common.errors.Unavailable` when the store cannot be reached. ``now`` is always epoch seconds and always
+passed in, so that a test owns the clock.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from farcall_common.store.model import (
+    AckOutcome,
+    BlobRef,
+    CancelOutcome,
+    Endpoint,
+    EndpointStatus,
+    ForwarderInfo,
+    Function,
+    LeasedTask,
+    PeerKey,
+    QueuedTask,
+    Task,
+    TaskEvent,
+    TaskResult,
+)
+from farcall_common.wire.states import TaskState
+
+__all__ = ["Blobs", "Queue", "Records"]
+
+
+class Records(Protocol):
+    """PostgreSQL: the record. What is here has happened; what is not here has not been promised."""
+
+    def ping(self) -> None:
+        """Raise Unavailable unless the database answers."""
+
+    def close(self) -> None:
+        """Give back the connections; the object cannot be used any more."""
+
+    # functions
+    def add_function(self, function: Function) -> None: ...
+    def get_function(self, function_id: str) -> Function | None: ...
+    def get_functions(self, function_ids: Sequence[str]) -> Mapping[str, Function]: ...
+    def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
+        """Functions of an owner, newest first, whose name or description contains ``search``."""
+
+    def delete_function(self, function_id: str) -> bool: ...
+
+    # endpoints and keys
+    def put_endpoint(self, endpoint: Endpoint) -> None:
+        """Insert, or update what the owner may change; ownership never changes."""
+
+    def get_endpoint(self, endpoint_id: str) -> Endpoint | None: ...
+    def list_endpoints(self, owner_id: str, *, role: str = "owner") -> Sequence[Endpoint]:
+        """``role`` is "owner" (mine) or "any" (mine, granted, public)."""
+
+    def delete_endpoint(self, endpoint_id: str) -> bool: ...
+    def set_endpoint_presence(
+        self, endpoint_id: str, *, online: bool, status: EndpointStatus, at: dt.datetime
+    ) -> None: ...
+    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
+        """Let a CURVE key speak for an endpoint. Adding a known key again is harmless."""
+
+    def find_endpoint_by_key(self, public_key: str) -> str | None:
+        """The endpoint that a CURVE public key (Z85) belongs to."""
+
+    # grants
+    def has_grant(self, identity_id: str, object_id: str) -> bool:
+        """Whether an identity was given the use of a function or endpoint that it does not own."""
+
+    def add_grant(self, identity_id: str, object_id: str) -> None: ...
+
+    # tasks
+    def add_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Task]:
+        """Write tasks ahead, all or none, in one transaction, each with its RECEIVED event.
+
+        A task id that exists already is left as it is. Returns the existing tasks by id (empty in the usual case),
+        so that the caller can tell a repeated submit from a reused id.
+        """
+
+    def get_tasks(self, task_ids: Sequence[str]) -> Mapping[str, Task]: ...
+    def list_tasks(self, owner_id: str, *, state: TaskState | None = None, limit: int = 100) -> Sequence[Task]:
+        """Newest first; without payloads and results."""
+
+    def get_group(self, task_group_id: str) -> Sequence[Task]:
+        """Tasks of a group in submission order; without payloads and results."""
+
+    def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
+        """Tasks of an endpoint that have not ended, by task id, starting after ``after``: to rebuild the queue."""
+
+    def list_endpoints_with_open_tasks(self, *, older_than: dt.datetime) -> Sequence[str]:
+        """Endpoints that have open tasks submitted before a time: what the reconciler looks at."""
+
+    def record_moves(self, events: Sequence[TaskEvent]) -> None:
+        """Append events and move the tasks; a move that is not legal any more (the task ended, or is further) only
+        leaves its event. ``event.attempt`` raises the task's attempt."""
+
+    def record_results(self, results: Sequence[TaskResult], *, at: dt.datetime) -> Mapping[str, TaskResult]:
+        """End tasks: the first terminal state wins, in one transaction. Returns those that were first, by task id."""
+
+    def list_events(self, task_id: str) -> Sequence[TaskEvent]: ...
+
+    # blobs that are known to exist belong to whoever uploaded them; see Blobs
+
+
+class Queue(Protocol):
+    """Valkey: what is waiting and who works on it. Can be lost at any moment without losing a task.
+
+    One slot per endpoint. Every method is one atomic step, or steps of which each may be the last one that happens.
+    """
+
+    def ping(self) -> None: ...
+    def close(self) -> None: ...
+
+    # producing
+    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> str | None:
+        """Queue tasks of ONE endpoint; ids that the queue holds already are skipped. Returns the owner forwarder's id."""
+
+    def wake(self, forwarder_id: str, endpoint_id: str) -> None:
+        """Tell a forwarder that an endpoint has work. Lossy: a sweep stands behind it."""
+
+    def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
+        """Take waiting tasks out; mark leased ones so that their owner tells the endpoint."""
+
+    # owning
+    def claim(self, endpoint_id: str, forwarder_id: str, *, ttl_s: float, now: float) -> int:
+        """Take an endpoint over. Returns the fencing number, higher than any given before — even across a wipe."""
+
+    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, ttl_s: float, now: float) -> None:
+        """Refresh ownership. Raises Fenced when someone else took over, QueueDataLost after a wipe."""
+
+    def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
+        """Give up ownership; harmless when it is gone already."""
+
+    # consuming; each raises Fenced for a stale fence and QueueDataLost after a wipe
+    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float, now: float) -> Sequence[LeasedTask]:
+        """Take up to ``limit`` waiting tasks, oldest first, each with attempt + 1."""
+
+    def renew(
+        self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float, now: float
+    ) -> Sequence[str]:
+        """Prolong leases. Returns the ids that are NOT leased (finished, cancelled or unknown)."""
+
+    def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, now: float) -> None:
+        """Put leased tasks back to the head of the queue: they never reached the endpoint."""
+
+    def leased(self, endpoint_id: str, fence: int) -> Mapping[str, int]:
+        """Task ids under lease with their attempt."""
+
+    def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = 500) -> Sequence[LeasedTask]:
+        """Expired leases. An idempotent task with attempts left goes back to the queue; the others are returned for
+        the caller to end (lost, or failed for want of attempts), still leased until acked."""
+
+    def ack(self, fence: int, results: Sequence[TaskResult], *, now: float) -> Mapping[str, AckOutcome]:
+        """End tasks of ONE endpoint: first terminal state wins; appends FIRST ones to the outbox."""
+
+    def outbox(self, endpoint_id: str, *, limit: int = 200) -> Sequence[TaskResult]:
+        """Ends that were acked and may not have reached the database."""
+
+    def flushed(self, endpoint_id: str, task_ids: Sequence[str]) -> None:
+        """The database has these ends: drop them from the outbox and let their task hashes expire."""
+
+    def restore(
+        self,
+        endpoint_id: str,
+        fence: int,
+        tasks: Sequence[QueuedTask],
+        *,
+        held: Mapping[str, int],
+        lease_s: float,
+        now: float,
+    ) -> None:
+        """One page of a rebuild: queue tasks that the queue does not hold; those in ``held`` (id -> attempt, what the
+        endpoint said it has) become leases instead."""
+
+    def mark_restored(self, endpoint_id: str, fence: int) -> None:
+        """The rebuild is complete: from now on lease and ack work again."""
+
+    def depth(self, endpoint_id: str) -> int:
+        """Tasks waiting."""
+
+    # forwarders, peers and wake-ups
+    def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None: ...
+    def withdraw(self, forwarder_id: str) -> None: ...
+    def forwarders(self, *, now: float) -> Sequence[ForwarderInfo]:
+        """Live ones, those that drain left out."""
+
+    def admit(self, key: PeerKey, *, ttl_s: float) -> None:
+        """Let a CURVE key connect for a while."""
+
+    def find_peer(self, public_key: str) -> PeerKey | None: ...
+    def listen(self, forwarder_id: str) -> WakeUps:
+        """Subscribe to the wake-ups of a forwarder."""
+
+
+class WakeUps(Protocol):
+    """A subscription. Owned by one thread."""
+
+    def get(self, timeout_s: float) -> Sequence[str] | None:
+        """Endpoint ids that have work or cancellations; empty after ``timeout_s``. Raises Unavailable when cut."""
+
+    def close(self) -> None: ...
+
+
+class Blobs(Protocol):
+    """S3: payloads and results too big to travel inline."""
+
+    def ping(self) -> None: ...
+    def upload_url(self, ref: BlobRef, *, ttl_s: int) -> tuple[str, Mapping[str, str]]:
+        """A pre-signed PUT bound to the blob's length and SHA-256, and the headers that the uploader must send."""
+
+    def download_url(self, blob_key: str, *, ttl_s: int) -> str: ...
+    def size_bytes(self, blob_key: str) -> int | None:
+        """None when there is no such blob."""
+
+    def read(self, blob_key: str) -> bytes:
+        """The blob's bytes. Raises BlobUnknown."""
+
+    def write(self, blob_key: str, data: bytes) -> BlobRef: ...

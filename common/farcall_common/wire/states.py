@@ -1,0 +1,91 @@
+"""Task and endpoint states, and the moves between them, as tables."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Set
+from typing import Final
+
+__all__ = [
+    "LEGAL_MOVES",
+    "REPORTERS",
+    "TERMINAL_STATES",
+    "EndpointState",
+    "Reporter",
+    "TaskState",
+    "is_legal",
+]
+
+
+class TaskState(enum.StrEnum):
+    """Where a task is. The values are Globus Compute's where it has one, so that its users and tools read them."""
+
+    RECEIVED = "received"
+    WAITING_FOR_EP = "waiting-for-ep"
+    WAITING_FOR_NODES = "waiting-for-nodes"
+    WAITING_FOR_LAUNCH = "waiting-for-launch"
+    RUNNING = "running"
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the task has ended; a terminal state never changes again."""
+        return self in TERMINAL_STATES
+
+
+class Reporter(enum.StrEnum):
+    """Who may report that a task moved."""
+
+    API = "api"
+    FORWARDER = "forwarder"
+    AGENT = "agent"
+    RECONCILER = "reconciler"
+
+
+class EndpointState(enum.StrEnum):
+    """What the cloud knows of an endpoint."""
+
+    REGISTERED = "registered"
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+_S = TaskState
+
+TERMINAL_STATES: Final[Set[TaskState]] = frozenset({_S.SUCCESS, _S.FAILED, _S.CANCELLED, _S.LOST})
+
+#: The states that may follow each state. Going back to WAITING_FOR_EP is a redelivery: the endpoint went away, or
+#: its attempt died and another is permitted. States may be skipped forward, because reports are batched and a fast
+#: task is over before its start was worth a message.
+LEGAL_MOVES: Final[Mapping[TaskState, Set[TaskState]]] = {
+    _S.RECEIVED: {_S.WAITING_FOR_EP, *TERMINAL_STATES} | {_S.WAITING_FOR_NODES, _S.WAITING_FOR_LAUNCH, _S.RUNNING},
+    _S.WAITING_FOR_EP: {_S.WAITING_FOR_NODES, _S.WAITING_FOR_LAUNCH, _S.RUNNING, *TERMINAL_STATES},
+    _S.WAITING_FOR_NODES: {_S.WAITING_FOR_LAUNCH, _S.RUNNING, _S.WAITING_FOR_EP, *TERMINAL_STATES},
+    _S.WAITING_FOR_LAUNCH: {_S.RUNNING, _S.WAITING_FOR_NODES, _S.WAITING_FOR_EP, *TERMINAL_STATES},
+    _S.RUNNING: {_S.WAITING_FOR_NODES, _S.WAITING_FOR_LAUNCH, _S.WAITING_FOR_EP, *TERMINAL_STATES},
+    _S.SUCCESS: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.CANCELLED: frozenset(),
+    _S.LOST: frozenset(),
+}
+
+#: Who may report each state.
+REPORTERS: Final[Mapping[TaskState, Set[Reporter]]] = {
+    _S.RECEIVED: {Reporter.API},
+    _S.WAITING_FOR_EP: {Reporter.API, Reporter.FORWARDER, Reporter.RECONCILER},
+    _S.WAITING_FOR_NODES: {Reporter.AGENT, Reporter.FORWARDER},
+    _S.WAITING_FOR_LAUNCH: {Reporter.AGENT},
+    _S.RUNNING: {Reporter.AGENT},
+    _S.SUCCESS: {Reporter.AGENT},
+    _S.FAILED: {Reporter.AGENT, Reporter.FORWARDER, Reporter.RECONCILER},
+    _S.CANCELLED: {Reporter.API, Reporter.AGENT, Reporter.FORWARDER},
+    _S.LOST: {Reporter.FORWARDER, Reporter.RECONCILER},
+}
+
+
+def is_legal(before: TaskState, after: TaskState, *, reporter: Reporter) -> bool:
+    """Whether ``reporter`` may move a task from ``before`` to ``after``."""
+    return after in LEGAL_MOVES[before] and reporter in REPORTERS[after]

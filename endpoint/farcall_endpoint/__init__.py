@@ -1,0 +1,1 @@
+"""Turns a machine into a Farcall endpoint: agent, managers and workers."""

@@ -1,0 +1,1 @@
+"""AWS CDK app of the Farcall cloud tier."""

@@ -1,0 +1,1 @@
+"""Lambda handlers of the Farcall control plane: API, authorizer, reconciler, migrator."""

@@ -1,0 +1,1 @@
+"""The whole cloud tier as processes on one machine."""

@@ -1,0 +1,1 @@
+"""Call a Python function on any computer you may use: client, executor and command line of Farcall."""
