@@ -1,0 +1,359 @@
+"""The messages between forwarder, agents and clients: one frozen struct each. PROTOCOL.md is their normative text.
+
+Orders are imperative (``RunTasks``), reports are facts (``TasksAccepted``). A message is the header of an
+:class:`Envelope`; user bytes travel behind it, each in a frame of its own, and the header refers to them by index
+(a ``Frame``). Instants are epoch seconds of the sender's clock. New fields must have a default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from farcall_common.wire.states import TaskState
+
+__all__ = [
+    "BlobGrant",
+    "BlobLocation",
+    "BlobRequest",
+    "CancelTasks",
+    "Capabilities",
+    "Credit",
+    "EndpointReport",
+    "Envelope",
+    "Frame",
+    "FunctionSpec",
+    "Goodbye",
+    "Heartbeat",
+    "HeldTask",
+    "Hello",
+    "Message",
+    "Move",
+    "OpenStream",
+    "Refused",
+    "ResultSpec",
+    "ResultsReady",
+    "ResultsRecorded",
+    "RunTasks",
+    "StreamOpened",
+    "StreamResult",
+    "Subscribe",
+    "TaskMove",
+    "TaskRef",
+    "TaskResults",
+    "TaskSpec",
+    "TasksAccepted",
+    "TasksMoved",
+    "Welcome",
+]
+
+#: Index of a user frame within the envelope: 0 is the first frame behind the header.
+Frame = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A piece of a message."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+    """The root of all messages; the kind on the wire is the class name."""
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+
+
+class TaskRef(Part, frozen=True):
+    """One attempt of one task."""
+
+    task_id: str
+    attempt: Count
+
+
+class HeldTask(Part, frozen=True):
+    """A task that the agent's spool holds. ``finished``: its result is spooled and will be sent."""
+
+    task_id: str
+    attempt: Count
+    finished: bool = False
+
+
+class Capabilities(Part, frozen=True):
+    """What an endpoint can read and run, compared with a submit before anything is queued."""
+
+    python_version: str = ""
+    software_version: str = ""
+    platform: str = ""
+    hostname: str = ""
+    serializers: tuple[str, ...] = ()
+    packages: dict[str, str] = {}
+
+
+class EndpointReport(Part, frozen=True):
+    """Numbers that an agent reports with its heartbeat."""
+
+    managers: Count = 0
+    total_workers: Count = 0
+    idle_workers: Count = 0
+    pending_tasks: Count = 0
+    outstanding_tasks: Count = 0
+    detail: dict[str, Any] = {}
+
+
+class BlobLocation(Part, frozen=True):
+    """User bytes in the blob store: key, length, SHA-256 in hex, and (where one was minted) a pre-signed GET."""
+
+    blob_key: str
+    size_bytes: Count
+    sha256: str
+    url: str | None = None
+
+
+class FunctionSpec(Part, frozen=True):
+    """A function body, sent once per session and known by its hash (SHA-256 of the body, in hex) from then on."""
+
+    function_hash: str
+    name: str
+    body: Frame
+
+
+class TaskSpec(Part, frozen=True):
+    """One attempt to run. Exactly one of ``payload`` and ``payload_blob`` is set. ``walltime_s`` is per attempt."""
+
+    task_id: str
+    attempt: Count
+    function_id: str
+    function_hash: str
+    payload: Frame | None = None
+    payload_blob: BlobLocation | None = None
+    idempotent: bool = True
+    max_attempts: Count = 1
+    walltime_s: Seconds | None = None
+    container_id: str | None = None
+    result_serializers: tuple[str, ...] = ()
+    resource_specification: dict[str, Any] = {}
+
+
+class TaskMove(Part, frozen=True):
+    """A task reached a state."""
+
+    task_id: str
+    attempt: Count
+    state: TaskState
+    at: Seconds
+    detail: dict[str, Any] = {}
+
+
+class ResultSpec(Part, frozen=True):
+    """The end of one attempt. SUCCESS has ``result`` or ``result_blob``; any other state has ``error``.
+
+    ``error`` is an ErrorRecord in its JSON form. ``started_at`` and ``ended_at`` are the worker's clock, around user
+    code alone.
+    """
+
+    task_id: str
+    attempt: Count
+    state: TaskState
+    result: Frame | None = None
+    result_blob: BlobLocation | None = None
+    error: dict[str, Any] | None = None
+    started_at: Seconds | None = None
+    ended_at: Seconds | None = None
+    details: dict[str, Any] = {}
+
+
+class StreamResult(Part, frozen=True):
+    """The recorded end of a task, as pushed to a client. ``timings`` are epoch seconds by station."""
+
+    task_id: str
+    task_group_id: str
+    state: TaskState
+    attempt: Count = 0
+    result: Frame | None = None
+    result_blob: BlobLocation | None = None
+    error: dict[str, Any] | None = None
+    finished_at: Seconds | None = None
+    timings: dict[str, float] = {}
+    details: dict[str, Any] = {}
+
+
+# -- agent to forwarder ------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """An agent introduces itself. ``instance_id`` is new with every start of the agent's process, ``spool_id`` with
+    every new spool: a forwarder that meets another spool knows that what it dispatched before is gone."""
+
+    endpoint_id: str
+    ticket: str
+    instance_id: str
+    spool_id: str
+    protocol_versions: tuple[int, ...]
+    heartbeat_s: Seconds
+    held: tuple[HeldTask, ...] = ()
+    capabilities: Capabilities = Capabilities()
+
+
+class Credit(Message, frozen=True):
+    """The agent can take this many tasks more than it has allowed before in this session."""
+
+    tasks: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class TasksAccepted(Message, frozen=True):
+    """These tasks are in the agent's spool: the agent answers for them from now on."""
+
+    tasks: tuple[TaskRef, ...]
+
+
+class TasksMoved(Message, frozen=True):
+    """Tasks changed state inside the endpoint."""
+
+    moves: tuple[TaskMove, ...]
+
+
+class TaskResults(Message, frozen=True):
+    """Tasks ended. Repeated after a reconnect until ResultsRecorded names them."""
+
+    results: tuple[ResultSpec, ...]
+
+
+class BlobRequest(Message, frozen=True):
+    """A result is too big to travel inline: where may it be uploaded?"""
+
+    task_id: str
+    attempt: Count
+    size_bytes: Count
+    sha256: str
+
+
+# -- forwarder to agent ------------------------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """The session is open. ``forget`` names held tasks that the cloud knows to have ended or to be elsewhere."""
+
+    session_id: str
+    forwarder_id: str
+    protocol_version: int
+    heartbeat_s: Seconds
+    forget: tuple[TaskRef, ...] = ()
+
+
+class RunTasks(Message, frozen=True):
+    """Run these. Never more than the credit. Bodies of functions that this session has not seen come along."""
+
+    tasks: tuple[TaskSpec, ...]
+    functions: tuple[FunctionSpec, ...] = ()
+
+
+class CancelTasks(Message, frozen=True):
+    """Stop these, running or not. Each still ends with a result (CANCELLED, or whatever won the race)."""
+
+    task_ids: tuple[str, ...]
+
+
+class ResultsRecorded(Message, frozen=True):
+    """The database has these ends: the agent may forget them."""
+
+    tasks: tuple[TaskRef, ...]
+
+
+class BlobGrant(Message, frozen=True):
+    """A pre-signed PUT for a result; ``error`` instead when the blob may not be stored."""
+
+    task_id: str
+    attempt: Count
+    blob_key: str = ""
+    upload_url: str = ""
+    headers: dict[str, str] = {}
+    error: dict[str, Any] | None = None
+
+
+class Move(Message, frozen=True):
+    """This forwarder drains: finish what is on the way, then connect elsewhere after ``retry_after_s``."""
+
+    reason: str
+    retry_after_s: Seconds = 0.0
+
+
+# -- both ways, and refusal --------------------------------------------------------------------------------------------
+
+
+class Heartbeat(Message, frozen=True):
+    """Alive. Sent when nothing else was for a heartbeat period; an agent adds its numbers."""
+
+    at: Seconds
+    report: EndpointReport | None = None
+
+
+class Goodbye(Message, frozen=True):
+    """An orderly end of the session by an agent or a client."""
+
+    reason: str = ""
+
+
+class Refused(Message, frozen=True):
+    """The forwarder will not serve this peer; ``error`` is an ErrorRecord in its JSON form."""
+
+    error: dict[str, Any]
+
+
+# -- client stream -----------------------------------------------------------------------------------------------------
+
+
+class OpenStream(Message, frozen=True):
+    """A client wants the ends of its tasks in these groups. ``cursor`` resumes an earlier stream."""
+
+    ticket: str
+    protocol_versions: tuple[int, ...]
+    heartbeat_s: Seconds
+    task_group_ids: tuple[str, ...] = ()
+    cursor: str | None = None
+
+
+class Subscribe(Message, frozen=True):
+    """More groups for an open stream."""
+
+    task_group_ids: tuple[str, ...]
+
+
+class StreamOpened(Message, frozen=True):
+    """The stream is open. Unless ``resumed``, ends may have passed unseen since the cursor: ask the API for them."""
+
+    session_id: str
+    protocol_version: int
+    heartbeat_s: Seconds
+    cursor: str
+    resumed: bool = False
+
+
+class ResultsReady(Message, frozen=True):
+    """Ends that are recorded. A hint: the API has the record. ``cursor`` is the place behind the last of them."""
+
+    cursor: str
+    results: tuple[StreamResult, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Envelope:
+    """A message and the user bytes that travel with it."""
+
+    message: Message
+    frames: tuple[bytes, ...] = ()
+
+
+def frame_indexes(message: Message) -> Iterator[int]:
+    """Every frame index that a message refers to."""
+    match message:
+        case RunTasks(tasks=tasks, functions=functions):
+            yield from (task.payload for task in tasks if task.payload is not None)
+            yield from (function.body for function in functions)
+        case TaskResults(results=results):
+            yield from (result.result for result in results if result.result is not None)
+        case ResultsReady(results=ready):
+            yield from (result.result for result in ready if result.result is not None)

@@ -1,0 +1,152 @@
+"""A session as a machine without I/O: who may say what when, credit, and who has been silent for too long.
+
+Both ends run the same class with their own role, as in h11: what one side may send is what the other may receive.
+The machine reads no clock and owns no socket; it is told what was sent and received, and when.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Set
+from typing import Final
+
+from farcall_common.errors import ProtocolError
+from farcall_common.wire import messages as m
+from farcall_common.wire.messages import Message
+
+__all__ = ["SILENT_PERIODS", "Phase", "Role", "Session"]
+
+#: A peer that was silent for this many heartbeat periods is gone.
+SILENT_PERIODS: Final = 3
+
+
+class Role(enum.StrEnum):
+    """The two ends of a session; "peer" is an agent or a client."""
+
+    AGENT = "agent"
+    CLIENT = "client"
+    FORWARDER = "forwarder"
+
+
+class Phase(enum.StrEnum):
+    """How far a session is."""
+
+    NEW = "new"
+    GREETED = "greeted"
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+_Kinds = Set[type[Message]]
+_NOTHING: Final[_Kinds] = frozenset()
+_AGENT_REPORTS: Final[_Kinds] = frozenset(
+    {m.Credit, m.TasksAccepted, m.TasksMoved, m.TaskResults, m.BlobRequest, m.Heartbeat, m.Goodbye}
+)
+_AGENT_ORDERS: Final[_Kinds] = frozenset(
+    {m.RunTasks, m.CancelTasks, m.ResultsRecorded, m.BlobGrant, m.Heartbeat, m.Move, m.Refused}
+)
+_CLIENT_REPORTS: Final[_Kinds] = frozenset({m.Subscribe, m.Heartbeat, m.Goodbye})
+_CLIENT_ORDERS: Final[_Kinds] = frozenset({m.ResultsReady, m.Heartbeat, m.Move, m.Refused})
+
+#: What the agent or client may send, and what the forwarder may send to it, in each phase.
+_LEGAL: Final[Mapping[Role, Mapping[Phase, tuple[_Kinds, _Kinds]]]] = {
+    Role.AGENT: {
+        Phase.NEW: (frozenset({m.Hello}), frozenset({m.Refused})),
+        Phase.GREETED: (frozenset({m.Goodbye}), frozenset({m.Welcome, m.Refused, m.Move})),
+        Phase.OPEN: (_AGENT_REPORTS, _AGENT_ORDERS),
+        Phase.DRAINING: (_AGENT_REPORTS, _AGENT_ORDERS - {m.RunTasks, m.Move}),
+        Phase.CLOSED: (_NOTHING, _NOTHING),
+    },
+    Role.CLIENT: {
+        Phase.NEW: (frozenset({m.OpenStream}), frozenset({m.Refused})),
+        Phase.GREETED: (frozenset({m.Goodbye}), frozenset({m.StreamOpened, m.Refused, m.Move})),
+        Phase.OPEN: (_CLIENT_REPORTS, _CLIENT_ORDERS),
+        Phase.DRAINING: (_CLIENT_REPORTS, _CLIENT_ORDERS - {m.Move}),
+        Phase.CLOSED: (_NOTHING, _NOTHING),
+    },
+}
+
+#: Messages that move the session on.
+_MOVES: Final[Mapping[type[Message], Phase]] = {
+    m.Hello: Phase.GREETED,
+    m.OpenStream: Phase.GREETED,
+    m.Welcome: Phase.OPEN,
+    m.StreamOpened: Phase.OPEN,
+    m.Move: Phase.DRAINING,
+    m.Goodbye: Phase.CLOSED,
+    m.Refused: Phase.CLOSED,
+}
+
+
+class Session:
+    """One end of a session.
+
+    :param role: this end. A forwarder also says whom it faces with ``facing``.
+    :param heartbeat_s: the period at which this end shows that it is alive, in seconds; the greeting's answer may
+        change it for both ends.
+    :param now: monotonic seconds, like every ``now`` here.
+    """
+
+    def __init__(self, role: Role, *, facing: Role = Role.FORWARDER, heartbeat_s: float, now: float) -> None:
+        if (role is Role.FORWARDER) == (facing is Role.FORWARDER):
+            raise ValueError("a session has a forwarder at exactly one end")
+        self.role = role
+        self.phase = Phase.NEW
+        self.heartbeat_s = heartbeat_s
+        #: Tasks that the forwarder may still send.
+        self.credit = 0
+        self._table = _LEGAL[facing if role is Role.FORWARDER else role]
+        self._sent_at = now
+        self._heard_at = now
+
+    def sent(self, message: Message, *, now: float) -> None:
+        """Note that this end sends a message.
+
+        :raises ProtocolError: if it may not do so now; then it must not be sent.
+        """
+        self._advance(message, from_forwarder=self.role is Role.FORWARDER)
+        self._sent_at = now
+
+    def received(self, message: Message, *, now: float) -> None:
+        """Note that the other end's message came in.
+
+        :raises ProtocolError: if the other end may not say this now.
+        """
+        self._advance(message, from_forwarder=self.role is not Role.FORWARDER)
+        self._heard_at = now
+
+    def may_send(self, kind: type[Message]) -> bool:
+        """Whether this end may send a message of this kind now."""
+        return kind in self._table[self.phase][self.role is Role.FORWARDER]
+
+    def heartbeat_due(self, *, now: float) -> bool:
+        """Whether this end has been silent for a period and should send a Heartbeat."""
+        return self.may_send(m.Heartbeat) and now - self._sent_at >= self.heartbeat_s
+
+    def is_dead(self, *, now: float) -> bool:
+        """Whether the other end has been silent for SILENT_PERIODS periods."""
+        return self.phase is not Phase.CLOSED and now - self._heard_at >= SILENT_PERIODS * self.heartbeat_s
+
+    def next_deadline(self) -> float:
+        """The monotonic second at which :meth:`heartbeat_due` or :meth:`is_dead` can next become true."""
+        dead_at = self._heard_at + SILENT_PERIODS * self.heartbeat_s
+        return min(self._sent_at + self.heartbeat_s, dead_at) if self.may_send(m.Heartbeat) else dead_at
+
+    def _advance(self, message: Message, *, from_forwarder: bool) -> None:
+        kind = type(message)
+        if kind not in self._table[self.phase][from_forwarder]:
+            speaker = "forwarder" if from_forwarder else "peer"
+            raise ProtocolError(f"{kind.__name__} from the {speaker} in a session that is {self.phase}")
+        match message:
+            case m.Credit(tasks=tasks):
+                self.credit += tasks
+            case m.RunTasks(tasks=specs):
+                if len(specs) > self.credit:
+                    raise ProtocolError(f"{len(specs)} tasks against a credit of {self.credit}")
+                self.credit -= len(specs)
+            case m.Welcome(heartbeat_s=heartbeat_s) | m.StreamOpened(heartbeat_s=heartbeat_s):
+                self.heartbeat_s = heartbeat_s
+            case _:
+                pass
+        self.phase = _MOVES.get(kind, self.phase)
