@@ -1,0 +1,78 @@
+# Everything runs from a clone with nothing but git, make and Python >= 3.11; no root, no docker, no account.
+#   make demo    the main job, end to end          make test    every test
+#   make check   format, lint, types, imports      make bench   the figures of benchmarks/README.md
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
+
+export UV_SYSTEM_CERTS := true
+export UV_PYTHON_DOWNLOADS := never
+export PYTHONDONTWRITEBYTECODE := 1
+
+RUN := .venv/bin/python -m
+SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-system demo test test-unit test-integration test-e2e check format bench openapi clean
+
+help:
+	@sed -n '2,3s/^# *//p' Makefile
+
+# -- set-up ------------------------------------------------------------------------------------------------------------
+
+.tools/bin/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Farcall needs Python >= 3.11 (this is $$($(PYTHON) -V)); name another: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv .tools || \
+		{ rm -rf .tools; echo "Python cannot make virtual environments; 'sudo make setup-system' mends that."; exit 1; }
+	@.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+# The stamp is inside the environment: remove the one and the other is gone too.
+.venv/.synced: uv.lock pyproject.toml $(wildcard */pyproject.toml) | $(filter .tools/%,$(UV))
+	@$(UV) sync --quiet --frozen --all-packages --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
+	@touch $@
+
+setup: .venv/.synced
+
+# The only place where the system's package manager is used: what has no wheel.
+setup-system:
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update && apt-get install --yes python3-venv; }
+
+# -- the main job ------------------------------------------------------------------------------------------------------
+
+demo: setup
+	@$(RUN) examples.demo
+
+bench: setup
+	@$(RUN) benchmarks.end_to_end
+
+# -- the gate ----------------------------------------------------------------------------------------------------------
+
+test: test-unit test-integration test-e2e
+
+test-unit: setup
+	$(RUN) pytest tests/unit tests/contract -q -n 2
+
+test-integration: setup
+	$(RUN) pytest tests/integration -q
+
+test-e2e: setup
+	$(RUN) pytest tests/e2e -q --tier local
+	$(RUN) pytest tests/e2e -q --tier localstack
+
+check: setup
+	$(RUN) ruff format --check $(SOURCES)
+	$(RUN) ruff check $(SOURCES)
+	$(RUN) mypy
+	.venv/bin/lint-imports
+
+format: setup
+	$(RUN) ruff format $(SOURCES)
+	$(RUN) ruff check --fix $(SOURCES)
+
+openapi: setup
+	$(RUN) farcall_lambdas.openapi
+
+clean:
+	rm -rf .venv .venv-localstack .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache cdk.out dist

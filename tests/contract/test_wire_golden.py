@@ -1,0 +1,57 @@
+"""The bytes of protocol version 1 never change: what an older release wrote is read, what we write is what it wrote.
+
+A new message adds a file: run ``python tests/contract/test_wire_golden.py``. It never overwrites one: changed bytes are
+a new protocol version, not a new golden file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from farcall_common.wire import Envelope, Message, decode, encode
+
+sys.path.insert(0, str(Path(__file__).parent))
+from wire_samples import SAMPLES
+
+GOLDEN = Path(__file__).parent / "data" / "wire"
+
+
+def _read(kind: str) -> list[bytes]:
+    return [bytes.fromhex(line) for line in json.loads((GOLDEN / f"{kind}.json").read_text())]
+
+
+def test_every_message_has_a_sample() -> None:
+    assert set(SAMPLES) == {cls.__name__ for cls in Message.__subclasses__()}
+
+
+def test_every_golden_file_has_a_message() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.json")} == set(SAMPLES)
+
+
+@pytest.mark.parametrize("kind", sorted(SAMPLES))
+def test_old_bytes_are_read(kind: str) -> None:
+    assert decode(_read(kind)) == SAMPLES[kind]
+
+
+@pytest.mark.parametrize("kind", sorted(SAMPLES))
+def test_the_same_bytes_are_written(kind: str) -> None:
+    assert encode(SAMPLES[kind]) == _read(kind)
+
+
+@pytest.mark.parametrize("kind", sorted(SAMPLES))
+def test_samples_set_every_field(kind: str) -> None:
+    """A sample that leaves a field at its default would not pin that field's bytes."""
+
+    message = SAMPLES[kind].message
+    fields = message.__struct_fields__
+    assert [name for name in fields if f"{name}".encode() not in encode(Envelope(message))[0]] == []
+
+
+if __name__ == "__main__":
+    for kind, envelope in SAMPLES.items():
+        path = GOLDEN / f"{kind}.json"
+        if not path.exists():
+            path.write_text(json.dumps([frame.hex() for frame in encode(envelope)], indent=1) + "\n")

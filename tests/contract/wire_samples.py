@@ -1,0 +1,158 @@
+"""One envelope of every kind of message, with every field set: what the golden bytes are made from."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from farcall_common.wire import messages as m
+from farcall_common.wire.states import TaskState
+
+TASK: Final = "01932f2e-7c00-7000-8000-000000000001"
+GROUP: Final = "5d0b9c80-0000-4000-8000-000000000002"
+ENDPOINT: Final = "5d0b9c80-0000-4000-8000-000000000003"
+SHA: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+BLOB: Final = m.BlobLocation(blob_key="owner/key", size_bytes=5_000_000, sha256=SHA, url="https://blobs.example/get")
+ERROR: Final = {"code": "TASK_FAILED", "message": "ValueError: no", "fault": "user_code", "retryable": False}
+
+SAMPLES: Final = {
+    type(envelope.message).__name__: envelope
+    for envelope in (
+        m.Envelope(
+            m.Hello(
+                endpoint_id=ENDPOINT,
+                ticket="a.b.c",
+                instance_id="i-1",
+                spool_id="s-1",
+                protocol_versions=(1,),
+                heartbeat_s=30.0,
+                held=(m.HeldTask(task_id=TASK, attempt=2, finished=True),),
+                capabilities=m.Capabilities(
+                    python_version="3.11.7",
+                    software_version="0.1.0",
+                    platform="linux",
+                    hostname="node1",
+                    serializers=("00", "11"),
+                    packages={"numpy": "2.4.6"},
+                ),
+            )
+        ),
+        m.Envelope(m.Credit(tasks=8)),
+        m.Envelope(m.TasksAccepted(tasks=(m.TaskRef(task_id=TASK, attempt=1),))),
+        m.Envelope(
+            m.TasksMoved(
+                moves=(
+                    m.TaskMove(
+                        task_id=TASK, attempt=1, state=TaskState.RUNNING, at=1_700_000_000.5, detail={"node": "n1"}
+                    ),
+                )
+            )
+        ),
+        m.Envelope(
+            m.TaskResults(
+                results=(
+                    m.ResultSpec(
+                        task_id=TASK,
+                        attempt=1,
+                        state=TaskState.SUCCESS,
+                        result=0,
+                        started_at=1_700_000_000.5,
+                        ended_at=1_700_000_001.5,
+                        details={"python_version": "3.11.7"},
+                    ),
+                    m.ResultSpec(task_id=TASK, attempt=1, state=TaskState.SUCCESS, result_blob=BLOB),
+                    m.ResultSpec(task_id=TASK, attempt=1, state=TaskState.FAILED, error=ERROR),
+                )
+            ),
+            (b"11\n42",),
+        ),
+        m.Envelope(m.BlobRequest(task_id=TASK, attempt=1, size_bytes=5_000_000, sha256=SHA)),
+        m.Envelope(
+            m.Welcome(
+                session_id="x-1",
+                forwarder_id="f-1",
+                protocol_version=1,
+                heartbeat_s=30.0,
+                forget=(m.TaskRef(task_id=TASK, attempt=2),),
+            )
+        ),
+        m.Envelope(
+            m.RunTasks(
+                tasks=(
+                    m.TaskSpec(
+                        task_id=TASK,
+                        attempt=1,
+                        function_id="fn-1",
+                        function_hash=SHA,
+                        payload=1,
+                        idempotent=False,
+                        max_attempts=3,
+                        walltime_s=60.0,
+                        container_id="c-1",
+                        result_serializers=("11", "00"),
+                        resource_specification={"num_nodes": 2},
+                    ),
+                    m.TaskSpec(task_id=TASK, attempt=1, function_id="fn-1", function_hash=SHA, payload_blob=BLOB),
+                ),
+                functions=(m.FunctionSpec(function_hash=SHA, name="hello", body=0),),
+            ),
+            (b"5\n01\nAA", b"4\n11\n["),
+        ),
+        m.Envelope(m.CancelTasks(task_ids=(TASK,))),
+        m.Envelope(m.ResultsRecorded(tasks=(m.TaskRef(task_id=TASK, attempt=1),))),
+        m.Envelope(
+            m.BlobGrant(
+                task_id=TASK,
+                attempt=1,
+                blob_key="owner/key",
+                upload_url="https://blobs.example/put",
+                headers={"x-amz-checksum-sha256": "n4bQ"},
+                error=ERROR,
+            )
+        ),
+        m.Envelope(m.Move(reason="deploy", retry_after_s=1.5)),
+        m.Envelope(
+            m.Heartbeat(
+                at=1_700_000_000.5,
+                report=m.EndpointReport(
+                    managers=1,
+                    total_workers=4,
+                    idle_workers=2,
+                    pending_tasks=3,
+                    outstanding_tasks=5,
+                    detail={"blocks": 1},
+                ),
+            )
+        ),
+        m.Envelope(m.Goodbye(reason="stopped by its user")),
+        m.Envelope(m.Refused(error=ERROR)),
+        m.Envelope(
+            m.OpenStream(
+                ticket="a.b.c", protocol_versions=(1,), heartbeat_s=30.0, task_group_ids=(GROUP,), cursor="f-1:7"
+            )
+        ),
+        m.Envelope(m.Subscribe(task_group_ids=(GROUP,))),
+        m.Envelope(
+            m.StreamOpened(session_id="x-2", protocol_version=1, heartbeat_s=30.0, cursor="f-1:9", resumed=True)
+        ),
+        m.Envelope(
+            m.ResultsReady(
+                cursor="f-1:10",
+                results=(
+                    m.StreamResult(
+                        task_id=TASK,
+                        task_group_id=GROUP,
+                        state=TaskState.SUCCESS,
+                        attempt=1,
+                        result=0,
+                        finished_at=1_700_000_001.5,
+                        timings={"submitted_at": 1_700_000_000.0},
+                        details={"python_version": "3.11.7"},
+                    ),
+                    m.StreamResult(task_id=TASK, task_group_id=GROUP, state=TaskState.SUCCESS, result_blob=BLOB),
+                    m.StreamResult(task_id=TASK, task_group_id=GROUP, state=TaskState.FAILED, error=ERROR),
+                ),
+            ),
+            (b"11\n42",),
+        ),
+    )
+}

@@ -1,0 +1,52 @@
+"""The tree of errors and its JSON shape."""
+
+from __future__ import annotations
+
+import pytest
+from farcall_common import errors
+from farcall_common.errors import ErrorRecord, FarcallError, Fault, TaskFailed, error_from_record
+
+
+def _classes(root: type[FarcallError]) -> list[type[FarcallError]]:
+    return [root, *(cls for child in root.__subclasses__() for cls in _classes(child))]
+
+
+def test_codes_are_unique_and_public() -> None:
+    classes = [cls for cls in _classes(FarcallError) if cls.__module__ == errors.__name__]
+    codes = [cls.code for cls in classes]
+    assert len(set(codes)) == len(codes)
+    assert all(code == code.upper() for code in codes)
+    assert {cls.__name__ for cls in classes} <= set(errors.__all__)
+
+
+@pytest.mark.parametrize("cls", _classes(FarcallError), ids=lambda cls: cls.code)
+def test_a_record_comes_back_as_its_class(cls: type[FarcallError]) -> None:
+    error = cls("it broke", hint="mend it", retry_after_s=2.0)
+    back = error_from_record(ErrorRecord.from_json(error.record.to_json()))
+    assert type(back) is cls
+    assert back.record == error.record
+    assert str(back) == f"[{cls.code}] it broke (mend it)"
+
+
+def test_a_code_of_a_newer_peer_keeps_its_words() -> None:
+    record = ErrorRecord.from_json({"code": "NEW_THING", "message": "?", "fault": "peer", "shade": "blue"})
+    error = error_from_record(record, default=TaskFailed)
+    assert isinstance(error, TaskFailed)
+    assert error.record.code == "NEW_THING"
+    assert error.record.fault is Fault.PEER
+
+
+def test_unset_fields_are_left_out() -> None:
+    assert ErrorRecord(code="X", message="m").to_json() == {
+        "code": "X",
+        "message": "m",
+        "hint": "",
+        "fault": "us",
+        "retryable": False,
+    }
+
+
+@pytest.mark.parametrize("data", [{}, {"code": "X"}, {"message": "m"}])
+def test_a_record_needs_code_and_message(data: dict[str, str]) -> None:
+    with pytest.raises(KeyError):
+        ErrorRecord.from_json(data)
