@@ -1,0 +1,59 @@
+"""User bytes: values, functions and calls as buffers of text that Globus Compute reads and writes too.
+
+::
+
+    buffer  = id (2 characters) + newline + text        one value or one function
+    packed  = length + newline + buffer, repeated       a function: 1 buffer, a call: 2 (args, kwargs)
+    result  = buffer
+
+Strategies are chosen when writing, and named in front of each buffer for the reader. Only clients and workers open
+buffers; everything between them passes bytes on.
+"""
+
+from farcall_common.payload.code import (
+    AllCodeStrategies,
+    CloudPickleCode,
+    CombinedCode,
+    DillCode,
+    DillCodeSource,
+    DillCodeTextInspect,
+    PickleCode,
+    PureSourceDill,
+    PureSourceTextInspect,
+)
+from farcall_common.payload.data import (
+    AllDataStrategies,
+    CloudPickleDataBase64,
+    DillDataBase64,
+    JSONData,
+    PickleDataBase64,
+)
+from farcall_common.payload.report import describe_exception
+from farcall_common.payload.serializer import DEFAULT_CODE, DEFAULT_DATA, Serializer
+from farcall_common.payload.strategy import Strategy
+from farcall_common.payload.table import STRATEGIES, parse_allowed, strategy_named
+
+__all__ = [
+    "DEFAULT_CODE",
+    "DEFAULT_DATA",
+    "STRATEGIES",
+    "AllCodeStrategies",
+    "AllDataStrategies",
+    "CloudPickleCode",
+    "CloudPickleDataBase64",
+    "CombinedCode",
+    "DillCode",
+    "DillCodeSource",
+    "DillCodeTextInspect",
+    "DillDataBase64",
+    "JSONData",
+    "PickleCode",
+    "PickleDataBase64",
+    "PureSourceDill",
+    "PureSourceTextInspect",
+    "Serializer",
+    "Strategy",
+    "describe_exception",
+    "parse_allowed",
+    "strategy_named",
+]

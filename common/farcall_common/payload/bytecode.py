@@ -1,0 +1,79 @@
+"""The text of pickles that may hold byte code: one line of JSON, then the pickle in base64.
+
+The line has ``python`` when byte code is in it: only the same minor version can run that, and another one may crash on
+it, so it is checked before anything is loaded. It may have ``sources`` (see
+:class:`~farcall_common.payload.by_value.ByValue`). Unknown keys are ignored.
+"""
+
+from __future__ import annotations
+
+import binascii
+import dis
+import json
+import pickle
+import sys
+from types import CodeType
+from typing import Any
+
+from farcall_common.errors import DeserializationError
+from farcall_common.payload.source import remember_lines
+
+__all__ = ["THIS_PYTHON", "dump", "is_foreign", "load"]
+
+THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+_BEFORE_RESUME = frozenset(
+    {"CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "MAKE_CELL", "NOP", "POP_TOP", "RETURN_GENERATOR"}
+)
+
+
+def dump(value: object, *, with_sources: bool) -> bytes:
+    """Pickle a value with the code that the worker cannot import.
+
+    :raises Exception: what pickling it raises.
+    """
+    # Here, not at the top: cloudpickle costs every command-line start 20 ms, and most calls do not need it.
+    from farcall_common.payload.by_value import dump_by_value
+
+    dumped = dump_by_value(value)
+    head: dict[str, Any] = {}
+    if dumped.carries_code:
+        head["python"] = THIS_PYTHON
+    if with_sources and dumped.sources:
+        head["sources"] = dumped.sources
+    return b"%b\n%b" % (json.dumps(head).encode(), binascii.b2a_base64(dumped.pickled, newline=False))
+
+
+def load(text: bytes) -> object:
+    """The value of a text that :func:`dump` wrote.
+
+    :raises DeserializationError: if its byte code is of another Python version.
+    :raises Exception: what unpickling raises.
+    """
+    line, _, pickled = text.partition(b"\n")
+    head = json.loads(line)
+    python = head.get("python", THIS_PYTHON)
+    if python != THIS_PYTHON:
+        raise DeserializationError(
+            f"This is byte code of Python {python}, and here runs Python {THIS_PYTHON}.",
+            hint=f"Use an endpoint with Python {python}, or let the function travel as source: "
+            "no closures, no decorators, no classes of the script, imports inside the function.",
+        )
+    for filename, first_line, lines in head.get("sources", ()):
+        remember_lines(filename, first_line, lines)
+    return pickle.loads(binascii.a2b_base64(pickled, strict_mode=True))
+
+
+def is_foreign(code: CodeType) -> bool:
+    """Whether byte code is plainly not of this Python version; running it could take the process down.
+
+    For byte code that does not name its version. It is a sieve, not a proof: every code object starts with RESUME,
+    whose number changes between versions, and holds no operation that this version lacks.
+    """
+    operations = [dis.opname[operation] for operation in code.co_code[::2]]
+    start = next((name for name in operations if name not in _BEFORE_RESUME), "")
+    return (
+        start != "RESUME"
+        or any(name.startswith("<") for name in operations)
+        or any(is_foreign(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+    )

@@ -1,0 +1,207 @@
+"""Strategies for functions."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import inspect
+import pickle
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from types import CodeType
+from typing import Any, ClassVar
+
+from farcall_common.errors import DeserializationError, SerializationError
+from farcall_common.payload import bytecode, dilling
+from farcall_common.payload.pickling import dumps_by_reference
+from farcall_common.payload.source import function_from_source, self_contained_source
+from farcall_common.payload.strategy import Combination, Strategy
+
+__all__ = [
+    "AllCodeStrategies",
+    "CloudPickleCode",
+    "CombinedCode",
+    "DillCode",
+    "DillCodeSource",
+    "DillCodeTextInspect",
+    "PickleCode",
+    "PureSourceDill",
+    "PureSourceTextInspect",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class CloudPickleCode(Strategy):
+    """Byte code with the globals and local modules it refers to; a name only, for what the worker can import.
+
+    Source lines travel along for the sake of tracebacks.
+    """
+
+    prefix: ClassVar[bytes] = b"f2\n"
+    for_code: ClassVar[bool] = True
+
+    def dump(self, value: object) -> bytes:
+        return bytecode.dump(value, with_sources=True)
+
+    def load(self, text: bytes) -> object:
+        return bytecode.load(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class DillCode(Strategy):
+    """Byte code by dill; Globus Compute's default. Carries no Python version, though it is bound to one."""
+
+    prefix: ClassVar[bytes] = b"01\n"
+    for_code: ClassVar[bool] = True
+
+    def dump(self, value: object) -> bytes:
+        return base64.encodebytes(dilling.dumps(value))
+
+    def load(self, text: bytes) -> object:
+        pickled = binascii.a2b_base64(text)
+        try:
+            function = dilling.loads(pickled)
+        except (SystemError, TypeError, ValueError) as error:  # how byte code of another version shows itself
+            raise _foreign(f": {error}") from error
+        code = getattr(function, "__code__", None)
+        if isinstance(code, CodeType) and bytecode.is_foreign(code):
+            raise _foreign("")
+        return function
+
+
+def _foreign(reason: str) -> DeserializationError:
+    return DeserializationError(
+        f"This is byte code of another version, and here runs Python {bytecode.THIS_PYTHON}{reason}.",
+        hint="Register the function with the Python version of the endpoint, or as source text.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PickleCode(Strategy):
+    """A name that the worker imports."""
+
+    prefix: ClassVar[bytes] = b"02\n"
+    for_code: ClassVar[bool] = True
+
+    def dump(self, value: object) -> bytes:
+        return base64.encodebytes(dumps_by_reference(value))
+
+    def load(self, text: bytes) -> object:
+        return pickle.loads(binascii.a2b_base64(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class _PureSource(Strategy):
+    """``name:text``, no pickle anywhere.
+
+    As Globus Compute writes it, the text is the function as it stands in its file, whatever it refers to. With
+    ``self_contained``, what it refers to is written in front of it, and functions that need more than text can carry
+    are refused (see :func:`~farcall_common.payload.source.self_contained_source`).
+    """
+
+    for_code: ClassVar[bool] = True
+
+    self_contained: bool = False
+
+    def dump(self, value: object) -> bytes:
+        read = self._read_source
+        source = self_contained_source(value, read) if self.self_contained else read(value)
+        name: str = value.__name__  # type: ignore[attr-defined]  # what has source has a name
+        return f"{name}:{source}".encode()
+
+    def load(self, text: bytes) -> object:
+        name, _, source = text.decode().partition(":")
+        return function_from_source(name, source)
+
+    @abstractmethod
+    def _read_source(self, function: Any) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class PureSourceTextInspect(_PureSource):
+    """The text that :func:`inspect.getsource` finds: files and notebooks."""
+
+    prefix: ClassVar[bytes] = b"st\n"
+
+    def _read_source(self, function: Any) -> str:
+        return inspect.getsource(function)
+
+
+@dataclasses.dataclass(frozen=True)
+class PureSourceDill(_PureSource):
+    """The text that dill finds: also what was typed into an interpreter."""
+
+    prefix: ClassVar[bytes] = b"sd\n"
+
+    def _read_source(self, function: Any) -> str:
+        return dilling.get_source(function)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ReadOnly(Strategy):
+    """Deprecated by Globus Compute: read, never written."""
+
+    def dump(self, value: object) -> bytes:  # noqa: ARG002
+        raise SerializationError(f"{type(self).__name__} is deprecated and only read")
+
+
+@dataclasses.dataclass(frozen=True)
+class _DilledSource(_ReadOnly):
+    """A dilled pair of name and source text."""
+
+    for_code: ClassVar[bool] = True
+
+    def load(self, text: bytes) -> object:
+        pair = dilling.loads(binascii.a2b_base64(text))
+        match pair:
+            case (str(name), str(source)):
+                return function_from_source(name, source)
+        raise DeserializationError(f"Expected a name and a source text, found a {type(pair).__name__}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class DillCodeTextInspect(_DilledSource):
+    prefix: ClassVar[bytes] = b"03\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class DillCodeSource(_DilledSource):
+    prefix: ClassVar[bytes] = b"04\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class CombinedCode(_ReadOnly, Combination):
+    """Chunks between colons: ``04\\n:…:01\\n:…``.
+
+    The source texts in it contain colons themselves, so it is cut at the ids and not at the colons.
+    """
+
+    prefix: ClassVar[bytes] = b"10\n"
+    for_code: ClassVar[bool] = True
+    parts: ClassVar[Sequence[Strategy]] = (
+        DillCodeSource(),
+        DillCode(),
+        DillCodeTextInspect(),
+        PureSourceDill(),
+        PureSourceTextInspect(),
+    )
+    _HEAD: ClassVar[re.Pattern[bytes]] = re.compile(rb"(?:^|:)(04\n|01\n|03\n|sd\n|st\n):")
+
+    def split(self, text: bytes) -> list[bytes]:
+        _, *chunks = self._HEAD.split(text)
+        return [prefix + chunk for prefix, chunk in zip(chunks[::2], chunks[1::2], strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class AllCodeStrategies(Combination):
+    """Source text where it is enough, and byte code."""
+
+    prefix: ClassVar[bytes] = b"12\n"
+    for_code: ClassVar[bool] = True
+    parts: ClassVar[Sequence[Strategy]] = (
+        PureSourceTextInspect(self_contained=True),
+        PureSourceDill(self_contained=True),
+        DillCode(),
+    )

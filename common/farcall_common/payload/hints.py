@@ -1,0 +1,37 @@
+"""Reading exceptions of code that is not ours: what they say, and what can be done about them."""
+
+from __future__ import annotations
+
+__all__ = ["hint_for", "message_of"]
+
+
+def message_of(error: BaseException) -> str:
+    """The exception's text; exceptions of user code may fail to give one."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - whatever user code does when it is shown
+        return f"(its text cannot be shown: {type(failure).__name__})"
+
+
+def hint_for(error: BaseException) -> str:
+    """Advice for errors whose usual cause is that the worker's machine is not the caller's; empty for others."""
+    text = message_of(error)
+    match error:
+        case ModuleNotFoundError(name=str(name)):
+            package = name.partition(".")[0]
+            return (
+                f"Install {package} on the endpoint, or, if it is a module of yours, call "
+                f"cloudpickle.register_pickle_by_value({package}) before you submit."
+            )
+        case AttributeError() if "__main__" in text:
+            return "A class or function of a script was sent as a name only; the default strategies send it by value."
+        case ImportError():
+            return "The endpoint has another version of this package than you; install the same."
+        case AttributeError() if text.startswith("Can't get attribute"):
+            return "The endpoint has another version of this package than you; install the same."
+        case NameError(name=str(name)):
+            return f"If {name} is defined outside the function, import or define it inside, or pass it as an argument."
+        case MemoryError():
+            return "Ask for more memory, or send the data in smaller pieces."
+        case _:
+            return ""

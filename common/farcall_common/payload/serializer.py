@@ -1,0 +1,217 @@
+"""The facade: values to buffers and back, the way the caller chose or the best way that works."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from farcall_common.errors import DeserializationError, SerializationError
+from farcall_common.payload.code import CloudPickleCode, DillCode, PureSourceTextInspect
+from farcall_common.payload.data import CloudPickleDataBase64, DillDataBase64, JSONData, PickleDataBase64
+from farcall_common.payload.framing import pack, unpack
+from farcall_common.payload.hints import hint_for
+from farcall_common.payload.strategy import Combination, Strategy, explain
+from farcall_common.payload.table import STRATEGIES
+
+__all__ = ["DEFAULT_CODE", "DEFAULT_DATA", "Serializer"]
+
+DEFAULT_DATA: tuple[Strategy, ...] = (
+    JSONData(lossless=True),
+    PickleDataBase64(),
+    CloudPickleDataBase64(),
+    DillDataBase64(),
+)
+"""By speed. JSON and pickle refuse what they would change or what the worker could not import."""
+
+DEFAULT_CODE: tuple[Strategy, ...] = (
+    PureSourceTextInspect(self_contained=True),
+    CloudPickleCode(),
+    DillCode(),
+)
+"""Source text where it is provably enough: every Python version runs it. Then byte code, bound to one version.
+
+Functions of installed packages are refused by the first and travel as a name through the second."""
+
+_PREFIX_LENGTH = 3
+_BY_PREFIX: Mapping[bytes, Strategy] = {strategy.prefix: strategy for strategy in STRATEGIES.values()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Serializer:
+    """Turns values and functions into buffers, and buffers into values and functions.
+
+    A buffer is UTF-8 text: the id of a strategy, a newline, and what the strategy wrote. ``data`` and ``code`` are the
+    strategies to try in turn when writing; ``allowed`` are the ids that may be read (None: all), see
+    :func:`~farcall_common.payload.parse_allowed`. Reading a buffer may run code that is in it, unless it is JSON:
+    only a worker, or a client that reads the result of its own task, should.
+    """
+
+    data: Sequence[Strategy] = DEFAULT_DATA
+    code: Sequence[Strategy] = DEFAULT_CODE
+    allowed: frozenset[str] | None = None
+
+    def serialize(self, value: object, *, strategies: Sequence[Strategy] | None = None) -> bytes:
+        """The buffer of a value, by the first strategy that works.
+
+        :raises SerializationError: if none does; it says why each failed.
+        """
+        return _first_that_dumps(value, self.data if strategies is None else strategies, "The value")
+
+    def serialize_function(
+        self, function: Callable[..., Any], *, strategies: Sequence[Strategy] | None = None
+    ) -> bytes:
+        """The buffer of a function, by the first strategy that works.
+
+        :raises SerializationError: if none does; it says why each failed.
+        """
+        name = getattr(function, "__qualname__", None)
+        what = f"The function {name}" if isinstance(name, str) else "The function"
+        return _first_that_dumps(function, self.code if strategies is None else strategies, what)
+
+    def deserialize(self, buffer: bytes) -> object:
+        """The value in a buffer, whoever wrote it.
+
+        :raises DeserializationError: if the strategy is unknown or not allowed, or if the value cannot be made here.
+        """
+        strategy = _BY_PREFIX.get(buffer[:_PREFIX_LENGTH])
+        if strategy is None:
+            raise DeserializationError(
+                f"The buffer starts with {buffer[:_PREFIX_LENGTH]!r}, which is no strategy known here.",
+                hint="Upgrade farcall on this side, or choose an older strategy on the other.",
+            )
+        if self.allowed is not None and strategy.id not in self.allowed:
+            names = sorted(type(STRATEGIES[id_]).__name__ for id_ in self.allowed)
+            raise DeserializationError(
+                f"Buffers of {type(strategy).__name__} may not be read here.",
+                hint=f"The administrator allows {', '.join(names)}: choose one of them when you submit.",
+            )
+        text = buffer[_PREFIX_LENGTH:]
+        try:
+            if isinstance(strategy, Combination):
+                return self._first_that_loads(strategy, text)
+            return strategy.load(text)
+        except DeserializationError:
+            raise
+        except Exception as error:
+            raise DeserializationError(
+                f"Cannot be read here: {explain(strategy, error)}", hint=hint_for(error)
+            ) from error
+
+    def deserialize_function(self, buffer: bytes) -> Callable[..., Any]:
+        """The function in a buffer.
+
+        :raises DeserializationError: as :meth:`deserialize`, and if the buffer holds something that cannot be called.
+        """
+        function = self.deserialize(buffer)
+        if not callable(function):
+            raise DeserializationError(f"Expected a function, found a {type(function).__name__}.")
+        return function
+
+    def pack(self, buffers: Iterable[bytes]) -> bytes:
+        """Several buffers in one; see :mod:`farcall_common.payload.framing`."""
+        return pack(buffers)
+
+    def unpack(self, packed: bytes) -> list[bytes]:
+        """The buffers in a packed one.
+
+        :raises DeserializationError: if it is damaged.
+        """
+        return unpack(packed)
+
+    def pack_function(self, function: Callable[..., Any], *, strategies: Sequence[Strategy] | None = None) -> bytes:
+        """What a function is registered as: its packed buffer.
+
+        :raises SerializationError: as :meth:`serialize_function`.
+        """
+        return pack([self.serialize_function(function, strategies=strategies)])
+
+    def unpack_function(self, packed: bytes) -> Callable[..., Any]:
+        """The function that :meth:`pack_function` packed.
+
+        :raises DeserializationError: if it is damaged, or cannot be made here.
+        """
+        buffers = unpack(packed)
+        if len(buffers) != 1:
+            raise DeserializationError(f"A function is one packed buffer, and these are {len(buffers)}.")
+        return self.deserialize_function(buffers[0])
+
+    def pack_call(
+        self,
+        args: Iterable[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        strategies: Sequence[Strategy] | None = None,
+    ) -> bytes:
+        """What a task carries: the packed buffers of its positional and its keyword arguments.
+
+        :raises SerializationError: if an argument cannot be sent; it says which and why.
+        """
+        args, kwargs = tuple(args), dict(kwargs or {})
+        try:
+            return pack([self.serialize(args, strategies=strategies), self.serialize(kwargs, strategies=strategies)])
+        except SerializationError as error:
+            blamed = self._blame_argument(args, kwargs, strategies)
+            if blamed is None:
+                raise
+            raise blamed from error
+
+    def unpack_call(self, packed: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments out of what :meth:`pack_call` packed.
+
+        :raises DeserializationError: if it is damaged, or an argument cannot be made here.
+        """
+        buffers = unpack(packed)
+        if len(buffers) != 2:
+            raise DeserializationError(f"A call is two packed buffers, and these are {len(buffers)}.")
+        args, kwargs = self.deserialize(buffers[0]), self.deserialize(buffers[1])
+        if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):  # JSON has no tuples
+            raise DeserializationError(
+                f"A call is a tuple and a dict, and these are a {type(args).__name__} and a {type(kwargs).__name__}."
+            )
+        return tuple(args), kwargs
+
+    def _first_that_loads(self, combination: Combination, text: bytes) -> object:
+        failures: list[str] = []
+        hint = ""
+        for buffer in combination.split(text):
+            part = _BY_PREFIX.get(buffer[:_PREFIX_LENGTH])
+            if part is None or isinstance(part, Combination):
+                failures.append(f"{buffer[:_PREFIX_LENGTH]!r} is no strategy that can be part of another")
+                continue
+            try:
+                return self.deserialize(buffer)
+            except DeserializationError as error:
+                failures.append(error.record.message)
+                hint = hint or error.hint
+        raise DeserializationError(
+            f"No part of {type(combination).__name__} can be read here: {'; '.join(failures) or 'it has none'}",
+            hint=hint,
+        )
+
+    def _blame_argument(
+        self, args: tuple[object, ...], kwargs: dict[str, object], strategies: Sequence[Strategy] | None
+    ) -> SerializationError | None:
+        """The error of the first argument that cannot be sent by itself; None when each of them can."""
+        named = [(f"Positional argument {number}", value) for number, value in enumerate(args, start=1)]
+        named += [(f"Keyword argument {name!r}", value) for name, value in kwargs.items()]
+        for name, value in named:
+            try:
+                _first_that_dumps(value, self.data if strategies is None else strategies, name)
+            except SerializationError as error:
+                return error
+        return None
+
+
+def _first_that_dumps(value: object, strategies: Iterable[Strategy], what: str) -> bytes:
+    failures: list[tuple[Strategy, Exception]] = []
+    for strategy in strategies:
+        try:
+            return strategy.prefix + strategy.dump(value)
+        except Exception as error:  # noqa: BLE001 - values decide for themselves how pickling them fails
+            failures.append((strategy, error))  # explained only when nothing works: most calls fail once, at JSON
+    tried = "; ".join(explain(strategy, error) for strategy, error in failures) or "nothing"
+    raise SerializationError(
+        f"{what} (of type {type(value).__qualname__}) cannot be serialised. Tried {tried}.",
+        hint="Send plain data, and open files, connections and locks inside the function.",
+    )

@@ -1,0 +1,277 @@
+"""Functions as source text: the one form that every Python version reads.
+
+A function rarely stands alone: a script's functions use its imports, its constants and one another.
+:func:`self_contained_source` writes all of that into one text that runs anywhere, and refuses when it cannot promise
+that: then the function travels as byte code. :func:`function_from_source` is the other direction.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import dis
+import hashlib
+import inspect
+import linecache
+import math
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from farcall_common.payload.origin import travels_by_value
+
+__all__ = ["NotSelfContained", "function_from_source", "remember_lines", "self_contained_source"]
+
+_NAME_LOOKUPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_SURROUNDINGS = frozenset({"EXTENDED_ARG", "NOP", "PUSH_NULL"})
+_SAME_STEP = {"LOAD_METHOD": "LOAD_ATTR"}
+_JUMPS = frozenset({*dis.hasjabs, *dis.hasjrel})
+_FUTURE_FLAGS = __future__.annotations.compiler_flag
+_MAX_LITERAL_CHARACTERS = 10_000
+_MAX_LITERAL_INT_BITS = 1024
+_MAX_LINES = 1_000_000
+
+
+class NotSelfContained(Exception):  # not an error of ours: it says why the next strategy is tried
+    """The source text of a function would not be enough to run it."""
+
+
+def function_from_source(name: str, source: str) -> Callable[..., Any]:
+    """Run a source text and take the function ``name`` out of it; tracebacks through it show its lines.
+
+    :raises KeyError: if the text does not define the name.
+    :raises Exception: what running the text raises.
+    """
+    if source[:1].isspace():  # a method or a nested function, cut out of its surroundings
+        source = textwrap.dedent(source)
+    digest = hashlib.sha256(source.encode(errors="backslashreplace")).hexdigest()
+    filename = f"<function {name} {digest[:8]}>"
+    # Any name but __main__: a text may end in the usual guard, and that part is not meant for workers.
+    namespace: dict[str, Any] = {"__name__": "__farcall__"}
+    exec(compile(source, filename, "exec", dont_inherit=True), namespace)  # noqa: S102 - user code is the product
+    remember_lines(filename, 1, source)
+    function: Callable[..., Any] = namespace[name]
+    return function
+
+
+def remember_lines(filename: str, first_line: int, text: str) -> None:
+    """Let tracebacks show lines of a file that is not on this machine; does nothing when the file is here."""
+    if not 1 <= first_line <= _MAX_LINES or Path(filename).exists():
+        return
+    known = linecache.cache.get(filename)
+    lines = list(known[2]) if known is not None and len(known) == 4 else []
+    new = text.splitlines(keepends=True)
+    lines.extend(["\n"] * (first_line - 1 + len(new) - len(lines)))
+    lines[first_line - 1 : first_line - 1 + len(new)] = new
+    # No modification time means that linecache never looks for the file on disk.
+    linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
+
+
+def self_contained_source(function: object, read_source: Callable[[Any], str]) -> str:
+    """The source text of a function with everything it needs in front of it: imports, constants, other functions.
+
+    ``read_source`` finds the text of one function. The text is compiled and compared with the function's byte code, so
+    that a file which was edited since it was imported, or a decorator, cannot make the worker run something else.
+
+    :raises NotSelfContained: if it is not a plain function of this machine, or uses something that text cannot carry.
+    :raises OSError: if there is no source text.
+    :raises SyntaxError: if the text that was found does not compile.
+    """
+    if not isinstance(function, FunctionType):
+        raise NotSelfContained(f"a {type(function).__name__} has no source of its own")
+    if not travels_by_value(function.__module__ or ""):
+        raise NotSelfContained(f"it is imported from {function.__module__}")
+    bundle = _Bundle(read_source)
+    bundle.require(function.__name__, function, attributes=())
+    return bundle.text()
+
+
+class _Bundle:
+    """The statements that a function needs, each name once; a second meaning for a name is refused."""
+
+    def __init__(self, read_source: Callable[[Any], str]) -> None:
+        self._read_source = read_source
+        self._meanings: dict[str, object] = {}
+        self._imports: dict[str, None] = {}
+        self._constants: list[str] = []
+        self._functions: list[str] = []
+        self._postpone_annotations = False
+
+    def text(self) -> str:
+        future = ["from __future__ import annotations"] if self._postpone_annotations else []
+        head = [*future, *self._imports, *self._constants]
+        return "\n".join([*head, *(["\n"] if head else []), "\n\n".join(self._functions)])
+
+    def require(self, name: str, value: object, *, attributes: tuple[str, ...]) -> None:
+        """Make ``name`` mean ``value``; ``attributes`` are the dotted names that are looked up in it."""
+        known = name in self._meanings
+        if known and self._meanings[name] is not value:
+            raise NotSelfContained(f"the name {name!r} has two meanings")
+        self._meanings[name] = value
+        if isinstance(value, ModuleType):
+            self._import_module(name, value, attributes)
+        elif known:
+            return
+        elif _is_literal(value):
+            self._constants.append(f"{name} = {value!r}")
+        elif (origin := _importable(value)) is not None:
+            alias = "" if origin[1] == name else f" as {name}"
+            self._imports[f"from {origin[0]} import {origin[1]}{alias}"] = None
+        elif isinstance(value, FunctionType) and value.__name__ == name:
+            self._define(value)
+        else:
+            raise NotSelfContained(f"it uses {name!r}, a {type(value).__name__} of this machine")
+
+    def _import_module(self, name: str, module: ModuleType, attributes: tuple[str, ...]) -> None:
+        if travels_by_value(module.__name__):
+            raise NotSelfContained(f"it uses the local module {module.__name__!r}")
+        self._imports[f"import {module.__name__}" + ("" if name == module.__name__ else f" as {name}")] = None
+        for attribute in attributes:  # scipy.optimize.minimize: importing scipy would not be enough
+            submodule = f"{module.__name__}.{attribute}"
+            if submodule in sys.modules and getattr(sys.modules[submodule], "__spec__", None) is not None:
+                self._imports[f"import {submodule}"] = None
+
+    def _define(self, function: FunctionType) -> None:
+        source = textwrap.dedent(self._read_source(function)).rstrip() + "\n"
+        definition = _only_definition(ast.parse(source), function)
+        _check_same(source, function)
+        chains = _attribute_chains(definition)
+        self._postpone_annotations |= not _annotations_are_plain(definition)
+        for name in sorted(_global_names(function.__code__)):
+            if name in function.__globals__:
+                value = function.__globals__[name]
+                self.require(name, value, attributes=tuple(sorted(chains.get(name, ()))))
+            elif not hasattr(builtins, name):
+                raise NotSelfContained(f"it uses {name!r}, which is not defined")
+        self._functions.append(source)
+
+
+def _only_definition(tree: ast.Module, function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    match tree.body:
+        case [(ast.FunctionDef() | ast.AsyncFunctionDef()) as definition] if definition.name == function.__name__:
+            pass
+        case _:
+            raise NotSelfContained(f"{function.__name__} is not written as a function definition")
+    if definition.decorator_list:
+        raise NotSelfContained(f"{function.__name__} is decorated")
+    if function.__closure__ or function.__dict__:
+        raise NotSelfContained(f"{function.__name__} carries state: a closure or attributes")
+    if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(definition)):
+        raise NotSelfContained(f"{function.__name__} has a relative import")
+    defaults = [ast.literal_eval(node) if _is_constant(node) else ... for node in definition.args.defaults]
+    keyword_defaults = {
+        argument.arg: ast.literal_eval(node) if _is_constant(node) else ...
+        for argument, node in zip(definition.args.kwonlyargs, definition.args.kw_defaults, strict=True)
+        if node is not None
+    }
+    if defaults != list(function.__defaults__ or ()) or keyword_defaults != (function.__kwdefaults__ or {}):
+        raise NotSelfContained(f"{function.__name__} has a default that is not a plain constant")
+    return definition
+
+
+def _is_constant(node: ast.expr) -> bool:
+    try:
+        return ast.literal_eval(node) is not ...
+    except ValueError:
+        return False
+
+
+def _check_same(source: str, function: FunctionType) -> None:
+    flags = function.__code__.co_flags & _FUTURE_FLAGS
+    module = compile(source, "<source>", "exec", flags=flags, dont_inherit=True)
+    compiled = next(constant for constant in module.co_consts if isinstance(constant, CodeType))
+    if not _same_code(compiled, function.__code__):
+        raise NotSelfContained(f"the source found for {function.__name__} is not what this process runs")
+
+
+def _same_code(one: CodeType, other: CodeType) -> bool:
+    inner, other_inner = _inner(one), _inner(other)
+    return (
+        _fingerprint(one) == _fingerprint(other)
+        and len(inner) == len(other_inner)
+        and all(map(_same_code, inner, other_inner))
+    )
+
+
+def _fingerprint(code: CodeType) -> tuple[object, ...]:
+    """What a code object does, without what depends on the text around it.
+
+    How ``np.sum(x)`` is called depends on whether the compiler saw ``import numpy as np`` above it, and with that every
+    jump distance below.
+    """
+    flags = code.co_flags & ~inspect.CO_NESTED  # a function cut out of another one stands alone
+    steps = [
+        (_SAME_STEP.get(step.opname, step.opname), None if step.opcode in _JUMPS else repr(step.argval))
+        for step in dis.get_instructions(code)
+        if step.opname not in _SURROUNDINGS and not isinstance(step.argval, CodeType)
+    ]
+    return (code.co_varnames, code.co_freevars, flags, steps)
+
+
+def _inner(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+def _global_names(code: CodeType) -> set[str]:
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in _NAME_LOOKUPS}
+    return names.union(*map(_global_names, _inner(code)))
+
+
+def _attribute_chains(definition: ast.AST) -> dict[str, set[str]]:
+    """Dotted names by their first part: ``scipy.optimize.minimize`` gives scipy: {optimize, optimize.minimize}."""
+    chains: dict[str, set[str]] = {}
+    for node in ast.walk(definition):
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.insert(0, node.attr)
+            node = node.value
+        if parts and isinstance(node, ast.Name):
+            dotted = (".".join(parts[: length + 1]) for length in range(len(parts)))
+            chains.setdefault(node.id, set()).update(dotted)
+    return chains
+
+
+def _annotations_are_plain(definition: ast.AST) -> bool:
+    """Whether they can be evaluated anywhere. Others are postponed: a worker needs neither them nor their imports."""
+    annotations = [
+        annotation
+        for node in ast.walk(definition)
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if isinstance(annotation, ast.expr)
+    ]
+    return all(
+        isinstance(annotation, ast.Constant) or (isinstance(annotation, ast.Name) and hasattr(builtins, annotation.id))
+        for annotation in annotations
+    )
+
+
+def _is_literal(value: object) -> bool:
+    """Whether ``repr`` writes the value down completely."""
+    return _is_plain(value) and len(repr(value)) <= _MAX_LITERAL_CHARACTERS
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)  # exactly: a subclass is more than its repr
+    if kind is float:
+        return math.isfinite(value)
+    if kind is int:
+        return bool(value.bit_length() <= _MAX_LITERAL_INT_BITS)
+    if kind in (list, tuple):
+        return all(map(_is_plain, value))
+    if kind is dict:
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    return value is None or kind in (bool, str, bytes)
+
+
+def _importable(value: object) -> tuple[str, str] | None:
+    """Module and name from which a worker can import the value."""
+    module_name, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module_name, str) or not isinstance(name, str) or not name.isidentifier():
+        return None
+    if travels_by_value(module_name) or getattr(sys.modules[module_name], name, None) is not value:
+        return None
+    return module_name, name

@@ -1,0 +1,87 @@
+"""What a strategy is: one way to turn a value into text and back, with an id of two characters for ever."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import textwrap
+from collections.abc import Sequence
+from typing import ClassVar
+
+from farcall_common.errors import SerializationError
+from farcall_common.payload.framing import pack, unpack
+from farcall_common.payload.hints import message_of
+
+__all__ = ["Combination", "Strategy", "explain"]
+
+_MAX_REASON_CHARACTERS = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy(abc.ABC):
+    """One way to write values as UTF-8 text.
+
+    ``prefix`` is what its buffers start with: the id and a newline. Ids are append-only: old buffers stay readable.
+    """
+
+    prefix: ClassVar[bytes]
+    for_code: ClassVar[bool]
+
+    @property
+    def id(self) -> str:
+        """The two characters in front of each buffer."""
+        return self.prefix[:2].decode()
+
+    @abc.abstractmethod
+    def dump(self, value: object) -> bytes:
+        """The text of a value, without the prefix.
+
+        :raises Exception: anything, if the value cannot be written this way: then the next strategy is tried.
+        """
+
+    @abc.abstractmethod
+    def load(self, text: bytes) -> object:
+        """The value of a text that :meth:`dump` wrote, here or in Globus Compute.
+
+        :raises Exception: anything, if the text cannot be read here.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination(Strategy):
+    """Several buffers of the same value, of which the first that loads counts."""
+
+    parts: ClassVar[Sequence[Strategy]]
+
+    def dump(self, value: object) -> bytes:
+        """Write the value in every way that works.
+
+        :raises SerializationError: if none does.
+        """
+        buffers: list[bytes] = []
+        failures: list[str] = []
+        for part in self.parts:
+            try:
+                buffers.append(part.prefix + part.dump(value))
+            except Exception as error:  # noqa: BLE001 - a strategy may fail in any way; that is why there are several
+                failures.append(explain(part, error))
+        if not buffers:
+            raise SerializationError("; ".join(failures))
+        return pack(buffers)
+
+    def split(self, text: bytes) -> list[bytes]:
+        """The buffers inside, each with its own id.
+
+        :raises DeserializationError: if the text is damaged.
+        """
+        return unpack(text)
+
+    def load(self, text: bytes) -> object:
+        """Not used: which of the parts may be read is for the :class:`~farcall_common.payload.Serializer` to say."""
+        raise NotImplementedError(f"{type(self).__name__} is read part by part")
+
+
+def explain(strategy: Strategy, error: BaseException) -> str:
+    """One line on why a strategy did not work."""
+    reason = textwrap.shorten(message_of(error), _MAX_REASON_CHARACTERS, placeholder=" ...")
+    return f"{type(strategy).__name__}: {type(error).__name__}" + (f": {reason}" if reason else "")
