@@ -1,0 +1,83 @@
+"""The API, put together: routes on a resolver, and what stands behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from aws_lambda_powertools.event_handler import ApiGatewayResolver, APIGatewayRestResolver, Response
+from aws_lambda_powertools.utilities.typing import LambdaContext
+from farcall_common.errors import InvalidRequest, PayloadTooLarge
+from farcall_common.store import Stores
+
+from farcall_lambdas.answers import error_response
+from farcall_lambdas.routes import ROUTERS
+from farcall_lambdas.services import Services
+from farcall_lambdas.settings import ApiSettings
+
+__all__ = ["Application", "JsonReader", "assemble", "rest_resolver"]
+
+
+class JsonReader:
+    """Reads bodies as JSON proper: no NaN, no overlong text, and one error for whatever is not JSON."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+
+    def __call__(self, text: str) -> Any:
+        """:raises InvalidRequest: for what is not JSON; its subclass PayloadTooLarge for too much of it."""
+        if len(text) > self._max_bytes:
+            raise PayloadTooLarge(
+                f"The request has {len(text)} bytes; {self._max_bytes} are allowed.",
+                hint="Submit fewer tasks at once, and big payloads by reference.",
+            )
+        try:
+            return json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"The body is not JSON: {error}.", hint="Send a JSON object.") from error
+
+
+def assemble(resolver: ApiGatewayResolver) -> None:
+    """Put the routes and the error table on a resolver."""
+
+    def on_error(error: Exception) -> Response[str]:
+        return error_response(error, request_id=str(resolver.current_event["requestContext"].get("requestId", "")))
+
+    for router in ROUTERS:
+        resolver.include_router(router)
+    resolver.exception_handler(Exception)(on_error)
+
+
+def rest_resolver(settings: ApiSettings) -> APIGatewayRestResolver:
+    """The resolver for REST API (v1) proxy events. Like a Lambda it answers one request at a time."""
+    resolver = APIGatewayRestResolver(
+        enable_validation=True, json_body_deserializer=JsonReader(settings.max_request_bytes)
+    )
+    assemble(resolver)
+    return resolver
+
+
+@dataclasses.dataclass(frozen=True)
+class Application:
+    """The API over one set of stores, as a Lambda runs it."""
+
+    resolver: ApiGatewayResolver
+    services: Services
+    settings: ApiSettings
+
+    @classmethod
+    def over(cls, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float] = time.time) -> Application:
+        """The API over stores. ``clock`` gives epoch seconds."""
+        return cls(rest_resolver(settings), Services.over(stores, settings, clock=clock), settings)
+
+    def answer(self, event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
+        """Answer a proxy event."""
+        self.resolver.context.update(services=self.services, settings=self.settings)
+        return self.resolver.resolve(event, context)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")

@@ -1,0 +1,83 @@
+"""Decisions about tokens, kept for a while so that not every request asks the provider."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import threading
+from collections.abc import Callable
+
+from farcall_common.errors import Unauthenticated
+
+from farcall_lambdas.identity import Identity, IdentityProvider
+
+__all__ = ["CachedProvider"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Decision:
+    identity: Identity | None
+    good_until: float
+
+
+class CachedProvider:
+    """An LRU of decisions in front of another provider.
+
+    A token that was accepted is accepted for ``ttl_s`` (or until it ends, if that is sooner): this is the time that a
+    revoked token goes on working. A refusal is kept for ``refusal_ttl_s``. Outages are never kept: a decision that is
+    cached is served until it is too old, after that the provider's ``Unavailable`` reaches the caller. Tokens are kept
+    as SHA-256 only.
+    """
+
+    def __init__(
+        self,
+        provider: IdentityProvider,
+        *,
+        clock: Callable[[], float],
+        ttl_s: float = 300.0,
+        refusal_ttl_s: float = 10.0,
+        size: int = 4096,
+    ) -> None:
+        self._provider = provider
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._refusal_ttl_s = refusal_ttl_s
+        self._size = size
+        self._decisions: collections.OrderedDict[bytes, _Decision] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def authenticate(self, token: str) -> Identity:
+        key = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+        decision = self._look_up(key)
+        if decision is None:
+            decision = self._decide(token)
+            self._keep(key, decision)
+        if decision.identity is None:
+            raise Unauthenticated("The token is not accepted.")
+        return decision.identity
+
+    def _decide(self, token: str) -> _Decision:
+        try:
+            identity = self._provider.authenticate(token)
+        except Unauthenticated:
+            return _Decision(None, self._clock() + self._refusal_ttl_s)
+        good_until = self._clock() + self._ttl_s
+        if identity.expires_at is not None:
+            good_until = min(good_until, identity.expires_at)
+        return _Decision(identity, good_until)
+
+    def _look_up(self, key: bytes) -> _Decision | None:
+        with self._lock:
+            decision = self._decisions.get(key)
+            if decision is None or decision.good_until <= self._clock():
+                return None
+            self._decisions.move_to_end(key)
+            return decision
+
+    def _keep(self, key: bytes, decision: _Decision) -> None:
+        with self._lock:
+            self._decisions[key] = decision
+            self._decisions.move_to_end(key)
+            while len(self._decisions) > self._size:
+                self._decisions.popitem(last=False)

@@ -1,0 +1,85 @@
+"""The identity providers: ``dev`` (tokens from the settings) and ``globus`` (Globus Auth introspection)."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+
+import globus_sdk
+from farcall_common.errors import Unauthenticated, Unavailable
+
+from farcall_lambdas.auth.cache import CachedProvider
+from farcall_lambdas.identity import Identity, IdentityProvider
+from farcall_lambdas.settings import AuthSettings
+
+__all__ = ["DevProvider", "GlobusProvider", "provider_from_settings"]
+
+
+class DevProvider:
+    """Knows the tokens that it was given. For tests and for a tier on one's own machine."""
+
+    def __init__(self, identities: Mapping[str, Identity]) -> None:
+        # Looking up by digest leaves nothing of the token to be learned from how long a comparison takes.
+        self._identities = {_digest(token): identity for token, identity in identities.items()}
+
+    def authenticate(self, token: str) -> Identity:
+        identity = self._identities.get(_digest(token))
+        if identity is None:
+            raise Unauthenticated("The token is not accepted.")
+        return identity
+
+
+class GlobusProvider:
+    """Asks Globus Auth about a token.
+
+    The token must be active, meant for this service (its client id is in ``aud``), carry the service's scope and not
+    have ended. An answer other than a decision (an error, no network) is :class:`Unavailable`, never a refusal.
+    """
+
+    def __init__(
+        self,
+        client: globus_sdk.ConfidentialAppAuthClient,
+        *,
+        client_id: str,
+        scope: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._client_id = client_id
+        self._scope = scope
+        self._clock = clock
+
+    def authenticate(self, token: str) -> Identity:
+        try:
+            answer = self._client.oauth2_token_introspect(token, include="identity_set").data
+        except globus_sdk.GlobusError as error:
+            raise Unavailable("Globus Auth cannot be asked at the moment.", retry_after_s=5.0) from error
+        if not answer.get("active"):
+            raise Unauthenticated("The token is not active: log in again.")
+        if self._client_id not in answer.get("aud", ()):
+            raise Unauthenticated("The token is meant for another service.")
+        if self._scope not in answer.get("scope", "").split():
+            raise Unauthenticated(f"The token lacks the scope {self._scope}.")
+        expires_at = float(answer.get("exp", 0))
+        if expires_at <= self._clock():
+            raise Unauthenticated("The token has ended: log in again.")
+        return Identity(
+            identity_id=str(answer["sub"]),
+            username=str(answer.get("username", "")),
+            identity_set=frozenset(map(str, answer.get("identity_set") or ())),
+            expires_at=expires_at,
+        )
+
+
+def provider_from_settings(settings: AuthSettings, *, clock: Callable[[], float] = time.time) -> IdentityProvider:
+    """The provider that the settings name, with a cache in front of it where asking is expensive."""
+    if settings.provider == "dev":
+        return DevProvider(settings.dev_identities)
+    client = globus_sdk.ConfidentialAppAuthClient(settings.globus_client_id, settings.globus_client_secret)
+    globus = GlobusProvider(client, client_id=settings.globus_client_id, scope=settings.globus_scope, clock=clock)
+    return CachedProvider(globus, clock=clock)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()

@@ -1,0 +1,34 @@
+"""The TOKEN authorizer of the API. It runs outside the VPC and needs no store."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from aws_lambda_powertools.utilities.typing import LambdaContext
+from farcall_common.errors import Unauthenticated
+
+from farcall_lambdas.auth import provider_from_settings
+from farcall_lambdas.authorizer import Authorizer, policy
+from farcall_lambdas.logs import configure
+from farcall_lambdas.settings import AuthSettings
+
+__all__ = ["handle"]
+
+
+def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:  # noqa: ARG001  # Lambda's signature
+    """The policy for a token. Any error but "Unauthorized" makes API Gateway answer that the authorizer failed."""
+    try:
+        identity = _authorizer().identify(event.get("authorizationToken"))
+    except Unauthenticated:
+        # API Gateway answers 401 to exactly this text, and 500 to any other.
+        raise PermissionError("Unauthorized") from None
+    return policy(identity, event["methodArn"])
+
+
+@functools.cache
+def _authorizer() -> Authorizer:
+    configure(os.environ.get("FARCALL_LOG_LEVEL", "INFO"))
+    return Authorizer(provider_from_settings(AuthSettings.from_environment(os.environ)))

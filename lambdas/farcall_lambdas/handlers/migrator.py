@@ -1,0 +1,28 @@
+"""The migrator, run once by every deployment before the new code serves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from aws_lambda_powertools.utilities.typing import LambdaContext
+from farcall_common.store import DatabaseSettings
+from farcall_common.store.migrate import HEAD, upgrade
+
+from farcall_lambdas.logs import configure, logger
+
+__all__ = ["handle", "migrate"]
+
+
+def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:  # noqa: ARG001  # Lambda's signature
+    """Bring the database to the newest schema. An error fails the deployment, which then rolls back."""
+    return migrate(os.environ)
+
+
+def migrate(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Upgrade the database that the environment names; answers its revision and whether anything was to do."""
+    configure(environ.get("FARCALL_LOG_LEVEL", "INFO"))
+    changed = upgrade(DatabaseSettings.from_environment(environ).conninfo())
+    logger.info("database is up to date", revision=HEAD, changed=changed)
+    return {"revision": HEAD, "changed": changed}

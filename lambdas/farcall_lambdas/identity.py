@@ -1,0 +1,62 @@
+"""An identity as the API sees it, and the seam behind which tokens are checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Set
+from typing import Any, Protocol
+
+from farcall_common.errors import Unauthenticated
+
+__all__ = ["Identity", "IdentityProvider"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """A caller. ``identity_set`` holds every identity of that person, the primary one included.
+
+    What the caller makes belongs to ``identity_id``; what any identity of the set owns, the caller owns.
+    ``expires_at`` (epoch seconds) is when the token ends, None when it does not say.
+    """
+
+    identity_id: str
+    username: str
+    identity_set: Set[str] = frozenset()
+    expires_at: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "identity_set", frozenset(self.identity_set) | {self.identity_id})
+
+    def owns(self, owner_id: str) -> bool:
+        """Whether something that belongs to ``owner_id`` belongs to the caller."""
+        return owner_id in self.identity_set
+
+    def to_context(self) -> dict[str, str]:
+        """The identity as an authorizer's context: API Gateway passes flat strings only."""
+        return {
+            "identity_id": self.identity_id,
+            "username": self.username,
+            "identity_set": " ".join(sorted(self.identity_set)),
+        }
+
+    @classmethod
+    def from_context(cls, context: Mapping[str, Any] | None) -> Identity:
+        """Read what :meth:`to_context` wrote.
+
+        :raises Unauthenticated: if no authorizer has run.
+        """
+        if not context or not context.get("identity_id"):
+            raise Unauthenticated("The request carries no identity.")
+        identities = frozenset(str(context.get("identity_set", "")).split())
+        return cls(str(context["identity_id"]), str(context.get("username", "")), identities)
+
+
+class IdentityProvider(Protocol):
+    """Knows whom a bearer token belongs to."""
+
+    def authenticate(self, token: str) -> Identity:
+        """The identity behind a token.
+
+        :raises Unauthenticated: when the token is not good (any more).
+        :raises Unavailable: when the provider cannot tell at the moment.
+        """

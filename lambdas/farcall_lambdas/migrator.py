@@ -1,0 +1,27 @@
+"""Brings the database to the newest schema: ``python -m farcall_lambdas.migrator``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from farcall_common.errors import FarcallError
+
+from farcall_lambdas.handlers.migrator import migrate
+from farcall_lambdas.logs import logger
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run the migration. Returns the exit status."""
+    try:
+        migrate(os.environ)
+    except FarcallError as error:
+        logger.error("cannot migrate", reason=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Endpoints, and the way in for their agents and for clients that want a result stream."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from farcall_lambdas.models.fields import Id, JsonObject, PublicKey, Shape, Text
+
+__all__ = [
+    "AllowedFunctions",
+    "Connect",
+    "ConnectAnswer",
+    "EndpointAnswer",
+    "EndpointDetails",
+    "EndpointEntry",
+    "EndpointRegistered",
+    "EndpointRegisteredV2",
+    "EndpointStatusAnswer",
+    "ForwarderEntry",
+    "OpenStream",
+    "QueueInfo",
+    "RegisterEndpoint",
+    "ResultQueueInfo",
+    "StreamAnswer",
+    "UpdateEndpoint",
+]
+
+
+class _EndpointFields(Shape):
+    display_name: Text | None = None
+    description: Text | None = None
+    multi_user: bool | None = None
+    public: bool | None = None
+    allowed_functions: list[Id] | None = None
+    metadata: JsonObject | None = None
+    subscription_uuid: Id | None = None
+    authentication_policy: Id | None = None
+    high_assurance: bool | None = None
+    admins: list[Id] | None = None
+
+
+class RegisterEndpoint(_EndpointFields):
+    endpoint_name: Annotated[Text, Field(min_length=1, max_length=1000)]
+
+
+class UpdateEndpoint(_EndpointFields):
+    """A field that is not sent stays as it is."""
+
+    endpoint_name: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
+
+
+class QueueInfo(Shape):
+    """Globus Compute hands out message-broker queues. Ours is one connection, made by POSTing to ``connection_url``."""
+
+    connection_url: str
+    exchange: str
+    queue: str
+
+
+class ResultQueueInfo(QueueInfo):
+    queue_publish_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class EndpointRegistered(Shape):
+    endpoint_id: str
+    task_queue_info: QueueInfo
+    result_queue_info: ResultQueueInfo
+
+
+class EndpointRegisteredV2(EndpointRegistered):
+    warnings: list[str] = Field(default_factory=list)
+
+
+class EndpointEntry(Shape):
+    uuid: str
+    name: str
+    display_name: str | None
+    owner: str
+
+
+class EndpointAnswer(Shape):
+    """What is known of an endpoint; most of it is what its agent said at registration."""
+
+    uuid: str
+    name: str
+    display_name: str | None
+    multi_user: bool
+    public: bool
+    endpoint_config: str
+    user_config_template: str
+    user_config_schema: dict[str, Any]
+    description: str | None
+    hostname: str | None
+    local_user: str | None
+    ip_address: str | None
+    endpoint_version: str | None
+    sdk_version: str | None
+    subscription_uuid: str | None
+
+
+class EndpointDetails(Shape):
+    total_workers: int
+    idle_workers: int
+    pending_tasks: int
+    outstanding_tasks: int
+    managers: int
+
+
+class EndpointStatusAnswer(Shape):
+    """``status`` is "online" or "offline"; the details are the agent's last report."""
+
+    status: str
+    details: EndpointDetails
+
+
+class AllowedFunctions(Shape):
+    endpoint_id: str
+    restricted: bool
+    functions: list[str]
+
+
+class Connect(Shape):
+    """An agent asks for its way in."""
+
+    public_key: PublicKey
+    spool_id: Id | None = None
+    python_version: Text = ""
+    packages: JsonObject = Field(default_factory=dict)
+
+
+class OpenStream(Shape):
+    """A client asks for a result stream."""
+
+    public_key: PublicKey
+
+
+class ForwarderEntry(Shape):
+    address: str
+    server_key: str
+
+
+class StreamAnswer(Shape):
+    """Where to connect (try them in order), the key to pin, and the ticket to show. ``ticket_expires_at`` is in epoch
+    seconds."""
+
+    forwarders: list[ForwarderEntry]
+    ticket: str
+    ticket_expires_at: float
+    heartbeat_s: float
+
+
+class ConnectAnswer(StreamAnswer):
+    endpoint_id: str

@@ -1,0 +1,223 @@
+"""Tasks: submitting, reading, cancelling; blobs; the version of the service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from farcall_lambdas.models.fields import Id, IdKey, JsonObject, Maybe, Shape, Text, UserBytes
+
+__all__ = [
+    "BatchStatus",
+    "BlobGranted",
+    "BlobRefShape",
+    "CancelAnswer",
+    "CancelBatchAnswer",
+    "Payload",
+    "RequestBlob",
+    "ResultRefShape",
+    "Submit",
+    "SubmitAnswer",
+    "SubmitV2",
+    "SubmitV2Answer",
+    "SubmitV2Result",
+    "TaskAnswer",
+    "TaskBatchAnswer",
+    "TaskEntry",
+    "TaskEventShape",
+    "TaskEvents",
+    "TaskGroupAnswer",
+    "TaskGroupEntry",
+    "TaskIds",
+    "TaskList",
+    "VersionAnswer",
+]
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Size = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class BlobRefShape(Shape):
+    blob_key: Annotated[Text, Field(max_length=512)]
+    size_bytes: Size
+    sha256: Sha256
+
+
+#: A packed buffer, or a reference to an uploaded one.
+Payload = UserBytes | BlobRefShape
+
+
+class _SubmitOptions(Shape):
+    """``create_queue`` and ``user_runtime`` are taken and not needed: there is no message broker."""
+
+    task_group_id: Id | None = None
+    create_queue: bool | None = None
+    user_runtime: JsonObject | None = None
+    user_endpoint_config: JsonObject | None = None
+    resource_specification: JsonObject | None = None
+    result_serializers: list[Text] | None = None
+    idempotent: bool = True
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    walltime_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class Submit(_SubmitOptions):
+    """Tasks for one endpoint. ``task_ids`` runs parallel to ``tasks``; sending the same ids again is harmless."""
+
+    tasks: Annotated[dict[IdKey, list[Payload]], Field(min_length=1)]
+    task_ids: dict[IdKey, list[Id]] | None = None
+
+
+class SubmitAnswer(Shape):
+    request_id: str
+    task_group_id: str
+    endpoint_id: str
+    tasks: dict[str, list[str]]
+
+
+class SubmitV2(_SubmitOptions):
+    """The older form: each task is ``[function_id, endpoint_id, payload]``."""
+
+    tasks: Annotated[list[tuple[Id, Id, UserBytes]], Field(min_length=1)]
+
+
+class SubmitV2Result(Shape):
+    status: str
+    task_uuid: str | None
+    http_status_code: int
+    reason: str | None
+
+
+class SubmitV2Answer(Shape):
+    """``response`` is "success", or "batch" when the results must be looked at one by one."""
+
+    response: str
+    task_group_id: str
+    results: list[SubmitV2Result]
+
+
+class ResultRefShape(BlobRefShape):
+    """``url`` is a pre-signed GET."""
+
+    url: str
+
+
+class TaskAnswer(Shape):
+    """A task. Of ``result``, ``result_ref`` and ``exception`` at most one is there, and none before the task ended.
+
+    ``completion_t`` is epoch seconds as text; ``timings`` are epoch seconds at the stations of the task's way.
+    ``reason`` says why an ended task shows neither a result nor an exception.
+    """
+
+    task_id: str
+    status: str
+    result: Maybe[str] = None
+    result_ref: Maybe[ResultRefShape] = None
+    exception: Maybe[str] = None
+    completion_t: Maybe[str] = None
+    reason: Maybe[str] = None
+    details: dict[str, Any] = Field(default_factory=dict)
+    error: Maybe[dict[str, Any]] = None
+    task_group_id: Maybe[str] = None
+    endpoint_id: Maybe[str] = None
+    function_id: Maybe[str] = None
+    attempt: Maybe[int] = None
+    timings: Maybe[dict[str, float]] = None
+
+
+class BatchStatus(Shape):
+    task_ids: Annotated[list[Id], Field(min_length=1)]
+
+
+class TaskBatchAnswer(Shape):
+    """Results that do not fit one answer are left out: ask again for the tasks that are missing."""
+
+    response: str = "batch"
+    results: dict[str, TaskAnswer]
+
+
+class TaskGroupEntry(Shape):
+    id: str
+    created_at: str
+
+
+class TaskGroupAnswer(Shape):
+    taskgroup_id: str
+    create_websockets_queue: bool = False
+    tasks: list[TaskGroupEntry]
+
+
+class TaskEntry(Shape):
+    """A task in a list. Instants are epoch seconds."""
+
+    task_id: str
+    status: str
+    task_group_id: str
+    endpoint_id: str
+    function_id: str
+    attempt: int
+    submitted_at: float | None
+    finished_at: float | None
+    error: Maybe[dict[str, Any]] = None
+
+
+class TaskList(Shape):
+    tasks: list[TaskEntry]
+
+
+class TaskEventShape(Shape):
+    """One transition; ``at`` in epoch seconds."""
+
+    state: str
+    reporter: str
+    at: float
+    attempt: int
+    detail: dict[str, Any]
+
+
+class TaskEvents(Shape):
+    task_id: str
+    events: list[TaskEventShape]
+
+
+class TaskIds(Shape):
+    task_ids: Annotated[list[Id], Field(min_length=1)]
+
+
+class CancelAnswer(Shape):
+    """What cancelling did. ``outcome``: "cancelled" (it will never run, or its result will be dropped), "requested"
+    (the endpoint was told to stop it; wait for its end), "finished" (too late) or "unknown" (no such task of yours).
+    ``status`` is the state of the task now."""
+
+    task_id: str
+    outcome: str
+    status: Maybe[str] = None
+
+
+class CancelBatchAnswer(Shape):
+    results: dict[str, CancelAnswer]
+
+
+class RequestBlob(Shape):
+    size_bytes: Size
+    sha256: Sha256
+
+
+class BlobGranted(Shape):
+    """PUT the bytes to ``upload_url`` with exactly these headers, then refer to them by ``blob_key``."""
+
+    blob_key: str
+    upload_url: str
+    headers: dict[str, str]
+
+
+class VersionAnswer(Shape):
+    """``min_ep_version`` and ``min_endpoint_version`` are the same: Globus Compute's client reads the one, its
+    published answers show the other."""
+
+    api: str
+    min_sdk_version: str
+    min_ep_version: str
+    min_endpoint_version: str
+    git_sha: str = ""

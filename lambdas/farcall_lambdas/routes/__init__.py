@@ -1,0 +1,12 @@
+"""The routes, one module per resource. A route parses, calls one service and shapes the answer."""
+
+from farcall_lambdas.routes.blobs import router as blobs
+from farcall_lambdas.routes.endpoints import router as endpoints
+from farcall_lambdas.routes.functions import router as functions
+from farcall_lambdas.routes.submit import router as submit
+from farcall_lambdas.routes.tasks import router as tasks
+from farcall_lambdas.routes.version import router as version
+
+__all__ = ["ROUTERS"]
+
+ROUTERS = (functions, endpoints, submit, tasks, blobs, version)

@@ -1,0 +1,58 @@
+"""What every route gets: the caller, the services, and how the caller likes its answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Final
+
+from aws_lambda_powertools.event_handler import Request
+from aws_lambda_powertools.event_handler.depends import Depends
+from aws_lambda_powertools.event_handler.router import APIGatewayRouter
+
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.services import Services
+from farcall_lambdas.settings import ApiSettings
+
+__all__ = ["Call", "CurrentCall", "new_router"]
+
+#: A client that sends ``X-Farcall-Accept: blob-ref`` fetches big results itself.
+ACCEPT_HEADER: Final = "x-farcall-accept"
+#: globus-sdk names itself in this header. Its clients know no ends but success and failed.
+GLOBUS_HEADER: Final = "x-globus-client-info"
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One request, as far as routes need it."""
+
+    services: Services
+    settings: ApiSettings
+    identity: Identity
+    request_id: str
+    takes_refs: bool
+    knows_globus_states_only: bool
+
+
+def current_call(request: Request) -> Call:
+    """The call that is being answered.
+
+    :raises Unauthenticated: if no authorizer has run before.
+    """
+    event = request.resolved_event
+    context = event["requestContext"]
+    return Call(
+        services=request.context["services"],
+        settings=request.context["settings"],
+        identity=Identity.from_context(context.get("authorizer")),
+        request_id=str(context.get("requestId", "")),
+        takes_refs="blob-ref" in event.headers.get(ACCEPT_HEADER, ""),
+        knows_globus_states_only=GLOBUS_HEADER in event.headers,
+    )
+
+
+CurrentCall = Annotated[Call, Depends(current_call)]
+
+
+def new_router() -> APIGatewayRouter:
+    """A router for the routes of one resource."""
+    return APIGatewayRouter()  # type: ignore[no-untyped-call]

@@ -1,0 +1,148 @@
+"""Routes of endpoints, and the way in for agents and result streams."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from aws_lambda_powertools.event_handler.openapi.params import Query
+from farcall_common.store.model import Endpoint
+
+from farcall_lambdas.models.endpoints import (
+    AllowedFunctions,
+    Connect,
+    ConnectAnswer,
+    EndpointAnswer,
+    EndpointDetails,
+    EndpointEntry,
+    EndpointRegistered,
+    EndpointRegisteredV2,
+    EndpointStatusAnswer,
+    ForwarderEntry,
+    OpenStream,
+    QueueInfo,
+    RegisterEndpoint,
+    ResultQueueInfo,
+    StreamAnswer,
+    UpdateEndpoint,
+)
+from farcall_lambdas.models.fields import Id
+from farcall_lambdas.models.functions import Removed
+from farcall_lambdas.routes.call import Call, CurrentCall, new_router
+from farcall_lambdas.services.connect import WayIn
+
+__all__ = ["router"]
+
+router = new_router()
+
+
+@router.post("/v3/endpoints", summary="Register an endpoint", tags=["endpoints"])
+def register_endpoint(body: RegisterEndpoint, call: CurrentCall) -> EndpointRegistered:
+    endpoint = call.services.endpoints.register(call.identity, body)
+    return EndpointRegistered(**_registered(endpoint))
+
+
+@router.post("/v2/endpoints", summary="Register an endpoint (older form)", tags=["endpoints"])
+def register_endpoint_v2(body: RegisterEndpoint, call: CurrentCall) -> EndpointRegisteredV2:
+    endpoint = call.services.endpoints.register(call.identity, body)
+    return EndpointRegisteredV2(**_registered(endpoint))
+
+
+@router.put("/v3/endpoints/<endpoint_id>", summary="Change an endpoint of yours", tags=["endpoints"])
+def update_endpoint(endpoint_id: Id, body: UpdateEndpoint, call: CurrentCall) -> EndpointRegistered:
+    endpoint = call.services.endpoints.update(call.identity, endpoint_id, body)
+    return EndpointRegistered(**_registered(endpoint))
+
+
+@router.get("/v2/endpoints", summary="List endpoints: yours, or any that you may use", tags=["endpoints"])
+def list_endpoints(
+    call: CurrentCall, role: Annotated[Literal["owner", "any"], Query()] = "owner"
+) -> list[EndpointEntry]:
+    found = call.services.endpoints.search(call.identity, role=role)
+    return [
+        EndpointEntry(uuid=each.endpoint_id, name=each.name, display_name=each.display_name, owner=each.owner_id)
+        for each in found
+    ]
+
+
+@router.get("/v2/endpoints/<endpoint_id>", summary="Get an endpoint that you may use", tags=["endpoints"])
+def get_endpoint(endpoint_id: Id, call: CurrentCall) -> EndpointAnswer:
+    endpoint = call.services.endpoints.get(call.identity, endpoint_id)
+    said = endpoint.metadata
+    return EndpointAnswer(
+        uuid=endpoint.endpoint_id,
+        name=endpoint.name,
+        display_name=endpoint.display_name,
+        multi_user=endpoint.multi_user,
+        public=endpoint.public,
+        endpoint_config=_text(said.get("endpoint_config", said.get("config"))) or "",
+        user_config_template=_text(said.get("user_config_template")) or "",
+        user_config_schema=schema if isinstance(schema := said.get("user_config_schema"), dict) else {},
+        description=endpoint.description,
+        hostname=_text(said.get("hostname")),
+        local_user=_text(said.get("local_user")),
+        ip_address=_text(said.get("ip_address")),
+        endpoint_version=_text(said.get("endpoint_version")),
+        sdk_version=_text(said.get("sdk_version")),
+        subscription_uuid=_text(said.get("subscription_uuid")),
+    )
+
+
+@router.delete("/v2/endpoints/<endpoint_id>", summary="Forget an endpoint of yours", tags=["endpoints"])
+def delete_endpoint(endpoint_id: Id, call: CurrentCall) -> Removed:
+    call.services.endpoints.delete(call.identity, endpoint_id)
+    return Removed()
+
+
+@router.get("/v2/endpoints/<endpoint_id>/status", summary="Whether an endpoint is online", tags=["endpoints"])
+def get_endpoint_status(endpoint_id: Id, call: CurrentCall) -> EndpointStatusAnswer:
+    endpoint = call.services.endpoints.get(call.identity, endpoint_id)
+    return EndpointStatusAnswer(
+        status=call.services.endpoints.state(endpoint).value,
+        details=EndpointDetails(
+            total_workers=endpoint.status.total_workers,
+            idle_workers=endpoint.status.idle_workers,
+            pending_tasks=endpoint.status.pending_tasks,
+            outstanding_tasks=endpoint.status.outstanding_tasks,
+            managers=endpoint.status.managers,
+        ),
+    )
+
+
+@router.get("/v3/endpoints/<endpoint_id>/allowed_functions", summary="What an endpoint runs", tags=["endpoints"])
+def get_allowed_functions(endpoint_id: Id, call: CurrentCall) -> AllowedFunctions:
+    allowed = call.services.endpoints.get(call.identity, endpoint_id).allowed_functions
+    return AllowedFunctions(endpoint_id=endpoint_id, restricted=allowed is not None, functions=list(allowed or ()))
+
+
+@router.post("/v3/endpoints/<endpoint_id>/connect", summary="Let the agent of an endpoint in", tags=["connections"])
+def connect_endpoint(endpoint_id: Id, body: Connect, call: CurrentCall) -> ConnectAnswer:
+    way_in = call.services.connect.connect(call.identity, endpoint_id, body)
+    return ConnectAnswer(endpoint_id=endpoint_id, **_way_in(way_in, call))
+
+
+@router.post("/v3/stream", summary="Let a client in to hear of its results", tags=["connections"])
+def open_stream(body: OpenStream, call: CurrentCall) -> StreamAnswer:
+    return StreamAnswer(**_way_in(call.services.connect.stream(call.identity, body.public_key), call))
+
+
+def _registered(endpoint: Endpoint) -> dict[str, Any]:
+    url = f"/v3/endpoints/{endpoint.endpoint_id}/connect"
+    return {
+        "endpoint_id": endpoint.endpoint_id,
+        "task_queue_info": QueueInfo(connection_url=url, exchange="tasks", queue=endpoint.endpoint_id),
+        "result_queue_info": ResultQueueInfo(connection_url=url, exchange="results", queue=endpoint.endpoint_id),
+    }
+
+
+def _way_in(way_in: WayIn, call: Call) -> dict[str, Any]:
+    return {
+        "forwarders": [ForwarderEntry(address=each.address, server_key=each.server_key) for each in way_in.forwarders],
+        "ticket": way_in.ticket,
+        "ticket_expires_at": way_in.expires_at,
+        "heartbeat_s": call.settings.heartbeat_s,
+    }
+
+
+def _text(value: object) -> str | None:
+    """What an agent said of itself is free-form; only text is shown as text."""
+    return value if isinstance(value, str) else None

@@ -1,0 +1,65 @@
+"""Routes of submits."""
+
+from __future__ import annotations
+
+from farcall_common.errors import FarcallError
+from farcall_common.wire.ids import new_id
+
+from farcall_lambdas.answers import status_of
+from farcall_lambdas.models.fields import Id
+from farcall_lambdas.models.tasks import Submit, SubmitAnswer, SubmitV2, SubmitV2Answer, SubmitV2Result
+from farcall_lambdas.routes.call import Call, CurrentCall, new_router
+
+__all__ = ["router"]
+
+router = new_router()
+
+
+@router.post("/v3/endpoints/<endpoint_id>/submit", summary="Submit tasks to an endpoint", tags=["tasks"])
+def submit(endpoint_id: Id, body: Submit, call: CurrentCall) -> SubmitAnswer:
+    submitted = call.services.submit.submit(call.identity, endpoint_id, body)
+    return SubmitAnswer(
+        request_id=call.request_id,
+        task_group_id=submitted.task_group_id,
+        endpoint_id=endpoint_id,
+        tasks={function_id: list(task_ids) for function_id, task_ids in submitted.tasks.items()},
+    )
+
+
+@router.post("/v2/submit", summary="Submit tasks to several endpoints (older form)", tags=["tasks"])
+def submit_v2(body: SubmitV2, call: CurrentCall) -> SubmitV2Answer:
+    """Tasks of one function for one endpoint are accepted or refused together; each task says which."""
+    group_id = body.task_group_id or new_id()
+    parts: dict[tuple[str, str], list[int]] = {}
+    for position, (function_id, endpoint_id, _) in enumerate(body.tasks):
+        parts.setdefault((function_id, endpoint_id), []).append(position)
+    results: dict[int, SubmitV2Result] = {}
+    for (function_id, endpoint_id), positions in parts.items():
+        payloads = [body.tasks[position][2] for position in positions]
+        outcome = _submit_part(call, body, group_id, function_id, endpoint_id, payloads)
+        results |= zip(positions, outcome, strict=True)
+    accepted = all(result.task_uuid for result in results.values())
+    return SubmitV2Answer(
+        response="success" if accepted else "batch",
+        task_group_id=group_id,
+        results=[results[position] for position in range(len(body.tasks))],
+    )
+
+
+def _submit_part(
+    call: Call, body: SubmitV2, group_id: str, function_id: str, endpoint_id: str, payloads: list[str]
+) -> list[SubmitV2Result]:
+    shared = body.model_dump(exclude={"tasks", "task_group_id"})
+    wanted = Submit.model_validate({**shared, "task_group_id": group_id, "tasks": {function_id: payloads}})
+    try:
+        submitted = call.services.submit.submit(call.identity, endpoint_id, wanted)
+    except FarcallError as error:
+        status = status_of(error)
+        if status >= 500:
+            raise
+        refused = SubmitV2Result(status="Failed", task_uuid=None, http_status_code=status, reason=error.record.message)
+        return [refused] * len(payloads)
+    return [
+        SubmitV2Result(status="success", task_uuid=task_id, http_status_code=200, reason=None)
+        for task_id in submitted.tasks[function_id]
+    ]

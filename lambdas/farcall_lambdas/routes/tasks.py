@@ -1,0 +1,169 @@
+"""Routes that read and cancel tasks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from aws_lambda_powertools.event_handler.openapi.params import Query
+from farcall_common.errors import TaskUnknown
+from farcall_common.store.model import Task
+from farcall_common.wire.states import TaskState
+
+from farcall_lambdas.models.fields import Id
+from farcall_lambdas.models.tasks import (
+    BatchStatus,
+    CancelAnswer,
+    CancelBatchAnswer,
+    ResultRefShape,
+    TaskAnswer,
+    TaskBatchAnswer,
+    TaskEntry,
+    TaskEvents,
+    TaskEventShape,
+    TaskGroupAnswer,
+    TaskGroupEntry,
+    TaskIds,
+    TaskList,
+)
+from farcall_lambdas.routes.call import Call, CurrentCall, new_router
+from farcall_lambdas.services.cancel import Cancellation
+from farcall_lambdas.services.results import TaskView
+
+__all__ = ["router"]
+
+router = new_router()
+
+
+@router.get("/v2/tasks/<task_id>", summary="Get a task", tags=["tasks"])
+def get_task(task_id: Id, call: CurrentCall) -> TaskAnswer:
+    return _answer(call.services.results.get(call.identity, task_id, takes_refs=call.takes_refs), call)
+
+
+@router.post("/v2/batch_status", summary="Get many tasks", tags=["tasks"])
+def get_task_batch(body: BatchStatus, call: CurrentCall) -> TaskBatchAnswer:
+    views = call.services.results.get_many(call.identity, body.task_ids, takes_refs=call.takes_refs)
+    return TaskBatchAnswer(
+        results={task_id: _answer(view, call) if view else _unknown(task_id) for task_id, view in views.items()}
+    )
+
+
+@router.get("/v2/taskgroup/<task_group_id>", summary="List your tasks of a group", tags=["tasks"])
+def get_task_group(task_group_id: Id, call: CurrentCall) -> TaskGroupAnswer:
+    tasks = call.services.results.group(call.identity, task_group_id)
+    return TaskGroupAnswer(
+        taskgroup_id=task_group_id,
+        tasks=[TaskGroupEntry(id=task.task_id, created_at=_globus_time(task)) for task in tasks],
+    )
+
+
+@router.get("/v3/tasks", summary="List your tasks, newest first", tags=["tasks"])
+def list_tasks(
+    call: CurrentCall,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    state: Annotated[TaskState | None, Query()] = None,
+) -> TaskList:
+    return TaskList(
+        tasks=[_entry(task) for task in call.services.results.newest(call.identity, state=state, limit=limit)]
+    )
+
+
+@router.get("/v3/tasks/<task_id>/events", summary="The history of a task", tags=["tasks"])
+def get_task_events(task_id: Id, call: CurrentCall) -> TaskEvents:
+    events = [
+        TaskEventShape(
+            state=event.state.value,
+            reporter=event.reporter.value,
+            at=event.at.timestamp(),
+            attempt=event.attempt,
+            detail=dict(event.detail),
+        )
+        for event in call.services.results.events(call.identity, task_id)
+    ]
+    return TaskEvents(task_id=task_id, events=events)
+
+
+@router.post("/v3/tasks/<task_id>/cancel", summary="Cancel a task", tags=["tasks"])
+def cancel_task(task_id: Id, call: CurrentCall) -> CancelAnswer:
+    return _cancelled(task_id, call.services.cancel.cancel(call.identity, task_id))
+
+
+@router.post("/v3/tasks/cancel", summary="Cancel many tasks", tags=["tasks"])
+def cancel_tasks(body: TaskIds, call: CurrentCall) -> CancelBatchAnswer:
+    cancelled = call.services.cancel.cancel_all(call.identity, body.task_ids)
+    return CancelBatchAnswer(results={task_id: _cancelled(task_id, each) for task_id, each in cancelled.items()})
+
+
+def _answer(view: TaskView, call: Call) -> TaskAnswer:
+    task = view.task
+    error = task.error
+    return TaskAnswer(
+        task_id=task.task_id,
+        status=_status(task.state, call),
+        result=view.result,
+        result_ref=_result_ref(view),
+        exception=(error.traceback or error.message) if error else None,
+        completion_t=f"{task.finished_at.timestamp()}" if task.finished_at else None,
+        reason=view.reason,
+        details=_details(task),
+        error=error.to_json() if error else None,
+        task_group_id=task.task_group_id,
+        endpoint_id=task.endpoint_id,
+        function_id=task.function_id,
+        attempt=task.attempt,
+        timings=dict(task.timings),
+    )
+
+
+def _status(state: TaskState, call: Call) -> str:
+    """A Globus client waits for ever for a task that ended in a state that it does not know."""
+    if call.knows_globus_states_only and state in (TaskState.CANCELLED, TaskState.LOST):
+        return TaskState.FAILED.value
+    return state.value
+
+
+def _result_ref(view: TaskView) -> ResultRefShape | None:
+    ref = view.result_ref
+    if ref is None or view.url is None:
+        return None
+    return ResultRefShape(blob_key=ref.blob_key, size_bytes=ref.size_bytes, sha256=ref.sha256, url=view.url)
+
+
+def _details(task: Task) -> dict[str, Any]:
+    """What the worker said of itself, with Globus Compute's transitions. Tools that compare versions look here."""
+    stations = {"execution-start": "started_at", "execution-end": "ended_at"}
+    transitions = {name: task.timings[station] for name, station in stations.items() if station in task.timings}
+    if not task.details and not transitions:
+        return {}
+    return {**task.details, "task_transitions": {**task.details.get("task_transitions", {}), **transitions}}
+
+
+def _unknown(task_id: str) -> TaskAnswer:
+    error = TaskUnknown(f"There is no task {task_id}.").record
+    return TaskAnswer(task_id=task_id, status=TaskState.FAILED.value, reason=error.message, error=error.to_json())
+
+
+def _entry(task: Task) -> TaskEntry:
+    return TaskEntry(
+        task_id=task.task_id,
+        status=task.state.value,
+        task_group_id=task.task_group_id,
+        endpoint_id=task.endpoint_id,
+        function_id=task.function_id,
+        attempt=task.attempt,
+        submitted_at=task.submitted_at.timestamp() if task.submitted_at else None,
+        finished_at=task.finished_at.timestamp() if task.finished_at else None,
+        error=task.error.to_json() if task.error else None,
+    )
+
+
+def _cancelled(task_id: str, cancellation: Cancellation) -> CancelAnswer:
+    return CancelAnswer(
+        task_id=task_id,
+        outcome=cancellation.outcome,
+        status=cancellation.state.value if cancellation.state else None,
+    )
+
+
+def _globus_time(task: Task) -> str:
+    """UTC without saying so, in microseconds: Globus Compute's form."""
+    return task.submitted_at.strftime("%Y-%m-%dT%H:%M:%S.%f") if task.submitted_at else ""

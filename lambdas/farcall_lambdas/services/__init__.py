@@ -1,0 +1,25 @@
+"""What the API does. Services know stores and identities, never HTTP; they raise domain errors."""
+
+from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.blobs import BlobService
+from farcall_lambdas.services.bundle import Services
+from farcall_lambdas.services.cancel import CancelService
+from farcall_lambdas.services.connect import ConnectService
+from farcall_lambdas.services.endpoints import EndpointService
+from farcall_lambdas.services.functions import FunctionService
+from farcall_lambdas.services.reconcile import Reconciler
+from farcall_lambdas.services.results import ResultService
+from farcall_lambdas.services.submit import SubmitService
+
+__all__ = [
+    "Access",
+    "BlobService",
+    "CancelService",
+    "ConnectService",
+    "EndpointService",
+    "FunctionService",
+    "Reconciler",
+    "ResultService",
+    "Services",
+    "SubmitService",
+]

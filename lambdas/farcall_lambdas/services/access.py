@@ -1,0 +1,76 @@
+"""Who may use what: the one place where the API decides it.
+
+A function or an endpoint may be used by its owner, by everyone when it is public, and by an identity with a grant.
+Being refused is said (403); ids are random, so that something exists is no secret worth a riddle. Tasks are their
+owner's alone, and someone else's task does not exist (404).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from farcall_common.errors import EndpointUnknown, Forbidden, FunctionUnknown
+from farcall_common.store.model import Endpoint, Function
+from farcall_common.store.ports import Records
+
+from farcall_lambdas.identity import Identity
+
+__all__ = ["Access"]
+
+
+class Access:
+    """Looks things up on behalf of a caller."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def endpoint(self, identity: Identity, endpoint_id: str) -> Endpoint:
+        """An endpoint that the caller may use.
+
+        :raises EndpointUnknown: if there is none.
+        :raises Forbidden: if the caller may not use it.
+        """
+        endpoint = self._records.get_endpoint(endpoint_id)
+        if endpoint is None:
+            raise EndpointUnknown(f"There is no endpoint {endpoint_id}.")
+        if not self._may_use(identity, endpoint_id, owner_id=endpoint.owner_id, public=endpoint.public):
+            raise Forbidden(f"You may not use endpoint {endpoint_id}.")
+        return endpoint
+
+    def own_endpoint(self, identity: Identity, endpoint_id: str) -> Endpoint:
+        """An endpoint that belongs to the caller; the same errors."""
+        endpoint = self.endpoint(identity, endpoint_id)
+        if not identity.owns(endpoint.owner_id):
+            raise Forbidden(f"Endpoint {endpoint_id} belongs to someone else.", hint="Only its owner may do this.")
+        return endpoint
+
+    def functions(self, identity: Identity, function_ids: Sequence[str]) -> Mapping[str, Function]:
+        """Functions that the caller may run, by id.
+
+        :raises FunctionUnknown: if one does not exist.
+        :raises Forbidden: if the caller may not run one.
+        """
+        found = self._records.get_functions(function_ids)
+        for function_id in function_ids:
+            function = found.get(function_id)
+            if function is None:
+                raise FunctionUnknown(f"There is no function {function_id}.")
+            if not self._may_use(identity, function_id, owner_id=function.owner_id, public=function.public):
+                raise Forbidden(f"You may not run function {function_id}.")
+        return found
+
+    def function(self, identity: Identity, function_id: str) -> Function:
+        """One function that the caller may run; the same errors."""
+        return self.functions(identity, [function_id])[function_id]
+
+    def own_function(self, identity: Identity, function_id: str) -> Function:
+        """A function that belongs to the caller; the same errors."""
+        function = self.function(identity, function_id)
+        if not identity.owns(function.owner_id):
+            raise Forbidden(f"Function {function_id} belongs to someone else.", hint="Only its owner may do this.")
+        return function
+
+    def _may_use(self, identity: Identity, object_id: str, *, owner_id: str, public: bool) -> bool:
+        if public or identity.owns(owner_id):
+            return True
+        return any(self._records.has_grant(each, object_id) for each in sorted(identity.identity_set))

@@ -1,0 +1,73 @@
+"""User bytes that are too big to travel inline: uploads, and the check of references to them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from farcall_common.errors import BlobUnknown, Forbidden, InvalidRequest, PayloadTooLarge
+from farcall_common.store.model import BlobRef
+from farcall_common.store.ports import Blobs
+
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.settings import ApiSettings
+
+__all__ = ["BlobService", "blob_key"]
+
+
+def blob_key(owner_id: str, sha256: str) -> str:
+    """Where bytes of an owner live: equal bytes of one owner are one blob, and owners never share one."""
+    return f"{owner_id}/{sha256}"
+
+
+class BlobService:
+    """Grants uploads and checks references."""
+
+    def __init__(self, blobs: Blobs, settings: ApiSettings) -> None:
+        self._blobs = blobs
+        self._settings = settings
+
+    def grant_upload(
+        self, identity: Identity, *, size_bytes: int, sha256: str
+    ) -> tuple[BlobRef, str, Mapping[str, str]]:
+        """A pre-signed PUT for bytes of the caller, and the headers to send with it.
+
+        :raises PayloadTooLarge: over the payload limit.
+        """
+        self.check_size(size_bytes)
+        ref = BlobRef(blob_key(identity.identity_id, sha256), size_bytes, sha256)
+        url, headers = self._blobs.upload_url(ref, ttl_s=self._settings.url_ttl_s)
+        return ref, url, headers
+
+    def check_size(self, size_bytes: int) -> None:
+        """:raises PayloadTooLarge: over the payload limit."""
+        if size_bytes > self._settings.max_payload_bytes:
+            raise PayloadTooLarge(f"A payload has {size_bytes} bytes; {self._settings.max_payload_bytes} are allowed.")
+
+    def check_references(self, identity: Identity, refs: Iterable[BlobRef]) -> None:
+        """Make sure that every reference is the caller's, was uploaded and has the size that it claims.
+
+        :raises Forbidden: for someone else's blob.
+        :raises BlobUnknown: for one that was never uploaded.
+        :raises InvalidRequest: for one that does not fit its description.
+        """
+        for ref in refs:
+            self.check_size(ref.size_bytes)
+            owner_id, _, sha256 = ref.blob_key.partition("/")
+            if not identity.owns(owner_id):
+                raise Forbidden(f"Blob {ref.blob_key} is not yours.", hint="Refer to a blob that you uploaded.")
+            size_bytes = self._blobs.size_bytes(ref.blob_key)
+            if size_bytes is None:
+                raise BlobUnknown(f"There is no blob {ref.blob_key}.")
+            if (size_bytes, sha256) != (ref.size_bytes, ref.sha256):
+                raise InvalidRequest(f"Blob {ref.blob_key} does not have the size and hash of the reference.")
+
+    def reference(self, identity: Identity, data: bytes) -> BlobRef:
+        """How bytes of the caller will be referred to once they are kept."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        return BlobRef(blob_key(identity.identity_id, sha256), len(data), sha256)
+
+    def keep(self, uploads: Mapping[BlobRef, bytes]) -> None:
+        """Store bytes that came inline but are too big for the database."""
+        for ref, data in uploads.items():
+            self._blobs.write(ref.blob_key, data)

@@ -1,0 +1,95 @@
+"""The way in: which forwarders live, their keys, and the ticket to show them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from farcall_common.errors import Forbidden, NoForwarder
+from farcall_common.store import Stores
+from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
+
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.models.endpoints import Connect
+from farcall_lambdas.services.access import Access
+from farcall_lambdas.settings import ApiSettings
+
+__all__ = ["ConnectService", "WayIn"]
+
+#: How many forwarders a peer is told of: enough to survive the loss of two.
+MAX_FORWARDERS: Final = 3
+RETRY_AFTER_S: Final = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class WayIn:
+    """Forwarders to try in order, and the ticket. ``expires_at`` in epoch seconds."""
+
+    forwarders: Sequence[ForwarderInfo]
+    ticket: str
+    expires_at: float
+
+
+class ConnectService:
+    """Lets agents and clients in."""
+
+    def __init__(self, stores: Stores, access: Access, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+        self._stores = stores
+        self._access = access
+        self._settings = settings
+        self._clock = clock
+
+    def connect(self, identity: Identity, endpoint_id: str, wanted: Connect) -> WayIn:
+        """Let the agent of an endpoint of the caller in, with this CURVE key.
+
+        :raises Forbidden: if the endpoint is someone else's, or the key speaks for another endpoint already.
+        :raises NoForwarder: if none is alive.
+        """
+        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        speaks_for = self._stores.records.find_endpoint_by_key(wanted.public_key)
+        if speaks_for not in (None, endpoint_id):
+            raise Forbidden(
+                "This key belongs to another endpoint.",
+                hint="Every endpoint has a key pair of its own; make a new one.",
+            )
+        runtime = {"python_version": wanted.python_version, "packages": wanted.packages}
+        if any(runtime.values()) and endpoint.metadata.get("runtime") != runtime:
+            self._stores.records.put_endpoint(
+                dataclasses.replace(endpoint, metadata={**endpoint.metadata, "runtime": runtime})
+            )
+        now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+        self._stores.records.add_endpoint_key(endpoint_id, wanted.public_key, at=now)
+        return self._let_in(PeerKey(wanted.public_key, PeerKind.AGENT, endpoint_id))
+
+    def stream(self, identity: Identity, public_key: str) -> WayIn:
+        """Let a client of the caller in to hear of its results.
+
+        :raises Forbidden: if the key speaks for an endpoint.
+        :raises NoForwarder: if no forwarder is alive.
+        """
+        if self._stores.records.find_endpoint_by_key(public_key) is not None:
+            raise Forbidden("This key belongs to an endpoint.", hint="Make a new key pair for the result stream.")
+        return self._let_in(PeerKey(public_key, PeerKind.CLIENT, identity.identity_id))
+
+    def _let_in(self, peer: PeerKey) -> WayIn:
+        now = self._clock()
+        forwarders = rank(self._stores.queue.forwarders(now=now), peer.subject)
+        if not forwarders:
+            raise NoForwarder("No forwarder is running.", retry_after_s=RETRY_AFTER_S)
+        ttl_s = self._settings.ticket_ttl_s
+        self._stores.queue.admit(peer, ttl_s=ttl_s)
+        ticket = self._stores.tickets.issue(peer, expires_at=now + ttl_s)
+        return WayIn(forwarders[:MAX_FORWARDERS], ticket, now + ttl_s)
+
+
+def rank(forwarders: Sequence[ForwarderInfo], subject: str) -> Sequence[ForwarderInfo]:
+    """Rendezvous hashing (Thaler and Ravishankar, 1998): everyone who asks for a subject gets the same order, and the
+    loss of one forwarder moves only its own subjects."""
+
+    def weight(forwarder: ForwarderInfo) -> bytes:
+        return hashlib.sha256(f"{forwarder.forwarder_id} {subject}".encode()).digest()
+
+    return sorted(forwarders, key=weight, reverse=True)

@@ -1,0 +1,94 @@
+"""Registering, showing and forgetting endpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from farcall_common.errors import InvalidRequest
+from farcall_common.store.model import Endpoint
+from farcall_common.store.ports import Records
+from farcall_common.wire.ids import new_id
+from farcall_common.wire.states import EndpointState
+
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.models.endpoints import RegisterEndpoint, UpdateEndpoint
+from farcall_lambdas.services.access import Access
+from farcall_lambdas.settings import ApiSettings
+
+__all__ = ["EndpointService"]
+
+
+class EndpointService:
+    """Endpoints of the caller, and those that others let the caller use."""
+
+    def __init__(self, records: Records, access: Access, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+        self._records = records
+        self._access = access
+        self._settings = settings
+        self._clock = clock
+
+    def register(self, identity: Identity, wanted: RegisterEndpoint) -> Endpoint:
+        """Store a new endpoint of the caller."""
+        _refuse_unenforceable(wanted)
+        endpoint = Endpoint(
+            endpoint_id=new_id(),
+            owner_id=identity.identity_id,
+            name=wanted.endpoint_name,
+            created_at=dt.datetime.fromtimestamp(self._clock(), dt.UTC),
+        )
+        endpoint = dataclasses.replace(endpoint, **_changes(wanted, endpoint))
+        self._records.put_endpoint(endpoint)
+        return endpoint
+
+    def update(self, identity: Identity, endpoint_id: str, wanted: UpdateEndpoint) -> Endpoint:
+        """Change what was sent of an endpoint of the caller."""
+        _refuse_unenforceable(wanted)
+        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        endpoint = dataclasses.replace(endpoint, **_changes(wanted, endpoint))
+        self._records.put_endpoint(endpoint)
+        return endpoint
+
+    def get(self, identity: Identity, endpoint_id: str) -> Endpoint:
+        """An endpoint that the caller may use."""
+        return self._access.endpoint(identity, endpoint_id)
+
+    def search(self, identity: Identity, *, role: str) -> Sequence[Endpoint]:
+        """``role`` is "owner" (the caller's) or "any" (those that the caller may use)."""
+        return self._records.list_endpoints(identity.identity_id, role=role)
+
+    def delete(self, identity: Identity, endpoint_id: str) -> None:
+        """Forget an endpoint of the caller."""
+        self._access.own_endpoint(identity, endpoint_id)
+        self._records.delete_endpoint(endpoint_id)
+
+    def state(self, endpoint: Endpoint) -> EndpointState:
+        """Online while heartbeats come in: a forwarder that died cannot say that its endpoints are gone."""
+        if not endpoint.online or endpoint.seen_at is None:
+            return EndpointState.OFFLINE
+        fresh = self._clock() - endpoint.seen_at.timestamp() < self._settings.online_window_s
+        return EndpointState.ONLINE if fresh else EndpointState.OFFLINE
+
+
+def _refuse_unenforceable(wanted: RegisterEndpoint | UpdateEndpoint) -> None:
+    """A protection that is asked for and not enforced would be worse than none."""
+    for name in ("authentication_policy", "high_assurance", "admins"):
+        if getattr(wanted, name):
+            raise InvalidRequest(f"{name} is not supported by this service.", hint=f"Leave {name} out.")
+
+
+def _changes(wanted: RegisterEndpoint | UpdateEndpoint, endpoint: Endpoint) -> dict[str, Any]:
+    """The fields that were sent. An explicit null clears a text or the allow-list, and is ignored elsewhere."""
+    sent = wanted.model_fields_set
+    changes: dict[str, Any] = {
+        name: getattr(wanted, name) for name in ("display_name", "description", "allowed_functions") if name in sent
+    }
+    if wanted.endpoint_name is not None:
+        changes["name"] = wanted.endpoint_name
+    changes |= {name: value for name in ("public", "multi_user") if (value := getattr(wanted, name)) is not None}
+    metadata = {**endpoint.metadata, **(wanted.metadata or {})}
+    if "subscription_uuid" in sent:
+        metadata["subscription_uuid"] = wanted.subscription_uuid
+    return {**changes, "metadata": metadata}

@@ -1,0 +1,131 @@
+"""Reading tasks. Reading never changes anything: a result can be read as often as one likes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from farcall_common.errors import BlobUnknown, TaskGroupUnknown, TaskUnknown
+from farcall_common.store import Stores
+from farcall_common.store.model import BlobRef, Task, TaskEvent
+from farcall_common.wire.states import TaskState
+
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.services.limits import check_count
+from farcall_lambdas.settings import ApiSettings
+
+__all__ = ["ResultService", "TaskView"]
+
+
+#: What an entry of an answer takes beside its result, in bytes: ids, times, details, a pre-signed URL.
+_ENTRY_BYTES: Final = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskView:
+    """A task as a caller sees it. A result is here as text, or as ``result_ref`` with ``url`` (a pre-signed GET) when
+    it does not fit an answer or the caller would rather have that; ``reason`` says why it is neither."""
+
+    task: Task
+    result: str | None = None
+    result_ref: BlobRef | None = None
+    url: str | None = None
+    reason: str | None = None
+
+    def size_bytes(self) -> int:
+        """About what it takes in an answer."""
+        record = self.task.error
+        texts = (self.result, *((record.traceback, record.stdout_tail, record.stderr_tail) if record else ()))
+        return _ENTRY_BYTES + sum(_json_bytes(text) for text in texts if text)
+
+
+class ResultService:
+    """Tasks of the caller; someone else's do not exist."""
+
+    def __init__(self, stores: Stores, settings: ApiSettings) -> None:
+        self._stores = stores
+        self._settings = settings
+
+    def get(self, identity: Identity, task_id: str, *, takes_refs: bool) -> TaskView:
+        """One task.
+
+        :raises TaskUnknown: if the caller has no such task.
+        """
+        task = self._own(identity, task_id)
+        return self._view(task, takes_refs=takes_refs, room=self._settings.max_response_bytes)
+
+    def get_many(
+        self, identity: Identity, task_ids: Sequence[str], *, takes_refs: bool
+    ) -> Mapping[str, TaskView | None]:
+        """Tasks by id, None for one that the caller does not have.
+
+        Tasks whose results do not fit one answer together are left out, to be asked for again; at least one is there.
+        """
+        check_count(len(task_ids), self._settings)
+        found = self._stores.records.get_tasks(task_ids)
+        views: dict[str, TaskView | None] = {}
+        most = room = self._settings.max_response_bytes
+        for task_id in dict.fromkeys(task_ids):
+            task = found.get(task_id)
+            if task is None or not identity.owns(task.owner_id):
+                views[task_id] = None
+                continue
+            if not takes_refs and task.result_ref and room < task.result_ref.size_bytes <= most:
+                continue  # not now, and not worth fetching to find out
+            view = self._view(task, takes_refs=takes_refs, room=most)
+            size = view.size_bytes()
+            if size <= room or room == most:
+                views[task_id] = view
+                room -= size
+        return views
+
+    def newest(self, identity: Identity, *, state: TaskState | None, limit: int) -> Sequence[Task]:
+        """The caller's tasks, newest first, without results."""
+        return self._stores.records.list_tasks(identity.identity_id, state=state, limit=limit)
+
+    def group(self, identity: Identity, task_group_id: str) -> Sequence[Task]:
+        """The caller's tasks of a group, in the order of submission.
+
+        :raises TaskGroupUnknown: if the caller has none there.
+        """
+        tasks = [task for task in self._stores.records.get_group(task_group_id) if identity.owns(task.owner_id)]
+        if not tasks:
+            raise TaskGroupUnknown(f"There is no task group {task_group_id}.")
+        return tasks
+
+    def events(self, identity: Identity, task_id: str) -> Sequence[TaskEvent]:
+        """The history of a task; the same error."""
+        self._own(identity, task_id)
+        return self._stores.records.list_events(task_id)
+
+    def _own(self, identity: Identity, task_id: str) -> Task:
+        task = self._stores.records.get_tasks([task_id]).get(task_id)
+        if task is None or not identity.owns(task.owner_id):
+            raise TaskUnknown(f"There is no task {task_id}.")
+        return task
+
+    def _view(self, task: Task, *, takes_refs: bool, room: int) -> TaskView:
+        ref = task.result_ref
+        if ref is None:
+            return TaskView(task, result=None if task.result is None else _text(task.result))
+        if not takes_refs and ref.size_bytes <= room:
+            try:
+                text = _text(self._stores.blobs.read(ref.blob_key))
+            except BlobUnknown:
+                return TaskView(task, reason="The result is gone: its time in the blob store is over.")
+            if _json_bytes(text) <= room:
+                return TaskView(task, result=text)
+        url = self._stores.blobs.download_url(ref.blob_key, ttl_s=self._settings.url_ttl_s)
+        reason = None if takes_refs else f"The result has {ref.size_bytes} bytes, too many for an answer: GET its url."
+        return TaskView(task, result_ref=ref, url=url, reason=reason)
+
+
+def _text(data: bytes) -> str:
+    """Results are text. Should one not be, its reader finds out when deserialising, and no other task suffers."""
+    return data.decode(errors="backslashreplace")
+
+
+def _json_bytes(text: str) -> int:
+    return len(json.dumps(text))

@@ -1,0 +1,208 @@
+"""Submitting: validate everything, write ahead, queue, wake.
+
+Nothing is stored before everything is known to be good. Once the transaction has committed the tasks exist for good,
+and the caller hears so even when the queue cannot be reached: the reconciler queues what is not queued.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+
+from aws_lambda_powertools import Logger
+from farcall_common.errors import ErrorRecord, Fault, Forbidden, InvalidRequest, TaskIdReused, Unavailable
+from farcall_common.store import Stores
+from farcall_common.store.model import BlobRef, Endpoint, Function, QueuedTask, Task
+from farcall_common.wire.ids import new_id, new_task_id
+
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
+from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.blobs import BlobService
+from farcall_lambdas.services.limits import check_count
+from farcall_lambdas.settings import ApiSettings
+
+__all__ = ["SubmitService", "Submitted", "queue_tasks", "was_dispatched"]
+
+logger = Logger(service=SERVICE, child=True)
+
+_Stored = bytes | BlobRef
+_Uploads = Mapping[BlobRef, bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Submitted:
+    """An accepted submit: task ids by function, in the order of the request."""
+
+    task_group_id: str
+    tasks: Mapping[str, Sequence[str]]
+
+
+class SubmitService:
+    """Turns requests into tasks."""
+
+    def __init__(self, stores: Stores, access: Access, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+        self._stores = stores
+        self._access = access
+        self._settings = settings
+        self._clock = clock
+        self._blobs = BlobService(stores.blobs, settings)
+
+    def submit(self, identity: Identity, endpoint_id: str, wanted: Submit) -> Submitted:
+        """Accept tasks for an endpoint. Sending the same task ids again gives the same answer.
+
+        :raises InvalidRequest: for a request that contradicts itself; its subclass PayloadTooLarge over a limit.
+        :raises NotFound: for an unknown function, endpoint or blob.
+        :raises Forbidden: for what the caller may not use, or the endpoint does not allow.
+        :raises TaskIdReused: for a task id that already names another task.
+        """
+        ids = self._task_ids(wanted)
+        endpoint = self._access.endpoint(identity, endpoint_id)
+        functions = self._access.functions(identity, list(wanted.tasks))
+        _check_allowed(endpoint, functions)
+        payloads, uploads = self._payloads(identity, wanted)
+
+        # Ids that we just made cannot exist; asking for the caller's own is what makes a repeated submit harmless.
+        flat_ids = [task_id for of_function in ids.values() for task_id in of_function]
+        existing = self._stores.records.get_tasks(flat_ids) if wanted.task_ids else {}
+        group_id = wanted.task_group_id or _group_of(existing, identity) or new_id()
+        template = self._template(identity, endpoint_id, group_id, wanted)
+        tasks = [
+            dataclasses.replace(
+                template,
+                task_id=task_id,
+                function_id=function_id,
+                function_hash=functions[function_id].body_hash,
+                payload=payload if isinstance(payload, bytes) else None,
+                payload_ref=payload if isinstance(payload, BlobRef) else None,
+            )
+            for function_id, of_function in ids.items()
+            for task_id, payload in zip(of_function, payloads[function_id], strict=True)
+        ]
+        _check_repeats(tasks, existing)
+
+        self._blobs.keep(uploads)
+        # A repeat that raced this one got in between the two calls; such tasks are checked like those seen before.
+        raced = self._stores.records.add_tasks(tasks)
+        _check_repeats(tasks, raced)
+        known = {**existing, **raced}
+        accepted = [known.get(task.task_id, task) for task in tasks]
+        self._queue(accepted)
+        return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids)
+
+    def _task_ids(self, wanted: Submit) -> Mapping[str, Sequence[str]]:
+        """The ids of the tasks: the caller's, checked to run parallel to the payloads, or new ones."""
+        count = sum(map(len, wanted.tasks.values()))
+        if not all(wanted.tasks.values()):
+            raise InvalidRequest("A function is listed without a payload.")
+        check_count(count, self._settings)
+        if wanted.user_endpoint_config:
+            raise InvalidRequest("Endpoints here take no user_endpoint_config.", hint="Leave it out.")
+        if wanted.task_ids is None:
+            return {function_id: [new_task_id() for _ in given] for function_id, given in wanted.tasks.items()}
+        parallel = wanted.task_ids.keys() == wanted.tasks.keys() and all(
+            len(wanted.task_ids[function_id]) == len(given) for function_id, given in wanted.tasks.items()
+        )
+        if not parallel:
+            raise InvalidRequest("task_ids does not run parallel to tasks.")
+        if len({task_id for of_function in wanted.task_ids.values() for task_id in of_function}) < count:
+            raise InvalidRequest("A task id is used twice in one request.")
+        return {function_id: wanted.task_ids[function_id] for function_id in wanted.tasks}
+
+    def _payloads(self, identity: Identity, wanted: Submit) -> tuple[Mapping[str, Sequence[_Stored]], _Uploads]:
+        """Payloads as the database takes them, checked, and the big ones that have yet to go to the blob store:
+        clients that know no blobs send everything inline."""
+        uploads: dict[BlobRef, bytes] = {}
+
+        def stored(payload: Payload) -> _Stored:
+            if isinstance(payload, BlobRefShape):
+                return BlobRef(payload.blob_key, payload.size_bytes, payload.sha256)
+            data = payload.encode()
+            self._blobs.check_size(len(data))
+            if len(data) <= self._settings.max_inline_bytes:
+                return data
+            ref = self._blobs.reference(identity, data)
+            uploads[ref] = data
+            return ref
+
+        payloads = {function_id: [stored(each) for each in given] for function_id, given in wanted.tasks.items()}
+        references = {each for given in payloads.values() for each in given if isinstance(each, BlobRef)}
+        self._blobs.check_references(identity, references - uploads.keys())
+        return payloads, uploads
+
+    def _template(self, identity: Identity, endpoint_id: str, group_id: str, wanted: Submit) -> Task:
+        """What the tasks of one submit have in common."""
+        now = self._clock()
+        return Task(
+            task_id="",
+            task_group_id=group_id,
+            owner_id=identity.identity_id,
+            endpoint_id=endpoint_id,
+            function_id="",
+            function_hash="",
+            payload=None,
+            idempotent=wanted.idempotent,
+            max_attempts=wanted.max_attempts,
+            walltime_s=wanted.walltime_s,
+            result_serializers=wanted.result_serializers or (),
+            resource_specification=wanted.resource_specification or {},
+            submitted_at=dt.datetime.fromtimestamp(now, dt.UTC),
+            timings={"submitted_at": now},
+        )
+
+    def _queue(self, tasks: Sequence[Task]) -> None:
+        waiting = [task for task in tasks if not was_dispatched(task)]
+        try:
+            queue_tasks(self._stores, waiting, now=self._clock())
+        except Unavailable:
+            logger.warning("queue unavailable; the reconciler will queue the tasks", count=len(waiting))
+
+
+def was_dispatched(task: Task) -> bool:
+    """Whether the database knows that a task went to its endpoint or ended: such a task is not ours to queue.
+
+    If the queue lost it, only the forwarder that owns the endpoint can tell whether the endpoint has it.
+    """
+    return task.attempt > 0 or task.state.is_terminal
+
+
+def queue_tasks(stores: Stores, tasks: Sequence[Task], *, now: float) -> None:
+    """Queue committed tasks of one endpoint and wake its forwarder. Harmless to repeat.
+
+    :raises Unavailable: when the queue cannot be reached.
+    """
+    if not tasks:
+        return
+    endpoint_id = tasks[0].endpoint_id
+    forwarder_id = stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=now)
+    if forwarder_id is not None:
+        stores.queue.wake(forwarder_id, endpoint_id)
+
+
+def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:
+    if endpoint.allowed_functions is None:
+        return
+    for function_id in functions:
+        if function_id not in endpoint.allowed_functions:
+            message = f"Endpoint {endpoint.endpoint_id} does not run function {function_id}."
+            hint = "Ask the endpoint's owner to allow the function; `allowed_functions` lists those that may run."
+            raise Forbidden(message, record=ErrorRecord("FUNCTION_NOT_PERMITTED", message, hint, Fault.CALLER))
+
+
+def _group_of(existing: Mapping[str, Task], identity: Identity) -> str | None:
+    """The group that a repeated submit without one got the first time."""
+    return next((task.task_group_id for task in existing.values() if identity.owns(task.owner_id)), None)
+
+
+def _check_repeats(tasks: Sequence[Task], existing: Mapping[str, Task]) -> None:
+    """:raises TaskIdReused: unless every existing task is the one that is being submitted again."""
+    for task in tasks:
+        known = existing.get(task.task_id)
+        if known is not None and _identity_of(known) != _identity_of(task):
+            raise TaskIdReused(f"Task id {task.task_id} names another task already.")
+
+
+def _identity_of(task: Task) -> tuple[object, ...]:
+    return (task.owner_id, task.endpoint_id, task.function_id, task.payload, task.payload_ref)

@@ -1,0 +1,141 @@
+"""The settings of the API and its authorizer, read once from the environment.
+
+======================================  ==============================================================================
+variable                                meaning (default)
+======================================  ==============================================================================
+``FARCALL_AUTH_PROVIDER``               ``dev`` or ``globus``
+``FARCALL_DEV_TOKENS``                  for dev: JSON ``{token: {"identity_id": uuid, "username": text}}``
+``FARCALL_GLOBUS_CLIENT_ID``            for globus: this service's client at Globus Auth,
+``FARCALL_GLOBUS_CLIENT_SECRET``        its secret,
+``FARCALL_GLOBUS_SCOPE``                and the scope that a token must carry
+``FARCALL_MAX_PAYLOAD_BYTES``           of one payload or function (10 MiB)
+``FARCALL_MAX_INLINE_BYTES``            of a payload in the database (64 KiB)
+``FARCALL_MAX_REQUEST_BYTES``           of a request (4 MiB)
+``FARCALL_MAX_RESPONSE_BYTES``          of the results in one answer (5 MB)
+``FARCALL_MAX_TASKS_PER_REQUEST``       submitted, read or cancelled at once (10,000)
+``FARCALL_HEARTBEAT_S``                 what agents and clients are told to keep to (30)
+``FARCALL_ONLINE_WINDOW_S``             how old the last heartbeat of an online endpoint may be (120)
+``FARCALL_TICKET_TTL_S``                how long a ticket lets a peer in (86400)
+``FARCALL_URL_TTL_S``                   how long a pre-signed URL works (3600)
+``FARCALL_SETTLE_S``                    see :class:`ApiSettings` (10)
+``FARCALL_RECONCILE_PERIOD_S``          see :class:`ApiSettings` (60)
+======================================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Final, Literal, TypeVar
+
+from farcall_common.errors import ConfigurationError
+
+from farcall_lambdas.identity import Identity
+
+__all__ = ["ApiSettings", "AuthSettings"]
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclasses.dataclass(frozen=True)
+class ApiSettings:
+    """What bounds the API.
+
+    A payload over ``max_payload_bytes`` is refused, one over ``max_inline_bytes`` goes to the blob store instead of
+    the database. ``max_response_bytes`` bounds the results in one answer (a Lambda answers 6 MB at most).
+    ``online_window_s`` is how old an endpoint's last heartbeat may be. ``settle_s`` is how long a submit or a
+    forwarder is left to finish its own work before the reconciler takes an interest, ``reconcile_period_s`` is how
+    often it looks where no schedule runs it.
+    """
+
+    max_payload_bytes: int = 10 * MIB
+    max_inline_bytes: int = 64 * KIB
+    max_request_bytes: int = 4 * MIB
+    max_response_bytes: int = 5_000_000
+    max_tasks_per_request: int = 10_000
+    heartbeat_s: float = 30.0
+    online_window_s: float = 120.0
+    ticket_ttl_s: int = 86_400
+    url_ttl_s: int = 3_600
+    settle_s: float = 10.0
+    reconcile_period_s: float = 60.0
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> ApiSettings:
+        """Read ``FARCALL_<FIELD>`` for every field that is set.
+
+        :raises ConfigurationError: when a value is not a positive number.
+        """
+        defaults = cls()
+        values = {
+            field.name: _positive(environ, f"FARCALL_{field.name.upper()}", getattr(defaults, field.name))
+            for field in dataclasses.fields(cls)
+        }
+        return cls(**values)
+
+
+@dataclasses.dataclass(frozen=True)
+class AuthSettings:
+    """Which identity provider to ask, and what it needs. Nothing here is ever printed: ``repr`` hides the secrets."""
+
+    provider: Literal["dev", "globus"]
+    dev_identities: Mapping[str, Identity] = dataclasses.field(default_factory=dict, repr=False)
+    globus_client_id: str = ""
+    globus_client_secret: str = dataclasses.field(default="", repr=False)
+    globus_scope: str = ""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> AuthSettings:
+        """Read FARCALL_AUTH_PROVIDER and what that provider needs.
+
+        :raises ConfigurationError: when something is missing or malformed.
+        """
+        provider = environ.get("FARCALL_AUTH_PROVIDER", "")
+        if provider == "dev":
+            return cls(provider="dev", dev_identities=_dev_identities(environ.get("FARCALL_DEV_TOKENS", "{}")))
+        if provider == "globus":
+            return cls(
+                provider="globus",
+                globus_client_id=_required(environ, "FARCALL_GLOBUS_CLIENT_ID"),
+                globus_client_secret=_required(environ, "FARCALL_GLOBUS_CLIENT_SECRET"),
+                globus_scope=_required(environ, "FARCALL_GLOBUS_SCOPE"),
+            )
+        raise ConfigurationError(f"FARCALL_AUTH_PROVIDER is {provider!r}; it must be 'dev' or 'globus'.")
+
+
+def _dev_identities(text: str) -> Mapping[str, Identity]:
+    """``{token: {"identity_id": uuid, "username": str}}``; the message of an error must not show the tokens."""
+    try:
+        return {
+            token: Identity(str(uuid.UUID(entry["identity_id"])), str(entry.get("username", "")))
+            for token, entry in json.loads(text).items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"FARCALL_DEV_TOKENS is not a JSON object of token to identity ({type(error).__name__})."
+        ) from None
+
+
+def _required(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "")
+    if not value:
+        raise ConfigurationError(f"{name} is not set.")
+    return value
+
+
+def _positive(environ: Mapping[str, str], name: str, default: Number) -> Number:
+    text = environ.get(name)
+    if text is None:
+        return default
+    try:
+        value = type(default)(text)
+    except ValueError:
+        raise ConfigurationError(f"{name} is {text!r}, not a number.") from None
+    if not 0 < value < float("inf"):
+        raise ConfigurationError(f"{name} is {text!r}; it must be positive.")
+    return value

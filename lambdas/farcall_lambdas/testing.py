@@ -1,0 +1,108 @@
+"""The API in memory: the real routes and services over fake stores, spoken to with proxy events."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from aws_lambda_powertools.utilities.typing import LambdaContext
+from farcall_common.store import Stores, Tickets
+from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
+
+from farcall_lambdas.app import Application
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.settings import ApiSettings
+
+__all__ = ["ALICE", "BOB", "Answer", "Clock", "MemoryApi", "memory_stores", "proxy_event"]
+
+ALICE: Final = Identity("a11ce000-0000-4000-8000-000000000001", "alice@example.org")
+BOB: Final = Identity("b0b00000-0000-4000-8000-000000000002", "bob@example.org")
+
+
+@dataclasses.dataclass
+class Clock:
+    """Epoch seconds, moved by the test."""
+
+    now: float = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """An answer of the API, its body read as JSON."""
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+
+class MemoryApi:
+    """Calls the API as API Gateway would."""
+
+    def __init__(self, *, settings: ApiSettings | None = None) -> None:
+        self.stores = memory_stores()
+        self.clock = Clock()
+        self.application = Application.over(self.stores, settings or ApiSettings(), clock=self.clock)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        caller: Identity | None = ALICE,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """One request. A ``body`` that is text is sent as it is, anything else as JSON; ``path`` may have a query."""
+        text = body if isinstance(body, str) or body is None else json.dumps(body)
+        event = proxy_event(method, path, text, caller=caller, headers=headers)
+        answer = self.application.answer(event, LambdaContext())
+        flat = {name: values[0] for name, values in answer["multiValueHeaders"].items()}
+        return Answer(answer["statusCode"], json.loads(answer["body"]), flat)
+
+
+def memory_stores() -> Stores:
+    """Empty stores that last as long as the object."""
+    return Stores(FakeRecords(), FakeQueue(), FakeBlobs(), Tickets("a key that is long enough for tests only"))
+
+
+def proxy_event(
+    method: str,
+    path: str,
+    body: str | None = None,
+    *,
+    caller: Identity | None = ALICE,
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """A REST API (v1) proxy event as API Gateway sends it, after its authorizer let ``caller`` through."""
+    bare_path, _, query = path.partition("?")
+    queries = parse_qs(query, keep_blank_values=True)
+    sent = {"Content-Type": "application/json", "Host": "api.example.org", **(headers or {})}
+    context: dict[str, Any] = {
+        "stage": "v1",
+        "path": f"/v1{bare_path}",
+        "requestId": str(uuid.uuid4()),
+        "httpMethod": method,
+        "resourcePath": "/{proxy+}",
+    }
+    if caller is not None:
+        context["authorizer"] = {"principalId": caller.identity_id, **caller.to_context()}
+    return {
+        "resource": "/{proxy+}",
+        "path": bare_path,
+        "httpMethod": method,
+        "headers": sent,
+        "multiValueHeaders": {name: [value] for name, value in sent.items()},
+        "queryStringParameters": {name: values[-1] for name, values in queries.items()} or None,
+        "multiValueQueryStringParameters": queries or None,
+        "pathParameters": {"proxy": bare_path.lstrip("/")},
+        "requestContext": context,
+        "body": body,
+        "isBase64Encoded": False,
+    }

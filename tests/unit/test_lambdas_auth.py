@@ -1,0 +1,292 @@
+"""The authorizer and its identity providers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import globus_sdk
+import pytest
+import requests
+import responses
+from aws_lambda_powertools.utilities.typing import LambdaContext
+from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
+from farcall_lambdas.auth import CachedProvider, DevProvider, GlobusProvider
+from farcall_lambdas.authorizer import Authorizer, policy
+from farcall_lambdas.handlers import authorizer as authorizer_handler
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.settings import AuthSettings
+from farcall_lambdas.testing import ALICE, Clock
+from globus_sdk.testing import RegisteredResponse, get_response_set
+
+PUBLISHED = cast(
+    RegisteredResponse, get_response_set(globus_sdk.ConfidentialAppAuthClient.oauth2_token_introspect).lookup("default")
+)
+ANSWER = cast(dict[str, Any], PUBLISHED.json)
+CLIENT_ID = str(PUBLISHED.metadata["client_id"])
+SCOPE = "urn:globus:auth:scope:auth.globus.org:view_identity_set"
+METHOD_ARN = "arn:aws:execute-api:eu-central-1:123456789012:abcdef/v1/GET/v3/tasks"
+
+
+class TestAuthorizer:
+    def test_a_bearer_token_names_its_identity(self) -> None:
+        authorizer = Authorizer(DevProvider({"sesame": ALICE}))
+
+        assert authorizer.identify("Bearer sesame") == ALICE
+        assert authorizer.identify(" bearer  sesame ") == ALICE
+
+    @pytest.mark.parametrize(
+        "header", [None, "", "sesame", "Bearer", "Bearer ", "Basic sesame", "Bearer wrong", "Bearer \ud800"]
+    )
+    def test_anything_else_names_nobody(self, header: str | None) -> None:
+        with pytest.raises(Unauthenticated):
+            Authorizer(DevProvider({"sesame": ALICE})).identify(header)
+
+    def test_the_policy_allows_the_stage_because_it_is_cached_by_token(self) -> None:
+        answer = policy(ALICE, METHOD_ARN)
+
+        [statement] = answer["policyDocument"]["Statement"]
+        stage = "arn:aws:execute-api:eu-central-1:123456789012:abcdef/v1"
+        assert statement == {"Action": "execute-api:Invoke", "Effect": "Allow", "Resource": f"{stage}/*"}
+        assert answer["principalId"] == ALICE.identity_id
+        assert all(isinstance(value, str) for value in answer["context"].values())
+
+    def test_the_context_survives_api_gateway(self) -> None:
+        linked = Identity("id-1", "alice", frozenset({"id-2", "id-3"}))
+
+        context = json.loads(json.dumps(policy(linked, METHOD_ARN)["context"]))
+
+        assert Identity.from_context({"principalId": "id-1", "integrationLatency": 3, **context}) == linked
+
+    @pytest.mark.parametrize("context", [None, {}, {"principalId": "x"}, {"identity_id": ""}])
+    def test_without_a_context_nobody_is_calling(self, context: dict[str, Any] | None) -> None:
+        with pytest.raises(Unauthenticated):
+            Identity.from_context(context)
+
+
+class TestHandler:
+    @pytest.fixture(autouse=True)
+    def _environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        authorizer_handler._authorizer.cache_clear()
+        tokens = {"sesame": {"identity_id": ALICE.identity_id, "username": "alice"}}
+        monkeypatch.setenv("FARCALL_AUTH_PROVIDER", "dev")
+        monkeypatch.setenv("FARCALL_DEV_TOKENS", json.dumps(tokens))
+
+    def event(self, token: str) -> dict[str, str]:
+        return {"type": "TOKEN", "authorizationToken": f"Bearer {token}", "methodArn": METHOD_ARN}
+
+    def test_a_good_token_gets_a_policy(self) -> None:
+        answer = authorizer_handler.handle(self.event("sesame"), LambdaContext())
+
+        assert answer["context"]["identity_id"] == ALICE.identity_id
+
+    def test_a_bad_token_is_refused_in_the_words_that_api_gateway_knows(self) -> None:
+        with pytest.raises(PermissionError, match=r"^Unauthorized$"):
+            authorizer_handler.handle(self.event("wrong"), LambdaContext())
+
+
+class TestSettings:
+    def test_dev_tokens_are_read(self) -> None:
+        environ = {
+            "FARCALL_AUTH_PROVIDER": "dev",
+            "FARCALL_DEV_TOKENS": json.dumps({"t": {"identity_id": ALICE.identity_id.upper(), "username": "a"}}),
+        }
+
+        assert AuthSettings.from_environment(environ).dev_identities == {"t": Identity(ALICE.identity_id, "a")}
+
+    @pytest.mark.parametrize("tokens", ["{", "[]", '"t"', '{"sesame": {}}', '{"sesame": {"identity_id": "me"}}'])
+    def test_malformed_dev_tokens_are_refused_without_being_shown(self, tokens: str) -> None:
+        with pytest.raises(ConfigurationError, match="FARCALL_DEV_TOKENS") as caught:
+            AuthSettings.from_environment({"FARCALL_AUTH_PROVIDER": "dev", "FARCALL_DEV_TOKENS": tokens})
+        assert "sesame" not in str(caught.value)
+
+    @pytest.mark.parametrize("environ", [{}, {"FARCALL_AUTH_PROVIDER": "okta"}])
+    def test_a_provider_must_be_named(self, environ: dict[str, str]) -> None:
+        with pytest.raises(ConfigurationError, match="FARCALL_AUTH_PROVIDER"):
+            AuthSettings.from_environment(environ)
+
+    def test_globus_needs_its_credentials_and_hides_them(self) -> None:
+        environ = {"FARCALL_AUTH_PROVIDER": "globus", "FARCALL_GLOBUS_CLIENT_ID": "id", "FARCALL_GLOBUS_SCOPE": "s"}
+        with pytest.raises(ConfigurationError, match="FARCALL_GLOBUS_CLIENT_SECRET"):
+            AuthSettings.from_environment(environ)
+
+        settings = AuthSettings.from_environment({**environ, "FARCALL_GLOBUS_CLIENT_SECRET": "hush"})
+
+        assert "hush" not in repr(settings)
+
+
+class TestGlobus:
+    """Against the answer that globus-sdk publishes for tests, and what can be wrong with it."""
+
+    @pytest.fixture
+    def mocked(self) -> Any:
+        with responses.RequestsMock(assert_all_requests_are_fired=False) as mock:
+            yield mock
+
+    def provider(self, *, scope: str = SCOPE, client_id: str = CLIENT_ID, now: float | None = None) -> GlobusProvider:
+        # One attempt: the library's own retries sleep.
+        client = globus_sdk.ConfidentialAppAuthClient(
+            CLIENT_ID, "secret", transport=globus_sdk.transport.RequestsTransport(),
+            retry_config=globus_sdk.transport.RetryConfig(max_retries=0),
+        )  # fmt: skip
+        moment = float(ANSWER["exp"]) - 3600 if now is None else now
+        return GlobusProvider(client, client_id=client_id, scope=scope, clock=Clock(moment))
+
+    def answer(self, mocked: responses.RequestsMock, **changes: Any) -> None:
+        mocked.post(
+            "https://auth.globus.org/v2/oauth2/token/introspect",
+            json={**ANSWER, **changes},
+        )
+
+    def test_the_published_answer_names_its_identity(self, mocked: responses.RequestsMock) -> None:
+        self.answer(mocked, identity_set=[PUBLISHED.metadata["id"], "id-2"])
+
+        identity = self.provider().authenticate("token")
+
+        assert (identity.identity_id, identity.username) == (PUBLISHED.metadata["id"], PUBLISHED.metadata["username"])
+        assert identity.owns("id-2")
+        assert identity.expires_at == ANSWER["exp"]
+        sent = str(mocked.calls[0].request.body)
+        assert "token=token" in sent
+        assert "include=identity_set" in sent
+
+    def test_without_an_identity_set_there_is_the_primary_identity(self, mocked: responses.RequestsMock) -> None:
+        self.answer(mocked)
+
+        identity = self.provider().authenticate("token")
+
+        assert identity.identity_set == {PUBLISHED.metadata["id"]}
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"active": False}, {"aud": ["auth.globus.org"]}, {"scope": "openid"}, {"exp": 1}, {"scope": f"x{SCOPE}"}],
+    )
+    def test_a_token_that_is_not_for_us_is_refused(
+        self, mocked: responses.RequestsMock, changes: dict[str, Any]
+    ) -> None:
+        self.answer(mocked, **changes)
+
+        with pytest.raises(Unauthenticated):
+            self.provider().authenticate("token")
+
+    def test_an_inactive_token_has_no_more_to_say(self, mocked: responses.RequestsMock) -> None:
+        mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", json={"active": False})
+
+        with pytest.raises(Unauthenticated):
+            self.provider().authenticate("token")
+
+    @pytest.mark.parametrize("status", [401, 429, 500, 503])
+    def test_an_outage_is_no_refusal(self, mocked: responses.RequestsMock, status: int) -> None:
+        mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", json={}, status=status)
+
+        with pytest.raises(Unavailable):
+            self.provider().authenticate("token")
+
+    def test_no_network_is_no_refusal(self, mocked: responses.RequestsMock) -> None:
+        mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", body=requests.ConnectionError("no route"))
+
+        with pytest.raises(Unavailable):
+            self.provider().authenticate("token")
+
+
+class Counting:
+    """A provider that counts how often it is asked."""
+
+    def __init__(self, decide: Callable[[str], Identity]) -> None:
+        self.decide = decide
+        self.asked = 0
+
+    def authenticate(self, token: str) -> Identity:
+        self.asked += 1
+        return self.decide(token)
+
+
+def refuse(token: str) -> Identity:
+    raise Unauthenticated("no")
+
+
+def fail(token: str) -> Identity:
+    raise Unavailable("away")
+
+
+class TestCache:
+    def cached(self, decide: Callable[[str], Identity], **options: Any) -> tuple[CachedProvider, Counting, Clock]:
+        provider, clock = Counting(decide), Clock()
+        return CachedProvider(provider, clock=clock, **options), provider, clock
+
+    def test_an_accepted_token_is_asked_about_once_in_a_while(self) -> None:
+        cached, provider, clock = self.cached(lambda _: ALICE, ttl_s=300)
+        for _ in range(3):
+            assert cached.authenticate("t") == ALICE
+        assert provider.asked == 1
+
+        clock.now += 300
+        cached.authenticate("t")
+        assert provider.asked == 2
+
+    def test_a_token_is_never_kept_beyond_its_end(self) -> None:
+        cached, provider, clock = self.cached(lambda _: Identity("id", "name", expires_at=clock.now + 20), ttl_s=300)
+        cached.authenticate("t")
+
+        clock.now += 20
+        cached.authenticate("t")
+
+        assert provider.asked == 2
+
+    def test_a_refusal_is_kept_for_a_short_time(self) -> None:
+        cached, provider, clock = self.cached(refuse, refusal_ttl_s=10)
+        for seconds in (0, 9, 2):
+            clock.now += seconds
+            with pytest.raises(Unauthenticated):
+                cached.authenticate("t")
+        assert provider.asked == 2
+
+    def test_an_outage_is_not_kept_and_known_tokens_survive_it_until_they_are_too_old(self) -> None:
+        cached, provider, clock = self.cached(lambda _: ALICE, ttl_s=300)
+        cached.authenticate("known")
+        provider.decide = fail
+
+        assert cached.authenticate("known") == ALICE
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                cached.authenticate("new")
+        clock.now += 301
+        with pytest.raises(Unavailable):
+            cached.authenticate("known")
+        assert provider.asked == 4
+
+    def test_the_longest_unused_token_is_forgotten_first(self) -> None:
+        cached, provider, _ = self.cached(lambda _: ALICE, size=2)
+        for token in ("a", "b", "a", "c", "a"):
+            cached.authenticate(token)
+        assert provider.asked == 3
+
+        cached.authenticate("b")
+        assert provider.asked == 4
+
+    def test_tokens_are_not_kept(self) -> None:
+        cached, _, _ = self.cached(lambda _: ALICE)
+        cached.authenticate("sesame-open")
+
+        assert "sesame" not in repr(vars(cached))
+
+    def test_threads_share_it(self) -> None:
+        cached, _, _ = self.cached(lambda _: ALICE, size=8)
+        failures: list[BaseException] = []
+
+        def use() -> None:
+            try:
+                for number in range(500):
+                    assert cached.authenticate(f"t{number % 20}") == ALICE
+            except BaseException as error:  # noqa: BLE001  # reported below, from the test's own thread
+                failures.append(error)
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert failures == []

@@ -1,0 +1,152 @@
+"""Cancelling tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import uuid
+from typing import Any
+
+import pytest
+from farcall_common.store.fakes import FakeQueue
+from farcall_common.store.model import TaskResult
+from farcall_common.wire.states import Reporter, TaskState
+from farcall_lambdas.testing import BOB, MemoryApi
+
+
+class Lab:
+    """An API with one endpoint, its queue, and a forwarder that can lease."""
+
+    def __init__(self) -> None:
+        self.api = MemoryApi()
+        assert isinstance(self.api.stores.queue, FakeQueue)
+        self.queue = self.api.stores.queue
+        self.records = self.api.stores.records
+        function = {"function_name": "f", "function_code": "4\n01\nf"}
+        self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
+        endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})
+        self.endpoint_id: str = endpoint.body["endpoint_id"]
+        self.fence = self.queue.claim(self.endpoint_id, "fwd-1", ttl_s=1e9, now=self.api.clock.now)
+        self.queue.mark_restored(self.endpoint_id, self.fence)
+
+    def submit(self, count: int = 1) -> list[str]:
+        body = {"tasks": {self.function_id: ["p"] * count}}
+        answer = self.api.call("POST", f"/v3/endpoints/{self.endpoint_id}/submit", body)
+        return list(answer.body["tasks"][self.function_id])
+
+    def lease(self, limit: int = 1) -> list[str]:
+        leased = self.queue.lease(self.endpoint_id, self.fence, limit=limit, lease_s=30, now=self.api.clock.now)
+        return [each.task.task_id for each in leased]
+
+    def success(self, task_id: str) -> TaskResult:
+        return TaskResult(task_id, self.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"00\nr")
+
+    def cancel(self, task_id: str) -> Any:
+        answer = self.api.call("POST", f"/v3/tasks/{task_id}/cancel")
+        assert answer.status == 200, answer.body
+        return answer.body
+
+    def state(self, task_id: str) -> TaskState:
+        return self.records.get_tasks([task_id])[task_id].state
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def test_a_waiting_task_never_runs(lab: Lab) -> None:
+    [task_id] = lab.submit()
+
+    answer = lab.cancel(task_id)
+
+    assert answer == {"task_id": task_id, "outcome": "cancelled", "status": "cancelled"}
+    assert lab.api.call("GET", f"/v2/tasks/{task_id}").body["error"]["code"] == "TASK_CANCELLED"
+    assert lab.lease() == []
+    assert lab.queue.outbox(lab.endpoint_id) == []
+
+
+def test_a_leased_task_is_asked_to_stop_and_its_forwarder_woken(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    lab.lease()
+    wake_ups = lab.queue.listen("fwd-1")
+
+    answer = lab.cancel(task_id)
+
+    assert (answer["outcome"], answer["status"]) == ("requested", "received")
+    assert lab.queue.cancel_requests(lab.endpoint_id, lab.fence) == [task_id]
+    assert wake_ups.get(0) == [lab.endpoint_id]
+    assert not lab.state(task_id).is_terminal
+
+
+def test_a_finished_task_stays_as_it_is(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
+    lab.records.record_results([lab.success(task_id)], at=at)
+
+    assert lab.cancel(task_id) == {"task_id": task_id, "outcome": "finished", "status": "success"}
+
+
+def test_a_task_whose_end_is_on_its_way_is_finished(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    lab.lease()
+    lab.queue.ack(lab.fence, [lab.success(task_id)], now=lab.api.clock.now)
+
+    assert lab.cancel(task_id) == {"task_id": task_id, "outcome": "finished"}
+    assert not lab.state(task_id).is_terminal
+
+
+def test_a_task_that_the_queue_lost_is_cancelled_in_the_record(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    lab.queue.wipe()
+
+    assert lab.cancel(task_id)["outcome"] == "cancelled"
+    assert lab.state(task_id) is TaskState.CANCELLED
+
+
+def test_cancelling_twice_is_harmless(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    lab.cancel(task_id)
+
+    assert lab.cancel(task_id) == {"task_id": task_id, "outcome": "finished", "status": "cancelled"}
+
+
+def test_many_are_cancelled_each_as_it_stands(lab: Lab) -> None:
+    leased, *waiting = lab.submit(3)
+    assert lab.lease() == [leased]
+    unknown = str(uuid.uuid4())
+
+    body = lab.api.call("POST", "/v3/tasks/cancel", {"task_ids": [leased, *waiting, unknown]}).body
+
+    outcomes = {task_id: each["outcome"] for task_id, each in body["results"].items()}
+    assert outcomes == {leased: "requested", **dict.fromkeys(waiting, "cancelled"), unknown: "unknown"}
+
+
+def test_nobody_cancels_someone_elses_task(lab: Lab) -> None:
+    [task_id] = lab.submit()
+
+    body = lab.api.call("POST", "/v3/tasks/cancel", {"task_ids": [task_id]}, caller=BOB).body
+
+    assert body["results"][task_id]["outcome"] == "unknown"
+    assert lab.queue.depth(lab.endpoint_id) == 1
+
+
+def test_with_the_queue_away_cancelling_can_be_retried(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    lab.queue.reachable = False
+
+    answer = lab.api.call("POST", f"/v3/tasks/{task_id}/cancel")
+
+    assert (answer.status, answer.body["retryable"]) == (503, True)
+    assert not lab.state(task_id).is_terminal
+
+
+def test_a_crash_between_queue_and_record_is_repaired_by_the_reconciler(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    lab.queue.cancel(lab.endpoint_id, [task_id], now=lab.api.clock.now)
+    lab.api.clock.now += 60
+
+    done = lab.api.application.services.reconciler.run()
+
+    assert dataclasses.asdict(done) == {"endpoints": 1, "offered": 0, "recorded": 1}
+    assert lab.state(task_id) is TaskState.CANCELLED

@@ -1,0 +1,147 @@
+"""The way in for agents and result streams."""
+
+from __future__ import annotations
+
+import pytest
+from farcall_common.store.fakes import FakeQueue
+from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
+from farcall_lambdas.services.connect import rank
+from farcall_lambdas.testing import ALICE, BOB, Answer, MemoryApi
+
+KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+OTHER_KEY = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
+
+
+def forwarder(number: int, *, draining: bool = False) -> ForwarderInfo:
+    return ForwarderInfo(f"fwd-{number}", f"tcp://10.0.0.{number}:443", f"{number}" * 40, draining=draining)
+
+
+class Lab:
+    """An API with one endpoint."""
+
+    def __init__(self) -> None:
+        self.api = MemoryApi()
+        assert isinstance(self.api.stores.queue, FakeQueue)
+        self.queue = self.api.stores.queue
+        self.endpoint_id = self.endpoint()
+
+    def endpoint(self, **fields: object) -> str:
+        return str(self.api.call("POST", "/v3/endpoints", {"endpoint_name": "x", **fields}).body["endpoint_id"])
+
+    def announce(self, *forwarders: ForwarderInfo) -> None:
+        for each in forwarders:
+            self.queue.announce(each, ttl_s=15, now=self.api.clock.now)
+
+    def connect(self, endpoint_id: str | None = None, **fields: object) -> Answer:
+        path = f"/v3/endpoints/{endpoint_id or self.endpoint_id}/connect"
+        caller = BOB if fields.pop("by_bob", False) else ALICE
+        return self.api.call("POST", path, {"public_key": KEY, **fields}, caller=caller)
+
+    def stream(self, **fields: object) -> Answer:
+        return self.api.call("POST", "/v3/stream", {"public_key": KEY, **fields})
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def test_an_agent_is_let_in_with_its_key(lab: Lab) -> None:
+    lab.announce(forwarder(1))
+
+    answer = lab.connect()
+
+    assert answer.status == 200
+    assert answer.body["forwarders"] == [{"address": "tcp://10.0.0.1:443", "server_key": "1" * 40}]
+    assert (answer.body["endpoint_id"], answer.body["heartbeat_s"]) == (lab.endpoint_id, 30.0)
+    assert answer.body["ticket_expires_at"] == lab.api.clock.now + 86_400
+    assert lab.queue.find_peer(KEY) == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
+    assert lab.api.stores.records.find_endpoint_by_key(KEY) == lab.endpoint_id
+    shown = lab.api.stores.tickets.verify(answer.body["ticket"], now=lab.api.clock.now)
+    assert shown.peer == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
+
+
+def test_a_client_is_let_in_for_its_own_results(lab: Lab) -> None:
+    lab.announce(forwarder(1))
+
+    answer = lab.stream()
+
+    assert answer.body.keys() == {"forwarders", "ticket", "ticket_expires_at", "heartbeat_s"}
+    assert lab.queue.find_peer(KEY) == PeerKey(KEY, PeerKind.CLIENT, ALICE.identity_id)
+    shown = lab.api.stores.tickets.verify(answer.body["ticket"], now=lab.api.clock.now)
+    assert shown.peer == PeerKey(KEY, PeerKind.CLIENT, ALICE.identity_id)
+
+
+def test_without_a_forwarder_there_is_a_time_to_wait(lab: Lab) -> None:
+    lab.announce(forwarder(1, draining=True), forwarder(2))
+    lab.api.clock.now += 16
+
+    for answer in (lab.connect(), lab.stream(public_key=OTHER_KEY)):
+        assert (answer.status, answer.body["code"], answer.body["retryable"]) == (503, "NO_FORWARDER", True)
+        assert answer.body["retry_after_s"] == 2.0
+        assert answer.headers["Retry-After"] == "2"
+
+
+def test_an_endpoint_always_gets_the_same_order_and_endpoints_spread(lab: Lab) -> None:
+    forwarders = [forwarder(number) for number in range(1, 6)]
+    lab.announce(*forwarders)
+
+    addresses = [each["address"] for each in lab.connect().body["forwarders"]]
+
+    assert addresses == [each["address"] for each in lab.connect().body["forwarders"]]
+    assert len(addresses) == 3
+    assert {rank(forwarders, f"endpoint {number}")[0] for number in range(100)} == set(forwarders)
+    without = [each for each in forwarders if each.address != addresses[0]]
+    assert [each.address for each in rank(without, lab.endpoint_id)][:2] == addresses[1:]
+
+
+def test_only_the_owner_connects_an_endpoint(lab: Lab) -> None:
+    lab.announce(forwarder(1))
+    public = lab.endpoint(public=True)
+
+    for endpoint_id in (lab.endpoint_id, public):
+        answer = lab.connect(endpoint_id, by_bob=True)
+        assert (answer.status, answer.body["code"]) == (403, "FORBIDDEN")
+    assert lab.queue.find_peer(KEY) is None
+
+
+def test_a_key_speaks_for_one_endpoint_only(lab: Lab) -> None:
+    lab.announce(forwarder(1))
+    lab.connect()
+
+    answers = [lab.connect(lab.endpoint()), lab.stream()]
+
+    assert {(answer.status, answer.body["code"]) for answer in answers} == {(403, "FORBIDDEN")}
+    assert lab.queue.find_peer(KEY) == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
+
+
+def test_an_endpoint_may_change_its_key(lab: Lab) -> None:
+    lab.announce(forwarder(1))
+    lab.connect()
+
+    assert lab.connect(public_key=OTHER_KEY).status == 200
+    assert lab.api.stores.records.find_endpoint_by_key(OTHER_KEY) == lab.endpoint_id
+
+
+def test_what_the_agent_runs_on_is_remembered(lab: Lab) -> None:
+    lab.announce(forwarder(1))
+
+    lab.connect(python_version="3.12.1", packages={"dill": "0.4.1"}, spool_id=lab.endpoint_id)
+
+    endpoint = lab.api.stores.records.get_endpoint(lab.endpoint_id)
+    assert endpoint is not None
+    assert endpoint.metadata["runtime"] == {"python_version": "3.12.1", "packages": {"dill": "0.4.1"}}
+
+
+@pytest.mark.parametrize("key", ["", KEY[:-1], KEY + "0", " " * 40, KEY[:-1] + "~", KEY[:-1] + "\n", 40])
+def test_a_key_must_be_one(lab: Lab, key: object) -> None:
+    assert lab.connect(public_key=key).status == 422
+    assert lab.stream(public_key=key).status == 422
+
+
+def test_with_the_queue_away_connecting_can_be_retried(lab: Lab) -> None:
+    lab.queue.reachable = False
+
+    answer = lab.connect()
+
+    assert (answer.status, answer.body["code"]) == (503, "UNAVAILABLE")

@@ -1,0 +1,128 @@
+"""Routes of endpoints."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from typing import Any
+
+import pytest
+from farcall_common.store.model import EndpointStatus
+from farcall_lambdas.testing import ALICE, BOB, MemoryApi
+
+
+@pytest.fixture
+def api() -> MemoryApi:
+    return MemoryApi()
+
+
+def register(api: MemoryApi, **fields: Any) -> str:
+    answer = api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop", **fields})
+    assert answer.status == 200, answer.body
+    return str(answer.body["endpoint_id"])
+
+
+def test_a_registered_endpoint_belongs_to_the_caller(api: MemoryApi) -> None:
+    endpoint_id = register(api, display_name="My laptop", public=True, description="at home")
+
+    stored = api.stores.records.get_endpoint(endpoint_id)
+    assert stored is not None
+    assert (stored.owner_id, stored.name, stored.display_name) == (ALICE.identity_id, "laptop", "My laptop")
+    assert (stored.public, stored.description, stored.allowed_functions) == (True, "at home", None)
+
+
+def test_an_update_changes_what_was_sent_and_nothing_else(api: MemoryApi) -> None:
+    endpoint_id = register(api, display_name="Old", metadata={"hostname": "h1", "endpoint_version": "1"})
+
+    answer = api.call("PUT", f"/v3/endpoints/{endpoint_id}", {"display_name": "New", "metadata": {"hostname": "h2"}})
+
+    shown = api.call("GET", f"/v2/endpoints/{endpoint_id}").body
+    assert answer.status == 200
+    assert (shown["name"], shown["display_name"], shown["hostname"]) == ("laptop", "New", "h2")
+    assert shown["endpoint_version"] == "1"
+
+
+def test_an_allow_list_is_set_and_cleared(api: MemoryApi) -> None:
+    function_id = str(uuid.uuid4())
+    endpoint_id = register(api, allowed_functions=[function_id.upper()])
+    path = f"/v3/endpoints/{endpoint_id}/allowed_functions"
+    restricted = {"endpoint_id": endpoint_id, "restricted": True, "functions": [function_id]}
+    assert api.call("GET", path).body == restricted
+
+    api.call("PUT", f"/v3/endpoints/{endpoint_id}", {"allowed_functions": None})
+
+    assert api.call("GET", path).body == {"endpoint_id": endpoint_id, "restricted": False, "functions": []}
+
+
+def test_lists_are_by_role(api: MemoryApi) -> None:
+    mine = register(api)
+    public = api.call("POST", "/v3/endpoints", {"endpoint_name": "open", "public": True}, caller=BOB).body
+    granted = api.call("POST", "/v3/endpoints", {"endpoint_name": "lab"}, caller=BOB).body
+    api.call("POST", "/v3/endpoints", {"endpoint_name": "private"}, caller=BOB)
+    api.stores.records.add_grant(ALICE.identity_id, granted["endpoint_id"])
+
+    owned = api.call("GET", "/v2/endpoints").body
+    usable = api.call("GET", "/v2/endpoints?role=any").body
+
+    assert owned == [{"uuid": mine, "name": "laptop", "display_name": None, "owner": ALICE.identity_id}]
+    assert {each["uuid"] for each in usable} == {mine, public["endpoint_id"], granted["endpoint_id"]}
+    assert api.call("GET", "/v2/endpoints?role=king").status == 422
+
+
+def test_an_endpoint_is_online_while_its_heartbeats_come_in(api: MemoryApi) -> None:
+    endpoint_id = register(api)
+    path = f"/v2/endpoints/{endpoint_id}/status"
+    assert api.call("GET", path).body["status"] == "offline"
+
+    seen_at = dt.datetime.fromtimestamp(api.clock.now, dt.UTC)
+    status = EndpointStatus(managers=1, total_workers=4, idle_workers=3, pending_tasks=2, outstanding_tasks=5)
+    api.stores.records.set_endpoint_presence(endpoint_id, online=True, status=status, at=seen_at)
+    details = {"total_workers": 4, "idle_workers": 3, "pending_tasks": 2, "outstanding_tasks": 5, "managers": 1}
+    assert api.call("GET", path).body == {"status": "online", "details": details}
+
+    api.clock.now += 121
+    assert api.call("GET", path).body["status"] == "offline"
+
+
+@pytest.mark.parametrize("path", ["", "/status"])
+def test_a_private_endpoint_is_its_owners_and_of_those_with_a_grant(api: MemoryApi, path: str) -> None:
+    endpoint_id = register(api)
+    refused = api.call("GET", f"/v2/endpoints/{endpoint_id}{path}", caller=BOB)
+    assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
+
+    api.stores.records.add_grant(BOB.identity_id, endpoint_id)
+
+    assert api.call("GET", f"/v2/endpoints/{endpoint_id}{path}", caller=BOB).status == 200
+
+
+def test_only_the_owner_changes_and_deletes(api: MemoryApi) -> None:
+    endpoint_id = register(api, public=True)
+    assert api.call("PUT", f"/v3/endpoints/{endpoint_id}", {"public": False}, caller=BOB).status == 403
+    assert api.call("DELETE", f"/v2/endpoints/{endpoint_id}", caller=BOB).status == 403
+
+    assert api.call("DELETE", f"/v2/endpoints/{endpoint_id}").body == {"result": 302}
+
+    gone = api.call("PUT", f"/v3/endpoints/{endpoint_id}", {"public": False})
+    assert (gone.status, gone.body["code"]) == (404, "ENDPOINT_UNKNOWN")
+
+
+@pytest.mark.parametrize(
+    "field", [{"authentication_policy": str(uuid.uuid4())}, {"high_assurance": True}, {"admins": [str(uuid.uuid4())]}]
+)
+def test_a_protection_that_nobody_would_enforce_is_refused(api: MemoryApi, field: dict[str, Any]) -> None:
+    answer = api.call("POST", "/v2/endpoints", {"endpoint_name": "x", **field})
+
+    assert (answer.status, answer.body["code"]) == (400, "INVALID_REQUEST")
+    assert next(iter(field)) in answer.body["message"]
+
+
+def test_an_id_that_is_no_uuid_is_refused(api: MemoryApi) -> None:
+    answer = api.call("GET", "/v2/endpoints/laptop")
+
+    assert (answer.status, answer.body["message"]) == (422, "path.endpoint_id: Value error, not a UUID")
+
+
+def test_any_spelling_of_an_id_finds_it(api: MemoryApi) -> None:
+    endpoint_id = register(api)
+
+    assert api.call("GET", f"/v2/endpoints/{endpoint_id.upper()}").body["uuid"] == endpoint_id

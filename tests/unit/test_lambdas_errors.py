@@ -1,0 +1,147 @@
+"""Every error answers in one shape."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from aws_lambda_powertools.utilities.typing import LambdaContext
+from farcall_common import errors
+from farcall_lambdas.answers import status_of
+from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.testing import MemoryApi, proxy_event
+
+SHAPE = {
+    "code", "message", "hint", "fault", "retryable", "status", "http_status_code", "reason", "error_args", "request_id",
+}  # fmt: skip
+
+
+@pytest.fixture
+def api() -> MemoryApi:
+    return MemoryApi()
+
+
+def check(answer: Any, status: int, code: str) -> None:
+    assert answer.status == answer.body["http_status_code"] == status
+    assert answer.body.keys() - {"retry_after_s"} == SHAPE
+    assert (answer.body["code"], answer.body["status"]) == (code, "Failed")
+    assert answer.body["reason"] == answer.body["message"] != ""
+    assert answer.headers["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "nonsense", '{"task_ids": [NaN]}', "[" * 100_000, '{"a": ' + "9" * 5000 + "}", '{"a": 1} {}', "\0"]
+)
+def test_what_is_not_json(api: MemoryApi, text: str) -> None:
+    check(api.call("POST", "/v2/batch_status", text), 400, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize("body", ["", "{}", "[]", "null", '"x"', "1", '{"task_ids": 1}', '{"task_ids": ["x"]}'])
+def test_json_of_the_wrong_shape(api: MemoryApi, body: str) -> None:
+    check(api.call("POST", "/v2/batch_status", body), 422, "INVALID_REQUEST")
+
+
+def test_no_body_at_all(api: MemoryApi) -> None:
+    check(api.call("POST", "/v2/batch_status"), 422, "INVALID_REQUEST")
+
+
+def test_another_kind_of_body(api: MemoryApi) -> None:
+    answer = api.call("POST", "/v2/batch_status", "a=1", headers={"Content-Type": "text/plain"})
+
+    check(answer, 415, "INVALID_REQUEST")
+
+
+def test_an_overlong_body() -> None:
+    api = MemoryApi(settings=ApiSettings(max_request_bytes=100))
+
+    check(api.call("POST", "/v2/batch_status", {"task_ids": ["x" * 100]}), 413, "PAYLOAD_TOO_LARGE")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/v2/nothing"),
+        ("PATCH", "/v2/functions/x"),
+        ("GET", "/v3/blobs"),
+        ("OPTIONS", "/v3/blobs"),
+    ],
+)
+def test_no_such_route(api: MemoryApi, method: str, path: str) -> None:
+    check(api.call(method, path), 404, "NOT_FOUND")
+
+
+def test_nobody_is_calling(api: MemoryApi) -> None:
+    check(api.call("GET", "/v3/tasks", caller=None), 401, "UNAUTHENTICATED")
+
+
+def test_a_validation_error_never_shows_the_value(api: MemoryApi) -> None:
+    answer = api.call("POST", "/v2/batch_status", {"task_ids": [{"secret": "sesame"}]})
+
+    check(answer, 422, "INVALID_REQUEST")
+    assert "sesame" not in json.dumps(answer.body)
+
+
+def test_a_bug_is_ours_logged_and_not_shown(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bug(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("the inside of the machine")
+
+    monkeypatch.setattr(api.stores.records, "list_tasks", bug)
+
+    with caplog.at_level(logging.ERROR):
+        answer = api.call("GET", "/v3/tasks")
+
+    check(answer, 500, "INTERNAL")
+    assert (answer.body["fault"], answer.body["request_id"] in answer.body["message"]) == ("us", True)
+    assert "inside" not in json.dumps(answer.body)
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert getattr(record, "request_id", None) == answer.body["request_id"]
+
+
+def test_an_error_of_ours_that_is_no_callers_business_is_internal(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fenced(*_: object, **__: object) -> None:
+        raise errors.Fenced("stale owner")
+
+    monkeypatch.setattr(api.stores.records, "list_tasks", fenced)
+
+    check(api.call("GET", "/v3/tasks"), 500, "INTERNAL")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.InvalidRequest, 400), (errors.PayloadTooLarge, 413), (errors.Unauthenticated, 401),
+        (errors.Forbidden, 403), (errors.NotFound, 404), (errors.TaskUnknown, 404), (errors.BlobUnknown, 404),
+        (errors.Conflict, 409), (errors.TaskIdReused, 409), (errors.LimitExceeded, 429), (errors.Unavailable, 503),
+        (errors.NoForwarder, 503), (errors.QueueDataLost, 503), (errors.Fenced, 500), (errors.FarcallError, 500),
+    ],
+)  # fmt: skip
+def test_every_error_has_a_status(error: type[errors.FarcallError], status: int) -> None:
+    assert status_of(error("x")) == status
+
+
+def test_one_request_does_not_leak_into_the_next(api: MemoryApi) -> None:
+    api.call("GET", "/v3/tasks")
+
+    assert api.call("GET", "/v3/tasks", caller=None).status == 401
+    assert api.call("GET", "/v3/tasks").status == 200
+
+
+def test_paths_may_carry_the_stage_and_a_trailing_slash(api: MemoryApi) -> None:
+    event = proxy_event("GET", "/v3/tasks/")
+
+    assert api.application.answer(event, LambdaContext())["statusCode"] == 200
+
+
+def test_the_version_is_told(api: MemoryApi) -> None:
+    everything = api.call("GET", "/v2/version?service=all").body
+
+    assert api.call("GET", "/v2/version").body == everything["api"]
+    assert everything["min_ep_version"] == everything["min_endpoint_version"]

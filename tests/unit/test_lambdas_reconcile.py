@@ -1,0 +1,124 @@
+"""The reconciler."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from farcall_common.errors import Unavailable
+from farcall_common.store.fakes import FakeQueue
+from farcall_common.store.model import TaskEvent, TaskResult
+from farcall_common.wire.states import Reporter, TaskState
+from farcall_lambdas.testing import MemoryApi
+
+
+class Lab:
+    """An API whose queue can be away while tasks are submitted."""
+
+    def __init__(self) -> None:
+        self.api = MemoryApi()
+        assert isinstance(self.api.stores.queue, FakeQueue)
+        self.queue = self.api.stores.queue
+        self.records = self.api.stores.records
+        self.reconciler = self.api.application.services.reconciler
+        function = {"function_name": "f", "function_code": "4\n01\nf"}
+        self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
+        endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})
+        self.endpoint_id: str = endpoint.body["endpoint_id"]
+
+    def submit(self, count: int = 1, *, queued: bool = True) -> list[str]:
+        self.queue.reachable = queued
+        body = {"tasks": {self.function_id: ["p"] * count}}
+        answer = self.api.call("POST", f"/v3/endpoints/{self.endpoint_id}/submit", body)
+        self.queue.reachable = True
+        return list(answer.body["tasks"][self.function_id])
+
+    def own(self) -> int:
+        fence = self.queue.claim(self.endpoint_id, "fwd-1", ttl_s=1e9, now=self.api.clock.now)
+        self.queue.mark_restored(self.endpoint_id, fence)
+        return fence
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def test_committed_tasks_that_were_never_queued_are_queued_in_order(lab: Lab) -> None:
+    task_ids = lab.submit(1500, queued=False)
+    lab.api.clock.now += 60
+    fence = lab.own()
+    wake_ups = lab.queue.listen("fwd-1")
+
+    done = lab.reconciler.run()
+
+    leased = lab.queue.lease(lab.endpoint_id, fence, limit=2000, lease_s=30, now=lab.api.clock.now)
+    assert (done.endpoints, done.offered) == (1, 1500)
+    assert [each.task.task_id for each in leased] == task_ids
+    assert wake_ups.get(0) == [lab.endpoint_id]
+
+
+def test_a_second_round_queues_nothing_twice(lab: Lab) -> None:
+    lab.submit(queued=False)
+    lab.api.clock.now += 60
+
+    lab.reconciler.run()
+    lab.reconciler.run()
+
+    assert lab.queue.depth(lab.endpoint_id) == 1
+
+
+def test_a_submit_that_is_still_at_it_is_left_alone(lab: Lab) -> None:
+    lab.submit(queued=False)
+
+    assert lab.reconciler.run().offered == 0
+
+
+def test_what_was_dispatched_is_its_forwarders_to_restore(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
+    lab.records.record_moves([TaskEvent(task_id, TaskState.WAITING_FOR_NODES, Reporter.AGENT, at, attempt=1)])
+    lab.queue.wipe()
+    lab.api.clock.now += 60
+
+    assert lab.reconciler.run().offered == 0
+    assert lab.queue.depth(lab.endpoint_id) == 0
+
+
+def test_ends_that_nobody_wrote_down_are_recorded(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    fence = lab.own()
+    lab.queue.lease(lab.endpoint_id, fence, limit=1, lease_s=30, now=lab.api.clock.now)
+    end = TaskResult(
+        task_id, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"00\nr",
+        timings={"returned_at": lab.api.clock.now},
+    )  # fmt: skip
+    lab.queue.ack(fence, [end], now=lab.api.clock.now)
+
+    lab.api.clock.now += 5
+    assert lab.reconciler.run().recorded == 0, "its forwarder may be at it"
+    lab.api.clock.now += 60
+    assert lab.reconciler.run().recorded == 1
+
+    assert lab.records.get_tasks([task_id])[task_id].result == b"00\nr"
+    assert lab.queue.outbox(lab.endpoint_id) == []
+    assert lab.reconciler.run().endpoints == 0
+
+
+def test_it_never_takes_an_endpoint_over(lab: Lab) -> None:
+    lab.submit(queued=False)
+    fence = lab.own()
+    lab.api.clock.now += 60
+
+    lab.reconciler.run()
+
+    lab.queue.keep(lab.endpoint_id, "fwd-1", fence, ttl_s=45, now=lab.api.clock.now)
+
+
+def test_an_outage_is_said(lab: Lab) -> None:
+    lab.submit(queued=False)
+    lab.api.clock.now += 60
+    lab.queue.reachable = False
+
+    with pytest.raises(Unavailable):
+        lab.reconciler.run()

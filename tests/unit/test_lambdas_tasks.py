@@ -1,0 +1,277 @@
+"""Reading tasks."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from typing import Any
+
+import pytest
+from farcall_common.errors import ErrorRecord, Fault
+from farcall_common.store.fakes import FakeBlobs
+from farcall_common.store.model import BlobRef, TaskEvent, TaskResult
+from farcall_common.wire.states import Reporter, TaskState
+from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.testing import ALICE, BOB, MemoryApi
+
+TAKES_REFS = {"X-Farcall-Accept": "blob-ref"}
+GLOBUS = {"X-Globus-Client-Info": "product=python-sdk,version=4.9.1"}
+
+
+class Lab:
+    """An API with tasks."""
+
+    def __init__(self, settings: ApiSettings | None = None) -> None:
+        self.api = MemoryApi(settings=settings)
+        function = {"function_name": "f", "function_code": "4\n01\nf"}
+        self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
+        endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})
+        self.endpoint_id: str = endpoint.body["endpoint_id"]
+        self.group_id = str(uuid.uuid4())
+
+    def submit(self, count: int = 1) -> list[str]:
+        body = {"tasks": {self.function_id: ["p"] * count}, "task_group_id": self.group_id}
+        answer = self.api.call("POST", f"/v3/endpoints/{self.endpoint_id}/submit", body)
+        return list(answer.body["tasks"][self.function_id])
+
+    def end(self, task_id: str, state: TaskState = TaskState.SUCCESS, **fields: Any) -> None:
+        reporter = Reporter.AGENT if state is not TaskState.LOST else Reporter.FORWARDER
+        result = TaskResult(task_id, self.endpoint_id, 1, state, reporter, **fields)
+        first = self.api.stores.records.record_results(
+            [result], at=dt.datetime.fromtimestamp(self.api.clock.now, dt.UTC)
+        )
+        assert task_id in first
+
+    def end_with_blob(self, task_id: str, size: int = 100) -> BlobRef:
+        data = b"r" * size
+        ref = self.api.stores.blobs.write(f"{ALICE.identity_id}/{task_id}", data)
+        self.end(task_id, result_ref=ref)
+        return ref
+
+    def get(self, task_id: str, **options: Any) -> Any:
+        answer = self.api.call("GET", f"/v2/tasks/{task_id}", **options)
+        assert answer.status == 200, answer.body
+        return answer.body
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def test_a_pending_task_has_neither_result_nor_exception(lab: Lab) -> None:
+    [task_id] = lab.submit()
+
+    task = lab.get(task_id)
+
+    assert task["status"] == "received"
+    assert not {"result", "exception", "completion_t", "result_ref", "reason", "error"} & task.keys()
+    assert (task["task_group_id"], task["endpoint_id"], task["attempt"]) == (lab.group_id, lab.endpoint_id, 0)
+
+
+def test_a_result_is_read_as_often_as_one_likes(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    details = {"python_version": "3.12.1", "dill_version": "0.3.9"}
+    timings = {"started_at": 1.5, "ended_at": 2.5}
+    lab.end(task_id, result="00\né".encode(), details=details, timings=timings)
+
+    first, again = lab.get(task_id), lab.get(task_id)
+
+    assert first == again
+    assert (first["status"], first["result"]) == ("success", "00\né")
+    assert first["completion_t"] == str(lab.api.clock.now)
+    assert first["details"] == {**details, "task_transitions": {"execution-start": 1.5, "execution-end": 2.5}}
+    assert first["timings"]["started_at"] == 1.5
+
+
+def test_a_failed_task_shows_the_remote_traceback_and_the_error(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    error = ErrorRecord(
+        "TASK_FAILED", "ValueError: no", fault=Fault.USER_CODE, exception_type="ValueError", traceback="Traceback: no"
+    )
+    lab.end(task_id, TaskState.FAILED, error=error)
+
+    task = lab.get(task_id)
+
+    assert (task["status"], task["exception"]) == ("failed", "Traceback: no")
+    assert task["error"] == error.to_json()
+    assert "result" not in task
+
+
+@pytest.mark.parametrize("state", [TaskState.LOST, TaskState.CANCELLED])
+def test_a_globus_client_sees_every_other_end_as_a_failure(lab: Lab, state: TaskState) -> None:
+    [task_id] = lab.submit()
+    lab.end(task_id, state, error=ErrorRecord(f"TASK_{state.upper()}", "It is gone."))
+
+    ours, theirs = lab.get(task_id), lab.get(task_id, headers=GLOBUS)
+
+    assert (ours["status"], theirs["status"]) == (state.value, "failed")
+    assert ours["exception"] == theirs["exception"] == "It is gone."
+    assert theirs["error"]["code"] == f"TASK_{state.upper()}"
+
+
+class TestBlobs:
+    def test_a_client_that_takes_references_gets_one(self, lab: Lab) -> None:
+        [task_id] = lab.submit()
+        ref = lab.end_with_blob(task_id)
+
+        task = lab.get(task_id, headers=TAKES_REFS)
+
+        assert task["result_ref"]["url"]
+        assert {key: task["result_ref"][key] for key in ("blob_key", "size_bytes", "sha256")} == {
+            "blob_key": ref.blob_key,
+            "size_bytes": ref.size_bytes,
+            "sha256": ref.sha256,
+        }
+        assert not {"result", "reason"} & task.keys()
+
+    def test_any_other_client_gets_the_result_itself(self, lab: Lab) -> None:
+        [task_id] = lab.submit()
+        lab.end_with_blob(task_id)
+
+        task = lab.get(task_id)
+
+        assert task["result"] == "r" * 100
+        assert "result_ref" not in task
+
+    def test_what_does_not_fit_an_answer_is_said_to_and_can_be_fetched(self) -> None:
+        lab = Lab(ApiSettings(max_response_bytes=50))
+        [task_id] = lab.submit()
+        lab.end_with_blob(task_id)
+
+        task = lab.get(task_id)
+
+        assert task["status"] == "success"
+        assert "100 bytes" in task["reason"]
+        assert task["result_ref"]["url"]
+
+    def test_a_blob_that_is_gone_spoils_no_other_task(self, lab: Lab) -> None:
+        gone, fine = lab.submit(2)
+        lab.end(gone, result_ref=BlobRef(f"{ALICE.identity_id}/gone", 10, "0" * 64))
+        lab.end(fine, result=b"00\nr")
+
+        results = lab.api.call("POST", "/v2/batch_status", {"task_ids": [gone, fine]}).body["results"]
+
+        assert "gone" in results[gone]["reason"]
+        assert results[fine]["result"] == "00\nr"
+
+    def test_with_the_blob_store_away_the_read_can_be_retried(self, lab: Lab) -> None:
+        [task_id] = lab.submit()
+        lab.end_with_blob(task_id)
+        assert isinstance(lab.api.stores.blobs, FakeBlobs)
+        lab.api.stores.blobs.reachable = False
+
+        answer = lab.api.call("GET", f"/v2/tasks/{task_id}")
+
+        assert (answer.status, answer.body["retryable"]) == (503, True)
+
+
+class TestBatches:
+    def test_own_tasks_are_read_together_and_others_are_unknown(self, lab: Lab) -> None:
+        done, pending = lab.submit(2)
+        lab.end(done, result=b"00\nr")
+        unknown = str(uuid.uuid4())
+
+        body = lab.api.call("POST", "/v2/batch_status", {"task_ids": [done, pending, unknown]}).body
+
+        assert body["response"] == "batch"
+        assert body["results"][done]["result"] == "00\nr"
+        assert body["results"][pending]["status"] == "received"
+        assert body["results"][unknown]["error"]["code"] == "TASK_UNKNOWN"
+        assert (body["results"][unknown]["task_id"], body["results"][unknown]["status"]) == (unknown, "failed")
+        assert "exception" not in body["results"][unknown]
+
+    def test_results_that_do_not_fit_together_come_with_the_next_question(self) -> None:
+        lab = Lab(ApiSettings(max_response_bytes=10_000))
+        waiting = lab.submit(3)
+        for task_id in waiting:
+            lab.end_with_blob(task_id, size=6_000)
+
+        rounds = 0
+        while waiting:
+            results = lab.api.call("POST", "/v2/batch_status", {"task_ids": waiting}).body["results"]
+            assert [task["result"] for task in results.values()] == ["r" * 6_000]
+            waiting = [task_id for task_id in waiting if task_id not in results]
+            rounds += 1
+
+        assert rounds == 3
+
+    def test_inline_results_are_bounded_as_well(self) -> None:
+        lab = Lab(ApiSettings(max_response_bytes=10_000))
+        task_ids = lab.submit(3)
+        for task_id in task_ids:
+            lab.end(task_id, result=b'"' * 3_000)  # each takes two bytes as JSON
+
+        results = lab.api.call("POST", "/v2/batch_status", {"task_ids": task_ids}, headers=TAKES_REFS).body["results"]
+
+        assert list(results) == task_ids[:1]
+
+    def test_too_many_or_no_tasks_are_refused(self) -> None:
+        lab = Lab(ApiSettings(max_tasks_per_request=2))
+
+        statuses = [
+            lab.api.call("POST", "/v2/batch_status", {"task_ids": [str(uuid.uuid4())] * n}).status for n in (0, 2, 3)
+        ]
+
+        assert statuses == [422, 200, 400]
+
+
+class TestOthers:
+    def test_someone_elses_task_does_not_exist(self, lab: Lab) -> None:
+        [task_id] = lab.submit()
+        lab.end(task_id, result=b"00\nsecret")
+
+        answers = [
+            lab.api.call("GET", f"/v2/tasks/{task_id}", caller=BOB),
+            lab.api.call("GET", f"/v3/tasks/{task_id}/events", caller=BOB),
+            lab.api.call("POST", f"/v3/tasks/{task_id}/cancel", caller=BOB),
+            lab.api.call("GET", f"/v2/tasks/{uuid.uuid4()}"),
+        ]
+        batch = lab.api.call("POST", "/v2/batch_status", {"task_ids": [task_id]}, caller=BOB)
+
+        assert {(answer.status, answer.body["code"]) for answer in answers} == {(404, "TASK_UNKNOWN")}
+        assert batch.body["results"][task_id]["error"]["code"] == "TASK_UNKNOWN"
+        assert lab.api.call("GET", "/v3/tasks", caller=BOB).body == {"tasks": []}
+        assert lab.api.call("GET", f"/v2/taskgroup/{lab.group_id}", caller=BOB).body["code"] == "TASK_GROUP_UNKNOWN"
+
+    def test_a_linked_identity_owns_them_too(self, lab: Lab) -> None:
+        [task_id] = lab.submit()
+        linked = type(BOB)(BOB.identity_id, BOB.username, frozenset({ALICE.identity_id}))
+
+        assert lab.get(task_id, caller=linked)["task_id"] == task_id
+
+
+def test_a_group_lists_its_tasks_in_order(lab: Lab) -> None:
+    task_ids = lab.submit(3)
+
+    group = lab.api.call("GET", f"/v2/taskgroup/{lab.group_id}").body
+
+    assert [each["id"] for each in group["tasks"]] == task_ids
+    assert group["tasks"][0]["created_at"] == "2023-11-14T22:13:20.000000"
+
+
+def test_own_tasks_are_listed_newest_first_by_state(lab: Lab) -> None:
+    first, second = lab.submit(2)
+    lab.end(first, TaskState.FAILED, error=ErrorRecord("TASK_FAILED", "no"))
+
+    tasks = lab.api.call("GET", "/v3/tasks").body["tasks"]
+    failed = lab.api.call("GET", "/v3/tasks?state=failed").body["tasks"]
+
+    assert [each["task_id"] for each in tasks] == [second, first]
+    assert [(each["task_id"], each["error"]["code"]) for each in failed] == [(first, "TASK_FAILED")]
+    assert len(lab.api.call("GET", "/v3/tasks?limit=1").body["tasks"]) == 1
+    assert lab.api.call("GET", "/v3/tasks?state=asleep").status == 422
+
+
+def test_a_task_has_a_history(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    at = dt.datetime.fromtimestamp(5.0, dt.UTC)
+    move = TaskEvent(task_id, TaskState.RUNNING, Reporter.AGENT, at, attempt=1, detail={"manager": "m1"})
+    lab.api.stores.records.record_moves([move])
+
+    body = lab.api.call("GET", f"/v3/tasks/{task_id}/events").body
+
+    assert [(each["state"], each["reporter"]) for each in body["events"]] == [("received", "api"), ("running", "agent")]
+    assert body["events"][1] == {
+        "state": "running", "reporter": "agent", "at": 5.0, "attempt": 1, "detail": {"manager": "m1"}
+    }  # fmt: skip
