@@ -1,20 +1,18 @@
 """The bytes of protocol version 1 never change: what an older release wrote is read, what we write is what it wrote.
 
-A new message adds a file: run ``python tests/contract/test_wire_golden.py``. It never overwrites one: changed bytes are
+A new message adds a file: run ``python -m tests.contract.test_wire_golden``. It never overwrites one: changed bytes are
 a new protocol version, not a new golden file.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from farcall_common.wire import Envelope, Message, decode, encode
 
-sys.path.insert(0, str(Path(__file__).parent))
-from wire_samples import SAMPLES
+from tests.contract.wire_samples import SAMPLES
 
 GOLDEN = Path(__file__).parent / "data" / "wire"
 

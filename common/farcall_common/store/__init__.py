@@ -1,0 +1,65 @@
+"""The cloud side's stores: PostgreSQL for the record, Valkey for the queue, S3 for what is too big to travel inline.
+
+:mod:`~farcall_common.store.ports` says what each promises, :mod:`~farcall_common.store.model` what passes through them.
+:mod:`~farcall_common.store.migrate` brings a database up to date; :mod:`~farcall_common.store.fakes` stand in for all
+of it in tests.
+"""
+
+from __future__ import annotations
+
+from farcall_common.store.blobs_s3 import S3Blobs
+from farcall_common.store.model import (
+    AckOutcome,
+    BlobRef,
+    CancelOutcome,
+    Endpoint,
+    EndpointStatus,
+    ForwarderInfo,
+    Function,
+    LeasedTask,
+    PeerKey,
+    PeerKind,
+    QueuedTask,
+    Task,
+    TaskEvent,
+    TaskResult,
+    TransitionTimes,
+)
+from farcall_common.store.moves import cancelled_while_waiting
+from farcall_common.store.ports import Blobs, Queue, Records, WakeUps
+from farcall_common.store.queue_valkey import ValkeyQueue
+from farcall_common.store.records_postgres import PostgresRecords
+from farcall_common.store.settings import DatabaseSettings, Stores, StoreSettings, open_stores
+from farcall_common.store.tickets import Ticket, Tickets
+
+__all__ = [
+    "AckOutcome",
+    "BlobRef",
+    "Blobs",
+    "CancelOutcome",
+    "DatabaseSettings",
+    "Endpoint",
+    "EndpointStatus",
+    "ForwarderInfo",
+    "Function",
+    "LeasedTask",
+    "PeerKey",
+    "PeerKind",
+    "PostgresRecords",
+    "Queue",
+    "QueuedTask",
+    "Records",
+    "S3Blobs",
+    "StoreSettings",
+    "Stores",
+    "Task",
+    "TaskEvent",
+    "TaskResult",
+    "Ticket",
+    "Tickets",
+    "TransitionTimes",
+    "ValkeyQueue",
+    "WakeUps",
+    "cancelled_while_waiting",
+    "open_stores",
+]

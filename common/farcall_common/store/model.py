@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire.states import Reporter, TaskState
@@ -41,7 +42,7 @@ class BlobRef:
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A registered function. ``body`` is the packed function buffer, opaque to the cloud; ``body_hash`` its SHA-256 in hex."""
+    """A registered function. ``body`` is the packed function buffer, opaque to the cloud, ``body_hash`` its SHA-256."""
 
     function_id: str
     owner_id: str
@@ -197,9 +198,12 @@ class QueuedTask:
     @classmethod
     def of(cls, task: Task) -> QueuedTask:
         """The queue's view of a task."""
-        shared = {field.name for field in dataclasses.fields(cls)} - {"submitted_at"}
         at = task.submitted_at.timestamp() if task.submitted_at else None
-        return cls(**{name: getattr(task, name) for name in shared}, submitted_at=at)
+        return cls(**dict(zip(_SHARED, _shared_values(task), strict=True)), submitted_at=at)
+
+
+_SHARED: Final = tuple(field.name for field in dataclasses.fields(QueuedTask) if field.name != "submitted_at")
+_shared_values: Final = operator.attrgetter(*_SHARED)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,12 +94,24 @@ class Records(Protocol):
     def list_endpoints_with_open_tasks(self, *, older_than: dt.datetime) -> Sequence[str]:
         """Endpoints that have open tasks submitted before a time: what the reconciler looks at."""
 
-    def record_moves(self, events: Sequence[TaskEvent]) -> None:
-        """Append events and move the tasks; a move that is not legal any more (the task ended, or is further) only
-        leaves its event. ``event.attempt`` raises the task's attempt."""
+    def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
+        """Append events and move the tasks; a move that is not legal any more (the task ended, is further, or is at a
+        later attempt) only leaves its event. ``event.attempt`` raises the task's attempt.
+
+        Returns the ids of the tasks whose attempt rose. For a task with ``idempotent=False`` that is the permit to
+        dispatch it: without it, some forwarder had it before, and it may have started.
+
+        :raises InvalidRequest: for a terminal state, or one that its reporter may not report.
+        """
 
     def record_results(self, results: Sequence[TaskResult], *, at: dt.datetime) -> Mapping[str, TaskResult]:
-        """End tasks: the first terminal state wins, in one transaction. Returns those that were first, by task id."""
+        """End tasks: the first terminal state wins, in one transaction. ``at`` becomes the timing ``recorded_at``.
+
+        A result of another endpoint than the task's is ignored. Returns those that were first, by task id, completed
+        with the task's group and owner.
+
+        :raises InvalidRequest: for a state that is not terminal, or one that its reporter may not report.
+        """
 
     def list_events(self, task_id: str) -> Sequence[TaskEvent]: ...
 
@@ -117,20 +129,25 @@ class Queue(Protocol):
 
     # producing
     def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> str | None:
-        """Queue tasks of ONE endpoint; ids that the queue holds already are skipped. Returns the owner forwarder's id."""
+        """Queue tasks of ONE endpoint; ids that the queue holds already are skipped. Returns the owning forwarder."""
 
     def wake(self, forwarder_id: str, endpoint_id: str) -> None:
         """Tell a forwarder that an endpoint has work. Lossy: a sweep stands behind it."""
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
-        """Take waiting tasks out; mark leased ones so that their owner tells the endpoint."""
+        """Take waiting tasks out; mark leased ones and wake their owner, which tells the endpoint.
+
+        A REMOVED task ends CANCELLED: it is in the outbox until the caller has recorded the end and called
+        :meth:`flushed`.
+        """
 
     # owning
     def claim(self, endpoint_id: str, forwarder_id: str, *, ttl_s: float, now: float) -> int:
         """Take an endpoint over. Returns the fencing number, higher than any given before — even across a wipe."""
 
     def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, ttl_s: float, now: float) -> None:
-        """Refresh ownership. Raises Fenced when someone else took over, QueueDataLost after a wipe."""
+        """Refresh ownership. Raises Fenced when someone else took over, QueueDataLost while the queue may lack tasks:
+        after a wipe, and for a new endpoint, until :meth:`mark_restored`."""
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         """Give up ownership; harmless when it is gone already."""
@@ -145,14 +162,18 @@ class Queue(Protocol):
         """Prolong leases. Returns the ids that are NOT leased (finished, cancelled or unknown)."""
 
     def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, now: float) -> None:
-        """Put leased tasks back to the head of the queue: they never reached the endpoint."""
+        """Put leased tasks back, to be leased next, and take the attempt back: they never reached the endpoint."""
 
     def leased(self, endpoint_id: str, fence: int) -> Mapping[str, int]:
         """Task ids under lease with their attempt."""
 
+    def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
+        """Leased tasks that the endpoint should stop; the same ids come again until the tasks end."""
+
     def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = 500) -> Sequence[LeasedTask]:
         """Expired leases. An idempotent task with attempts left goes back to the queue; the others are returned for
-        the caller to end (lost, or failed for want of attempts), still leased until acked."""
+        the caller to end (cancelled if that was requested, lost, or failed for want of attempts), still leased until
+        acked."""
 
     def ack(self, fence: int, results: Sequence[TaskResult], *, now: float) -> Mapping[str, AckOutcome]:
         """End tasks of ONE endpoint: first terminal state wins; appends FIRST ones to the outbox."""
@@ -174,7 +195,8 @@ class Queue(Protocol):
         now: float,
     ) -> None:
         """One page of a rebuild: queue tasks that the queue does not hold; those in ``held`` (id -> attempt, what the
-        endpoint said it has) become leases instead."""
+        endpoint said it has) become leases, also when they were queued. A task that may have started and must not
+        start again becomes a lease too, for :meth:`reap` to end."""
 
     def mark_restored(self, endpoint_id: str, fence: int) -> None:
         """The rebuild is complete: from now on lease and ack work again."""

@@ -82,7 +82,7 @@ REPORTERS: Final[Mapping[TaskState, Set[Reporter]]] = {
     _S.SUCCESS: {Reporter.AGENT},
     _S.FAILED: {Reporter.AGENT, Reporter.FORWARDER, Reporter.RECONCILER},
     _S.CANCELLED: {Reporter.API, Reporter.AGENT, Reporter.FORWARDER},
-    _S.LOST: {Reporter.FORWARDER, Reporter.RECONCILER},
+    _S.LOST: {Reporter.AGENT, Reporter.FORWARDER, Reporter.RECONCILER},
 }
 
 

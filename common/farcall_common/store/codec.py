@@ -1,0 +1,28 @@
+"""What the queue holds, as bytes: MessagePack of the model's values.
+
+A newer writer's extra fields are ignored and a missing optional field gets its default, so that forwarders and Lambdas
+of neighbouring releases share one queue. User bytes pass through as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import msgspec
+
+from farcall_common.store.model import ForwarderInfo, PeerKey, QueuedTask, TaskResult
+
+__all__ = ["pack", "unpack_forwarder", "unpack_peer", "unpack_result", "unpack_task"]
+
+pack: Final = msgspec.msgpack.Encoder().encode
+unpack_forwarder: Final = msgspec.msgpack.Decoder(ForwarderInfo).decode
+unpack_peer: Final = msgspec.msgpack.Decoder(PeerKey).decode
+unpack_result: Final = msgspec.msgpack.Decoder(TaskResult).decode
+_task_decoder: Final = msgspec.msgpack.Decoder(QueuedTask)
+
+
+def unpack_task(data: bytes) -> QueuedTask:
+    """A queued task from its bytes."""
+    task = _task_decoder.decode(data)
+    return dataclasses.replace(task, result_serializers=tuple(task.result_serializers))

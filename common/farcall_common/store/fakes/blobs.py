@@ -1,0 +1,58 @@
+"""Blobs in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from farcall_common.errors import BlobUnknown, InvalidRequest
+from farcall_common.store.fakes.reach import Reach
+from farcall_common.store.model import BlobRef
+
+__all__ = ["FakeBlobs"]
+
+_SCHEME = "memory://blobs/"
+
+
+class FakeBlobs(Reach):
+    """:class:`~farcall_common.store.ports.Blobs` whose URLs only :meth:`put` and :meth:`fetch` understand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blobs: dict[str, bytes] = {}
+        self._grants: dict[str, BlobRef] = {}
+
+    def upload_url(self, ref: BlobRef, *, ttl_s: int) -> tuple[str, Mapping[str, str]]:
+        with self._call():
+            url = f"{_SCHEME}{ref.blob_key}?ttl_s={ttl_s}"
+            self._grants[url] = ref
+            return url, {"content-length": str(ref.size_bytes), "x-amz-checksum-sha256": ref.sha256}
+
+    def download_url(self, blob_key: str, *, ttl_s: int) -> str:
+        return f"{_SCHEME}{blob_key}?ttl_s={ttl_s}"
+
+    def size_bytes(self, blob_key: str) -> int | None:
+        with self._call():
+            return len(self._blobs[blob_key]) if blob_key in self._blobs else None
+
+    def read(self, blob_key: str) -> bytes:
+        with self._call():
+            if blob_key not in self._blobs:
+                raise BlobUnknown(f"there is no blob {blob_key}")
+            return self._blobs[blob_key]
+
+    def write(self, blob_key: str, data: bytes) -> BlobRef:
+        with self._call():
+            self._blobs[blob_key] = data
+            return BlobRef(blob_key, len(data), hashlib.sha256(data).hexdigest())
+
+    def put(self, url: str, data: bytes) -> None:
+        """What an uploader does with an upload URL. Raises InvalidRequest for other bytes than were granted."""
+        ref = self._grants[url]
+        if (len(data), hashlib.sha256(data).hexdigest()) != (ref.size_bytes, ref.sha256):
+            raise InvalidRequest("the bytes are not those that the upload was granted for")
+        self.write(ref.blob_key, data)
+
+    def fetch(self, url: str) -> bytes:
+        """What a reader does with a download URL."""
+        return self.read(url.removeprefix(_SCHEME).partition("?")[0])

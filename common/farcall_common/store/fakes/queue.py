@@ -1,0 +1,353 @@
+"""The queue in memory: the scripts of ``lua/``, in Python."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from farcall_common.errors import Fenced, QueueDataLost, Unavailable
+from farcall_common.store import moves
+from farcall_common.store.fakes.reach import Reach
+from farcall_common.store.model import (
+    AckOutcome,
+    CancelOutcome,
+    ForwarderInfo,
+    LeasedTask,
+    PeerKey,
+    QueuedTask,
+    TaskResult,
+)
+
+__all__ = ["FakeQueue"]
+
+_RESCUE_LEASE_S = 60.0
+
+
+@dataclasses.dataclass
+class _Entry:
+    """A task hash. ``result`` says that the task is done; it may be flushed already."""
+
+    task: QueuedTask
+    attempt: int
+    enqueued_at: float
+    leased_at: float | None = None
+    result: TaskResult | None = None
+
+
+@dataclasses.dataclass
+class _Lane:
+    """What the queue knows of one endpoint."""
+
+    fence: int | None = None
+    forwarder_id: str | None = None
+    until: float = 0.0
+    complete: bool = False
+    entries: dict[str, _Entry] = dataclasses.field(default_factory=dict)
+    waiting: deque[str] = dataclasses.field(default_factory=deque)
+    leases: dict[str, float] = dataclasses.field(default_factory=dict)
+    stops: set[str] = dataclasses.field(default_factory=set)
+    outbox: dict[str, None] = dataclasses.field(default_factory=dict)
+
+    def require_claim(self, fence: int) -> None:
+        if self.fence is None:
+            raise QueueDataLost("nobody has claimed the endpoint")
+        if self.fence != fence:
+            raise Fenced("the endpoint has a newer owner")
+
+    def require_owner(self, fence: int) -> None:
+        self.require_claim(fence)
+        if not self.complete:
+            raise QueueDataLost("the queue is not restored")
+
+    def add(self, task: QueuedTask, *, attempt: int, held: bool, deadline: float, now: float) -> None:
+        self.entries[task.task_id] = _Entry(task, attempt, now)
+        if not held and _may_start_again(task, attempt):
+            self.waiting.append(task.task_id)
+        else:
+            self.leases[task.task_id] = deadline
+
+    def put_back(self, task_ids: Sequence[str]) -> None:
+        for task_id in reversed(task_ids):
+            del self.leases[task_id]
+            self.waiting.appendleft(task_id)
+
+    def finish(self, task_id: str, result: TaskResult) -> None:
+        if self.leases.pop(task_id, None) is None:
+            self.waiting.remove(task_id)
+        self.stops.discard(task_id)
+        self.entries[task_id].result = result
+        self.outbox[task_id] = None
+
+    def live_owner(self, now: float) -> str | None:
+        return self.forwarder_id if self.until > now else None
+
+    def view(self, task_id: str, *, leased_at: float) -> LeasedTask:
+        entry = self.entries[task_id]
+        return LeasedTask(entry.task, entry.attempt, entry.enqueued_at, leased_at, task_id in self.stops)
+
+
+class FakeQueue(Reach):
+    """:class:`~farcall_common.store.ports.Queue` that lasts until :meth:`wipe`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lanes: dict[str, _Lane] = {}
+        self._forwarders: dict[str, tuple[ForwarderInfo, float]] = {}
+        self._peers: dict[str, PeerKey] = {}
+        self._listeners: dict[str, list[_FakeWakeUps]] = {}
+        # Stands for the server's clock, which a wipe does not turn back.
+        self._fences = itertools.count(1)
+
+    def wipe(self) -> None:
+        """Forget everything, as after a restart without persistence. Subscriptions stay."""
+        with self._call():
+            self._lanes.clear()
+            self._forwarders.clear()
+            self._peers.clear()
+
+    # producing
+
+    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> str | None:
+        with self._call():
+            if not tasks:
+                return None
+            lane = self._lane(tasks[0].endpoint_id)
+            for task in tasks:
+                if task.task_id not in lane.entries:
+                    lane.add(task, attempt=task.attempt, held=False, deadline=now + _RESCUE_LEASE_S, now=now)
+            return lane.live_owner(now)
+
+    def wake(self, forwarder_id: str, endpoint_id: str) -> None:
+        with self._call():
+            for listener in self._listeners.get(forwarder_id, []):
+                listener.hear(endpoint_id)
+
+    def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            outcomes = {task_id: self._cancel(lane, endpoint_id, task_id) for task_id in dict.fromkeys(task_ids)}
+            owner = lane.live_owner(now)
+            if owner and CancelOutcome.REQUESTED in outcomes.values():
+                self.wake(owner, endpoint_id)
+            return outcomes
+
+    def _cancel(self, lane: _Lane, endpoint_id: str, task_id: str) -> CancelOutcome:
+        if task_id not in lane.entries:
+            return CancelOutcome.UNKNOWN
+        if lane.entries[task_id].result is not None:
+            return CancelOutcome.FINISHED
+        if task_id in lane.leases:
+            lane.stops.add(task_id)
+            return CancelOutcome.REQUESTED
+        lane.finish(task_id, moves.cancelled_while_waiting(task_id, endpoint_id))
+        return CancelOutcome.REMOVED
+
+    # owning
+
+    def claim(self, endpoint_id: str, forwarder_id: str, *, ttl_s: float, now: float) -> int:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            lane.fence, lane.forwarder_id, lane.until = next(self._fences), forwarder_id, now + ttl_s
+            return lane.fence
+
+    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, ttl_s: float, now: float) -> None:
+        with self._owned(endpoint_id, fence) as lane:
+            lane.forwarder_id, lane.until = forwarder_id, now + ttl_s
+
+    def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:  # noqa: ARG002
+        with self._call():
+            lane = self._lane(endpoint_id)
+            if lane.fence == fence:
+                lane.forwarder_id = None
+
+    # consuming
+
+    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float, now: float) -> Sequence[LeasedTask]:
+        with self._owned(endpoint_id, fence) as lane:
+            task_ids = [lane.waiting.popleft() for _ in range(min(limit, len(lane.waiting)))]
+            for task_id in task_ids:
+                lane.entries[task_id].attempt += 1
+                lane.entries[task_id].leased_at = now
+                lane.leases[task_id] = now + lease_s
+            return [lane.view(task_id, leased_at=now) for task_id in task_ids]
+
+    def renew(
+        self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float, now: float
+    ) -> Sequence[str]:
+        with self._owned(endpoint_id, fence) as lane:
+            lane.leases |= {task_id: now + lease_s for task_id in task_ids if task_id in lane.leases}
+            return [task_id for task_id in task_ids if task_id not in lane.leases]
+
+    def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, now: float) -> None:  # noqa: ARG002
+        with self._owned(endpoint_id, fence) as lane:
+            back = [task_id for task_id in task_ids if task_id in lane.leases]
+            for task_id in back:
+                lane.entries[task_id].attempt -= 1
+            lane.put_back(back)
+
+    def leased(self, endpoint_id: str, fence: int) -> Mapping[str, int]:
+        with self._owned(endpoint_id, fence) as lane:
+            return {task_id: lane.entries[task_id].attempt for task_id in lane.leases}
+
+    def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
+        with self._owned(endpoint_id, fence) as lane:
+            return [task_id for task_id in lane.leases if task_id in lane.stops]
+
+    def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = 500) -> Sequence[LeasedTask]:
+        with self._owned(endpoint_id, fence) as lane:
+            expired = sorted((deadline, task_id) for task_id, deadline in lane.leases.items() if deadline <= now)
+            again, ended = [], []
+            for _, task_id in expired[:limit]:
+                entry = lane.entries[task_id]
+                if task_id not in lane.stops and _may_start_again(entry.task, entry.attempt):
+                    again.append(task_id)
+                else:
+                    ended.append(lane.view(task_id, leased_at=entry.leased_at or entry.enqueued_at))
+            lane.put_back(again)
+            return ended
+
+    def ack(self, fence: int, results: Sequence[TaskResult], *, now: float) -> Mapping[str, AckOutcome]:  # noqa: ARG002
+        if not results:
+            return {}
+        outcomes: dict[str, AckOutcome] = {}
+        with self._owned(results[0].endpoint_id, fence) as lane:
+            for result in results:
+                entry = lane.entries.get(result.task_id)
+                if entry is None:
+                    outcomes[result.task_id] = AckOutcome.UNKNOWN
+                elif entry.result is not None:
+                    outcomes.setdefault(result.task_id, AckOutcome.DUPLICATE)
+                else:
+                    lane.finish(result.task_id, result)
+                    outcomes[result.task_id] = AckOutcome.FIRST
+        return outcomes
+
+    def outbox(self, endpoint_id: str, *, limit: int = 200) -> Sequence[TaskResult]:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            return list(_ended(lane.entries[task_id] for task_id in itertools.islice(lane.outbox, limit)))
+
+    def flushed(self, endpoint_id: str, task_ids: Sequence[str]) -> None:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            for task_id in task_ids:
+                lane.outbox.pop(task_id, None)
+
+    def restore(
+        self,
+        endpoint_id: str,
+        fence: int,
+        tasks: Sequence[QueuedTask],
+        *,
+        held: Mapping[str, int],
+        lease_s: float,
+        now: float,
+    ) -> None:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            lane.require_claim(fence)
+            for task in tasks:
+                entry, is_held = lane.entries.get(task.task_id), task.task_id in held
+                if entry is None:
+                    attempt = max(task.attempt, held.get(task.task_id, 0))
+                    lane.add(task, attempt=attempt, held=is_held, deadline=now + lease_s, now=now)
+                elif is_held and entry.result is None:
+                    if task.task_id not in lane.leases:
+                        lane.waiting.remove(task.task_id)
+                    lane.leases[task.task_id] = now + lease_s
+                    entry.attempt = max(entry.attempt, held[task.task_id])
+
+    def mark_restored(self, endpoint_id: str, fence: int) -> None:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            lane.require_claim(fence)
+            lane.complete = True
+
+    def depth(self, endpoint_id: str) -> int:
+        with self._call():
+            return len(self._lane(endpoint_id).waiting)
+
+    # forwarders, peers and wake-ups
+
+    def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None:
+        with self._call():
+            self._forwarders[info.forwarder_id] = (info, now + ttl_s)
+
+    def withdraw(self, forwarder_id: str) -> None:
+        with self._call():
+            self._forwarders.pop(forwarder_id, None)
+
+    def forwarders(self, *, now: float) -> Sequence[ForwarderInfo]:
+        with self._call():
+            return [info for info, until in self._forwarders.values() if until > now and not info.draining]
+
+    def admit(self, key: PeerKey, *, ttl_s: float) -> None:  # noqa: ARG002
+        with self._call():
+            self._peers[key.public_key] = key
+
+    def find_peer(self, public_key: str) -> PeerKey | None:
+        with self._call():
+            return self._peers.get(public_key)
+
+    def listen(self, forwarder_id: str) -> _FakeWakeUps:
+        with self._call():
+            listener = _FakeWakeUps(self, forwarder_id)
+            self._listeners.setdefault(forwarder_id, []).append(listener)
+            return listener
+
+    def unlisten(self, forwarder_id: str, listener: _FakeWakeUps) -> None:
+        """Forget a subscription; :meth:`WakeUps.close` calls it."""
+        with self._lock:
+            self._listeners[forwarder_id].remove(listener)
+
+    def _lane(self, endpoint_id: str) -> _Lane:
+        return self._lanes.setdefault(endpoint_id, _Lane())
+
+    @contextlib.contextmanager
+    def _owned(self, endpoint_id: str, fence: int) -> Iterator[_Lane]:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            lane.require_owner(fence)
+            yield lane
+
+
+class _FakeWakeUps:
+    """A subscription to one forwarder's wake-ups."""
+
+    def __init__(self, queue: FakeQueue, forwarder_id: str) -> None:
+        self._queue = queue
+        self._forwarder_id = forwarder_id
+        self._heard: dict[str, None] = {}
+        self._changed = threading.Condition()
+
+    def hear(self, endpoint_id: str) -> None:
+        with self._changed:
+            self._heard[endpoint_id] = None
+            self._changed.notify_all()
+
+    def get(self, timeout_s: float) -> Sequence[str] | None:
+        if not self._queue.reachable:
+            raise Unavailable("FakeQueue was cut off")
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._heard), timeout_s)
+            heard = list(self._heard)
+            self._heard.clear()
+            return heard
+
+    def close(self) -> None:
+        self._queue.unlisten(self._forwarder_id, self)
+
+
+def _may_start_again(task: QueuedTask, attempt: int) -> bool:
+    return attempt == 0 or (task.idempotent and attempt < task.max_attempts)
+
+
+def _ended(entries: Iterable[_Entry]) -> Iterator[TaskResult]:
+    for entry in entries:
+        if entry.result is not None:
+            task = entry.task
+            yield dataclasses.replace(entry.result, task_group_id=task.task_group_id, owner_id=task.owner_id)

@@ -1,0 +1,240 @@
+"""The records in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping, Sequence
+
+from farcall_common.errors import Conflict, EndpointUnknown
+from farcall_common.store import moves
+from farcall_common.store.fakes.reach import Reach
+from farcall_common.store.model import Endpoint, EndpointStatus, Function, Task, TaskEvent, TaskResult
+from farcall_common.wire.states import Reporter, TaskState
+
+__all__ = ["FakeRecords"]
+
+
+class FakeRecords(Reach):
+    """:class:`~farcall_common.store.ports.Records` that last as long as the object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._functions: dict[str, dict[int, Function]] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        self._keys: dict[str, str] = {}
+        self._grants: set[tuple[str, str]] = set()
+        self._tasks: dict[str, Task] = {}
+        self._events: list[TaskEvent] = []
+
+    # functions
+
+    def add_function(self, function: Function) -> None:
+        with self._call():
+            versions = self._functions.setdefault(function.function_id, {})
+            if versions and _newest(versions).owner_id != function.owner_id:
+                raise Conflict(f"function {function.function_id} belongs to someone else")
+            if function.version in versions:
+                raise Conflict(f"function {function.function_id} has a version {function.version} already")
+            first = _newest(versions).created_at if versions else function.created_at or dt.datetime.now(dt.UTC)
+            versions[function.version] = dataclasses.replace(function, created_at=first)
+
+    def get_function(self, function_id: str) -> Function | None:
+        return self.get_functions([function_id]).get(function_id)
+
+    def get_functions(self, function_ids: Sequence[str]) -> Mapping[str, Function]:
+        with self._call():
+            return {id_: _newest(self._functions[id_]) for id_ in function_ids if id_ in self._functions}
+
+    def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
+        with self._call():
+            found = [
+                function
+                for function in map(_newest, self._functions.values())
+                if function.owner_id == owner_id
+                and search.lower() in f"{function.name}\n{function.description or ''}".lower()
+            ]
+        return sorted(found, key=lambda f: (_moment(f.created_at), f.function_id), reverse=True)[:limit]
+
+    def delete_function(self, function_id: str) -> bool:
+        with self._call():
+            return self._functions.pop(function_id, None) is not None
+
+    # endpoints and keys
+
+    def put_endpoint(self, endpoint: Endpoint) -> None:
+        with self._call():
+            known = self._endpoints.get(endpoint.endpoint_id)
+            kept = known or Endpoint(
+                endpoint.endpoint_id,
+                endpoint.owner_id,
+                endpoint.name,
+                created_at=endpoint.created_at or dt.datetime.now(dt.UTC),
+            )
+            self._endpoints[endpoint.endpoint_id] = dataclasses.replace(
+                endpoint,
+                owner_id=kept.owner_id,
+                created_at=kept.created_at,
+                seen_at=kept.seen_at,
+                online=kept.online,
+                status=kept.status,
+            )
+
+    def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
+        with self._call():
+            return self._endpoints.get(endpoint_id)
+
+    def list_endpoints(self, owner_id: str, *, role: str = "owner") -> Sequence[Endpoint]:
+        with self._call():
+            found = [
+                endpoint
+                for endpoint in self._endpoints.values()
+                if endpoint.owner_id == owner_id
+                or (role == "any" and (endpoint.public or (owner_id, endpoint.endpoint_id) in self._grants))
+            ]
+        return sorted(found, key=lambda e: (_moment(e.created_at), e.endpoint_id), reverse=True)
+
+    def delete_endpoint(self, endpoint_id: str) -> bool:
+        with self._call():
+            self._keys = {key: id_ for key, id_ in self._keys.items() if id_ != endpoint_id}
+            return self._endpoints.pop(endpoint_id, None) is not None
+
+    def set_endpoint_presence(self, endpoint_id: str, *, online: bool, status: EndpointStatus, at: dt.datetime) -> None:
+        with self._call():
+            if endpoint := self._endpoints.get(endpoint_id):
+                self._endpoints[endpoint_id] = dataclasses.replace(endpoint, online=online, status=status, seen_at=at)
+
+    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:  # noqa: ARG002
+        with self._call():
+            if endpoint_id not in self._endpoints:
+                raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
+            if self._keys.setdefault(public_key, endpoint_id) != endpoint_id:
+                raise Conflict("the key speaks for another endpoint")
+
+    def find_endpoint_by_key(self, public_key: str) -> str | None:
+        with self._call():
+            return self._keys.get(public_key)
+
+    # grants
+
+    def has_grant(self, identity_id: str, object_id: str) -> bool:
+        with self._call():
+            return (identity_id, object_id) in self._grants
+
+    def add_grant(self, identity_id: str, object_id: str) -> None:
+        with self._call():
+            self._grants.add((identity_id, object_id))
+
+    # tasks
+
+    def add_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Task]:
+        if any((task.payload is None) == (task.payload_ref is None) for task in tasks):
+            raise Conflict("a task has either a payload or a reference to one")
+        with self._call():
+            known = {}
+            for task in tasks:
+                if task.task_id in self._tasks:
+                    known[task.task_id] = self._tasks[task.task_id]
+                    continue
+                at = task.submitted_at or dt.datetime.now(dt.UTC)
+                self._tasks[task.task_id] = _as_new(task, at)
+                self._events.append(TaskEvent(task.task_id, TaskState.RECEIVED, Reporter.API, at))
+            return known
+
+    def get_tasks(self, task_ids: Sequence[str]) -> Mapping[str, Task]:
+        with self._call():
+            return {task_id: self._tasks[task_id] for task_id in task_ids if task_id in self._tasks}
+
+    def list_tasks(self, owner_id: str, *, state: TaskState | None = None, limit: int = 100) -> Sequence[Task]:
+        with self._call():
+            found = [t for t in self._tasks.values() if t.owner_id == owner_id and state in (None, t.state)]
+        return [_light(task) for task in sorted(found, key=_by_submission, reverse=True)[:limit]]
+
+    def get_group(self, task_group_id: str) -> Sequence[Task]:
+        with self._call():
+            found = [task for task in self._tasks.values() if task.task_group_id == task_group_id]
+        return [_light(task) for task in sorted(found, key=_by_submission)]
+
+    def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
+        with self._call():
+            found = (t for t in self._tasks.values() if t.endpoint_id == endpoint_id and not t.state.is_terminal)
+            return sorted((t for t in found if t.task_id > after), key=lambda t: t.task_id)[:limit]
+
+    def list_endpoints_with_open_tasks(self, *, older_than: dt.datetime) -> Sequence[str]:
+        with self._call():
+            open_tasks = (task for task in self._tasks.values() if not task.state.is_terminal)
+            return sorted({task.endpoint_id for task in open_tasks if _moment(task.submitted_at) < older_than})
+
+    def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
+        moves.check_moves(events)
+        with self._call():
+            before = self._standings([event.task_id for event in events])
+            after = moves.moved(before, events)
+            for task_id, now in after.items():
+                self._tasks[task_id] = dataclasses.replace(self._tasks[task_id], state=now.state, attempt=now.attempt)
+            self._events += [event for event in events if event.task_id in before]
+            return [task_id for task_id, now in after.items() if now.attempt > before[task_id].attempt]
+
+    def record_results(self, results: Sequence[TaskResult], *, at: dt.datetime) -> Mapping[str, TaskResult]:
+        moves.check_ends(results)
+        with self._call():
+            first = moves.first_ends(self._standings([result.task_id for result in results]), results)
+            for task_id, result in first.items():
+                self._tasks[task_id] = _as_ended(self._tasks[task_id], result, at)
+                self._events.append(moves.end_event(result, at=at))
+            return first
+
+    def list_events(self, task_id: str) -> Sequence[TaskEvent]:
+        with self._call():
+            return [event for event in self._events if event.task_id == task_id]
+
+    def _standings(self, task_ids: Sequence[str]) -> dict[str, moves.Standing]:
+        return {
+            task_id: moves.Standing(task.state, task.attempt, task.endpoint_id, task.owner_id, task.task_group_id)
+            for task_id, task in self.get_tasks(task_ids).items()
+        }
+
+
+def _newest(versions: Mapping[int, Function]) -> Function:
+    return versions[max(versions)]
+
+
+def _moment(at: dt.datetime | None) -> dt.datetime:
+    return at or dt.datetime.min.replace(tzinfo=dt.UTC)
+
+
+def _by_submission(task: Task) -> tuple[dt.datetime, str]:
+    return _moment(task.submitted_at), task.task_id
+
+
+def _light(task: Task) -> Task:
+    return dataclasses.replace(task, payload=None, result=None)
+
+
+def _as_new(task: Task, at: dt.datetime) -> Task:
+    """What the table keeps of a task that is written ahead: no end, and no progress."""
+    return dataclasses.replace(
+        task,
+        result_serializers=tuple(task.result_serializers),
+        state=TaskState.RECEIVED,
+        attempt=0,
+        result=None,
+        result_ref=None,
+        error=None,
+        submitted_at=at,
+        finished_at=None,
+    )
+
+
+def _as_ended(task: Task, result: TaskResult, at: dt.datetime) -> Task:
+    return dataclasses.replace(
+        task,
+        state=result.state,
+        attempt=max(task.attempt, result.attempt),
+        result=result.result,
+        result_ref=result.result_ref,
+        error=result.error,
+        details=result.details or task.details,
+        finished_at=at,
+        timings={**task.timings, **result.timings, "recorded_at": at.timestamp()},
+    )

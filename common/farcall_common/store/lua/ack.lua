@@ -1,0 +1,16 @@
+-- ARGV: fence, then (id, result) per task. Returns an outcome per task.
+require_owner(ARGV[1])
+local outcomes = {}
+for i = 2, #ARGV, 2 do
+  local id, result = ARGV[i], ARGV[i + 1]
+  local state = redis.call('HGET', TASK .. id, 'state')
+  local outcome = 'unknown'
+  if state == 'done' then
+    outcome = 'duplicate'
+  elseif state then
+    finish(id, state, result)
+    outcome = 'first'
+  end
+  outcomes[#outcomes + 1] = outcome
+end
+return outcomes

@@ -1,0 +1,3 @@
+-- ARGV: fence.
+require_claim(ARGV[1])
+redis.call('HSET', OWNER, 'epoch', ARGV[1])

@@ -1,0 +1,68 @@
+"""Bring a database to the newest schema. Many processes may try at once; one does it, the others find it done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import psycopg
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import NullPool, create_engine
+
+from farcall_common.errors import Unavailable
+
+__all__ = ["HEAD", "upgrade"]
+
+#: The revision that this code works with. A test holds it to the newest file in ``migrations/versions``.
+HEAD: Final = "0001"
+
+_ADVISORY_LOCK: Final = 0x_FA_CA_11
+_LOCK_TIMEOUT_S: Final = 120
+
+
+def upgrade(database_url: str) -> bool:
+    """Apply the missing revisions under an advisory lock. Returns whether there were any.
+
+    :raises Unavailable: when the database cannot be reached, or another upgrade holds the lock for two minutes.
+    """
+    try:
+        with psycopg.connect(database_url, autocommit=True, connect_timeout=10) as connection:
+            if _revision(connection) == HEAD:
+                return False
+            connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT_S}s'")
+            connection.execute("SELECT pg_advisory_lock(%s)", [_ADVISORY_LOCK])
+            if _revision(connection) == HEAD:
+                return False
+            _apply(database_url)
+            return True
+    except psycopg.OperationalError as error:
+        raise Unavailable(f"cannot upgrade the database: {error}") from error
+
+
+def scripts() -> ScriptDirectory:
+    """The revisions as Alembic sees them."""
+    return ScriptDirectory.from_config(_config())
+
+
+def _revision(connection: psycopg.Connection[tuple[str, ...]]) -> str | None:
+    try:
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    except psycopg.errors.UndefinedTable:
+        return None
+    return row[0] if row else None
+
+
+def _apply(database_url: str) -> None:
+    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database_url), poolclass=NullPool)
+    with engine.begin() as connection:
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    return config

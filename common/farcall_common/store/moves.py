@@ -1,0 +1,85 @@
+"""What a report does to a task's record, decided from the table of legal moves. Shared by the adapter and its fake."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+
+from farcall_common.errors import InvalidRequest, TaskCancelled
+from farcall_common.store.model import TaskEvent, TaskResult
+from farcall_common.wire.states import LEGAL_MOVES, REPORTERS, Reporter, TaskState
+
+__all__ = ["Standing", "cancelled_while_waiting", "check_ends", "check_moves", "end_event", "first_ends", "moved"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """What of a task's record decides whether a report still counts."""
+
+    state: TaskState
+    attempt: int
+    endpoint_id: str
+    owner_id: str
+    task_group_id: str
+
+
+def check_moves(events: Iterable[TaskEvent]) -> None:
+    """Raise InvalidRequest for a terminal state (those come as results), or one that its reporter may not report."""
+    for event in events:
+        if event.state.is_terminal or event.reporter not in REPORTERS[event.state]:
+            raise InvalidRequest(f"the {event.reporter} may not move a task to {event.state}")
+
+
+def check_ends(results: Iterable[TaskResult]) -> None:
+    """Raise InvalidRequest for a state that is not terminal, or one that its reporter may not report."""
+    for result in results:
+        if not result.state.is_terminal or result.reporter not in REPORTERS[result.state]:
+            raise InvalidRequest(f"the {result.reporter} may not end a task as {result.state}")
+
+
+def moved(standings: Mapping[str, Standing], events: Sequence[TaskEvent]) -> dict[str, Standing]:
+    """The new standing of each task that the events change, applied in order.
+
+    The attempt only rises, and only while the task is open. A report of an earlier attempt moves nothing; attempt 0
+    is a report about the task rather than about one of its attempts.
+    """
+    changed: dict[str, Standing] = {}
+    for event in events:
+        standing = changed.get(event.task_id) or standings.get(event.task_id)
+        if standing is None or standing.state.is_terminal or 0 < event.attempt < standing.attempt:
+            continue
+        state = event.state if event.state in LEGAL_MOVES[standing.state] else standing.state
+        attempt = max(event.attempt, standing.attempt)
+        if (state, attempt) != (standing.state, standing.attempt):
+            changed[event.task_id] = dataclasses.replace(standing, state=state, attempt=attempt)
+    return changed
+
+
+def first_ends(standings: Mapping[str, Standing], results: Sequence[TaskResult]) -> dict[str, TaskResult]:
+    """The results that end their task, completed with its group and owner; later and foreign ones are left out."""
+    first: dict[str, TaskResult] = {}
+    for result in results:
+        standing = standings.get(result.task_id)
+        if (
+            standing is not None
+            and result.task_id not in first
+            and result.endpoint_id == standing.endpoint_id
+            and result.state in LEGAL_MOVES[standing.state]
+        ):
+            first[result.task_id] = dataclasses.replace(
+                result, task_group_id=standing.task_group_id, owner_id=standing.owner_id
+            )
+    return first
+
+
+def cancelled_while_waiting(task_id: str, endpoint_id: str) -> TaskResult:
+    """The end of a task that was taken out of the queue before it was ever dispatched."""
+    error = TaskCancelled("the task was cancelled before it started", hint="")
+    return TaskResult(task_id, endpoint_id, 0, TaskState.CANCELLED, Reporter.API, error=error.record)
+
+
+def end_event(result: TaskResult, *, at: dt.datetime) -> TaskEvent:
+    """The event that a task's end leaves."""
+    detail = {"code": result.error.code} if result.error else {}
+    return TaskEvent(result.task_id, result.state, result.reporter, at, attempt=result.attempt, detail=detail)

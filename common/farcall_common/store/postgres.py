@@ -1,0 +1,79 @@
+"""Connections to PostgreSQL: a pool, values to columns and back, errors of the driver to ours."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import psycopg
+from psycopg.rows import DictRow, dict_row
+from psycopg.types.json import set_json_loads
+from psycopg_pool import ConnectionPool
+
+from farcall_common.errors import Conflict, InvalidRequest, Unavailable
+
+__all__ = ["Database", "to_json"]
+
+#: How a connection finds out that the server is gone, in milliseconds or seconds, instead of waiting for ever.
+_SOCKET: Final = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
+
+
+class Database:
+    """A pool of autocommitting connections whose rows are dictionaries."""
+
+    def __init__(self, conninfo: str, *, min_connections: int, max_connections: int, timeout_s: float) -> None:
+        self._pool: ConnectionPool[psycopg.Connection[DictRow]] = ConnectionPool(
+            conninfo,
+            min_size=min_connections,
+            max_size=max_connections,
+            timeout=timeout_s,
+            kwargs={**_SOCKET, "autocommit": True, "row_factory": dict_row},
+            configure=_configure,
+            check=ConnectionPool.check_connection,
+            num_workers=1,
+            open=True,
+            name="farcall-records",
+        )
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._pool.close()
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[DictRow]]:
+        """Lend a connection. Each statement commits by itself; ``connection.transaction()`` makes several one.
+
+        :raises Unavailable: when the database cannot be reached, or goes away meanwhile.
+        :raises InvalidRequest: for values that a column cannot hold, such as a NUL in a text.
+        :raises Conflict: when the values contradict what is stored.
+        """
+        try:
+            with self._pool.connection() as connection:
+                yield connection
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:  # also the pool's own
+            raise Unavailable(f"the database does not answer: {error}") from error
+        except (psycopg.DataError, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"the database cannot hold this value: {error}") from error
+        except psycopg.IntegrityError as error:
+            raise Conflict(f"the database holds something else already: {error}") from error
+
+    def rows(self, query: str, parameters: Mapping[str, Any]) -> list[DictRow]:
+        """Run one statement and fetch its rows, in the binary format."""
+        with self.connection() as connection, connection.cursor(binary=True) as cursor:
+            return cursor.execute(query.encode(), parameters).fetchall()
+
+    def run(self, query: str, parameters: Mapping[str, Any]) -> int:
+        """Run one statement. Returns the number of rows that it touched."""
+        with self.connection() as connection:
+            return connection.execute(query.encode(), parameters).rowcount
+
+
+def _configure(connection: psycopg.Connection[DictRow]) -> None:
+    set_json_loads(msgspec.json.decode, connection)
+
+
+def to_json(value: object) -> str | None:
+    """A value as JSON text for a column; None stays NULL."""
+    return None if value is None else msgspec.json.encode(value).decode()

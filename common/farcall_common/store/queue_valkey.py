@@ -1,0 +1,340 @@
+"""The queue in Valkey: lists, a lease set and a hash per task, moved only by the scripts in ``lua/``.
+
+All keys of an endpoint carry its id as hash tag, so that they share a slot and a script moves them in one step:
+
+========================  ======  =====================================================================  =========
+key                       type    content                                                                TTL
+========================  ======  =====================================================================  =========
+``own:{endpoint}``        hash    fence, forwarder, until, epoch                                         none
+``q:{endpoint}``          list    waiting task ids                                                       none
+``l:{endpoint}``          zset    leased task ids by deadline                                            none
+``x:{endpoint}``          set     leased tasks that should stop                                          none
+``o:{endpoint}``          list    ended tasks that may not have reached the database                     none
+``t:{endpoint}:<task>``   hash    the task, its state, attempt and result                                see below
+``fwd:<forwarder>``       string  a live forwarder                                                       its own
+``fwds``                  zset    forwarder ids by the time they count as dead                           none
+``zap:<public key>``      string  whom a CURVE key speaks for                                            its own
+``wake:<forwarder>``      channel endpoint ids with work or cancellations; lossy                         --
+========================  ======  =====================================================================  =========
+
+A task hash lives for ever until the database has the task's end; then a marker without payload and result stays for
+:data:`MARKER_TTL_S`. An eviction policy of ``volatile-*`` therefore never drops a task.
+
+**Losing everything.** A wipe takes ``own:{endpoint}`` with it. Its ``epoch`` field says that no open task of the
+endpoint is missing; without it every consuming call raises QueueDataLost, until one forwarder has claimed the endpoint,
+restored every page of open tasks from the database, and marked it restored, all under one fence: a second wipe in the
+middle takes the fence along, and the rebuild fails instead of being declared complete. Enqueue and cancel work all the
+while, for they need no other task; a restore leaves what it finds.
+
+**Fences** rise by one, and never below the server's clock in microseconds: so they rise across a wipe too. Calls
+compare for equality, so that a stale owner is refused even if the clock were set back.
+
+**What the queue cannot promise alone.** Between a wipe and its restore nobody but the database knows what was
+dispatched. A task with ``idempotent=False`` may be sent only with the permit of
+:meth:`~farcall_common.store.ports.Records.record_moves`. And whatever the queue says to a reported end, the database
+has the last word: record the end there before the endpoint may forget it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from typing import Any, Final, TypeVar
+
+import redis
+from redis.backoff import NoBackoff
+from redis.client import PubSub
+from redis.commands.core import Script
+from redis.retry import Retry
+
+from farcall_common.errors import Fenced, QueueDataLost, Unavailable
+from farcall_common.store import codec, moves
+from farcall_common.store.model import (
+    AckOutcome,
+    CancelOutcome,
+    ForwarderInfo,
+    LeasedTask,
+    PeerKey,
+    QueuedTask,
+    TaskResult,
+)
+
+__all__ = ["MARKER_TTL_S", "ValkeyQueue"]
+
+#: How long an ended task is remembered, so that a late enqueue or restore does not run it again.
+MARKER_TTL_S: Final = 24 * 3600
+
+#: The lease of a task that is enqueued although it may have started and must not start again (the queue had lost it):
+#: time for its endpoint to be heard of before reap gives the task up.
+RESCUE_LEASE_S: Final = 60.0
+
+#: Ids per script call. Serverless caches take fewer than 4,000 arguments, a task has up to six.
+_BATCH: Final = 500
+
+_SCRIPTS: Final = resources.files("farcall_common.store") / "lua"
+
+
+class ValkeyQueue:
+    """:class:`~farcall_common.store.ports.Queue` on redis-py.
+
+    :param url: ``redis://host:port/db``, or ``rediss://`` for TLS.
+    :param timeout_s: for connecting and for each answer.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
+        # A connection that died idle is replaced at once; a server that is away is the caller's to wait for. Sending a
+        # call twice because its first answer was lost does no harm: every script may be repeated.
+        # Any, because the driver's types mix the answers of its blocking and its asynchronous client.
+        self._client: Any = redis.Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            health_check_interval=15,
+            retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+        )
+        prelude = (_SCRIPTS / "prelude.lua").read_text()
+        self._scripts: dict[str, Script] = {
+            path.name.removesuffix(".lua"): self._client.register_script(prelude + path.read_text())
+            for path in _SCRIPTS.iterdir()
+            if path.name != "prelude.lua"
+        }
+
+    def ping(self) -> None:
+        with _mapped():
+            self._client.ping()
+
+    def close(self) -> None:
+        self._client.close()
+
+    # producing
+
+    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> str | None:
+        owner: bytes | None = None
+        for batch in _batches(tasks):
+            arguments = itertools.chain.from_iterable(map(_task_arguments, batch))
+            owner = self._run("enqueue", batch[0].endpoint_id, now, now + RESCUE_LEASE_S, *arguments)
+        return owner.decode() if owner else None
+
+    def wake(self, forwarder_id: str, endpoint_id: str) -> None:
+        with _mapped():
+            self._client.publish(f"wake:{forwarder_id}", endpoint_id)
+
+    def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
+        end = codec.pack(moves.cancelled_while_waiting("", endpoint_id))
+        outcomes: dict[str, CancelOutcome] = {}
+        for batch in _batches(task_ids):
+            owner, *found = self._run("cancel", endpoint_id, now, end, *batch)
+            outcomes |= zip(batch, map(CancelOutcome, _texts(found)), strict=True)
+            if owner and b"requested" in found:
+                self.wake(owner.decode(), endpoint_id)
+        return outcomes
+
+    # owning
+
+    def claim(self, endpoint_id: str, forwarder_id: str, *, ttl_s: float, now: float) -> int:
+        return int(self._run("claim", endpoint_id, forwarder_id, now + ttl_s))
+
+    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, ttl_s: float, now: float) -> None:
+        self._run("keep", endpoint_id, fence, forwarder_id, now + ttl_s)
+
+    def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
+        self._run("release", endpoint_id, fence, forwarder_id)
+
+    # consuming
+
+    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float, now: float) -> Sequence[LeasedTask]:
+        leased: list[LeasedTask] = []
+        while len(leased) < limit:
+            rows = self._run("lease", endpoint_id, fence, now, now + lease_s, min(_BATCH, limit - len(leased)))
+            leased += [_leased_task(row, leased_at=now) for row in rows]
+            if len(rows) < _BATCH:
+                break
+        return leased
+
+    def renew(
+        self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float, now: float
+    ) -> Sequence[str]:
+        missing: list[str] = []
+        for batch in _batches(task_ids):
+            missing += _texts(self._run("renew", endpoint_id, fence, now + lease_s, *batch))
+        return missing
+
+    def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, now: float) -> None:  # noqa: ARG002
+        # The last batch first: within a script the oldest id ends next to leave, and so it must be among batches.
+        for batch in reversed(list(_batches(task_ids))):
+            self._run("unlease", endpoint_id, fence, *batch)
+
+    def leased(self, endpoint_id: str, fence: int) -> Mapping[str, int]:
+        found = self._run("leased", endpoint_id, fence)
+        return dict(zip(_texts(found[::2]), map(int, found[1::2]), strict=True))
+
+    def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
+        return _texts(self._run("cancel_requests", endpoint_id, fence))
+
+    def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = 500) -> Sequence[LeasedTask]:
+        rows = self._run("reap", endpoint_id, fence, now, limit)
+        return [_leased_task(row, leased_at=float(row[4])) for row in rows]
+
+    def ack(self, fence: int, results: Sequence[TaskResult], *, now: float) -> Mapping[str, AckOutcome]:  # noqa: ARG002
+        outcomes: dict[str, AckOutcome] = {}
+        for batch in _batches(results):
+            arguments: Iterable[str | bytes] = itertools.chain.from_iterable(
+                (result.task_id, codec.pack(result)) for result in batch
+            )
+            found = self._run("ack", batch[0].endpoint_id, fence, *arguments)
+            for result, outcome in zip(batch, _texts(found), strict=True):
+                outcomes.setdefault(result.task_id, AckOutcome(outcome))
+        return outcomes
+
+    def outbox(self, endpoint_id: str, *, limit: int = 200) -> Sequence[TaskResult]:
+        return [_ended(*row) for row in self._run("outbox", endpoint_id, limit)]
+
+    def flushed(self, endpoint_id: str, task_ids: Sequence[str]) -> None:
+        for batch in _batches(task_ids):
+            self._run("flushed", endpoint_id, MARKER_TTL_S, *batch)
+
+    def restore(
+        self,
+        endpoint_id: str,
+        fence: int,
+        tasks: Sequence[QueuedTask],
+        *,
+        held: Mapping[str, int],
+        lease_s: float,
+        now: float,
+    ) -> None:
+        for batch in _batches(tasks):
+            arguments = itertools.chain.from_iterable(
+                (*_task_arguments(task), held.get(task.task_id, "")) for task in batch
+            )
+            self._run("restore", endpoint_id, fence, now, now + lease_s, *arguments)
+
+    def mark_restored(self, endpoint_id: str, fence: int) -> None:
+        self._run("mark_restored", endpoint_id, fence)
+
+    def depth(self, endpoint_id: str) -> int:
+        with _mapped():
+            return int(self._client.llen(f"q:{{{endpoint_id}}}"))
+
+    # forwarders, peers and wake-ups
+
+    def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None:
+        with _mapped():
+            self._client.set(f"fwd:{info.forwarder_id}", codec.pack(info), px=round(ttl_s * 1000))
+            self._client.zadd("fwds", {info.forwarder_id: now + ttl_s})
+            self._client.zremrangebyscore("fwds", "-inf", now)
+
+    def withdraw(self, forwarder_id: str) -> None:
+        with _mapped():
+            self._client.zrem("fwds", forwarder_id)
+            self._client.delete(f"fwd:{forwarder_id}")
+
+    def forwarders(self, *, now: float) -> Sequence[ForwarderInfo]:
+        with _mapped():
+            alive = _texts(self._client.zrangebyscore("fwds", f"({now}", "+inf"))
+            found = [self._client.get(f"fwd:{forwarder_id}") for forwarder_id in alive]
+        infos = [codec.unpack_forwarder(data) for data in found if data]
+        return [info for info in infos if not info.draining]
+
+    def admit(self, key: PeerKey, *, ttl_s: float) -> None:
+        with _mapped():
+            self._client.set(f"zap:{key.public_key}", codec.pack(key), px=round(ttl_s * 1000))
+
+    def find_peer(self, public_key: str) -> PeerKey | None:
+        with _mapped():
+            data = self._client.get(f"zap:{public_key}")
+        return codec.unpack_peer(data) if data else None
+
+    def listen(self, forwarder_id: str) -> ValkeyWakeUps:
+        return ValkeyWakeUps(self._client, f"wake:{forwarder_id}")
+
+    def _run(self, name: str, endpoint_id: str, *arguments: str | bytes | float) -> Any:
+        tag = f"{{{endpoint_id}}}"
+        keys = [f"own:{tag}", f"q:{tag}", f"l:{tag}", f"x:{tag}", f"o:{tag}", f"t:{tag}:"]
+        with _mapped():
+            return self._scripts[name](keys=keys, args=arguments)
+
+
+class ValkeyWakeUps:
+    """:class:`~farcall_common.store.ports.WakeUps` on a subscription of its own connection."""
+
+    def __init__(self, client: Any, channel: str) -> None:
+        self._subscription: PubSub = client.pubsub()
+        with _mapped():
+            self._subscription.subscribe(channel)
+            # The server's word that we are subscribed: what is published from here on is heard.
+            self._subscription.get_message(timeout=5.0)
+
+    def get(self, timeout_s: float) -> Sequence[str] | None:
+        endpoint_ids: dict[str, None] = {}
+        deadline = time.monotonic() + timeout_s
+        with _mapped():
+            while True:
+                wait_s = 0.0 if endpoint_ids else max(0.0, deadline - time.monotonic())
+                message = self._subscription.get_message(timeout=wait_s)
+                if message is not None and message["type"] == "message":
+                    endpoint_ids[message["data"].decode()] = None
+                elif message is None and (endpoint_ids or time.monotonic() >= deadline):
+                    return list(endpoint_ids)
+
+    def close(self) -> None:
+        self._subscription.close()
+
+
+@contextlib.contextmanager
+def _mapped() -> Iterator[None]:
+    """The scripts' and the driver's errors as ours."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError) as error:
+        raise Unavailable(f"the queue does not answer: {error}") from error
+    except redis.ResponseError as error:
+        code, _, message = str(error).partition(" ")
+        if code == "FENCED":
+            raise Fenced(message) from error
+        if code == "DATALOST":
+            raise QueueDataLost(message) from error
+        raise
+
+
+_Item = TypeVar("_Item")
+
+
+def _batches(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]
+
+
+def _texts(values: Iterable[bytes]) -> list[str]:
+    return [value.decode() for value in values]
+
+
+def _task_arguments(task: QueuedTask) -> tuple[str | bytes | int, ...]:
+    """One task as enqueue and restore take it."""
+    return task.task_id, codec.pack(task), int(task.idempotent), task.max_attempts, task.attempt
+
+
+def _leased_task(row: Sequence[Any], *, leased_at: float) -> LeasedTask:
+    task, attempt, enqueued_at, stop = row[:4]
+    return LeasedTask(
+        codec.unpack_task(task),
+        attempt=attempt,
+        enqueued_at=float(enqueued_at),
+        leased_at=leased_at,
+        cancel_requested=bool(stop),
+    )
+
+
+def _ended(task_id: bytes, task: bytes, result: bytes) -> TaskResult:
+    """An outbox entry; what its reporter did not know comes from the task."""
+    queued = codec.unpack_task(task)
+    return dataclasses.replace(
+        codec.unpack_result(result),
+        task_id=task_id.decode(),
+        task_group_id=queued.task_group_id,
+        owner_id=queued.owner_id,
+    )

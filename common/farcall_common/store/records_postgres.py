@@ -1,0 +1,276 @@
+"""The records in PostgreSQL. A batch is one statement: its columns travel as arrays and are unnested by the server."""
+
+# ruff: noqa: S608 - statements are put together from the constants in this file and in task_rows, never from values
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg.rows import DictRow
+
+from farcall_common.errors import Conflict, EndpointUnknown
+from farcall_common.store import moves, task_rows
+from farcall_common.store.model import Endpoint, EndpointStatus, Function, Task, TaskEvent, TaskResult
+from farcall_common.store.postgres import Database, to_json
+from farcall_common.wire.states import TaskState
+
+__all__ = ["PostgresRecords"]
+
+_FUNCTION: Final = """
+    SELECT function_id, owner_id, name, body, body_hash, version, description, public, metadata, f.created_at
+    FROM function f JOIN LATERAL (
+        SELECT version, body, body_hash, metadata FROM function_version v
+        WHERE v.function_id = f.function_id ORDER BY version DESC LIMIT 1
+    ) newest ON true
+"""
+
+#: Rows are locked in the order of their ids, so that two batches that share some never wait for each other in a circle.
+_LOCK_TASKS: Final = """
+    SELECT task_id, state, attempt, endpoint_id, owner_id, task_group_id FROM task
+    WHERE task_id = ANY(%(ids)s) ORDER BY task_id FOR NO KEY UPDATE
+"""
+
+
+class PostgresRecords:
+    """:class:`~farcall_common.store.ports.Records` on psycopg 3.
+
+    :param conninfo: a libpq connection string or URL.
+    :param min_connections: kept open while idle.
+    :param max_connections: lent at once; further callers wait up to ``timeout_s`` seconds, then get Unavailable.
+    """
+
+    def __init__(
+        self, conninfo: str, *, min_connections: int = 1, max_connections: int = 4, timeout_s: float = 10.0
+    ) -> None:
+        self._database = Database(
+            conninfo, min_connections=min_connections, max_connections=max_connections, timeout_s=timeout_s
+        )
+
+    def ping(self) -> None:
+        self._database.rows("SELECT 1", {})
+
+    def close(self) -> None:
+        self._database.close()
+
+    # functions
+
+    def add_function(self, function: Function) -> None:
+        row = {**vars(function), "metadata": to_json(function.metadata)}
+        with self._database.connection() as connection, connection.transaction():
+            owned = connection.execute(
+                """
+                INSERT INTO function (function_id, owner_id, name, description, public, created_at)
+                VALUES (%(function_id)s, %(owner_id)s, %(name)s, %(description)s, %(public)s,
+                        coalesce(%(created_at)s, now()))
+                ON CONFLICT (function_id) DO UPDATE
+                    SET name = excluded.name, description = excluded.description, public = excluded.public
+                    WHERE function.owner_id = excluded.owner_id
+                """,
+                row,
+            )
+            if owned.rowcount == 0:
+                raise Conflict(f"function {function.function_id} belongs to someone else")
+            connection.execute(
+                """
+                INSERT INTO function_version (function_id, version, body, body_hash, metadata)
+                VALUES (%(function_id)s, %(version)s, %(body)s, %(body_hash)s, %(metadata)s)
+                """,
+                row,
+            )
+
+    def get_function(self, function_id: str) -> Function | None:
+        return self.get_functions([function_id]).get(function_id)
+
+    def get_functions(self, function_ids: Sequence[str]) -> Mapping[str, Function]:
+        rows = self._database.rows(f"{_FUNCTION} WHERE function_id = ANY(%(ids)s)", {"ids": list(function_ids)})
+        return {row["function_id"]: Function(**row) for row in rows}
+
+    def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
+        rows = self._database.rows(
+            f"""{_FUNCTION}
+            WHERE owner_id = %(owner_id)s
+                AND strpos(lower(concat_ws(E'\\n', name, description)), lower(%(search)s)) > 0
+            ORDER BY f.created_at DESC, function_id DESC LIMIT %(limit)s
+            """,
+            {"owner_id": owner_id, "search": search, "limit": limit},
+        )
+        return [Function(**row) for row in rows]
+
+    def delete_function(self, function_id: str) -> bool:
+        return self._database.run("DELETE FROM function WHERE function_id = %(id)s", {"id": function_id}) > 0
+
+    # endpoints and keys
+
+    def put_endpoint(self, endpoint: Endpoint) -> None:
+        allowed = None if endpoint.allowed_functions is None else list(endpoint.allowed_functions)
+        self._database.run(
+            """
+            INSERT INTO endpoint (endpoint_id, owner_id, name, display_name, description, public, multi_user,
+                                  allowed_functions, metadata, created_at)
+            VALUES (%(endpoint_id)s, %(owner_id)s, %(name)s, %(display_name)s, %(description)s, %(public)s,
+                    %(multi_user)s, %(allowed_functions)s, %(metadata)s, coalesce(%(created_at)s, now()))
+            ON CONFLICT (endpoint_id) DO UPDATE SET
+                name = excluded.name, display_name = excluded.display_name, description = excluded.description,
+                public = excluded.public, multi_user = excluded.multi_user,
+                allowed_functions = excluded.allowed_functions, metadata = excluded.metadata
+            """,
+            {**vars(endpoint), "allowed_functions": allowed, "metadata": to_json(endpoint.metadata)},
+        )
+
+    def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
+        rows = self._database.rows("SELECT * FROM endpoint WHERE endpoint_id = %(id)s", {"id": endpoint_id})
+        return _endpoint(rows[0]) if rows else None
+
+    def list_endpoints(self, owner_id: str, *, role: str = "owner") -> Sequence[Endpoint]:
+        usable = """
+            OR public OR EXISTS (
+                SELECT FROM access_grant WHERE identity_id = %(owner_id)s AND object_id = endpoint_id
+            )
+        """
+        rows = self._database.rows(
+            f"""
+            SELECT * FROM endpoint WHERE owner_id = %(owner_id)s {usable if role == "any" else ""}
+            ORDER BY created_at DESC, endpoint_id DESC
+            """,
+            {"owner_id": owner_id},
+        )
+        return [_endpoint(row) for row in rows]
+
+    def delete_endpoint(self, endpoint_id: str) -> bool:
+        return self._database.run("DELETE FROM endpoint WHERE endpoint_id = %(id)s", {"id": endpoint_id}) > 0
+
+    def set_endpoint_presence(self, endpoint_id: str, *, online: bool, status: EndpointStatus, at: dt.datetime) -> None:
+        self._database.run(
+            "UPDATE endpoint SET online = %(online)s, status = %(status)s, seen_at = %(at)s WHERE endpoint_id = %(id)s",
+            {"id": endpoint_id, "online": online, "status": to_json(status), "at": at},
+        )
+
+    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
+        with self._database.connection() as connection:
+            try:
+                added = connection.execute(
+                    """
+                    INSERT INTO endpoint_key (public_key, endpoint_id, added_at) VALUES (%(key)s, %(id)s, %(at)s)
+                    ON CONFLICT (public_key) DO UPDATE SET public_key = excluded.public_key
+                        WHERE endpoint_key.endpoint_id = excluded.endpoint_id
+                    """,
+                    {"key": public_key, "id": endpoint_id, "at": at},
+                )
+            except psycopg.errors.ForeignKeyViolation as error:
+                raise EndpointUnknown(f"there is no endpoint {endpoint_id}") from error
+        if added.rowcount == 0:
+            raise Conflict("the key speaks for another endpoint")
+
+    def find_endpoint_by_key(self, public_key: str) -> str | None:
+        rows = self._database.rows("SELECT endpoint_id FROM endpoint_key WHERE public_key = %(k)s", {"k": public_key})
+        return rows[0]["endpoint_id"] if rows else None
+
+    # grants
+
+    def has_grant(self, identity_id: str, object_id: str) -> bool:
+        query = "SELECT 1 FROM access_grant WHERE identity_id = %(identity_id)s AND object_id = %(object_id)s"
+        return bool(self._database.rows(query, {"identity_id": identity_id, "object_id": object_id}))
+
+    def add_grant(self, identity_id: str, object_id: str) -> None:
+        self._database.run(
+            "INSERT INTO access_grant (identity_id, object_id) VALUES (%(i)s, %(o)s) ON CONFLICT DO NOTHING",
+            {"i": identity_id, "o": object_id},
+        )
+
+    # tasks
+
+    def add_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Task]:
+        if not tasks:
+            return {}
+        now = dt.datetime.now(dt.UTC)
+        # Sorted for the same reason as _LOCK_TASKS.
+        rows = [task_rows.new_task_row(task, now=now) for task in sorted(tasks, key=lambda task: task.task_id)]
+        added = {row["task_id"] for row in self._database.rows(task_rows.ADD_TASKS, task_rows.columns_of(rows))}
+        known = [row["task_id"] for row in rows if row["task_id"] not in added]
+        return self.get_tasks(known) if known else {}
+
+    def get_tasks(self, task_ids: Sequence[str]) -> Mapping[str, Task]:
+        tasks = self._tasks(f"{task_rows.WHOLE_TASK} WHERE task_id = ANY(%(ids)s)", {"ids": list(task_ids)})
+        return {task.task_id: task for task in tasks}
+
+    def list_tasks(self, owner_id: str, *, state: TaskState | None = None, limit: int = 100) -> Sequence[Task]:
+        return self._tasks(
+            f"""{task_rows.LIGHT_TASK}
+            WHERE owner_id = %(owner_id)s AND (%(state)s::text IS NULL OR state = %(state)s)
+            ORDER BY submitted_at DESC, task_id DESC LIMIT %(limit)s
+            """,
+            {"owner_id": owner_id, "state": None if state is None else str(state), "limit": limit},
+        )
+
+    def get_group(self, task_group_id: str) -> Sequence[Task]:
+        return self._tasks(
+            f"{task_rows.LIGHT_TASK} WHERE task_group_id = %(id)s ORDER BY submitted_at, task_id",
+            {"id": task_group_id},
+        )
+
+    def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
+        return self._tasks(
+            f"""{task_rows.WHOLE_TASK}
+            WHERE endpoint_id = %(endpoint_id)s AND task_id > %(after)s AND finished_at IS NULL
+            ORDER BY task_id LIMIT %(limit)s
+            """,
+            {"endpoint_id": endpoint_id, "after": after, "limit": limit},
+        )
+
+    def list_endpoints_with_open_tasks(self, *, older_than: dt.datetime) -> Sequence[str]:
+        rows = self._database.rows(
+            """
+            SELECT DISTINCT endpoint_id FROM task WHERE finished_at IS NULL AND submitted_at < %(older_than)s
+            ORDER BY endpoint_id
+            """,
+            {"older_than": older_than},
+        )
+        return [row["endpoint_id"] for row in rows]
+
+    def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
+        moves.check_moves(events)
+        with self._database.connection() as connection, connection.transaction():
+            before = _lock_tasks(connection, {event.task_id for event in events})
+            after = moves.moved(before, events)
+            changes = [{"task_id": id_, "state": str(s.state), "attempt": s.attempt} for id_, s in after.items()]
+            with connection.pipeline():
+                _write(connection, task_rows.MOVE_TASKS, changes)
+                _write(
+                    connection, task_rows.ADD_EVENTS, [task_rows.event_row(e) for e in events if e.task_id in before]
+                )
+        return [task_id for task_id, standing in after.items() if standing.attempt > before[task_id].attempt]
+
+    def record_results(self, results: Sequence[TaskResult], *, at: dt.datetime) -> Mapping[str, TaskResult]:
+        moves.check_ends(results)
+        with self._database.connection() as connection, connection.transaction():
+            first = moves.first_ends(_lock_tasks(connection, {result.task_id for result in results}), results)
+            _write(connection, task_rows.END_TASKS, [task_rows.end_row(result, at=at) for result in first.values()])
+        return first
+
+    def list_events(self, task_id: str) -> Sequence[TaskEvent]:
+        rows = self._database.rows(task_rows.EVENTS, {"id": task_id})
+        return [task_rows.event_from_row(row) for row in rows]
+
+    def _tasks(self, query: str, parameters: Mapping[str, Any]) -> list[Task]:
+        return [task_rows.task_from_row(row) for row in self._database.rows(query, parameters)]
+
+
+def _lock_tasks(connection: psycopg.Connection[DictRow], task_ids: Iterable[str]) -> dict[str, moves.Standing]:
+    return {
+        row["task_id"]: moves.Standing(
+            TaskState(row["state"]), row["attempt"], row["endpoint_id"], row["owner_id"], row["task_group_id"]
+        )
+        for row in connection.execute(_LOCK_TASKS, {"ids": list(task_ids)})
+    }
+
+
+def _write(connection: psycopg.Connection[DictRow], statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        connection.execute(statement.encode(), task_rows.columns_of(rows))
+
+
+def _endpoint(row: DictRow) -> Endpoint:
+    return Endpoint(**{**row, "status": EndpointStatus(**row["status"])})

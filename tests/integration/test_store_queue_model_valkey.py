@@ -1,0 +1,65 @@
+"""The federation of test_store_queue_model on a real Valkey, which is emptied, and killed and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from farcall_common.store import PostgresRecords, Queue, Records, ValkeyQueue
+from farcall_common.store.fakes import FakeRecords
+
+from tests.integration.store_servers import Valkey
+from tests.unit.test_store_queue_model import World
+
+
+@pytest.fixture
+def queue(valkey: Valkey) -> Iterator[Queue]:
+    queue = ValkeyQueue(valkey.url)
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def postgres_records(postgres_url: str) -> Iterator[Records]:
+    records = PostgresRecords(postgres_url)
+    yield records
+    records.close()
+
+
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_every_accepted_task_ends_once_on_valkey(seed: int, queue: Queue, valkey: Valkey) -> None:
+    world = World(FakeRecords(), queue, seed=seed)
+    _survive(world, valkey, steps=5000)
+
+
+def test_every_accepted_task_ends_once_on_valkey_and_postgres(
+    postgres_records: Records, queue: Queue, valkey: Valkey
+) -> None:
+    world = World(postgres_records, queue, seed=200)
+    _survive(world, valkey, steps=3000)
+
+
+def _survive(world: World, valkey: Valkey, *, steps: int) -> None:
+    down = False
+
+    def kill_or_start() -> None:
+        nonlocal down
+        if down:
+            valkey.start()
+        else:
+            valkey.kill()
+        down = not down
+
+    def wipe() -> None:
+        if not down:
+            valkey.wipe()
+
+    try:
+        world.run(steps, [wipe, wipe, kill_or_start, kill_or_start])
+    finally:
+        if down:
+            valkey.start()
+    world.settle()
+    world.check()
+    assert len(world.accepted) > 20
+    assert world.refused > 3

@@ -1,0 +1,91 @@
+"""The records in a real PostgreSQL: the suite of every Records, and what only a server can get wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from farcall_common.errors import InvalidRequest, Unavailable
+from farcall_common.store import PostgresRecords, Records
+from farcall_common.wire.states import TaskState
+
+from tests.integration.store_servers import execute, free_port
+from tests.unit.test_store_records import RecordsSuite, at, make_end, make_function, make_task, move
+
+
+@pytest.fixture
+def records(postgres_url: str) -> Iterator[Records]:
+    records = PostgresRecords(postgres_url, timeout_s=5)
+    yield records
+    records.close()
+
+
+class TestPostgresRecords(RecordsSuite):
+    pass
+
+
+def test_a_text_that_cannot_be_stored_is_the_callers_fault(records: Records) -> None:
+    with pytest.raises(InvalidRequest):
+        records.add_function(make_function(name="nul \x00"))
+    with pytest.raises(InvalidRequest):
+        records.add_function(make_function(name="half a pair \ud800"))
+
+
+def test_an_absent_server_is_unavailable() -> None:
+    records = PostgresRecords(f"postgresql://farcall@127.0.0.1:{free_port()}/postgres", timeout_s=0.2)
+    with pytest.raises(Unavailable):
+        records.ping()
+    records.close()
+
+
+def test_broken_connections_are_replaced(records: Records, postgres_url: str) -> None:
+    records.ping()
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    execute(postgres_url, f"SELECT pg_terminate_backend(pid) {others}")
+    records.ping()
+
+
+def test_batches_that_share_tasks_in_opposite_orders_do_not_lock_each_other_out(records: Records) -> None:
+    tasks = [make_task(f"t{n:03}") for n in range(100)]
+    start = threading.Barrier(4)
+
+    def work(worker: int) -> int:
+        order = tasks if worker % 2 else tasks[::-1]
+        start.wait()
+        for _ in range(5):
+            records.add_tasks(order)
+            records.record_moves([move(task.task_id, TaskState.WAITING_FOR_NODES, 1) for task in order])
+        return len(records.record_results([make_end(task.task_id) for task in order], at=at(1)))
+
+    with ThreadPoolExecutor(4) as workers:
+        assert sum(workers.map(work, range(4))) == 100
+
+
+def test_one_of_many_rivals_gets_the_permit(records: Records) -> None:
+    records.add_tasks([make_task(idempotent=False)])
+    start = threading.Barrier(4)
+
+    def ask(_: int) -> list[str]:
+        start.wait()
+        return list(records.record_moves([move("t1", TaskState.WAITING_FOR_NODES, 1)]))
+
+    with ThreadPoolExecutor(4) as workers:
+        assert sorted(workers.map(ask, range(4))) == [[], [], [], ["t1"]]
+
+
+def test_a_move_changes_its_row_in_place(records: Records, postgres_url: str) -> None:
+    """No index holds what moves change; that is what the index on finished_at is for."""
+    records.add_tasks([make_task()])
+    records.record_moves([move("t1", TaskState.WAITING_FOR_NODES, 1)])
+    records.record_moves([move("t1", TaskState.RUNNING, 1)])
+    records.close()  # a session that ends hands in its statistics
+    query = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'task'"
+    deadline = time.monotonic() + 10
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        while (updates := connection.execute(query).fetchone()) == (0, 0) and time.monotonic() < deadline:
+            connection.execute("SELECT pg_sleep(0.02)")
+    assert updates == (2, 2)

@@ -1,0 +1,67 @@
+"""What every Blobs must do. Here on the fake; test_store_blobs_s3 runs the same suite on S3."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+from farcall_common.errors import BlobUnknown, InvalidRequest, Unavailable
+from farcall_common.store import BlobRef, Blobs
+from farcall_common.store.fakes import FakeBlobs
+
+DATA = b"\x00some bytes\xff"
+REF = BlobRef("alice/" + hashlib.sha256(DATA).hexdigest(), len(DATA), hashlib.sha256(DATA).hexdigest())
+
+
+class BlobsSuite:
+    """Needs the fixtures ``blobs``, ``upload`` (blobs, ref, data) and ``download`` (url)."""
+
+    def test_what_is_written_is_read(self, blobs: Blobs) -> None:
+        blobs.ping()
+        assert blobs.size_bytes(REF.blob_key) is None
+        assert blobs.write(REF.blob_key, DATA) == REF
+        assert blobs.read(REF.blob_key) == DATA
+        assert blobs.size_bytes(REF.blob_key) == len(DATA)
+
+    def test_a_missing_blob_is_unknown(self, blobs: Blobs) -> None:
+        with pytest.raises(BlobUnknown):
+            blobs.read("alice/nothing")
+
+    def test_an_upload_goes_to_its_url_and_a_download_comes_from_one(
+        self, blobs: Blobs, upload: Callable[[BlobRef, bytes], bool], download: Callable[[str], bytes]
+    ) -> None:
+        assert upload(REF, DATA)
+        assert blobs.read(REF.blob_key) == DATA
+        assert download(blobs.download_url(REF.blob_key, ttl_s=60)) == DATA
+
+
+class TestFakeBlobs(BlobsSuite):
+    @pytest.fixture
+    def blobs(self) -> FakeBlobs:
+        return FakeBlobs()
+
+    @pytest.fixture
+    def upload(self, blobs: FakeBlobs) -> Callable[[BlobRef, bytes], bool]:
+        def put(ref: BlobRef, data: bytes) -> bool:
+            url, _ = blobs.upload_url(ref, ttl_s=60)
+            blobs.put(url, data)
+            return True
+
+        return put
+
+    @pytest.fixture
+    def download(self, blobs: FakeBlobs) -> Callable[[str], bytes]:
+        return blobs.fetch
+
+    def test_it_can_be_cut_off(self) -> None:
+        blobs = FakeBlobs()
+        blobs.reachable = False
+        with pytest.raises(Unavailable):
+            blobs.read(REF.blob_key)
+
+    def test_an_upload_of_other_bytes_is_refused(self, blobs: FakeBlobs) -> None:
+        url, _ = blobs.upload_url(REF, ttl_s=60)
+        with pytest.raises(InvalidRequest):
+            blobs.put(url, DATA[::-1])
+        assert blobs.size_bytes(REF.blob_key) is None

@@ -1,0 +1,484 @@
+"""What every Queue must do. Here on the fake; test_store_queue_valkey runs the same suite on Valkey."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from farcall_common.errors import Fenced, QueueDataLost, Unavailable
+from farcall_common.store import (
+    AckOutcome,
+    BlobRef,
+    CancelOutcome,
+    ForwarderInfo,
+    PeerKey,
+    PeerKind,
+    Queue,
+    QueuedTask,
+    TaskResult,
+)
+from farcall_common.store.fakes import FakeQueue
+from farcall_common.wire.states import Reporter, TaskState
+
+LEASE_S = 30.0
+
+
+def make_queued(task_id: str = "t1", **changes: Any) -> QueuedTask:
+    plain = QueuedTask(task_id, "g1", "alice", "e1", "f1", "hash", b"\x00payload\xff")
+    return dataclasses.replace(plain, **changes)
+
+
+def make_result(task_id: str = "t1", **changes: Any) -> TaskResult:
+    plain = TaskResult(task_id, "e1", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"\x00result\xff")
+    return dataclasses.replace(plain, **changes)
+
+
+def own(queue: Queue, forwarder_id: str = "w1", *, now: float = 0.0, tasks: Sequence[QueuedTask] = ()) -> int:
+    """Become the owner of e1, with these tasks restored from the database."""
+    fence = queue.claim("e1", forwarder_id, ttl_s=45, now=now)
+    queue.restore("e1", fence, tasks, held={}, lease_s=LEASE_S, now=now)
+    queue.mark_restored("e1", fence)
+    return fence
+
+
+def lease(queue: Queue, fence: int, *, now: float = 1.0, limit: int = 100) -> list[str]:
+    leased = queue.lease("e1", fence, limit=limit, lease_s=LEASE_S, now=now)
+    return [task.task.task_id for task in leased]
+
+
+class QueueSuite:
+    """Needs the fixtures ``queue`` and ``wipe``."""
+
+    # waiting and leasing
+
+    def test_a_leased_task_is_the_one_that_was_queued(self, queue: Queue) -> None:
+        fence = own(queue)
+        task = make_queued(
+            payload=None,
+            payload_ref=BlobRef("k", 3, "s"),
+            container_id="c",
+            walltime_s=1.5,
+            result_serializers=("a", "b"),
+            resource_specification={"cores": 1},
+            submitted_at=0.25,
+        )
+        queue.enqueue([task, make_queued("t2")], now=1.5)
+        first, second = queue.lease("e1", fence, limit=5, lease_s=LEASE_S, now=2.5)
+        assert (first.task, second.task) == (task, make_queued("t2"))
+        assert (first.attempt, first.enqueued_at, first.leased_at, first.cancel_requested) == (1, 1.5, 2.5, False)
+
+    def test_tasks_leave_oldest_first_and_once(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        queue.enqueue([make_queued("t2"), make_queued("t3")], now=0)
+        assert queue.depth("e1") == 3
+        assert lease(queue, fence, limit=2) == ["t1", "t2"]
+        assert lease(queue, fence) == ["t3"]
+        assert lease(queue, fence) == []
+        assert queue.depth("e1") == 0
+
+    def test_batches_of_any_size_keep_their_order(self, queue: Queue) -> None:
+        fence = own(queue)
+        ids = [f"t{n:04}" for n in range(1201)]
+        queue.enqueue([make_queued(task_id) for task_id in ids], now=0)
+        assert lease(queue, fence, limit=1100) == ids[:1100]
+        queue.unlease("e1", fence, ids[:1100], now=1)
+        assert lease(queue, fence, limit=5000) == ids
+        assert list(queue.renew("e1", fence, [*ids, "other"], lease_s=LEASE_S, now=2)) == ["other"]
+        assert set(queue.ack(fence, [make_result(i) for i in ids], now=3).values()) == {AckOutcome.FIRST}
+        assert [result.task_id for result in queue.outbox("e1", limit=700)] == ids[:700]
+        queue.flushed("e1", ids)
+        assert queue.outbox("e1") == []
+
+    def test_nothing_is_a_batch_too(self, queue: Queue) -> None:
+        fence = own(queue)
+        assert queue.enqueue([], now=0) is None
+        assert queue.ack(fence, [], now=0) == {}
+        assert queue.cancel("e1", [], now=0) == {}
+        assert queue.renew("e1", fence, [], lease_s=1, now=0) == []
+        queue.unlease("e1", fence, [], now=0)
+        queue.flushed("e1", [])
+
+    def test_endpoints_do_not_see_each_other(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1", endpoint_id="e2")], now=0)
+        assert lease(queue, fence) == []
+        assert queue.depth("e2") == 1
+        with pytest.raises(QueueDataLost):
+            queue.lease("e2", fence, limit=1, lease_s=1, now=0)
+
+    def test_an_unleased_task_comes_next_and_its_attempt_did_not_count(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")], now=0)
+        assert lease(queue, fence, limit=2) == ["t1", "t2"]
+        queue.unlease("e1", fence, ["t1", "t2", "t3", "unknown"], now=1)
+        again = queue.lease("e1", fence, limit=3, lease_s=LEASE_S, now=2)
+        assert [(task.task.task_id, task.attempt) for task in again] == [("t1", 1), ("t2", 1), ("t3", 1)]
+
+    def test_the_leases_are_known(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1"), make_queued("t2", attempt=1)], now=0)
+        assert queue.leased("e1", fence) == {}
+        lease(queue, fence)
+        assert queue.leased("e1", fence) == {"t1": 1, "t2": 2}
+
+    # expiry
+
+    def test_an_expired_task_is_dispatched_again_until_its_attempts_are_used_up(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued(max_attempts=2), make_queued("t2")], now=0)
+        assert lease(queue, fence, now=10, limit=1) == ["t1"]
+        assert queue.reap("e1", fence, now=10 + LEASE_S - 1) == []
+        assert queue.leased("e1", fence) == {"t1": 1}
+        assert queue.reap("e1", fence, now=10 + LEASE_S) == []
+        (again,) = queue.lease("e1", fence, limit=1, lease_s=LEASE_S, now=50)
+        assert (again.task.task_id, again.attempt) == ("t1", 2)
+        for _ in range(2):  # and so until the caller has ended it
+            (ended,) = queue.reap("e1", fence, now=50 + LEASE_S)
+            assert (ended.task.task_id, ended.attempt, ended.leased_at) == ("t1", 2, 50)
+        assert queue.leased("e1", fence) == {"t1": 2}
+
+    def test_what_may_not_start_twice_is_not_dispatched_again(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued(idempotent=False)], now=0)
+        assert lease(queue, fence, now=1) == ["t1"]
+        (ended,) = queue.reap("e1", fence, now=1 + LEASE_S)
+        assert (ended.task.task_id, ended.attempt, ended.cancel_requested) == ("t1", 1, False)
+        assert lease(queue, fence, now=50) == []
+
+    def test_a_renewed_lease_lasts(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")], now=0)
+        assert lease(queue, fence, now=0, limit=2) == ["t1", "t2"]
+        assert list(queue.renew("e1", fence, ["t1", "t3", "t4"], lease_s=LEASE_S, now=20)) == ["t3", "t4"]
+        queue.reap("e1", fence, now=40)
+        assert queue.leased("e1", fence) == {"t1": 1}
+
+    def test_reaping_is_limited(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")], now=0)
+        lease(queue, fence, now=0)
+        queue.reap("e1", fence, now=99, limit=2)
+        assert len(queue.leased("e1", fence)) == 1
+        queue.reap("e1", fence, now=99)
+        assert sorted(lease(queue, fence, now=99)) == ["t1", "t2", "t3"]
+
+    # ends
+
+    def test_the_first_end_of_a_task_wins(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        lease(queue, fence)
+        results = [make_result("t1"), make_result("t1", result=b"late"), make_result("nobody")]
+        assert queue.ack(fence, results[:1], now=2) == {"t1": AckOutcome.FIRST}
+        assert queue.ack(fence, results, now=2) == {"t1": AckOutcome.DUPLICATE, "nobody": AckOutcome.UNKNOWN}
+        assert queue.leased("e1", fence) == {"t2": 1}
+        assert queue.outbox("e1") == [make_result("t1", task_group_id="g1", owner_id="alice")]
+
+    def test_a_batch_may_report_an_end_twice(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1")], now=0)
+        lease(queue, fence)
+        assert queue.ack(fence, [make_result("t1"), make_result("t1")], now=2) == {"t1": AckOutcome.FIRST}
+        assert len(queue.outbox("e1")) == 1
+
+    def test_a_late_end_takes_the_task_out_of_the_queue(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1")], now=0)
+        lease(queue, fence, now=0)
+        queue.reap("e1", fence, now=LEASE_S)
+        assert queue.depth("e1") == 1
+        assert queue.ack(fence, [make_result("t1")], now=40) == {"t1": AckOutcome.FIRST}
+        assert queue.depth("e1") == 0
+        assert lease(queue, fence, now=41) == []
+
+    def test_the_outbox_keeps_ends_until_the_database_has_them(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued(f"t{n}") for n in range(3)], now=0)
+        lease(queue, fence)
+        queue.ack(fence, [make_result(f"t{n}") for n in range(3)], now=2)
+        queue.flushed("e1", ["t1"])
+        queue.flushed("e1", ["t1", "unknown"])
+        assert [result.task_id for result in queue.outbox("e1")] == ["t0", "t2"]
+        assert [result.task_id for result in queue.outbox("e1", limit=1)] == ["t0"]
+
+    def test_an_ended_task_is_not_queued_again(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1")], now=0)
+        lease(queue, fence)
+        queue.ack(fence, [make_result("t1")], now=2)
+        for flush in (False, True):
+            if flush:
+                queue.flushed("e1", ["t1"])
+            queue.enqueue([make_queued("t1")], now=3)
+            queue.restore("e1", fence, [make_queued("t1")], held={"t1": 1}, lease_s=LEASE_S, now=3)
+            assert queue.depth("e1") == 0
+            assert queue.leased("e1", fence) == {}
+            assert queue.ack(fence, [make_result("t1")], now=4) == {"t1": AckOutcome.DUPLICATE}
+            assert list(queue.renew("e1", fence, ["t1"], lease_s=LEASE_S, now=4)) == ["t1"]
+
+    # cancelling
+
+    def test_a_waiting_task_is_taken_out_and_its_end_is_in_the_outbox(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")], now=0)
+        assert queue.cancel("e1", ["t2", "t4"], now=1) == {"t2": CancelOutcome.REMOVED, "t4": CancelOutcome.UNKNOWN}
+        assert queue.cancel("e1", ["t2"], now=1) == {"t2": CancelOutcome.FINISHED}
+        assert lease(queue, fence) == ["t1", "t3"]
+        (end,) = queue.outbox("e1")
+        assert (end.task_id, end.endpoint_id, end.state, end.reporter) == (
+            "t2",
+            "e1",
+            TaskState.CANCELLED,
+            Reporter.API,
+        )
+        assert (end.task_group_id, end.owner_id) == ("g1", "alice")
+        assert end.error is not None
+        assert end.error.code == "TASK_CANCELLED"
+
+    def test_a_leased_task_is_asked_for_until_it_ends(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        lease(queue, fence)
+        assert queue.cancel("e1", ["t1"], now=2) == {"t1": CancelOutcome.REQUESTED}
+        for _ in range(2):
+            assert queue.cancel_requests("e1", fence) == ["t1"]
+        queue.ack(fence, [make_result("t1")], now=3)
+        assert queue.cancel_requests("e1", fence) == []
+        assert queue.cancel("e1", ["t1"], now=4) == {"t1": CancelOutcome.FINISHED}
+
+    def test_a_task_that_should_stop_is_not_dispatched_again(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1")], now=0)
+        lease(queue, fence, now=0)
+        queue.cancel("e1", ["t1"], now=1)
+        (ended,) = queue.reap("e1", fence, now=LEASE_S)
+        assert (ended.task.task_id, ended.cancel_requested) == ("t1", True)
+
+    def test_the_next_lease_says_that_a_task_should_stop(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1")], now=0)
+        lease(queue, fence)
+        queue.cancel("e1", ["t1"], now=1)
+        queue.unlease("e1", fence, ["t1"], now=1)
+        assert queue.cancel_requests("e1", fence) == []
+        (again,) = queue.lease("e1", fence, limit=1, lease_s=LEASE_S, now=2)
+        assert again.cancel_requested
+
+    # owning
+
+    def test_enqueue_names_the_owner_while_it_lives(self, queue: Queue) -> None:
+        assert queue.enqueue([make_queued("t1")], now=0) is None
+        fence = own(queue, now=0)
+        assert queue.enqueue([make_queued("t2")], now=44) == "w1"
+        assert queue.enqueue([make_queued("t2")], now=46) is None
+        queue.keep("e1", "w1", fence, ttl_s=45, now=46)
+        assert queue.enqueue([make_queued("t2")], now=46) == "w1"
+        queue.release("e1", "w1", fence)
+        queue.release("e1", "w1", fence)
+        assert queue.enqueue([make_queued("t2")], now=46) is None
+
+    def test_a_stale_owner_can_do_nothing(self, queue: Queue) -> None:
+        stale = own(queue, "w1")
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        lease(queue, stale, limit=1)
+        fence = own(queue, "w2", now=1)
+        assert fence > stale
+        for attempt in _consuming(queue, stale):
+            with pytest.raises(Fenced):
+                attempt()
+        for rebuild in _rebuilding(queue, stale):
+            with pytest.raises(Fenced):
+                rebuild()
+        queue.release("e1", "w1", stale)
+        assert queue.enqueue([make_queued("t3")], now=1) == "w2"
+        assert queue.leased("e1", fence) == {"t1": 1}
+        assert lease(queue, fence) == ["t2", "t3"]
+
+    def test_a_new_owner_goes_on_where_the_old_one_stopped(self, queue: Queue) -> None:
+        old = own(queue, "w1")
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        lease(queue, old, limit=1)
+        fence = queue.claim("e1", "w2", ttl_s=45, now=1)
+        assert queue.leased("e1", fence) == {"t1": 1}
+        assert lease(queue, fence) == ["t2"]
+
+    # losing everything
+
+    def test_a_new_endpoint_must_be_restored_first(self, queue: Queue) -> None:
+        queue.enqueue([make_queued("t1")], now=0)
+        fence = queue.claim("e1", "w1", ttl_s=45, now=0)
+        for attempt in _consuming(queue, fence):
+            with pytest.raises(QueueDataLost):
+                attempt()
+        queue.mark_restored("e1", fence)
+        assert lease(queue, fence) == ["t1"]
+
+    def test_after_a_wipe_nothing_goes_on_before_it_is_restored(self, queue: Queue, wipe: Callable[[], None]) -> None:
+        fence = own(queue, tasks=[make_queued("t1")])
+        lease(queue, fence)
+        wipe()
+        for attempt in (*_consuming(queue, fence), *_rebuilding(queue, fence)):
+            with pytest.raises(QueueDataLost):
+                attempt()
+        newer = queue.claim("e1", "w1", ttl_s=45, now=0)
+        assert newer > fence
+        for attempt in _consuming(queue, newer):
+            with pytest.raises(QueueDataLost):
+                attempt()
+
+    def test_a_wipe_in_the_middle_of_a_rebuild_is_noticed(self, queue: Queue, wipe: Callable[[], None]) -> None:
+        fence = queue.claim("e1", "w1", ttl_s=45, now=0)
+        queue.restore("e1", fence, [make_queued("t1")], held={}, lease_s=LEASE_S, now=0)
+        wipe()
+        with pytest.raises(QueueDataLost):
+            queue.restore("e1", fence, [make_queued("t2")], held={}, lease_s=LEASE_S, now=0)
+        with pytest.raises(QueueDataLost):
+            queue.mark_restored("e1", fence)
+
+    def test_fences_rise_across_wipes(self, queue: Queue, wipe: Callable[[], None]) -> None:
+        fences = []
+        for _ in range(5):
+            fences += [queue.claim("e1", "w1", ttl_s=45, now=0), queue.claim("e1", "w2", ttl_s=45, now=0)]
+            wipe()
+        assert fences == sorted(set(fences))
+
+    def test_a_rebuild_queues_what_waits_and_leases_what_the_endpoint_holds(self, queue: Queue) -> None:
+        fence = queue.claim("e1", "w1", ttl_s=45, now=0)
+        queue.enqueue([make_queued("t3"), make_queued("t4")], now=0)
+        page = [
+            make_queued("t1"),
+            make_queued("t2", attempt=1),
+            make_queued("t3"),
+            make_queued("t4"),
+            make_queued("t5", attempt=2),
+        ]
+        for _ in range(2):  # a page may come twice
+            queue.restore("e1", fence, page, held={"t2": 2, "t4": 1, "t9": 1}, lease_s=LEASE_S, now=0)
+            queue.mark_restored("e1", fence)
+            assert queue.leased("e1", fence) == {"t2": 2, "t4": 1}
+            assert queue.depth("e1") == 3
+        leased = queue.lease("e1", fence, limit=9, lease_s=LEASE_S, now=1)
+        assert {task.task.task_id: task.attempt for task in leased} == {"t3": 1, "t1": 1, "t5": 3}
+
+    def test_what_the_endpoint_holds_stays_leased(self, queue: Queue) -> None:
+        fence = own(queue, tasks=[make_queued("t1")])
+        lease(queue, fence, now=0)
+        queue.restore("e1", fence, [make_queued("t1")], held={"t1": 1}, lease_s=LEASE_S, now=20)
+        assert queue.reap("e1", fence, now=40) == []
+        assert queue.leased("e1", fence) == {"t1": 1}
+
+    def test_what_may_have_started_is_not_queued_again(self, queue: Queue) -> None:
+        """The database knows of a dispatch, the queue does not: it was wiped, and the endpoint does not speak up."""
+        fence = own(queue)
+        queue.restore("e1", fence, [make_queued("t1", idempotent=False, attempt=1)], held={}, lease_s=LEASE_S, now=0)
+        queue.enqueue(
+            [make_queued("t2", idempotent=False, attempt=1), make_queued("t3", max_attempts=2, attempt=2)], now=0
+        )
+        assert lease(queue, fence, now=1) == []
+        assert queue.leased("e1", fence) == {"t1": 1, "t2": 1, "t3": 2}
+        assert {task.task.task_id for task in queue.reap("e1", fence, now=LEASE_S)} == {"t1"}
+        assert {task.task.task_id for task in queue.reap("e1", fence, now=60)} == {"t1", "t2", "t3"}
+        assert queue.ack(fence, [make_result("t1")], now=61) == {"t1": AckOutcome.FIRST}
+
+    def test_cancelling_works_before_the_rebuild(self, queue: Queue) -> None:
+        queue.enqueue([make_queued("t1")], now=0)
+        assert queue.cancel("e1", ["t1", "t2"], now=1) == {"t1": CancelOutcome.REMOVED, "t2": CancelOutcome.UNKNOWN}
+        fence = own(queue, tasks=[make_queued("t1")])
+        assert lease(queue, fence) == []
+        assert [end.task_id for end in queue.outbox("e1")] == ["t1"]
+
+    # forwarders, peers, wake-ups
+
+    def test_live_forwarders_are_found(self, queue: Queue) -> None:
+        first = ForwarderInfo("w1", "tcp://127.0.0.1:1", "key1", connections=3)
+        queue.announce(first, ttl_s=15, now=100)
+        queue.announce(ForwarderInfo("w2", "tcp://127.0.0.1:2", "key2"), ttl_s=15, now=107)
+        queue.announce(ForwarderInfo("w3", "tcp://127.0.0.1:3", "key3", draining=True), ttl_s=15, now=107)
+        assert sorted(info.forwarder_id for info in queue.forwarders(now=110)) == ["w1", "w2"]
+        assert first in queue.forwarders(now=110)
+        assert [info.forwarder_id for info in queue.forwarders(now=116)] == ["w2"]
+        queue.withdraw("w2")
+        assert queue.forwarders(now=110) == [first]
+
+    def test_an_admitted_peer_is_known(self, queue: Queue) -> None:
+        key = PeerKey("z85{}[]", PeerKind.AGENT, "e1")
+        assert queue.find_peer(key.public_key) is None
+        queue.admit(key, ttl_s=60)
+        assert queue.find_peer(key.public_key) == key
+
+    def test_a_forwarder_hears_of_work_and_of_cancellations(self, queue: Queue) -> None:
+        wake_ups = queue.listen("w1")
+        assert wake_ups.get(0.0) == []
+        queue.wake("w1", "e1")
+        queue.wake("w1", "e2")
+        queue.wake("w1", "e1")
+        queue.wake("w2", "e3")
+        assert _hear(queue, wake_ups.get, "e2") == {"e1", "e2"}
+        fence = own(queue)
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        lease(queue, fence, limit=1)
+        queue.cancel("e1", ["t2"], now=1)
+        assert wake_ups.get(0.0) == []
+        queue.cancel("e1", ["t1"], now=1)
+        assert wake_ups.get(5.0) == ["e1"]
+        wake_ups.close()
+
+    def test_a_store_that_is_away_is_unavailable(self, queue: Queue, cut: Callable[[], None]) -> None:
+        queue.ping()
+        wake_ups = queue.listen("w1")
+        cut()
+        with pytest.raises(Unavailable):
+            queue.ping()
+        with pytest.raises(Unavailable):
+            queue.enqueue([make_queued("t1")], now=0)
+        with pytest.raises(Unavailable):
+            wake_ups.get(5.0)
+        wake_ups.close()
+
+
+def _consuming(queue: Queue, fence: int) -> list[Callable[[], object]]:
+    """Every call that needs a complete queue and its owner."""
+    return [
+        lambda: queue.keep("e1", "w1", fence, ttl_s=45, now=1),
+        lambda: queue.lease("e1", fence, limit=1, lease_s=LEASE_S, now=1),
+        lambda: queue.renew("e1", fence, ["t1"], lease_s=LEASE_S, now=1),
+        lambda: queue.unlease("e1", fence, ["t1"], now=1),
+        lambda: queue.leased("e1", fence),
+        lambda: queue.cancel_requests("e1", fence),
+        lambda: queue.reap("e1", fence, now=999),
+        lambda: queue.ack(fence, [make_result("t1")], now=1),
+    ]
+
+
+def _rebuilding(queue: Queue, fence: int) -> list[Callable[[], object]]:
+    return [
+        lambda: queue.restore("e1", fence, [make_queued("t1")], held={}, lease_s=LEASE_S, now=1),
+        lambda: queue.mark_restored("e1", fence),
+    ]
+
+
+def _hear(queue: Queue, get: Callable[[float], Sequence[str] | None], last: str) -> set[str]:
+    """All that was said until ``last``: messages may arrive in more than one piece."""
+    heard: set[str] = set()
+    while last not in heard:
+        more = get(5.0)
+        assert more, f"only {heard} was heard"
+        heard.update(more)
+    return heard | set(get(0.0) or ())
+
+
+class TestFakeQueue(QueueSuite):
+    @pytest.fixture
+    def queue(self) -> FakeQueue:
+        return FakeQueue()
+
+    @pytest.fixture
+    def wipe(self, queue: FakeQueue) -> Callable[[], None]:
+        return queue.wipe
+
+    @pytest.fixture
+    def cut(self, queue: FakeQueue) -> Callable[[], None]:
+        return queue.close

@@ -1,0 +1,363 @@
+"""What every Records must do. Here on the fake; test_store_records_postgres runs the same suite on PostgreSQL."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from typing import Any
+
+import pytest
+from farcall_common.errors import Conflict, EndpointUnknown, ErrorRecord, Fault, InvalidRequest, Unavailable
+from farcall_common.store import (
+    BlobRef,
+    Endpoint,
+    EndpointStatus,
+    Function,
+    Records,
+    Task,
+    TaskEvent,
+    TaskResult,
+)
+from farcall_common.store.fakes import FakeRecords
+from farcall_common.wire.states import Reporter, TaskState
+
+T0 = dt.datetime(2026, 11, 20, 12, 0, tzinfo=dt.UTC)
+
+
+def at(seconds: float) -> dt.datetime:
+    return T0 + dt.timedelta(seconds=seconds)
+
+
+def make_task(task_id: str = "t1", **changes: Any) -> Task:
+    plain = Task(
+        task_id=task_id,
+        task_group_id="g1",
+        owner_id="alice",
+        endpoint_id="e1",
+        function_id="f1",
+        function_hash="hash",
+        payload=b"\x00payload\xff",
+        submitted_at=T0,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def make_function(function_id: str = "f1", **changes: Any) -> Function:
+    plain = Function(
+        function_id, "alice", "square", b"\x00body\xff", "hash", created_at=T0, metadata={"python": "3.11"}
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def make_end(task_id: str = "t1", **changes: Any) -> TaskResult:
+    plain = TaskResult(task_id, "e1", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"\x00result\xff")
+    return dataclasses.replace(plain, **changes)
+
+
+def move(task_id: str, state: TaskState, attempt: int = 0, **changes: Any) -> TaskEvent:
+    reporter = Reporter.FORWARDER if state is TaskState.WAITING_FOR_NODES else Reporter.AGENT
+    return dataclasses.replace(TaskEvent(task_id, state, reporter, at(1), attempt=attempt), **changes)
+
+
+class RecordsSuite:
+    # functions
+
+    def test_a_function_comes_back_as_it_was_registered(self, records: Records) -> None:
+        function = make_function(description="of a number", public=True)
+        records.add_function(function)
+        assert records.get_function("f1") == function
+        assert records.get_functions(["f1", "f2"]) == {"f1": function}
+        assert records.get_function("f2") is None
+
+    def test_the_newest_version_of_a_function_is_the_function(self, records: Records) -> None:
+        records.add_function(make_function())
+        newer = make_function(version=2, body=b"better", name="quare", created_at=at(5))
+        records.add_function(newer)
+        assert records.get_function("f1") == dataclasses.replace(newer, created_at=T0)
+
+    def test_a_version_of_a_function_does_not_change(self, records: Records) -> None:
+        records.add_function(make_function())
+        with pytest.raises(Conflict):
+            records.add_function(make_function(body=b"other"))
+        found = records.get_function("f1")
+        assert found is not None
+        assert found.body == b"\x00body\xff"
+
+    def test_nobody_adds_a_version_to_the_function_of_another(self, records: Records) -> None:
+        records.add_function(make_function())
+        with pytest.raises(Conflict):
+            records.add_function(make_function(owner_id="mallory", version=2))
+        assert records.list_functions("mallory") == []
+
+    def test_functions_are_listed_newest_first_and_searched_in_name_and_description(self, records: Records) -> None:
+        records.add_function(make_function("f1", name="Fit a model"))
+        records.add_function(make_function("f2", name="100%_sure", created_at=at(1)))
+        records.add_function(make_function("f3", name="train", description="fit again", created_at=at(2)))
+        records.add_function(make_function("f4", owner_id="bob", name="fit"))
+        assert [f.function_id for f in records.list_functions("alice")] == ["f3", "f2", "f1"]
+        assert [f.function_id for f in records.list_functions("alice", search="FIT")] == ["f3", "f1"]
+        assert [f.function_id for f in records.list_functions("alice", search="%_")] == ["f2"]
+        assert [f.function_id for f in records.list_functions("alice", limit=1)] == ["f3"]
+
+    def test_a_deleted_function_is_gone(self, records: Records) -> None:
+        records.add_function(make_function())
+        assert records.delete_function("f1")
+        assert not records.delete_function("f1")
+        assert records.get_function("f1") is None
+
+    # endpoints, keys, grants
+
+    def test_an_endpoint_comes_back_as_it_was_registered(self, records: Records) -> None:
+        endpoint = Endpoint(
+            "e1", "alice", "laptop", "My laptop", "in the attic", True, True, ("f1",), {"os": "linux"}, created_at=T0
+        )
+        records.put_endpoint(endpoint)
+        found = records.get_endpoint("e1")
+        assert found is not None
+        assert tuple(found.allowed_functions or ()) == ("f1",)
+        assert dataclasses.replace(found, allowed_functions=("f1",)) == endpoint
+        assert records.get_endpoint("e2") is None
+
+    def test_updating_an_endpoint_keeps_its_owner_its_age_and_its_presence(self, records: Records) -> None:
+        records.put_endpoint(Endpoint("e1", "alice", "laptop", created_at=T0))
+        status = EndpointStatus(managers=1, total_workers=8, idle_workers=7, pending_tasks=2, outstanding_tasks=3)
+        records.set_endpoint_presence("e1", online=True, status=status, at=at(9))
+        records.put_endpoint(Endpoint("e1", "mallory", "renamed", public=True, created_at=at(10)))
+        assert records.get_endpoint("e1") == Endpoint(
+            "e1", "alice", "renamed", public=True, created_at=T0, seen_at=at(9), online=True, status=status
+        )
+
+    def test_endpoints_are_listed_by_role(self, records: Records) -> None:
+        records.put_endpoint(Endpoint("mine", "alice", "a", created_at=at(1)))
+        records.put_endpoint(Endpoint("public", "bob", "b", public=True, created_at=at(2)))
+        records.put_endpoint(Endpoint("granted", "bob", "c", created_at=at(3)))
+        records.put_endpoint(Endpoint("private", "bob", "d", created_at=at(4)))
+        records.add_grant("alice", "granted")
+        records.add_grant("alice", "granted")
+        assert [e.endpoint_id for e in records.list_endpoints("alice")] == ["mine"]
+        assert [e.endpoint_id for e in records.list_endpoints("alice", role="any")] == ["granted", "public", "mine"]
+        assert records.has_grant("alice", "granted")
+        assert not records.has_grant("alice", "private")
+        assert not records.has_grant("bob", "granted")
+
+    def test_a_key_speaks_for_one_endpoint(self, records: Records) -> None:
+        records.put_endpoint(Endpoint("e1", "alice", "a"))
+        records.put_endpoint(Endpoint("e2", "mallory", "b"))
+        records.add_endpoint_key("e1", "key", at=T0)
+        records.add_endpoint_key("e1", "key", at=at(1))
+        with pytest.raises(Conflict):
+            records.add_endpoint_key("e2", "key", at=at(2))
+        with pytest.raises(EndpointUnknown):
+            records.add_endpoint_key("e3", "other", at=at(2))
+        assert records.find_endpoint_by_key("key") == "e1"
+        assert records.find_endpoint_by_key("other") is None
+
+    def test_a_deleted_endpoint_takes_its_keys_along(self, records: Records) -> None:
+        records.put_endpoint(Endpoint("e1", "alice", "a"))
+        records.add_endpoint_key("e1", "key", at=T0)
+        assert records.delete_endpoint("e1")
+        assert not records.delete_endpoint("e1")
+        assert records.find_endpoint_by_key("key") is None
+
+    # writing ahead
+
+    def test_a_task_comes_back_as_it_was_submitted(self, records: Records) -> None:
+        task = make_task(
+            payload=None,
+            payload_ref=BlobRef("alice/abc", 5, "abc"),
+            container_id="c1",
+            idempotent=False,
+            max_attempts=7,
+            walltime_s=1.5,
+            result_serializers=("a", "b"),
+            resource_specification={"cores": 2},
+            details={"note": "nul \x00 and ü"},
+            timings={"submitted_at": 1.25},
+        )
+        assert records.add_tasks([task, make_task("t2")]) == {}
+        assert records.get_tasks(["t1", "t2", "t3"]) == {"t1": task, "t2": make_task("t2")}
+        assert [(e.state, e.reporter, e.at) for e in records.list_events("t1")] == [
+            (TaskState.RECEIVED, Reporter.API, T0)
+        ]
+
+    def test_a_submit_can_be_repeated(self, records: Records) -> None:
+        records.add_tasks([make_task("t1")])
+        records.record_moves([move("t1", TaskState.RUNNING, 1)])
+        known = records.add_tasks([make_task("t2"), make_task("t1", payload=b"other")])
+        assert known == {"t1": make_task("t1", state=TaskState.RUNNING, attempt=1)}
+        assert records.get_tasks(["t1"])["t1"].payload == b"\x00payload\xff"
+        assert len(records.list_events("t1")) == 2
+        assert records.get_tasks(["t2"])
+
+    def test_a_bad_task_keeps_the_whole_batch_out(self, records: Records) -> None:
+        with pytest.raises(Conflict):
+            records.add_tasks([make_task("t1"), make_task("t2", payload=None)])
+        assert records.get_tasks(["t1", "t2"]) == {}
+        assert records.add_tasks([]) == {}
+
+    def test_a_new_task_has_no_end_whatever_it_says(self, records: Records) -> None:
+        records.add_tasks([make_task(state=TaskState.SUCCESS, attempt=4, result=b"forged", finished_at=T0)])
+        assert records.get_tasks(["t1"])["t1"] == make_task()
+
+    def test_tasks_are_listed_without_their_bytes(self, records: Records) -> None:
+        records.add_tasks([make_task("t1"), make_task("t3", submitted_at=at(2)), make_task("t2", submitted_at=at(1))])
+        records.add_tasks([make_task("t4", owner_id="bob", task_group_id="g2")])
+        records.record_results([make_end("t1")], at=at(3))
+        assert [task.task_id for task in records.list_tasks("alice")] == ["t3", "t2", "t1"]
+        assert [task.task_id for task in records.list_tasks("alice", limit=1)] == ["t3"]
+        assert [task.task_id for task in records.list_tasks("alice", state=TaskState.SUCCESS)] == ["t1"]
+        assert [task.task_id for task in records.get_group("g1")] == ["t1", "t2", "t3"]
+        assert all(task.payload is None and task.result is None for task in records.get_group("g1"))
+        assert all(task.payload is None and task.result is None for task in records.list_tasks("alice"))
+        assert records.get_group("g3") == []
+
+    def test_open_tasks_are_paged_by_id(self, records: Records) -> None:
+        records.add_tasks([make_task(f"t{n}") for n in range(5)] + [make_task("t9", endpoint_id="e2")])
+        records.record_results([make_end("t1")], at=at(1))
+        first = records.list_open_tasks("e1", limit=2)
+        assert [task.task_id for task in first] == ["t0", "t2"]
+        assert first[0].payload == b"\x00payload\xff"
+        assert [task.task_id for task in records.list_open_tasks("e1", after="t2", limit=9)] == ["t3", "t4"]
+        assert records.list_open_tasks("e1", after="t4") == []
+
+    def test_the_reconciler_finds_endpoints_with_old_open_tasks(self, records: Records) -> None:
+        records.add_tasks(
+            [
+                make_task("t1", endpoint_id="e1"),
+                make_task("t2", endpoint_id="e2", submitted_at=at(10)),
+                make_task("t3", endpoint_id="e3"),
+                make_task("t4", endpoint_id="e0"),
+            ]
+        )
+        records.record_results([make_end("t3", endpoint_id="e3")], at=at(1))
+        assert records.list_endpoints_with_open_tasks(older_than=at(5)) == ["e0", "e1"]
+
+    # moves
+
+    def test_a_task_moves_and_each_move_leaves_an_event(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        dispatched = move("t1", TaskState.WAITING_FOR_NODES, 1, detail={"forwarder": "w1", "odd": "\x00"})
+        assert records.record_moves([dispatched, move("t1", TaskState.RUNNING, 1)]) == ["t1"]
+        task = records.get_tasks(["t1"])["t1"]
+        assert (task.state, task.attempt) == (TaskState.RUNNING, 1)
+        assert records.list_events("t1")[1:] == [dispatched, move("t1", TaskState.RUNNING, 1)]
+
+    def test_a_task_does_not_move_back_and_an_old_attempt_moves_nothing(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        records.record_moves([move("t1", TaskState.RUNNING, 1), move("t1", TaskState.WAITING_FOR_NODES, 2)])
+        assert records.record_moves([move("t1", TaskState.RUNNING, 1)]) == []
+        task = records.get_tasks(["t1"])["t1"]
+        assert (task.state, task.attempt) == (TaskState.WAITING_FOR_NODES, 2)
+        assert len(records.list_events("t1")) == 4
+
+    def test_a_report_without_an_attempt_is_about_the_task(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        records.record_moves([move("t1", TaskState.WAITING_FOR_NODES, 1)])
+        records.record_moves([move("t1", TaskState.WAITING_FOR_EP, reporter=Reporter.RECONCILER)])
+        task = records.get_tasks(["t1"])["t1"]
+        assert (task.state, task.attempt) == (TaskState.WAITING_FOR_EP, 1)
+
+    def test_only_one_gets_the_permit_for_an_attempt(self, records: Records) -> None:
+        records.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
+        both = [move("t1", TaskState.WAITING_FOR_NODES, 1), move("t2", TaskState.WAITING_FOR_NODES, 1)]
+        assert sorted(records.record_moves(both)) == ["t1", "t2"]
+        assert records.record_moves(both) == []
+        assert records.record_moves([move("t2", TaskState.WAITING_FOR_NODES, 2)]) == ["t2"]
+
+    def test_an_ended_task_gives_no_permit_and_does_not_move(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        records.record_results([make_end()], at=at(1))
+        assert records.record_moves([move("t1", TaskState.WAITING_FOR_NODES, 2)]) == []
+        task = records.get_tasks(["t1"])["t1"]
+        assert (task.state, task.attempt) == (TaskState.SUCCESS, 1)
+        assert len(records.list_events("t1")) == 3
+
+    def test_events_of_unknown_tasks_are_dropped(self, records: Records) -> None:
+        assert records.record_moves([move("nobody", TaskState.RUNNING, 1)]) == []
+        assert records.list_events("nobody") == []
+        assert records.record_moves([]) == []
+
+    def test_a_move_must_be_its_reporters_to_report(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        with pytest.raises(InvalidRequest):
+            records.record_moves([move("t1", TaskState.RUNNING, 1, reporter=Reporter.API)])
+        with pytest.raises(InvalidRequest):
+            records.record_moves([move("t1", TaskState.SUCCESS, 1)])
+        assert len(records.list_events("t1")) == 1
+
+    # ends
+
+    def test_a_success_is_kept_with_its_result(self, records: Records) -> None:
+        records.add_tasks([make_task(timings={"submitted_at": 1.0})])
+        end = make_end(details={"os": "linux"}, timings={"started_at": 2.0})
+        first = records.record_results([end], at=at(7))
+        assert first == {"t1": dataclasses.replace(end, task_group_id="g1", owner_id="alice")}
+        assert records.get_tasks(["t1"])["t1"] == make_task(
+            state=TaskState.SUCCESS,
+            attempt=1,
+            result=b"\x00result\xff",
+            details={"os": "linux"},
+            finished_at=at(7),
+            timings={"submitted_at": 1.0, "started_at": 2.0, "recorded_at": at(7).timestamp()},
+        )
+        last = records.list_events("t1")[-1]
+        assert (last.state, last.reporter, last.at, last.attempt) == (TaskState.SUCCESS, Reporter.AGENT, at(7), 1)
+
+    def test_a_failure_is_kept_with_its_error(self, records: Records) -> None:
+        records.add_tasks([make_task(details={"kept": 1})])
+        error = ErrorRecord(
+            "TASK_FAILED", "boom", fault=Fault.USER_CODE, traceback="line\x00\n", stderr_tail="ü", attempt=2
+        )
+        records.record_results([make_end(state=TaskState.FAILED, result=None, error=error, attempt=2)], at=at(1))
+        task = records.get_tasks(["t1"])["t1"]
+        assert (task.state, task.error, task.attempt, task.details) == (TaskState.FAILED, error, 2, {"kept": 1})
+        assert records.list_events("t1")[-1].detail == {"code": "TASK_FAILED"}
+
+    def test_a_big_result_is_kept_as_a_reference(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        ref = BlobRef("alice/def", 99, "def")
+        records.record_results([make_end(result=None, result_ref=ref)], at=at(1))
+        assert records.get_tasks(["t1"])["t1"].result_ref == ref
+
+    def test_the_first_end_wins(self, records: Records) -> None:
+        records.add_tasks([make_task("t1"), make_task("t2")])
+        lost = make_end(state=TaskState.LOST, reporter=Reporter.FORWARDER, result=None, error=ErrorRecord("X", "gone"))
+        assert set(records.record_results([make_end("t1"), lost], at=at(1))) == {"t1"}
+        assert set(records.record_results([lost, make_end("t1"), make_end("t2")], at=at(2))) == {"t2"}
+        task = records.get_tasks(["t1"])["t1"]
+        assert (task.state, task.finished_at, task.error) == (TaskState.SUCCESS, at(1), None)
+        assert len(records.list_events("t1")) == 2
+
+    def test_only_the_tasks_endpoint_ends_it(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        assert records.record_results([make_end(endpoint_id="e2"), make_end("nobody")], at=at(1)) == {}
+        assert not records.get_tasks(["t1"])["t1"].state.is_terminal
+
+    def test_an_end_must_be_one_and_its_reporters_to_report(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        with pytest.raises(InvalidRequest):
+            records.record_results([make_end(state=TaskState.RUNNING)], at=at(1))
+        with pytest.raises(InvalidRequest):
+            records.record_results([make_end(state=TaskState.LOST, reporter=Reporter.API)], at=at(1))
+        assert records.record_results([], at=at(1)) == {}
+        assert records.get_tasks(["t1"])["t1"].state is TaskState.RECEIVED
+
+    def test_a_closed_store_is_unavailable(self, records: Records) -> None:
+        records.ping()
+        records.close()
+        with pytest.raises(Unavailable):
+            records.ping()
+
+
+class TestFakeRecords(RecordsSuite):
+    @pytest.fixture
+    def records(self) -> Records:
+        return FakeRecords()
+
+    def test_it_can_be_cut_off(self) -> None:
+        records = FakeRecords()
+        records.reachable = False
+        with pytest.raises(Unavailable):
+            records.get_tasks(["t1"])
+        records.reachable = True
+        assert records.get_tasks(["t1"]) == {}

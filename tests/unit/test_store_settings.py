@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+from farcall_common.errors import ConfigurationError
+from farcall_common.store import DatabaseSettings, StoreSettings
+
+LOCAL = {
+    "FARCALL_DATABASE_URL": "postgresql://farcall:secret@127.0.0.1:5432/farcall",
+    "FARCALL_QUEUE_URL": "redis://:secret@127.0.0.1:6379/0",
+    "FARCALL_BLOB_BUCKET": "blobs",
+    "FARCALL_TICKET_KEY": "secret" * 8,
+}
+CLOUD = {
+    "FARCALL_DATABASE_HOST": "db.example",
+    "FARCALL_DATABASE_NAME": "farcall",
+    "FARCALL_DATABASE_SECRET_ARN": "arn:db",
+    "FARCALL_QUEUE_HOST": "cache.example",
+    "FARCALL_BLOB_BUCKET": "blobs",
+    "FARCALL_TICKET_SECRET_ARN": "arn:ticket",
+}
+
+
+def test_the_local_tier_gives_addresses_with_credentials() -> None:
+    settings = StoreSettings.from_environment(LOCAL)
+    assert settings.database.conninfo() == LOCAL["FARCALL_DATABASE_URL"]
+    assert settings.queue_url == LOCAL["FARCALL_QUEUE_URL"]
+    assert (settings.blob_bucket, settings.ticket_key) == ("blobs", LOCAL["FARCALL_TICKET_KEY"])
+
+
+def test_the_cloud_gives_hosts_and_secrets() -> None:
+    settings = StoreSettings.from_environment(CLOUD)
+    assert settings.database == DatabaseSettings(host="db.example", name="farcall", secret_arn="arn:db")
+    assert settings.queue_url == "rediss://cache.example:6379/0"
+    assert (settings.ticket_key, settings.ticket_secret_arn) == (None, "arn:ticket")
+
+
+def test_transport_encryption_can_be_off() -> None:
+    plain = {**CLOUD, "FARCALL_QUEUE_TLS": "False", "FARCALL_QUEUE_PORT": "7000"}
+    assert StoreSettings.from_environment(plain).queue_url == "redis://cache.example:7000/0"
+    with pytest.raises(ConfigurationError, match="FARCALL_QUEUE_TLS"):
+        StoreSettings.from_environment({**CLOUD, "FARCALL_QUEUE_TLS": "perhaps"})
+
+
+@pytest.mark.parametrize("environ", [LOCAL, CLOUD])
+def test_what_is_missing_is_named(environ: dict[str, str]) -> None:
+    for name in environ:
+        without = {key: value for key, value in environ.items() if key != name}
+        with pytest.raises(ConfigurationError, match=name):
+            StoreSettings.from_environment(without)
+
+
+def test_settings_do_not_show_their_secrets() -> None:
+    shown = repr(StoreSettings.from_environment(LOCAL))
+    assert not any(LOCAL[name] in shown for name in LOCAL if name != "FARCALL_BLOB_BUCKET")
