@@ -1,0 +1,87 @@
+"""Threads for the steps that block, and patience with stores that are away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from farcall_common.errors import Unavailable
+from farcall_common.store.model import PeerKey
+
+from farcall_forwarder.adapters.steps import StoreSteps
+from farcall_forwarder.core import actions as do
+from farcall_forwarder.core.events import Event
+
+__all__ = ["StorePool"]
+
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 5.0
+#: What a waiting agent waits for has threads of its own, so that slow database work does not delay it.
+_QUEUE_STEPS: Final = (do.LeaseTasks, do.ReadCancels, do.ClaimEndpoint, do.ReadLeases, do.RequeueTasks)
+
+_logger = logging.getLogger(__name__)
+_Asked = TypeVar("_Asked")
+_Found = TypeVar("_Found")
+
+
+class StorePool:
+    """Runs store steps in threads. A step whose store is away is repeated, with full jitter, until it succeeds."""
+
+    def __init__(self, steps: StoreSteps) -> None:
+        self._steps = steps
+        self._flushes = ThreadPoolExecutor(1, "flush")
+        self._queue = ThreadPoolExecutor(2, "queue")
+        self._others = ThreadPoolExecutor(3, "store")
+        self._lookups = ThreadPoolExecutor(2, "zap")
+        self._failing: dict[int, object] = {}
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether a store did not answer when it was last asked."""
+        return bool(self._failing)
+
+    async def perform(self, step: do.StoreStep) -> Event | None:
+        """Do a step, however long it takes; its event. An Announce is not repeated: the next one is newer."""
+        is_repeated = not isinstance(step, do.Announce)
+        marker: object = step if is_repeated else do.Announce
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while True:
+                try:
+                    event = await self._run(self._threads_for(step), self._steps.perform, step)
+                except Unavailable as error:
+                    _logger.warning("%s waits: %s", type(step).__name__, error)
+                    self._failing[id(marker)] = marker
+                    if not is_repeated:
+                        return None
+                else:
+                    self._failing.pop(id(marker), None)
+                    return event
+                # Nothing to wait for but time: a store does not say when it is back.
+                await asyncio.sleep(random.uniform(0, pause_s))  # noqa: S311 -- spreads retries, guards nothing
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            if is_repeated:
+                self._failing.pop(id(marker), None)
+
+    async def look_up(self, find: Callable[[str], PeerKey | None], public_key: str) -> PeerKey | None:
+        """Find the owner of a key; once."""
+        return await self._run(self._lookups, find, public_key)
+
+    def _threads_for(self, step: do.StoreStep) -> ThreadPoolExecutor:
+        if isinstance(step, do.FlushResults):
+            return self._flushes
+        return self._queue if isinstance(step, _QUEUE_STEPS) else self._others
+
+    @staticmethod
+    async def _run(threads: ThreadPoolExecutor, call: Callable[[_Asked], _Found], asked: _Asked) -> _Found:
+        return await asyncio.get_running_loop().run_in_executor(threads, call, asked)
+
+    def close(self) -> None:
+        """Start nothing more. Steps under way end by themselves."""
+        for threads in (self._flushes, self._queue, self._others, self._lookups):
+            threads.shutdown(wait=False, cancel_futures=True)

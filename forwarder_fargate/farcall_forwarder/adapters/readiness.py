@@ -1,0 +1,36 @@
+"""Waiting for a ZeroMQ socket in asyncio, with nothing in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+import zmq
+
+__all__ = ["Readiness"]
+
+
+class Readiness:
+    """Says when a socket may have become readable.
+
+    A socket's file descriptor tells of new events only once, and any call on the socket may swallow it. So: receive
+    until nothing is left, then wait; and :meth:`poke` after every send.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._changed.set)
+
+    async def wait(self) -> None:
+        """Until something may have happened since the last wait."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def poke(self) -> None:
+        """Make the next wait return at once."""
+        self._changed.set()
+
+    def close(self) -> None:
+        """Stop watching; before the socket is closed."""
+        self._loop.remove_reader(self._descriptor)

@@ -1,0 +1,233 @@
+"""Store steps, one function each: they block, run in a pool's thread, and answer with one event (or none)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from farcall_common.errors import Fenced, QueueDataLost
+from farcall_common.store.model import BlobRef, Function, QueuedTask, Task, TaskResult
+from farcall_common.store.settings import Stores
+from farcall_common.wire import Reporter
+
+from farcall_forwarder.core import actions as do
+from farcall_forwarder.core import events as ev
+from farcall_forwarder.core.events import Event
+from farcall_forwarder.core.results import blob_key, check_blob
+
+__all__ = ["StoreSteps"]
+
+#: Tasks that are read at once; they come with their payloads.
+_PAGE: Final = 500
+
+
+class StoreSteps:
+    """Performs store steps.
+
+    :param clock: epoch seconds, for the stores.
+    """
+
+    def __init__(self, stores: Stores, *, forwarder_id: str, clock: Callable[[], float]) -> None:
+        self._records = stores.records
+        self._queue = stores.queue
+        self._blobs = stores.blobs
+        self._forwarder_id = forwarder_id
+        self._clock = clock
+
+    def perform(self, step: do.StoreStep) -> Event | None:
+        """Do it. Blocks.
+
+        :raises Unavailable: when a store is away; every step may be repeated.
+        """
+        try:
+            return self._perform(step)
+        except Fenced:
+            return self._refused(step, ev.StepFenced)
+        except QueueDataLost:
+            return self._refused(step, ev.StepLost)
+
+    @staticmethod
+    def _refused(step: do.StoreStep, event: Callable[[do.EndpointStep], Event]) -> Event:
+        assert isinstance(step, do.EndpointStep), f"{step} is not about a queue that somebody owns"
+        return event(step)
+
+    @functools.singledispatchmethod
+    def _perform(self, step: do.StoreStep) -> Event | None:
+        raise TypeError(f"no rule for {step}")
+
+    # -- owning --------------------------------------------------------------------------------------------------------
+
+    @_perform.register
+    def _(self, step: do.ClaimEndpoint) -> Event:
+        fence = self._queue.claim(step.endpoint_id, self._forwarder_id, ttl_s=step.ttl_s, now=self._clock())
+        return ev.EndpointClaimed(step.endpoint_id, step.life, fence)
+
+    @_perform.register
+    def _(self, step: do.ReadLeases) -> Event:
+        return ev.LeasesRead(step.endpoint_id, step.fence, self._queue.leased(step.endpoint_id, step.fence))
+
+    @_perform.register
+    def _(self, step: do.RestoreQueue) -> Event:
+        after = ""
+        while page := self._records.list_open_tasks(step.endpoint_id, after=after, limit=_PAGE):
+            tasks = [QueuedTask.of(task) for task in page]
+            self._queue.restore(
+                step.endpoint_id, step.fence, tasks, held=step.held, lease_s=step.lease_s, now=self._clock()
+            )
+            after = page[-1].task_id
+        self._queue.mark_restored(step.endpoint_id, step.fence)
+        return ev.QueueRestored(step.endpoint_id, step.fence)
+
+    @_perform.register
+    def _(self, step: do.ReadTasks) -> Event:
+        tasks: dict[str, Task] = {}
+        for start in range(0, len(step.task_ids), _PAGE):
+            tasks |= self._records.get_tasks(step.task_ids[start : start + _PAGE])
+        spools = {
+            task_id: self._spools_of(task_id)
+            for task_id in step.unheld
+            if (task := tasks.get(task_id)) and not task.idempotent and not task.state.is_terminal
+        }
+        return ev.TasksRead(step.endpoint_id, step.fence, tasks, spools)
+
+    def _spools_of(self, task_id: str) -> frozenset[str]:
+        """The spools that a task which may not run twice was ever sent to."""
+        return frozenset(
+            event.detail["spool_id"]
+            for event in self._records.list_events(task_id)
+            if event.reporter is Reporter.FORWARDER and "spool_id" in event.detail
+        )
+
+    @_perform.register
+    def _(self, step: do.KeepEndpoint) -> Event:
+        endpoint_id, fence, now = step.endpoint_id, step.fence, self._clock()
+        self._queue.keep(endpoint_id, self._forwarder_id, fence, ttl_s=step.ttl_s, now=now)
+        if step.renew:
+            self._queue.renew(endpoint_id, fence, step.renew, lease_s=step.lease_s, now=now)
+        reaped = self._queue.reap(endpoint_id, fence, now=now)
+        once = [leased.task.task_id for leased in reaped if not leased.task.idempotent]
+        sent = {id_: task.attempt for id_, task in self._records.get_tasks(once).items()} if once else {}
+        return ev.UpkeepDone(endpoint_id, fence, reaped, sent, self._queue.outbox(endpoint_id))
+
+    @_perform.register
+    def _(self, step: do.ReleaseEndpoint) -> None:
+        self._queue.release(step.endpoint_id, self._forwarder_id, step.fence)
+
+    @_perform.register
+    def _(self, step: do.SetPresence) -> None:
+        if not step.online:  # Whoever took the endpoint over knows better: this raises Fenced then.
+            self._queue.keep(step.endpoint_id, self._forwarder_id, step.fence, ttl_s=step.ttl_s, now=self._clock())
+        at = dt.datetime.fromtimestamp(step.at, dt.UTC)
+        self._records.set_endpoint_presence(step.endpoint_id, online=step.online, status=step.status, at=at)
+
+    # -- dispatching ---------------------------------------------------------------------------------------------------
+
+    @_perform.register
+    def _(self, step: do.LeaseTasks) -> Event:
+        tasks = self._queue.lease(
+            step.endpoint_id, step.fence, limit=step.limit, lease_s=step.lease_s, now=self._clock()
+        )
+        return ev.TasksLeased(step.endpoint_id, step.fence, step.limit, tasks)
+
+    @_perform.register
+    def _(self, step: do.RequeueTasks) -> None:
+        self._queue.unlease(step.endpoint_id, step.fence, step.task_ids, now=self._clock())
+
+    @_perform.register
+    def _(self, step: do.ReadCancels) -> Event:
+        task_ids = self._queue.cancel_requests(step.endpoint_id, step.fence)
+        return ev.CancelsRead(step.endpoint_id, step.fence, task_ids)
+
+    @_perform.register
+    def _(self, step: do.PrepareTasks) -> Event:
+        functions: Mapping[str, Function] = {}
+        if step.function_ids:
+            functions = self._records.get_functions(step.function_ids)
+        bodies = {function.body_hash: (function.name, function.body) for function in functions.values()}
+        urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in step.blob_keys}
+        refused: frozenset[str] = frozenset()
+        if step.dispatches:
+            permitted = set(self._records.record_moves(step.dispatches))
+            refused = frozenset(
+                event.task_id
+                for event in step.dispatches
+                # The spool that is to get the task may be the one that it was sent to before. Then it never arrived:
+                # the agent said so when this session began. (Or that dispatch is this one, and its answer was lost.)
+                if event.task_id not in permitted and self._spools_of(event.task_id) != {step.spool_id}
+            )
+        return ev.TasksPrepared(step, bodies, urls, refused)
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    @_perform.register
+    def _(self, step: do.FlushResults) -> Event:
+        recorded_at = self._clock()
+        flushed = [self._take_out(batch) for batch in step.batches]
+        results = [
+            result
+            for batch, rows in flushed
+            if not (batch.fenced or batch.lost)
+            for result in rows
+            if result.task_id not in batch.foreign
+        ]
+        first: Mapping[str, TaskResult] = {}
+        if results:
+            first = self._records.record_results(results, at=dt.datetime.fromtimestamp(recorded_at, dt.UTC))
+        wanted = {r.result_ref.blob_key for r in first.values() if r.result_ref and r.owner_id in step.watchers}
+        urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in wanted}
+        return ev.Flushed([batch for batch, _ in flushed], first, urls, recorded_at)
+
+    def _take_out(self, batch: do.ResultBatch) -> tuple[ev.BatchFlushed, Sequence[TaskResult]]:
+        """End tasks in the queue. Whatever it says to each, the database has the last word."""
+        results, foreign = self._verify(batch) if batch.unverified else (batch.results, frozenset[str]())
+        try:
+            if results:
+                self._queue.ack(batch.fence, results, now=self._clock())
+        except Fenced:
+            return ev.BatchFlushed(batch, fenced=True), ()
+        except QueueDataLost:
+            return ev.BatchFlushed(batch, lost=True), ()
+        return ev.BatchFlushed(batch, foreign), results
+
+    def _verify(self, batch: do.ResultBatch) -> tuple[Sequence[TaskResult], frozenset[str]]:
+        """The results that the endpoint may report, and the ids of other endpoints' tasks."""
+        tasks = self._records.get_tasks(sorted(batch.unverified))
+        foreign = frozenset(id_ for id_, task in tasks.items() if task.endpoint_id != batch.endpoint_id)
+        results = [
+            check_blob(result, owner_id=tasks[result.task_id].owner_id) if result.task_id in tasks else result
+            for result in batch.results
+            if result.task_id not in foreign
+        ]
+        return results, foreign
+
+    @_perform.register
+    def _(self, step: do.MarkFlushed) -> None:
+        for endpoint_id, task_ids in step.task_ids.items():
+            self._queue.flushed(endpoint_id, task_ids)
+
+    @_perform.register
+    def _(self, step: do.RecordMoves) -> Event:
+        self._records.record_moves(step.events)
+        return ev.MovesRecorded()
+
+    @_perform.register
+    def _(self, step: do.GrantUpload) -> Event:
+        owner_id = step.owner_id
+        if owner_id is None:
+            task = self._records.get_tasks([step.task_id]).get(step.task_id)
+            owner_id = task.owner_id if task and task.endpoint_id == step.endpoint_id else None
+        ref = BlobRef(blob_key(owner_id or "", step.sha256), step.size_bytes, step.sha256)
+        url, headers = self._blobs.upload_url(ref, ttl_s=step.url_ttl_s) if owner_id else (None, {})
+        return ev.UploadGranted(step.endpoint_id, step.life, step.task_id, step.attempt, ref, url, headers)
+
+    # -- the registry --------------------------------------------------------------------------------------------------
+
+    @_perform.register
+    def _(self, step: do.Announce) -> None:
+        self._queue.announce(step.info, ttl_s=step.ttl_s, now=self._clock())
+
+    @_perform.register
+    def _(self, step: do.Withdraw) -> None:
+        self._queue.withdraw(step.forwarder_id)

@@ -1,0 +1,230 @@
+"""What a forwarder can do to the world. The shell performs them; each store step is answered by one event."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from farcall_common.store.model import EndpointStatus, ForwarderInfo, LeasedTask, TaskEvent, TaskResult
+from farcall_common.wire import Envelope
+
+__all__ = [
+    "Action",
+    "Announce",
+    "ClaimEndpoint",
+    "DropBacklog",
+    "EndpointStep",
+    "FlushResults",
+    "GrantUpload",
+    "KeepEndpoint",
+    "LeaseTasks",
+    "MarkFlushed",
+    "Note",
+    "PrepareTasks",
+    "ReadCancels",
+    "ReadLeases",
+    "ReadTasks",
+    "RecordMoves",
+    "ReleaseEndpoint",
+    "RequeueTasks",
+    "RestoreQueue",
+    "ResultBatch",
+    "Send",
+    "SetPresence",
+    "StoreStep",
+    "Withdraw",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Action:
+    """The root of all actions."""
+
+
+# -- on the socket -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Send(Action):
+    routing_id: bytes
+    envelope: Envelope
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DropBacklog(Action):
+    """Nothing that still waits for this peer matters any more."""
+
+    routing_id: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Note(Action):
+    """Something for the log. Never payloads or tickets."""
+
+    message: str
+    fields: Mapping[str, str | int]
+
+
+# -- on the stores -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreStep(Action):
+    """A step that blocks; repeated while its store is unavailable."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndpointStep(StoreStep):
+    """A step on the queue of an endpoint that this forwarder owns under ``fence``."""
+
+    endpoint_id: str
+    fence: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClaimEndpoint(StoreStep):
+    """``life`` tells this claim from those of earlier sessions."""
+
+    endpoint_id: str
+    life: int
+    ttl_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadLeases(EndpointStep):
+    pass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadTasks(EndpointStep):
+    """Read tasks from the database; of those in ``unheld`` that may not run twice, also where they went."""
+
+    task_ids: Sequence[str]
+    unheld: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RestoreQueue(EndpointStep):
+    """Fill the endpoint's queue from the database; ``held`` maps what the agent holds to attempts."""
+
+    held: Mapping[str, int]
+    lease_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeaseTasks(EndpointStep):
+    limit: int
+    lease_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequeueTasks(EndpointStep):
+    """Give back leases of tasks that never reached the agent. Answered by nothing."""
+
+    task_ids: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadCancels(EndpointStep):
+    pass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeepEndpoint(EndpointStep):
+    """Keep the ownership, prolong leases, end expired ones, look for ends that did not reach the database."""
+
+    renew: Sequence[str]
+    ttl_s: float
+    lease_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrepareTasks(StoreStep):
+    """Fetch what dispatching these tasks needs, and commit ``dispatches`` before any of them is sent.
+
+    ``life`` and ``session_id`` name the session that will get the tasks, ``spool_id`` its agent's spool.
+    """
+
+    endpoint_id: str
+    life: int
+    session_id: str
+    spool_id: str
+    tasks: Sequence[LeasedTask]
+    function_ids: Sequence[str]
+    blob_keys: Sequence[str]
+    dispatches: Sequence[TaskEvent]
+    url_ttl_s: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResultBatch:
+    """Ends of tasks of one endpoint. ``unverified`` are tasks that the forwarder did not lease in this life: they have
+    to be looked up, because an agent may report any id."""
+
+    endpoint_id: str
+    life: int
+    fence: int
+    results: Sequence[TaskResult]
+    unverified: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlushResults(StoreStep):
+    """Take ends out of the queue and commit them. ``watchers`` are the owners that have streams open."""
+
+    batches: Sequence[ResultBatch]
+    watchers: frozenset[str]
+    url_ttl_s: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MarkFlushed(StoreStep):
+    """The database has these ends, by endpoint. Answered by nothing."""
+
+    task_ids: Mapping[str, Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordMoves(StoreStep):
+    events: Sequence[TaskEvent]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetPresence(EndpointStep):
+    """Record whether an endpoint is there; a stale owner may not say that it is gone. Answered by nothing."""
+
+    online: bool
+    status: EndpointStatus
+    at: float
+    ttl_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReleaseEndpoint(StoreStep):
+    endpoint_id: str
+    fence: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GrantUpload(StoreStep):
+    """Mint a pre-signed PUT for a result. ``owner_id`` is None when the task has to be looked up."""
+
+    endpoint_id: str
+    life: int
+    task_id: str
+    attempt: int
+    owner_id: str | None
+    size_bytes: int
+    sha256: str
+    url_ttl_s: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Announce(StoreStep):
+    info: ForwarderInfo
+    ttl_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Withdraw(StoreStep):
+    forwarder_id: str

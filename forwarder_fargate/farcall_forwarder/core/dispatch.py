@@ -1,0 +1,85 @@
+"""Leased tasks as orders to an agent, and what goes on record before."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+
+from farcall_common.store.model import BlobRef, LeasedTask, TaskEvent
+from farcall_common.wire import BlobLocation, FunctionSpec, Reporter, RunTasks, TaskSpec, TaskState
+
+__all__ = ["dispatches", "locate", "orders"]
+
+
+def locate(ref: BlobRef, urls: Mapping[str, str]) -> BlobLocation:
+    """A blob as peers are told of it, with a pre-signed GET if one was minted."""
+    return BlobLocation(blob_key=ref.blob_key, size_bytes=ref.size_bytes, sha256=ref.sha256, url=urls.get(ref.blob_key))
+
+
+def dispatches(tasks: Sequence[LeasedTask], *, spool_id: str, at: float) -> list[TaskEvent]:
+    """What has to be on record before tasks are sent that may not run twice: that they are, and to which spool."""
+    return [
+        TaskEvent(
+            task_id=leased.task.task_id,
+            state=TaskState.WAITING_FOR_NODES,
+            reporter=Reporter.FORWARDER,
+            at=dt.datetime.fromtimestamp(at, dt.UTC),
+            attempt=leased.attempt,
+            detail={"spool_id": spool_id},
+        )
+        for leased in tasks
+        if not leased.task.idempotent
+    ]
+
+
+def orders(
+    tasks: Sequence[LeasedTask],
+    *,
+    bodies: Mapping[str, tuple[str, bytes]],
+    urls: Mapping[str, str],
+    limit_bytes: int,
+) -> Iterator[tuple[RunTasks, tuple[bytes, ...]]]:
+    """The messages, with their frames, that send these tasks.
+
+    :param bodies: name and body of the functions to send along, by hash; each goes with the first message.
+    :param urls: pre-signed GETs by blob key.
+    :param limit_bytes: of user bytes in one message, except that a single task always fits.
+    """
+    frames = [body for _, body in bodies.values()]
+    functions = [
+        FunctionSpec(function_hash=function_hash, name=name, body=index)
+        for index, (function_hash, (name, _)) in enumerate(bodies.items())
+    ]
+    size_bytes = sum(map(len, frames))
+    specs: list[TaskSpec] = []
+    for leased in tasks:
+        resources = leased.task.resource_specification
+        payload_bytes = len(leased.task.payload or b"") + (len(repr(resources)) if resources else 0)
+        if specs and size_bytes + payload_bytes > limit_bytes:
+            yield RunTasks(tasks=tuple(specs), functions=tuple(functions)), tuple(frames)
+            specs, functions, frames, size_bytes = [], [], [], 0
+        specs.append(_spec(leased, frame=len(frames), urls=urls))
+        if leased.task.payload is not None:
+            frames.append(leased.task.payload)
+        size_bytes += payload_bytes
+    if specs:
+        yield RunTasks(tasks=tuple(specs), functions=tuple(functions)), tuple(frames)
+
+
+def _spec(leased: LeasedTask, *, frame: int, urls: Mapping[str, str]) -> TaskSpec:
+    task = leased.task
+    ref = task.payload_ref
+    return TaskSpec(
+        task_id=task.task_id,
+        attempt=leased.attempt,
+        function_id=task.function_id,
+        function_hash=task.function_hash,
+        payload=None if task.payload is None else frame,
+        payload_blob=locate(ref, urls) if ref else None,
+        idempotent=task.idempotent,
+        max_attempts=task.max_attempts,
+        walltime_s=task.walltime_s,
+        container_id=task.container_id,
+        result_serializers=tuple(task.result_serializers),
+        resource_specification=dict(task.resource_specification),
+    )

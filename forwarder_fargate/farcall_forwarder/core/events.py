@@ -1,0 +1,223 @@
+"""What can happen to a forwarder. Everything it knows of the world came in as one of these."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from farcall_common.errors import ProtocolError
+from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, Task, TaskResult
+from farcall_common.wire import Envelope
+
+from farcall_forwarder.core.actions import EndpointStep, PrepareTasks, ResultBatch
+
+__all__ = [
+    "BatchFlushed",
+    "CancelsRead",
+    "DrainOrdered",
+    "EndpointClaimed",
+    "Event",
+    "Flushed",
+    "Garbled",
+    "LeasesRead",
+    "MovesRecorded",
+    "PeerBehind",
+    "PeerGone",
+    "QueueRestored",
+    "Received",
+    "StepFenced",
+    "StepLost",
+    "TasksLeased",
+    "TasksPrepared",
+    "TasksRead",
+    "Tick",
+    "UpkeepDone",
+    "UploadGranted",
+    "Woken",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """The root of all events."""
+
+
+# -- from the socket ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Received(Event):
+    """A readable envelope from an authenticated peer."""
+
+    routing_id: bytes
+    peer: PeerKey
+    envelope: Envelope
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Garbled(Event):
+    """Bytes from an authenticated peer that are no envelope."""
+
+    routing_id: bytes
+    peer: PeerKey
+    error: ProtocolError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeerGone(Event):
+    """A send found nobody behind the routing id."""
+
+    routing_id: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeerBehind(Event):
+    """A peer reads so slowly that what waited for it was thrown away."""
+
+    routing_id: bytes
+
+
+# -- from the process --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """The next deadline has come."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DrainOrdered(Event):
+    """The process was asked to end."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Woken(Event):
+    """Endpoints that have work, or tasks to cancel."""
+
+    endpoint_ids: Sequence[str]
+
+
+# -- from the stores ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepFenced(Event):
+    """A step was refused: somebody else owns the endpoint."""
+
+    step: EndpointStep
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepLost(Event):
+    """A step found that the queue has lost the endpoint's data."""
+
+    step: EndpointStep
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndpointClaimed(Event):
+    endpoint_id: str
+    life: int
+    fence: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeasesRead(Event):
+    """``leases`` maps the ids of leased tasks to their attempts."""
+
+    endpoint_id: str
+    fence: int
+    leases: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TasksRead(Event):
+    """Tasks as the database knows them, and of some the spools that they were sent to."""
+
+    endpoint_id: str
+    fence: int
+    tasks: Mapping[str, Task]
+    spools: Mapping[str, frozenset[str]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QueueRestored(Event):
+    endpoint_id: str
+    fence: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TasksLeased(Event):
+    endpoint_id: str
+    fence: int
+    limit: int
+    tasks: Sequence[LeasedTask]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TasksPrepared(Event):
+    """``bodies`` maps function hashes to names and bodies, ``urls`` blob keys to pre-signed GETs; ``refused`` are the
+    tasks without a permit: they may have been started from another spool."""
+
+    order: PrepareTasks
+    bodies: Mapping[str, tuple[str, bytes]]
+    urls: Mapping[str, str]
+    refused: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CancelsRead(Event):
+    endpoint_id: str
+    fence: int
+    task_ids: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UpkeepDone(Event):
+    """``reaped`` leases have ended for good; ``sent_attempts`` says how often the database saw those dispatched that
+    may not run twice. ``outbox`` are ends that may not have reached the database."""
+
+    endpoint_id: str
+    fence: int
+    reaped: Sequence[LeasedTask]
+    sent_attempts: Mapping[str, int]
+    outbox: Sequence[TaskResult]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchFlushed:
+    """What became of one endpoint's results: ``foreign`` are another endpoint's tasks, the rest is recorded; or
+    nothing was, because the step was fenced or the queue has lost its data."""
+
+    batch: ResultBatch
+    foreign: frozenset[str] = frozenset()
+    fenced: bool = False
+    lost: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Flushed(Event):
+    """``first`` are the ends that this flush made final; ``urls`` pre-signed GETs for those that clients wait for."""
+
+    batches: Sequence[BatchFlushed]
+    first: Mapping[str, TaskResult]
+    urls: Mapping[str, str]
+    recorded_at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MovesRecorded(Event):
+    pass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UploadGranted(Event):
+    """``url`` is None when the task is not this endpoint's, or is unknown."""
+
+    endpoint_id: str
+    life: int
+    task_id: str
+    attempt: int
+    ref: BlobRef
+    url: str | None
+    headers: Mapping[str, str]

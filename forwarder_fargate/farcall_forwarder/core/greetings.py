@@ -1,0 +1,72 @@
+"""Whether a peer that greets is who it says it is."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from farcall_common import wire
+from farcall_common.errors import ErrorRecord, FarcallError, ProtocolError, SessionRefused, VersionUnsupported
+from farcall_common.store.model import PeerKey
+from farcall_common.store.tickets import Ticket
+from farcall_common.wire import is_uuid
+
+from farcall_forwarder.core.policy import Instant
+from farcall_forwarder.core.results import MAX_ATTEMPTS
+
+__all__ = ["TicketReader", "check_greeting", "taken_over"]
+
+
+class TicketReader(Protocol):
+    """Reads tickets; :class:`farcall_common.store.tickets.Tickets` does."""
+
+    def verify(self, ticket: str, *, now: float) -> Ticket:
+        """The ticket's content. Raises Unauthenticated."""
+
+
+def check_greeting(
+    greeting: wire.Hello | wire.OpenStream, peer: PeerKey, *, tickets: TicketReader, now: Instant
+) -> None:
+    """Compare what a peer says with whom its CURVE key belongs to.
+
+    :raises FarcallError: with the reason for refusing it.
+    """
+    if wire.PROTOCOL_VERSION not in greeting.protocol_versions:
+        raise VersionUnsupported(f"this forwarder speaks version {wire.PROTOCOL_VERSION} of the protocol")
+    try:
+        ticket = tickets.verify(greeting.ticket, now=now.epoch)
+    except FarcallError as error:
+        raise _refusal("TICKET_INVALID", error.record.message, error.hint) from error
+    if ticket.peer != peer:
+        raise _refusal(
+            "TICKET_INVALID",
+            "the ticket was given to somebody else",
+            "Ask the API for a ticket for this key and this endpoint.",
+        )
+    if isinstance(greeting, wire.Hello):
+        _check_hello(greeting, peer)
+
+
+def _check_hello(hello: wire.Hello, peer: PeerKey) -> None:
+    if hello.endpoint_id != peer.subject:
+        raise _refusal(
+            "ENDPOINT_MISMATCH",
+            f"the key of this connection does not speak for endpoint {hello.endpoint_id}",
+            "Connect with the key that was registered for this endpoint.",
+        )
+    ids = (hello.instance_id, hello.spool_id, *(held.task_id for held in hello.held))
+    if not all(map(is_uuid, ids)) or any(held.attempt > MAX_ATTEMPTS for held in hello.held):
+        raise ProtocolError("a Hello with ids that are no UUIDs, or with impossible attempts")
+
+
+def taken_over(endpoint_id: str) -> SessionRefused:
+    """What the former process of a restarted agent is told."""
+    return _refusal(
+        "ENDPOINT_TAKEN_OVER",
+        f"an agent that was started later, with the same spool, serves endpoint {endpoint_id} now",
+        "Nothing, if you restarted the endpoint.",
+    )
+
+
+def _refusal(code: str, message: str, hint: str) -> SessionRefused:
+    record = ErrorRecord(code=code, message=message, hint=hint, fault=SessionRefused.fault)
+    return SessionRefused(message, record=record)

@@ -1,0 +1,97 @@
+"""Tasks that an endpoint has from this forwarder, and how far each of them is."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Iterator
+
+from farcall_common.store.model import LeasedTask, Task
+
+__all__ = ["Lease", "LeaseTable", "Stage"]
+
+
+class Stage(enum.Enum):
+    """How far a leased task is between the queue and its end."""
+
+    PREPARING = enum.auto()
+    """Leased; its function or permit is still on the way."""
+    SENT = enum.auto()
+    ACCEPTED = enum.auto()
+    """In the agent's spool."""
+    RETURNED = enum.auto()
+    """Its end came in and is being recorded."""
+
+
+@dataclasses.dataclass(slots=True)
+class Lease:
+    """One attempt of one task. ``timings`` are epoch seconds, by the names of TransitionTimes."""
+
+    task_id: str
+    attempt: int
+    owner_id: str
+    task_group_id: str
+    idempotent: bool
+    stage: Stage
+    expires_at: float
+    timings: dict[str, float]
+    cancelled: bool = False
+
+    @classmethod
+    def of_leased(cls, leased: LeasedTask, *, stage: Stage, expires_at: float) -> Lease:
+        """A lease that the queue has just given."""
+        task = leased.task
+        timings = {"enqueued_at": leased.enqueued_at, "leased_at": leased.leased_at}
+        if task.submitted_at is not None:
+            timings["submitted_at"] = task.submitted_at
+        return cls(
+            task.task_id,
+            leased.attempt,
+            task.owner_id,
+            task.task_group_id,
+            task.idempotent,
+            stage,
+            expires_at,
+            timings,
+        )
+
+    @classmethod
+    def of_held(cls, task: Task, *, attempt: int, expires_at: float) -> Lease:
+        """The lease of a task that an agent brought along."""
+        return cls(
+            task.task_id,
+            attempt,
+            task.owner_id,
+            task.task_group_id,
+            task.idempotent,
+            Stage.ACCEPTED,
+            expires_at,
+            dict(task.timings),
+        )
+
+
+class LeaseTable(dict[str, Lease]):
+    """Leases by task id."""
+
+    def at(self, *stages: Stage) -> Iterator[Lease]:
+        """Leases at one of these stages."""
+        return (lease for lease in self.values() if lease.stage in stages)
+
+    def attempts(self) -> dict[str, int]:
+        """Attempts by task id."""
+        return {task_id: lease.attempt for task_id, lease in self.items()}
+
+    def drop(self, task_ids: Iterable[str]) -> None:
+        """Forget leases; unknown ids are harmless."""
+        for task_id in task_ids:
+            self.pop(task_id, None)
+
+    def pop_at(self, stage: Stage) -> list[str]:
+        """Forget the leases at a stage; their ids."""
+        popped = [lease.task_id for lease in self.at(stage)]
+        self.drop(popped)
+        return popped
+
+    def drop_expired(self, now: float) -> None:
+        """Forget leases that the queue has ended meanwhile, except those whose end is being recorded."""
+        self.drop([id_ for id_, lease in self.items() if lease.expires_at < now and lease.stage is not Stage.RETURNED])

@@ -1,0 +1,112 @@
+"""Ends on their way to the database: collected while a flush is under way, flushed at once when none is."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+
+from farcall_common.store.model import TaskResult
+
+from farcall_forwarder.core.actions import FlushResults, ResultBatch
+
+__all__ = ["Outbox"]
+
+
+@dataclasses.dataclass(slots=True)
+class _Waiting:
+    """Ends of one endpoint in one life, and under which fence they may be taken out of the queue."""
+
+    endpoint_id: str
+    life: int
+    fence: int
+    is_open: bool
+    results: dict[str, TaskResult] = dataclasses.field(default_factory=dict)
+    unverified: set[str] = dataclasses.field(default_factory=set)
+
+
+class Outbox:
+    """Ends by endpoint. An endpoint's ends wait while its queue is being rebuilt (:meth:`hold`, :meth:`open`)."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, _Waiting] = {}
+        #: Ids under way, by endpoint and life: what a former life still flushes is no reason to drop a report.
+        self._in_flight: dict[tuple[str, int], set[str]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(waiting.results) for waiting in self._waiting.values())
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether a flush is under way."""
+        return bool(self._in_flight)
+
+    def admit(self, endpoint_id: str, life: int) -> None:
+        """A new life of an endpoint begins: what waited in the former one is forgotten, the agent repeats it."""
+        self._waiting[endpoint_id] = _Waiting(endpoint_id, life, 0, is_open=False)
+
+    def hold(self, endpoint_id: str) -> None:
+        """Keep the endpoint's ends back until :meth:`open`."""
+        if waiting := self._waiting.get(endpoint_id):
+            waiting.is_open = False
+
+    def open(self, endpoint_id: str, fence: int) -> None:
+        """The endpoint's ends may be flushed, under this fence."""
+        waiting = self._waiting[endpoint_id]
+        waiting.fence, waiting.is_open = fence, True
+
+    def close(self, endpoint_id: str) -> None:
+        """Forget an endpoint and what waits for it."""
+        self._waiting.pop(endpoint_id, None)
+
+    def has(self, endpoint_id: str) -> bool:
+        """Whether ends of this endpoint wait or are under way."""
+        waiting = self._waiting.get(endpoint_id)
+        return bool(waiting and waiting.results) or any(endpoint_id == in_flight for in_flight, _ in self._in_flight)
+
+    def add(self, result: TaskResult, *, verified: bool) -> None:
+        """An end came in. The first report of a task that waits stays."""
+        waiting = self._waiting[result.endpoint_id]
+        in_flight = self._in_flight.get((result.endpoint_id, waiting.life), ())
+        if result.task_id in waiting.results or result.task_id in in_flight:
+            return
+        waiting.results[result.task_id] = result
+        if not verified:
+            waiting.unverified.add(result.task_id)
+
+    def put_back(self, batch: ResultBatch) -> None:
+        """A batch was not flushed: its ends wait again, unless the endpoint began a new life."""
+        waiting = self._waiting.get(batch.endpoint_id)
+        if waiting and waiting.life == batch.life:
+            waiting.results = {result.task_id: result for result in batch.results} | waiting.results
+            waiting.unverified |= batch.unverified
+
+    def next_flush(self, *, rows: int, watchers: Iterable[str], url_ttl_s: int) -> FlushResults | None:
+        """Up to ``rows`` ends of all endpoints, unless a flush is under way or nothing may be flushed."""
+        if self._in_flight:
+            return None
+        batches: list[ResultBatch] = []
+        for waiting in list(self._waiting.values()):
+            if not rows:
+                break
+            if waiting.is_open and waiting.results:
+                batch = _take(waiting, rows)
+                rows -= len(batch.results)
+                batches.append(batch)
+                # To the end of the line: one busy endpoint does not hold up the others.
+                self._waiting[waiting.endpoint_id] = self._waiting.pop(waiting.endpoint_id)
+        self._in_flight = {
+            (batch.endpoint_id, batch.life): {result.task_id for result in batch.results} for batch in batches
+        }
+        return FlushResults(batches, frozenset(watchers), url_ttl_s) if batches else None
+
+    def flushed(self) -> None:
+        """The flush under way has come back."""
+        self._in_flight = {}
+
+
+def _take(waiting: _Waiting, rows: int) -> ResultBatch:
+    taken = [waiting.results.pop(task_id) for task_id in list(itertools.islice(waiting.results, rows))]
+    unverified = frozenset(result.task_id for result in taken if result.task_id in waiting.unverified)
+    waiting.unverified -= unverified
+    return ResultBatch(waiting.endpoint_id, waiting.life, waiting.fence, taken, unverified)

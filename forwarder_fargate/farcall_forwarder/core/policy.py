@@ -1,0 +1,71 @@
+"""The numbers that the forwarder decides by, and how it tells the time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+__all__ = ["Instant", "Policy"]
+
+
+class Instant(NamedTuple):
+    """One moment on both clocks: ``mono`` seconds for waiting, ``epoch`` seconds for what others will read."""
+
+    mono: float
+    epoch: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Periods in seconds, limits in bytes or counts."""
+
+    #: A lease that nobody prolongs ends after this long; it is prolonged each upkeep while the agent is heard.
+    lease_s: float = 30.0
+    ownership_ttl_s: float = 45.0
+    upkeep_s: float = 10.0
+    #: How often the queue of a connected endpoint is asked for work that no wake-up told of.
+    sweep_s: float = 1.0
+    #: Sweeps are spread out so that all endpoints together cause no more than this many a second.
+    sweeps_per_s: float = 1000.0
+    announce_ttl_s: float = 15.0
+    announce_s: float = 5.0
+    presence_s: float = 30.0
+    #: What a peer may ask for as its heartbeat.
+    min_heartbeat_s: float = 1.0
+    max_heartbeat_s: float = 60.0
+
+    max_lease_batch: int = 500
+    #: User bytes in one envelope to an agent.
+    max_run_bytes: int = 4 * 1024 * 1024
+    flush_rows: int = 200
+    #: Reports of moves wait this long for the task to end; under load, when results come first, up to the second.
+    moves_idle_s: float = 0.1
+    moves_busy_s: float = 1.0
+    moves_rows: int = 1000
+    function_cache_bytes: int = 64 * 1024 * 1024
+
+    max_result_bytes: int = 10 * 1024 * 1024
+    upload_url_ttl_s: int = 3600
+    download_url_ttl_s: int = 3600
+
+    max_groups: int = 10_000
+    ring_results: int = 10_000
+    ring_bytes: int = 16 * 1024 * 1024
+    #: How long an owner without a stream can come back and resume.
+    ring_idle_s: float = 120.0
+    #: Bytes and results in one envelope to a client.
+    max_push_bytes: int = 1024 * 1024
+    max_push_results: int = 500
+
+    drain_s: float = 20.0
+    #: Peers that are sent away per second of a drain, so that they do not all reconnect at once.
+    moves_per_s: float = 300.0
+    #: After the last peer was sent away: time for what agents had on the way.
+    drain_grace_s: float = 2.0
+    #: Peers that are told to move come back after a random time up to this.
+    move_spread_s: float = 2.0
+
+    @property
+    def tick_s(self) -> float:
+        """How often deadlines are looked at: often enough for the shortest of the periods."""
+        return min(self.sweep_s, self.upkeep_s, self.min_heartbeat_s) / 2

@@ -1,0 +1,51 @@
+"""Connections of peers: the wire session of each, and what it sends."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from farcall_common.errors import ErrorRecord
+from farcall_common.store.model import PeerKey, PeerKind
+from farcall_common.wire import Envelope, Message, Refused, Role, Session
+
+from farcall_forwarder.core.actions import Action, Send
+from farcall_forwarder.core.policy import Instant
+
+__all__ = ["PeerSession"]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class PeerSession:
+    """One connection, of an agent or a client."""
+
+    routing_id: bytes
+    peer: PeerKey
+    session_id: str
+    wire: Session
+    #: Hashes of the functions whose bodies this session has had.
+    functions: set[str] = dataclasses.field(default_factory=set)
+
+    @classmethod
+    def begin(
+        cls, routing_id: bytes, peer: PeerKey, *, session_id: str, heartbeat_s: float, now: Instant
+    ) -> PeerSession:
+        """A session that nobody has said anything in."""
+        facing = Role.AGENT if peer.kind is PeerKind.AGENT else Role.CLIENT
+        wire = Session(Role.FORWARDER, facing=facing, heartbeat_s=heartbeat_s, now=now.mono)
+        return cls(routing_id, peer, session_id, wire)
+
+    @property
+    def is_agent(self) -> bool:
+        return self.peer.kind is PeerKind.AGENT
+
+    def may_send(self, kind: type[Message]) -> bool:
+        return self.wire.may_send(kind)
+
+    def send(self, message: Message, now: Instant, *, frames: tuple[bytes, ...] = ()) -> Send:
+        """Say something; the caller has made sure that it may be said now."""
+        self.wire.sent(message, now=now.mono)
+        return Send(self.routing_id, Envelope(message, frames))
+
+    def refuse(self, error: ErrorRecord, now: Instant) -> list[Action]:
+        """End the session with a reason."""
+        return [self.send(Refused(error=error.to_json()), now)] if self.may_send(Refused) else []

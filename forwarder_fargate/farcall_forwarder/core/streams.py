@@ -1,0 +1,204 @@
+"""Result streams of clients: who watches which groups, and what happened lately so that a broken stream can resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from farcall_common.errors import LimitExceeded
+from farcall_common.store.model import TaskResult
+from farcall_common.wire import ResultsReady, StreamResult
+
+from farcall_forwarder.core.dispatch import locate
+from farcall_forwarder.core.policy import Instant, Policy
+
+__all__ = ["Push", "StreamHub"]
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _End:
+    """A recorded end with its place in the owner's history. ``body`` is the inline result."""
+
+    seq: int
+    result: StreamResult
+    body: bytes | None
+    size_bytes: int
+
+
+@dataclasses.dataclass(slots=True)
+class _Stream:
+    routing_id: bytes
+    owner: _Owner
+    #: The last end that this stream has seen or does not want.
+    seq: int
+    groups: set[str] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Owner:
+    """The latest ends of one owner's tasks, and the streams. Every end behind ``floor`` is still there."""
+
+    floor: int
+    ends: deque[_End] = dataclasses.field(default_factory=deque)
+    size_bytes: int = 0
+    streams: dict[bytes, _Stream] = dataclasses.field(default_factory=dict)
+    idle_since: float | None = None
+
+    def add(self, end: _End, *, limit: int, limit_bytes: int) -> None:
+        self.ends.append(end)
+        self.size_bytes += end.size_bytes
+        while self.ends and (len(self.ends) > limit or self.size_bytes > limit_bytes):
+            dropped = self.ends.popleft()
+            self.floor = dropped.seq
+            self.size_bytes -= dropped.size_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Push:
+    """A message for the client behind a routing id, with its frames."""
+
+    routing_id: bytes
+    message: ResultsReady
+    frames: tuple[bytes, ...]
+
+
+class StreamHub:
+    """The streams of all clients. Ends reach only streams of the tasks' owner."""
+
+    def __init__(self, *, forwarder_id: str, policy: Policy) -> None:
+        self._forwarder_id = forwarder_id
+        self._policy = policy
+        self._seq = 0
+        self._streams: dict[bytes, _Stream] = {}
+        self._owners: dict[str, _Owner] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @property
+    def watchers(self) -> frozenset[str]:
+        """Owners that have streams, or had one a moment ago."""
+        return frozenset(self._owners)
+
+    def open(
+        self, routing_id: bytes, owner_id: str, *, groups: Iterable[str], cursor: str | None
+    ) -> tuple[str, bool, Sequence[Push]]:
+        """Begin a stream. Returns its cursor, whether it resumes the one that ``cursor`` is from, and what it missed.
+
+        :raises LimitExceeded: for too many groups.
+        """
+        owner = self._owners.setdefault(owner_id, _Owner(floor=self._seq))
+        owner.idle_since = None
+        after = self._parse(cursor)
+        resumed = after is not None and owner.floor <= after <= self._seq
+        seq = after if resumed and after is not None else self._seq
+        stream = self._streams[routing_id] = owner.streams[routing_id] = _Stream(routing_id, owner, seq)
+        self._add_groups(stream, set(groups))
+        missed = [end for end in owner.ends if end.seq > seq] if resumed else []
+        return self._cursor(seq), resumed, list(self._pushes(stream, missed))
+
+    def subscribe(self, routing_id: bytes, groups: Iterable[str]) -> Sequence[Push]:
+        """Add groups to a stream; ends of theirs that are not long ago come at once.
+
+        :raises LimitExceeded: for too many groups.
+        """
+        stream = self._streams.get(routing_id)
+        if stream is None:
+            return []  # The client was sent away, and has not read so yet.
+        new = set(groups) - stream.groups
+        self._add_groups(stream, new)
+        return list(self._pushes(stream, [end for end in stream.owner.ends if end.result.task_group_id in new]))
+
+    def _add_groups(self, stream: _Stream, groups: set[str]) -> None:
+        if len(stream.groups) + len(groups) > self._policy.max_groups:
+            raise LimitExceeded(
+                f"a stream with more than {self._policy.max_groups} task groups",
+                hint="Submit more tasks per group, or open another stream.",
+            )
+        stream.groups |= groups
+
+    def close(self, routing_id: bytes, now: Instant) -> None:
+        """End a stream; its owner can resume for a while."""
+        if stream := self._streams.pop(routing_id, None):
+            del stream.owner.streams[routing_id]
+            if not stream.owner.streams:
+                stream.owner.idle_since = now.mono
+
+    def expire(self, now: Instant) -> None:
+        """Forget the history of owners that did not come back."""
+        for owner_id, owner in list(self._owners.items()):
+            if owner.idle_since is not None and now.mono - owner.idle_since >= self._policy.ring_idle_s:
+                del self._owners[owner_id]
+
+    def publish(self, ends: Iterable[TaskResult], urls: Mapping[str, str], *, recorded_at: float) -> Sequence[Push]:
+        """Ends were recorded: what to send to whom."""
+        fresh: dict[str, list[_End]] = {}
+        for end in ends:
+            if owner := self._owners.get(end.owner_id):
+                self._seq += 1
+                result = _stream_result(end, urls, recorded_at)
+                size_bytes = len(_encode(result)) + len(end.result or b"")
+                entry = _End(self._seq, result, end.result, size_bytes)
+                owner.add(entry, limit=self._policy.ring_results, limit_bytes=self._policy.ring_bytes)
+                fresh.setdefault(end.owner_id, []).append(entry)
+        return [
+            push
+            for owner_id, entries in fresh.items()
+            for stream in self._owners[owner_id].streams.values()
+            for push in self._pushes(stream, entries)
+        ]
+
+    def _pushes(self, stream: _Stream, ends: Sequence[_End]) -> Iterator[Push]:
+        wanted = [end for end in ends if end.result.task_group_id in stream.groups]
+        for chunk in _chunks(wanted, limit=self._policy.max_push_results, limit_bytes=self._policy.max_push_bytes):
+            stream.seq = max(stream.seq, chunk[-1].seq)
+            frames: list[bytes] = []
+            specs: list[StreamResult] = []
+            for end in chunk:
+                if end.body is None:
+                    specs.append(end.result)
+                else:
+                    specs.append(msgspec.structs.replace(end.result, result=len(frames)))
+                    frames.append(end.body)
+            message = ResultsReady(cursor=self._cursor(stream.seq), results=tuple(specs))
+            yield Push(stream.routing_id, message, tuple(frames))
+
+    def _cursor(self, seq: int) -> str:
+        return f"{self._forwarder_id}:{seq}"
+
+    def _parse(self, cursor: str | None) -> int | None:
+        forwarder_id, _, seq = (cursor or "").rpartition(":")
+        is_ours = forwarder_id == self._forwarder_id and seq.isascii() and seq.isdigit() and len(seq) < 20
+        return int(seq) if is_ours else None
+
+
+def _chunks(ends: Sequence[_End], *, limit: int, limit_bytes: int) -> Iterator[list[_End]]:
+    chunk: list[_End] = []
+    size_bytes = 0
+    for end in ends:
+        if chunk and (len(chunk) >= limit or size_bytes + end.size_bytes > limit_bytes):
+            yield chunk
+            chunk, size_bytes = [], 0
+        chunk.append(end)
+        size_bytes += end.size_bytes
+    if chunk:
+        yield chunk
+
+
+def _stream_result(end: TaskResult, urls: Mapping[str, str], recorded_at: float) -> StreamResult:
+    return StreamResult(
+        task_id=end.task_id,
+        task_group_id=end.task_group_id,
+        state=end.state,
+        attempt=end.attempt,
+        result_blob=locate(end.result_ref, urls) if end.result_ref else None,
+        error=end.error.to_json() if end.error else None,
+        finished_at=recorded_at,
+        timings={**end.timings, "recorded_at": recorded_at},
+        details=dict(end.details),
+    )

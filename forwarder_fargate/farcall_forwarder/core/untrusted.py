@@ -1,0 +1,94 @@
+"""What peers sent, cut down to what the stores can hold. PostgreSQL refuses some text and numbers that MessagePack
+carries; a peer must not be able to fail the commit that its report shares with those of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from farcall_common.errors import ErrorRecord, Fault
+from farcall_common.store.model import EndpointStatus
+from farcall_common.wire import EndpointReport
+
+__all__ = ["clean_error", "clean_map", "clean_status", "clean_time"]
+
+#: Characters of one text, entries of one object, and levels of nesting that are kept.
+MAX_TEXT: Final = 64 * 1024
+MAX_ENTRIES: Final = 200
+MAX_DEPTH: Final = 6
+_MAX_INTEGER: Final = 2**53
+_MAX_COUNT: Final = 2**31 - 1
+#: A peer's clock may be off, but not so far that the time could not be stored or makes no sense.
+_MAX_SKEW_S: Final = 366 * 86400.0
+
+
+def clean_map(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A free-form map as JSON that every store can hold. What cannot be kept is left out."""
+    cleaned = _clean(value, MAX_DEPTH)
+    return cleaned if isinstance(cleaned, dict) else {}
+
+
+def clean_time(at: float | None, *, now: float) -> float | None:
+    """An instant of a peer's clock in epoch seconds, or None when it is beyond reason."""
+    return at if at is not None and abs(at - now) < _MAX_SKEW_S else None
+
+
+def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> ErrorRecord:
+    """The error of a task as its agent reported it. A record that cannot be read becomes one that says so."""
+    try:
+        record = ErrorRecord.from_json(clean_map(data))
+        fields = {key: _typed(key, value) for key, value in vars(record).items()}
+        return ErrorRecord(**{**fields, "endpoint_id": endpoint_id, "attempt": attempt})
+    except (KeyError, ValueError, TypeError):
+        return ErrorRecord(
+            code="RESULT_MALFORMED",
+            message="The endpoint reported a failure without saying which.",
+            hint="Upgrade the endpoint's software.",
+            fault=Fault.PEER,
+            endpoint_id=endpoint_id,
+            attempt=attempt,
+        )
+
+
+def clean_status(report: EndpointReport) -> EndpointStatus:
+    """An agent's numbers, within what a column of integers holds."""
+    return EndpointStatus(
+        managers=min(report.managers, _MAX_COUNT),
+        total_workers=min(report.total_workers, _MAX_COUNT),
+        idle_workers=min(report.idle_workers, _MAX_COUNT),
+        pending_tasks=min(report.pending_tasks, _MAX_COUNT),
+        outstanding_tasks=min(report.outstanding_tasks, _MAX_COUNT),
+    )
+
+
+def _typed(key: str, value: Any) -> Any:
+    match key:
+        case "fault":
+            return Fault(value)
+        case "retryable":
+            return value is True
+        case "retry_after_s" | "attempt":
+            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        case _:
+            return value if value is None or isinstance(value, str) else str(value)
+
+
+def _clean(value: Any, depth: int) -> Any:
+    match value:
+        case None | bool():
+            return value
+        case str():
+            # The end of a traceback says more than its start.
+            return value.replace("\0", "\N{REPLACEMENT CHARACTER}")[-MAX_TEXT:]
+        case int():
+            return value if abs(value) <= _MAX_INTEGER else str(value)
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping() if depth:
+            entries = list(value.items())[:MAX_ENTRIES]
+            return {str(_clean(key, 0)): _clean(item, depth - 1) for key, item in entries}
+        case list() | tuple() if depth:
+            return [_clean(item, depth - 1) for item in value[:MAX_ENTRIES]]
+        case _:
+            return None

@@ -1,0 +1,121 @@
+"""One forwarder process: makes the parts, runs them, takes them apart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+import zmq
+from farcall_common.store.settings import Stores
+from farcall_common.wire import new_id
+
+from farcall_forwarder.adapters.health import HealthServer
+from farcall_forwarder.adapters.pool import StorePool
+from farcall_forwarder.adapters.router import Router
+from farcall_forwarder.adapters.steps import StoreSteps
+from farcall_forwarder.adapters.wakeups import WakeUpThread
+from farcall_forwarder.adapters.zap import Authenticator, find_peer
+from farcall_forwarder.core.forwarder import Forwarder
+from farcall_forwarder.core.policy import Instant, Policy
+from farcall_forwarder.settings import Settings
+from farcall_forwarder.shell import Chance, Shell
+
+__all__ = ["Service"]
+
+_BACKLOG_BYTES: Final = 16 * 1024 * 1024
+
+_logger = logging.getLogger(__name__)
+_Told = TypeVar("_Told")
+
+
+class Service:
+    """One forwarder process. :meth:`run` is its whole life."""
+
+    def __init__(self, settings: Settings, policy: Policy, stores: Stores) -> None:
+        self._settings = settings
+        self._policy = policy
+        self._stores = stores
+        self.forwarder_id = new_id()
+        #: What the ready file says; empty until peers can connect.
+        self.ready: Mapping[str, str] = {}
+        self._shell: Shell | None = None
+
+    async def run(self) -> None:
+        """Serve until :meth:`drain`, and until that is done. Any error that nobody expected ends it, loudly."""
+        with contextlib.ExitStack() as stack:
+            shell = self._shell = self._assemble(stack)
+            health = HealthServer(shell.health)
+            health_port = await health.start(self._settings.host, self._settings.health_port)
+            try:
+                self._announce_ready(shell, health_port)
+                await shell.run()
+            finally:
+                await health.close()
+        _logger.info("ended", extra={"forwarder_id": self.forwarder_id})
+
+    def drain(self) -> None:
+        """Send all peers away and end :meth:`run`. To be called in its loop."""
+        if self._shell:
+            self._shell.drain()
+
+    def _assemble(self, stack: contextlib.ExitStack) -> Shell:
+        """Make the parts; ``stack`` takes them apart in reverse."""
+        settings, stores = self._settings, self._stores
+        loop = asyncio.get_running_loop()
+        public_key, secret_key = zmq.curve_keypair()  # new with every process; the API tells peers which to expect
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(context.term)
+        pool = StorePool(StoreSteps(stores, forwarder_id=self.forwarder_id, clock=time.time))
+        stack.callback(pool.close)
+        look_up = functools.partial(pool.look_up, functools.partial(find_peer, stores.queue, stores.records))
+        authenticator = Authenticator(context, lookup=look_up, clock=time.monotonic)
+        stack.callback(authenticator.close)
+        router = Router(
+            context, host=settings.host, port=settings.port, secret_key=secret_key, backlog_bytes=_BACKLOG_BYTES
+        )
+        stack.callback(router.close)
+        core = Forwarder(
+            self._policy,
+            forwarder_id=self.forwarder_id,
+            address=f"tcp://{settings.advertised_host}:{router.port}",
+            server_key=public_key.decode(),
+            tickets=stores.tickets,
+            chance=Chance(),
+            now=Instant(time.monotonic(), time.time()),
+        )
+        shell = Shell(core, router, authenticator, pool)
+        wake_ups = WakeUpThread(
+            stores.queue,
+            self.forwarder_id,
+            on_woken=lambda endpoint_ids: _call(loop, shell.woken, endpoint_ids),
+            on_death=lambda error: _call(loop, shell.fail, error),
+        )
+        wake_ups.start()
+        stack.callback(wake_ups.stop)
+        return shell
+
+    def _announce_ready(self, shell: Shell, health_port: int) -> None:
+        info = shell.info
+        self.ready = {
+            "address": info.address,
+            "health_url": f"http://{self._settings.advertised_host}:{health_port}/healthz",
+            "server_key": info.server_key,
+            "forwarder_id": info.forwarder_id,
+        }
+        if path := self._settings.ready_file:
+            fresh = path.with_suffix(".tmp")
+            fresh.write_text(json.dumps(self.ready))
+            fresh.replace(path)
+        _logger.info("ready", extra={"forwarder_id": info.forwarder_id, "address": info.address})
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[_Told], None], told: _Told) -> None:
+    """Call a function in the loop, from another thread. A loop that has ended needs no calls."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, told)

@@ -1,0 +1,118 @@
+"""Where a forwarder listens and what it tells others, read once: argument over environment over default.
+
+=================================  =====================================================  ===========
+variable, argument                 meaning                                                default
+=================================  =====================================================  ===========
+``FARCALL_FORWARDER_HOST``         address to bind, ``--host``                            ``0.0.0.0``
+``FARCALL_FORWARDER_PORT``         port for peers, 0 = any, ``--port``                    55001
+``FARCALL_FORWARDER_HEALTH_PORT``  port of ``/healthz``, 0 = any, ``--health-port``       8080
+``FARCALL_FORWARDER_ADVERTISE``    host that peers are given, ``--advertise``             the bound one
+``FARCALL_FORWARDER_READY_FILE``   JSON is put here once peers can connect,               none
+                                   ``--ready-file``
+``FARCALL_FORWARDER_DRAIN_S``      seconds to drain in after SIGTERM                      20
+``FARCALL_FORWARDER_LEASE_S``      seconds that a vanished agent's tasks stay with it     30
+``FARCALL_MAX_PAYLOAD_BYTES``      size of the biggest result                             10485760
+``FARCALL_LOG_LEVEL``              see :mod:`logging`                                     INFO
+=================================  =====================================================  ===========
+
+The stores have variables of their own, see :mod:`farcall_common.store.settings`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import math
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from farcall_common.errors import ConfigurationError
+
+from farcall_forwarder.core.policy import Policy
+
+__all__ = ["Settings"]
+
+_ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 -- the addresses that mean "all of them"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Ports are 0 for "any"; periods are in seconds."""
+
+    host: str = "0.0.0.0"  # noqa: S104 -- peers come from everywhere; CURVE and ZAP decide who may stay
+    port: int = 55001
+    health_port: int = 8080
+    advertise: str = ""
+    ready_file: Path | None = None
+    drain_s: float = 20.0
+    lease_s: float = 30.0
+    max_result_bytes: int = 10 * 1024 * 1024
+    log_level: str = "INFO"
+
+    @classmethod
+    def read(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
+        """Read arguments and environment.
+
+        :raises ConfigurationError: for a value that is none. Wrong arguments end the process, as usual.
+        """
+        parser = argparse.ArgumentParser(prog="python -m farcall_forwarder", description=cls.__doc__)
+        for name in ("host", "port", "health-port", "advertise", "ready-file"):
+            parser.add_argument(f"--{name}")
+        given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+
+        def value(name: str, default: object) -> str:
+            return str(given.get(name, environ.get(f"FARCALL_FORWARDER_{name.upper()}", default)))
+
+        level = environ.get("FARCALL_LOG_LEVEL", cls.log_level).upper()
+        if level not in logging.getLevelNamesMapping():
+            raise ConfigurationError(f"FARCALL_LOG_LEVEL is {level!r}, which is no level")
+        ready_file = value("ready_file", "")
+        return cls(
+            host=value("host", cls.host),
+            port=_number("port", value("port", cls.port), limit=65535),
+            health_port=_number("health port", value("health_port", cls.health_port), limit=65535),
+            advertise=value("advertise", ""),
+            ready_file=Path(ready_file) if ready_file else None,
+            drain_s=_seconds("drain time", value("drain_s", cls.drain_s)),
+            lease_s=_seconds("lease", value("lease_s", cls.lease_s)),
+            max_result_bytes=_number(
+                "biggest result", environ.get("FARCALL_MAX_PAYLOAD_BYTES", str(cls.max_result_bytes)), limit=2**40
+            ),
+            log_level=level,
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """The numbers that the core decides by."""
+        return Policy(
+            lease_s=self.lease_s,
+            upkeep_s=min(Policy.upkeep_s, self.lease_s / 3),
+            max_result_bytes=self.max_result_bytes,
+            drain_s=self.drain_s,
+        )
+
+    @property
+    def advertised_host(self) -> str:
+        """What peers are told to connect to: as set, or the bound address, or this machine's own if that is "any"."""
+        if self.advertise or self.host not in _ANY:
+            return self.advertise or self.host
+        return socket.gethostbyname(socket.gethostname())
+
+
+def _number(name: str, text: str, *, limit: int) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) > limit:
+        raise ConfigurationError(f"the {name} is {text!r}; it is a number up to {limit}")
+    return int(text)
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ConfigurationError(f"the {name} is {text!r}; it is a number of seconds above 0")
+    return seconds

@@ -1,0 +1,439 @@
+"""Peers for forwarders under test: a cloud to submit to, agents and clients that say what a test wants, forwarders in
+threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime as dt
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, TypeVar
+
+import pytest
+import zmq
+from farcall_common import wire
+from farcall_common.store import StoreSettings, Tickets, open_stores
+from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
+from farcall_common.store.model import Endpoint, Function, PeerKey, PeerKind, QueuedTask, Task
+from farcall_common.store.settings import Stores
+from farcall_common.wire import TaskState
+from farcall_forwarder.core.policy import Policy
+from farcall_forwarder.service import Service
+from farcall_forwarder.settings import Settings
+
+TIMEOUT_S = 20.0
+TICKET_KEY = "a ticket key that is long enough for HS256"
+FUNCTION_BODY = b"packed function"
+
+#: Everything fast, so that what takes half a minute in life takes a second here.
+FAST = Policy(
+    lease_s=1.5,
+    upkeep_s=0.25,
+    sweep_s=0.25,
+    min_heartbeat_s=0.2,
+    announce_s=0.2,
+    presence_s=0.5,
+    move_spread_s=0.0,
+    drain_s=10.0,
+    drain_grace_s=0.3,
+)
+
+M = TypeVar("M", bound=wire.Message)
+
+
+def until(condition: Callable[[], bool], what: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    """Wait for a condition; fail when it does not come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.005)
+
+
+class RunningForwarder:
+    """A forwarder in a thread with an event loop of its own."""
+
+    def __init__(self, stores: Stores, policy: Policy = FAST) -> None:
+        settings = Settings(host="127.0.0.1", port=0, health_port=0)
+        self.service = Service(settings, policy, stores)
+        self.error: BaseException | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="forwarder")
+        self._thread.start()
+        until(lambda: bool(self.service.ready) or not self._thread.is_alive(), "the forwarder is ready")
+        assert self.error is None, self.error
+
+    def _run(self) -> None:
+        try:
+            self._task = self._loop.create_task(self.service.run())
+            self._loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:  # noqa: BLE001 -- told to the test that waits for it
+            self.error = error
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    @property
+    def address(self) -> str:
+        return self.service.ready["address"]
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def drain(self) -> None:
+        """What SIGTERM does."""
+        self._loop.call_soon_threadsafe(self.service.drain)
+
+    def kill(self) -> None:
+        """End without a word to anybody, as far as a thread can."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self.join()
+
+    def join(self) -> None:
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive(), "the forwarder does not end"
+
+
+@dataclasses.dataclass
+class Cloud:
+    """What the API does, as far as forwarders notice."""
+
+    stores: Stores
+    owner_id: str = dataclasses.field(default_factory=wire.new_id)
+    function_id: str = dataclasses.field(default_factory=wire.new_id)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(FUNCTION_BODY).hexdigest()
+        self.function = Function(self.function_id, self.owner_id, "double", FUNCTION_BODY, digest)
+        self.stores.records.add_function(self.function)
+
+    def add_endpoint(self) -> str:
+        endpoint_id = wire.new_id()
+        self.stores.records.put_endpoint(Endpoint(endpoint_id, self.owner_id, f"test-{endpoint_id}"))
+        return endpoint_id
+
+    def tasks(self, endpoint_id: str, count: int, **fields: Any) -> list[Task]:
+        """Tasks that nobody has submitted yet."""
+        group_id = fields.pop("task_group_id", wire.new_id())
+        return [
+            Task(
+                task_id=wire.new_task_id(),
+                task_group_id=group_id,
+                owner_id=fields.get("owner_id", self.owner_id),
+                endpoint_id=endpoint_id,
+                function_id=self.function_id,
+                function_hash=self.function.body_hash,
+                submitted_at=dt.datetime.now(dt.UTC),
+                **({"payload": b"payload %d" % number} | fields),
+            )
+            for number in range(count)
+        ]
+
+    def submit(self, tasks: Sequence[Task]) -> list[str]:
+        """Write tasks ahead, queue them, wake the owner."""
+        self.stores.records.add_tasks(tasks)
+        self.enqueue(tasks)
+        return [task.task_id for task in tasks]
+
+    def enqueue(self, tasks: Sequence[Task]) -> None:
+        endpoint_id = tasks[0].endpoint_id
+        owner = self.stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=time.time())
+        if owner:
+            self.stores.queue.wake(owner, endpoint_id)
+
+    def submit_new(self, endpoint_id: str, count: int, **fields: Any) -> list[str]:
+        return self.submit(self.tasks(endpoint_id, count, **fields))
+
+    def task(self, task_id: str) -> Task:
+        return self.stores.records.get_tasks([task_id])[task_id]
+
+    def states(self, task_ids: Sequence[str]) -> set[TaskState]:
+        return {task.state for task in self.stores.records.get_tasks(task_ids).values()}
+
+    def until_all(self, task_ids: Sequence[str], state: TaskState) -> None:
+        until(lambda: self.states(task_ids) == {state}, f"all tasks are {state}")
+
+
+class Peer:
+    """One connection to a forwarder, by a key of its own."""
+
+    kind: PeerKind
+    role: wire.Role
+
+    def __init__(self, cloud: Cloud, subject: str, forwarder: RunningForwarder, *, admitted: bool = True) -> None:
+        self.cloud = cloud
+        self.subject = subject
+        public, self.secret_key = zmq.curve_keypair()
+        self.key = PeerKey(public.decode(), self.kind, subject)
+        if admitted:
+            cloud.stores.queue.admit(self.key, ttl_s=600)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.connect(forwarder)
+
+    def connect(self, forwarder: RunningForwarder) -> None:
+        """Open a fresh connection and begin a session."""
+        self.disconnect()
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.curve_publickey = self.key.public_key.encode()
+        socket.curve_secretkey = self.secret_key
+        socket.curve_serverkey = forwarder.service.ready["server_key"].encode()
+        self.prepare(socket)
+        socket.connect(forwarder.address)
+        self.socket = socket
+        self.session = wire.Session(self.role, heartbeat_s=5.0, now=time.monotonic())
+        self._unread: list[wire.Envelope] = []
+
+    def prepare(self, socket: zmq.Socket[bytes]) -> None:
+        """For tests that misuse a socket."""
+
+    def disconnect(self) -> None:
+        if hasattr(self, "socket"):
+            self.socket.close()
+
+    def close(self) -> None:
+        self.disconnect()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def ticket(self) -> str:
+        return self.cloud.stores.tickets.issue(self.key, expires_at=time.time() + 600)
+
+    def say(self, message: wire.Message, *frames: bytes) -> None:
+        self.session.sent(message, now=time.monotonic())
+        self.socket.send_multipart(wire.encode(wire.Envelope(message, frames)))
+
+    def _receive(self, timeout_s: float) -> wire.Envelope | None:
+        if not self.socket.poll(max(0, round(timeout_s * 1000))):
+            return None
+        envelope = wire.decode(self.socket.recv_multipart())
+        self.session.received(envelope.message, now=time.monotonic())
+        self.on_message(envelope)
+        return envelope
+
+    def on_message(self, envelope: wire.Envelope) -> None:
+        """What a peer does by itself."""
+
+    def hear(self, kind: type[M], *, timeout_s: float = TIMEOUT_S) -> tuple[M, tuple[bytes, ...]]:
+        """The next message of a kind; others are kept for later."""
+        deadline = time.monotonic() + timeout_s
+        for index, kept in enumerate(self._unread):
+            if isinstance(kept.message, kind):
+                del self._unread[index]
+                return kept.message, kept.frames
+        while time.monotonic() < deadline:
+            if (envelope := self._receive(deadline - time.monotonic())) is not None:
+                if isinstance(envelope.message, kind):
+                    return envelope.message, envelope.frames
+                self._unread.append(envelope)
+        raise AssertionError(f"no {kind.__name__} within {timeout_s} s, but {[e.message for e in self._unread][:5]}")
+
+    def hears_no(self, kind: type[wire.Message], *, for_s: float) -> bool:
+        """Whether nothing of this kind comes in for a while."""
+        try:
+            self.hear(kind, timeout_s=for_s)
+        except AssertionError:
+            return True
+        return False
+
+
+class Agent(Peer):
+    """An agent whose spool is a dict."""
+
+    kind = PeerKind.AGENT
+    role = wire.Role.AGENT
+
+    def __init__(
+        self, cloud: Cloud, endpoint_id: str, forwarder: RunningForwarder, *, spool_id: str = "", admitted: bool = True
+    ) -> None:
+        self.instance_id = wire.new_id()
+        self.spool_id = spool_id or wire.new_id()
+        self.spool: dict[str, wire.TaskSpec] = {}
+        self.payloads: dict[str, bytes] = {}
+        self.functions: dict[str, bytes] = {}
+        self.received: list[wire.TaskSpec] = []
+        self.accepts = True
+        super().__init__(cloud, endpoint_id, forwarder, admitted=admitted)
+
+    def hello(self, **fields: Any) -> wire.Hello:
+        held = tuple(wire.HeldTask(task_id=id_, attempt=spec.attempt) for id_, spec in self.spool.items())
+        values: dict[str, Any] = {
+            "endpoint_id": self.subject,
+            "ticket": self.ticket,
+            "instance_id": self.instance_id,
+            "spool_id": self.spool_id,
+            "protocol_versions": (wire.PROTOCOL_VERSION,),
+            "heartbeat_s": 5.0,
+            "held": held,
+        }
+        return wire.Hello(**(values | fields))
+
+    def greet(self, *, credit: int = 0, **fields: Any) -> wire.Welcome:
+        self.say(self.hello(**fields))
+        welcome, _ = self.hear(wire.Welcome)
+        for ref in welcome.forget:
+            self.spool.pop(ref.task_id, None)
+        if credit:
+            self.say(wire.Credit(tasks=credit))
+        return welcome
+
+    def on_message(self, envelope: wire.Envelope) -> None:
+        match envelope.message:
+            case wire.RunTasks(tasks=tasks, functions=functions):
+                self.functions |= {f.function_hash: envelope.frames[f.body] for f in functions}
+                for spec in tasks:
+                    assert spec.function_hash in self.functions
+                    if spec.payload is not None:
+                        self.payloads[spec.task_id] = envelope.frames[spec.payload]
+                self.received += tasks
+                if self.accepts:
+                    self.spool |= {spec.task_id: spec for spec in tasks}
+                    refs = tuple(wire.TaskRef(task_id=spec.task_id, attempt=spec.attempt) for spec in tasks)
+                    self.say(wire.TasksAccepted(tasks=refs))
+            case wire.ResultsRecorded(tasks=refs):
+                for ref in refs:
+                    self.spool.pop(ref.task_id, None)
+
+    def take(self, count: int, *, timeout_s: float = TIMEOUT_S) -> list[wire.TaskSpec]:
+        """Receive until ``count`` tasks came in since the session's start or the last take."""
+        deadline = time.monotonic() + timeout_s
+        while len(self.received) < count:
+            assert time.monotonic() < deadline, f"{len(self.received)} of {count} tasks within {timeout_s} s"
+            if (envelope := self._receive(0.2)) is not None:
+                self._unread.append(envelope)
+        taken, self.received = self.received[:count], self.received[count:]
+        self._unread = [kept for kept in self._unread if not isinstance(kept.message, wire.RunTasks)]
+        return taken
+
+    def finish(self, specs: Sequence[wire.TaskSpec], body: bytes = b"result") -> None:
+        """Report success, inline."""
+        results = tuple(
+            wire.ResultSpec(task_id=spec.task_id, attempt=spec.attempt, state=TaskState.SUCCESS, result=index)
+            for index, spec in enumerate(specs)
+        )
+        self.say(wire.TaskResults(results=results), *[body] * len(specs))
+
+    def until_recorded(self, task_ids: Sequence[str]) -> None:
+        """Until the forwarder has said that the database has these ends."""
+        missing = set(task_ids)
+        while missing:
+            recorded, _ = self.hear(wire.ResultsRecorded)
+            missing -= {ref.task_id for ref in recorded.tasks}
+
+    def serve(self, count: int) -> None:
+        """Run tasks as they come, giving credit back, until ``count`` are recorded."""
+        recorded: set[str] = set()
+        deadline = time.monotonic() + 2 * TIMEOUT_S
+        while len(recorded) < count:
+            assert time.monotonic() < deadline, f"{len(recorded)} of {count} recorded"
+            envelope = self._receive(0.2)
+            if envelope is None:
+                continue
+            match envelope.message:
+                case wire.RunTasks(tasks=tasks):
+                    self.finish(tasks)
+                    self.say(wire.Credit(tasks=len(tasks)))
+                case wire.ResultsRecorded(tasks=refs):
+                    recorded |= {ref.task_id for ref in refs}
+                case _:
+                    pass
+
+
+class Client(Peer):
+    """A client with a result stream."""
+
+    kind = PeerKind.CLIENT
+    role = wire.Role.CLIENT
+
+    def open(self, *groups: str, cursor: str | None = None) -> wire.StreamOpened:
+        request = wire.OpenStream(
+            ticket=self.ticket,
+            protocol_versions=(wire.PROTOCOL_VERSION,),
+            heartbeat_s=5.0,
+            task_group_ids=groups,
+            cursor=cursor,
+        )
+        self.say(request)
+        opened, _ = self.hear(wire.StreamOpened)
+        self.cursor = opened.cursor
+        return opened
+
+    def results(self, count: int) -> dict[str, tuple[wire.StreamResult, bytes | None]]:
+        """Ends by task id, with their bodies, as soon as ``count`` came in."""
+        found: dict[str, tuple[wire.StreamResult, bytes | None]] = {}
+        while len(found) < count:
+            ready, frames = self.hear(wire.ResultsReady)
+            self.cursor = ready.cursor
+            for result in ready.results:
+                found[result.task_id] = (result, None if result.result is None else frames[result.result])
+        return found
+
+
+@contextlib.contextmanager
+def forwarding(stores: Stores, policy: Policy = FAST) -> Iterator[RunningForwarder]:
+    """A forwarder that ends with the block, and must not have died before."""
+    forwarder = RunningForwarder(stores, policy)
+    try:
+        yield forwarder
+    finally:
+        was_alive = forwarder.is_alive
+        forwarder.kill()
+    if forwarder.error is not None:
+        raise forwarder.error
+    assert was_alive, "the forwarder ended by itself"
+
+
+def fake_stores() -> Stores:
+    """Stores in memory."""
+    return Stores(FakeRecords(), FakeQueue(), FakeBlobs(), Tickets(TICKET_KEY))
+
+
+def real_environment(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Where the real stores of this test are."""
+    request.getfixturevalue("s3_environment")
+    return {
+        "FARCALL_DATABASE_URL": request.getfixturevalue("postgres_url"),
+        "FARCALL_QUEUE_URL": request.getfixturevalue("valkey").url,
+        "FARCALL_BLOB_BUCKET": "farcall-test",
+        "FARCALL_TICKET_KEY": TICKET_KEY,
+    }
+
+
+@pytest.fixture(params=["fake", "real"])
+def stores(request: pytest.FixtureRequest) -> Iterator[Stores]:
+    """Stores in memory, then the real ones."""
+    if request.param == "fake":
+        yield fake_stores()
+        return
+    opened = open_stores(StoreSettings.from_environment(real_environment(request)), max_connections=6)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def cloud(stores: Stores) -> Cloud:
+    return Cloud(stores)
+
+
+@pytest.fixture
+def forwarder(stores: Stores) -> Iterator[RunningForwarder]:
+    with forwarding(stores) as running:
+        yield running
+
+
+@pytest.fixture
+def endpoint_id(cloud: Cloud) -> str:
+    return cloud.add_endpoint()

@@ -1,0 +1,326 @@
+"""What forwarders survive: wiped queues, dead forwarders, lost agents, stores that are away."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+from farcall_common import wire
+from farcall_common.store.fakes import FakeQueue, FakeRecords
+from farcall_common.store.settings import Stores
+from farcall_common.wire import TaskState
+
+from tests.integration.forwarder_peers import (
+    FAST,
+    Agent,
+    Client,
+    Cloud,
+    RunningForwarder,
+    cloud,
+    endpoint_id,
+    fake_stores,
+    forwarder,
+    forwarding,
+    stores,
+    until,
+)
+
+__all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
+
+
+def wipe(stores: Stores, request: pytest.FixtureRequest) -> None:
+    """The queue loses everything."""
+    if isinstance(stores.queue, FakeQueue):
+        stores.queue.wipe()
+    else:
+        request.getfixturevalue("valkey").wipe()
+
+
+# -- the queue loses everything ----------------------------------------------------------------------------------------
+
+
+def test_waiting_tasks_survive_a_wipe(
+    request: pytest.FixtureRequest, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet()
+        task_ids = cloud.submit_new(endpoint_id, 50)
+        wipe(cloud.stores, request)
+        agent.say(wire.Credit(tasks=10))
+        agent.serve(50)
+    cloud.until_all(task_ids, TaskState.SUCCESS)
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_tasks_that_the_agent_holds_are_not_sent_again_after_a_wipe(
+    idempotent: bool, request: pytest.FixtureRequest, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=100)
+        task_ids = cloud.submit_new(endpoint_id, 20, idempotent=idempotent)
+        specs = agent.take(20)
+        wipe(cloud.stores, request)
+        until(lambda: _restored(forwarder) >= 2, "the queue is restored")
+        assert agent.hears_no(wire.RunTasks, for_s=0.3)
+        agent.finish(specs)
+        agent.until_recorded(task_ids)
+    assert cloud.states(task_ids) == {TaskState.SUCCESS}
+
+
+def _restored(forwarder: RunningForwarder) -> int:
+    """How often a queue was restored; a new endpoint's first claim counts."""
+    shell = forwarder.service._shell
+    assert shell is not None
+    report = shell.health()[1]
+    return int(report["counters"].get("queues_restored", 0))
+
+
+def test_a_thousand_tasks_and_three_wipes(
+    request: pytest.FixtureRequest, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=100)
+        task_ids = cloud.submit_new(endpoint_id, 1000)
+        done: set[str] = set()
+        for milestone in (250, 500, 750, 1000):
+            while len(done) < milestone:
+                for spec in (specs := agent.received):
+                    done.add(spec.task_id)
+                agent.received = []
+                if specs:
+                    agent.finish(specs)
+                    agent.say(wire.Credit(tasks=len(specs)))
+                agent._receive(0.2)
+            if milestone < 1000:
+                wipe(cloud.stores, request)
+        until(lambda: bool(agent._receive(0.05)) or not agent.spool, "everything is recorded")
+        agent.until_recorded(list(agent.spool))
+    cloud.until_all(task_ids, TaskState.SUCCESS)
+
+
+def test_a_stream_goes_on_through_a_wipe(
+    request: pytest.FixtureRequest, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet(credit=1)
+        client.open("group")
+        [task_id] = cloud.submit_new(endpoint_id, 1, task_group_id="group")
+        specs = agent.take(1)
+        wipe(cloud.stores, request)
+        agent.finish(specs)
+        assert list(client.results(1)) == [task_id]
+
+
+# -- a forwarder dies --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_the_next_forwarder_goes_on_with_what_the_agent_holds(
+    idempotent: bool, stores: Stores, cloud: Cloud, endpoint_id: str
+) -> None:
+    first = RunningForwarder(stores)
+    with Agent(cloud, endpoint_id, first) as agent:
+        agent.greet(credit=10)
+        task_ids = cloud.submit_new(endpoint_id, 5, idempotent=idempotent)
+        specs = agent.take(5)
+        first.kill()
+        with forwarding(stores) as second:
+            agent.connect(second)
+            assert agent.greet(credit=10).forget == ()
+            assert agent.hears_no(wire.RunTasks, for_s=FAST.lease_s + 0.5)
+            agent.finish(specs)
+            agent.until_recorded(task_ids)
+    assert cloud.states(task_ids) == {TaskState.SUCCESS}
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_what_never_reached_the_agents_spool_is_sent_again(
+    idempotent: bool, stores: Stores, cloud: Cloud, endpoint_id: str
+) -> None:
+    first = RunningForwarder(stores)
+    with Agent(cloud, endpoint_id, first) as agent:
+        agent.accepts = False
+        agent.greet(credit=10)
+        [task_id] = cloud.submit_new(endpoint_id, 1, idempotent=idempotent)
+        agent.take(1)  # and the agent died before it had written it down
+        first.kill()
+        with forwarding(stores) as second:
+            agent.accepts = True
+            agent.connect(second)
+            agent.greet(credit=10)
+            [spec] = agent.take(1)
+            assert (spec.task_id, spec.attempt) == (task_id, 1)
+            agent.finish([spec])
+            agent.until_recorded([task_id])
+
+
+def test_what_ended_meanwhile_is_forgotten(stores: Stores, cloud: Cloud, endpoint_id: str) -> None:
+    first = RunningForwarder(stores)
+    with Agent(cloud, endpoint_id, first) as agent:
+        agent.greet(credit=10)
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        specs = agent.take(1)
+        agent.finish(specs)
+        cloud.until_all([task_id], TaskState.SUCCESS)
+        first.kill()
+        agent.spool = {spec.task_id: spec for spec in specs}  # it has not heard that the result is recorded
+        with forwarding(stores) as second:
+            agent.connect(second)
+            welcome = agent.greet(credit=10)
+            assert [ref.task_id for ref in welcome.forget] == [task_id]
+            assert agent.hears_no(wire.RunTasks, for_s=0.5)
+
+
+def test_an_agent_that_moved_is_served_by_the_new_forwarder_alone(
+    stores: Stores, cloud: Cloud, endpoint_id: str
+) -> None:
+    with forwarding(stores) as first, forwarding(stores) as second:
+        with (
+            Agent(cloud, endpoint_id, first) as there,
+            Agent(cloud, endpoint_id, second, spool_id=there.spool_id) as here,
+        ):
+            there.greet(credit=10)
+            here.greet(credit=10)
+            there.hear(wire.Move)  # the first one was fenced
+            task_ids = cloud.submit_new(endpoint_id, 3)
+            here.finish(here.take(3))
+            here.until_recorded(task_ids)
+            assert not there.received
+
+
+# -- an agent dies -----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_spool_means_that_what_was_sent_is_gone(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as old:
+        old.greet(credit=10)
+        [again] = cloud.submit_new(endpoint_id, 1)
+        [never] = cloud.submit_new(endpoint_id, 1, idempotent=False)
+        old.take(2)
+        old.say(wire.Goodbye())
+    with Agent(cloud, endpoint_id, forwarder) as new:  # same endpoint, another disk
+        until(lambda: _can_greet(new, forwarder), "the old session is over")
+        new.say(wire.Credit(tasks=10))
+        [spec] = new.take(1)
+        assert spec.task_id == again
+        cloud.until_all([never], TaskState.LOST)
+        error = cloud.task(never).error
+        assert error is not None
+        assert "spool" in error.message
+        assert error.hint
+
+
+def _can_greet(agent: Agent, forwarder: RunningForwarder) -> bool:
+    agent.connect(forwarder)
+    agent.say(agent.hello())
+    return not agent.hears_no(wire.Welcome, for_s=0.5)
+
+
+def test_tasks_of_a_lost_agent_are_sent_again_or_end_lost(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(heartbeat_s=FAST.min_heartbeat_s, credit=10)
+        [again] = cloud.submit_new(endpoint_id, 1)
+        [never] = cloud.submit_new(endpoint_id, 1, idempotent=False)
+        agent.take(2)
+        cloud.until_all([never], TaskState.LOST)  # silence, then the lease runs out
+        until(lambda: cloud.stores.queue.depth(endpoint_id) == 1, "the other waits again")
+        error = cloud.task(never).error
+        assert error is not None
+        assert error.hint
+        agent.spool = {}
+        agent.connect(forwarder)
+        agent.greet(credit=10)
+        [spec] = agent.take(1)
+        assert (spec.task_id, spec.attempt) == (again, 2)
+
+
+def test_a_live_agent_keeps_its_tasks_beyond_any_lease(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=10)
+        task_ids = cloud.submit_new(endpoint_id, 2)
+        specs = agent.take(2)
+        assert agent.hears_no(wire.RunTasks, for_s=2 * FAST.lease_s)
+        agent.finish(specs)
+        agent.until_recorded(task_ids)
+    assert {cloud.task(task_id).attempt for task_id in task_ids} == {1}
+
+
+def test_a_task_that_kills_its_endpoint_is_given_up(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    [task_id] = cloud.submit_new(endpoint_id, 1, max_attempts=2)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        for attempt in (1, 2):
+            agent.connect(forwarder)
+            agent.greet(heartbeat_s=FAST.min_heartbeat_s, credit=1)
+            assert [spec.attempt for spec in agent.take(1)] == [attempt]
+            agent.spool = {}
+            until(
+                lambda: cloud.stores.queue.depth(endpoint_id) == 1 or cloud.task(task_id).state.is_terminal,
+                "the lease has run out",
+            )
+    cloud.until_all([task_id], TaskState.FAILED)
+    error = cloud.task(task_id).error
+    assert error is not None
+    assert error.code == "ATTEMPTS_EXHAUSTED"
+
+
+# -- a store is away ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("away", ["queue", "records"])
+def test_sessions_and_results_outlast_a_store_that_is_away(away: str) -> None:
+    stores = fake_stores()
+    cloud = Cloud(stores)
+    endpoint_id = cloud.add_endpoint()
+    store = {"queue": stores.queue, "records": stores.records}[away]
+    assert isinstance(store, FakeQueue | FakeRecords)
+    with forwarding(stores) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=10)
+        task_ids = cloud.submit_new(endpoint_id, 5)
+        specs = agent.take(5)
+        store.reachable = False
+        agent.finish(specs)
+        assert agent.hears_no(wire.ResultsRecorded, for_s=2 * FAST.lease_s)
+        store.reachable = True
+        agent.until_recorded(task_ids)
+        more = cloud.submit_new(endpoint_id, 5)
+        agent.finish(agent.take(5))
+        agent.until_recorded(more)
+    assert cloud.states(task_ids + more) == {TaskState.SUCCESS}
+
+
+def test_no_task_that_may_run_once_is_ever_sent_twice(
+    request: pytest.FixtureRequest, stores: Stores, cloud: Cloud, endpoint_id: str
+) -> None:
+    """Wipes and dead forwarders at bad moments, and an agent that loses its spool."""
+    sent: Counter[str] = Counter()
+    task_ids = cloud.submit_new(endpoint_id, 60, idempotent=False)
+    spool_id = wire.new_id()
+    for number in range(4):
+        with forwarding(stores) as forwarder, Agent(cloud, endpoint_id, forwarder, spool_id=spool_id) as agent:
+            agent.greet(credit=10)
+            deadline = time.monotonic() + 0.4
+            while time.monotonic() < deadline:
+                agent._receive(0.05)
+                if number == 1 and len(agent.received) > 5:
+                    wipe(stores, request)
+                    agent.finish(agent.received[:3])
+            sent.update(spec.task_id for spec in agent.received)
+        spool_id = wire.new_id()
+    with forwarding(stores) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=100)
+        until(lambda: bool(agent._receive(0.1)) or sum(sent.values()) + len(agent.received) >= 60, "all were sent")
+        agent.take(0)
+        sent.update(spec.task_id for spec in agent.received)
+        agent.finish(agent.received)
+        until(lambda: all(state.is_terminal for state in cloud.states(task_ids)), "all have ended")
+    assert max(sent.values()) == 1
+    assert cloud.states(task_ids) <= {TaskState.SUCCESS, TaskState.LOST}

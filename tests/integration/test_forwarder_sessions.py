@@ -1,0 +1,459 @@
+"""Who may connect to a forwarder and what it puts up with: real ZeroMQ with CURVE, stores in memory."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from farcall_common import wire
+from farcall_common.store.fakes import FakeQueue
+from farcall_common.store.model import PeerKey, PeerKind
+from farcall_common.store.settings import Stores
+from farcall_common.wire import TaskState
+
+from tests.integration.forwarder_peers import (
+    FAST,
+    Agent,
+    Client,
+    Cloud,
+    RunningForwarder,
+    cloud,
+    endpoint_id,
+    fake_stores,
+    forwarder,
+    forwarding,
+    until,
+)
+
+__all__ = ["cloud", "endpoint_id", "forwarder"]
+
+
+@pytest.fixture
+def stores() -> Stores:
+    return fake_stores()
+
+
+def health(forwarder: RunningForwarder) -> tuple[int, dict[str, Any]]:
+    """Status code and JSON of the health check."""
+    url = forwarder.service.ready["health_url"]
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def counter(forwarder: RunningForwarder, name: str) -> int:
+    return int(health(forwarder)[1]["counters"].get(name, 0))
+
+
+def refusal(peer: Agent | Client) -> str:
+    """The code of the next refusal."""
+    refused, _ = peer.hear(wire.Refused)
+    assert refused.error["message"]
+    return str(refused.error["code"])
+
+
+# -- keys and tickets --------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_is_refused_before_it_can_say_anything(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder, admitted=False) as stranger:
+        stranger.say(stranger.hello())
+        until(lambda: health(forwarder)[1]["refused"]["keys"] > 0, "the key is refused")
+        assert stranger.hears_no(wire.Message, for_s=0.3)
+    assert health(forwarder)[1]["connections"] == 0
+
+
+def test_a_key_that_only_the_database_knows_may_connect(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    agent = Agent(cloud, endpoint_id, forwarder, admitted=False)
+    stores.records.add_endpoint_key(endpoint_id, agent.key.public_key, at=dt.datetime.now(dt.UTC))
+    with agent:
+        agent.connect(forwarder)
+        agent.greet()
+
+
+def test_a_refused_key_can_be_registered_and_come_back(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder, admitted=False) as agent:
+        until(lambda: health(forwarder)[1]["refused"]["keys"] > 0, "the key is refused")
+        stores.queue.admit(agent.key, ttl_s=60)
+        until(lambda: _can_greet(agent, forwarder), "the key is accepted")
+
+
+def _can_greet(agent: Agent, forwarder: RunningForwarder) -> bool:
+    agent.connect(forwarder)  # ZeroMQ does not try again by itself after a refusal
+    agent.say(agent.hello())
+    return not agent.hears_no(wire.Welcome, for_s=0.3)
+
+
+def test_a_key_cannot_claim_another_endpoint(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    victim = cloud.add_endpoint()
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.say(agent.hello(endpoint_id=victim))
+        assert refusal(agent) == "ENDPOINT_MISMATCH"
+
+
+def test_a_ticket_has_to_be_good_and_ones_own(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        issue = cloud.stores.tickets.issue
+        for ticket in (
+            "rubbish",
+            issue(agent.key, expires_at=time.time() - 1),
+            issue(PeerKey(agent.key.public_key, PeerKind.AGENT, cloud.add_endpoint()), expires_at=time.time() + 60),
+            issue(PeerKey("x" * 40, PeerKind.AGENT, endpoint_id), expires_at=time.time() + 60),
+            issue(PeerKey(agent.key.public_key, PeerKind.CLIENT, endpoint_id), expires_at=time.time() + 60),
+        ):
+            agent.connect(forwarder)
+            agent.say(agent.hello(ticket=ticket))
+            assert refusal(agent) == "TICKET_INVALID"
+
+
+def test_a_refused_peer_may_greet_again_on_the_same_connection(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.say(agent.hello(ticket="rubbish"))
+        assert refusal(agent) == "TICKET_INVALID"
+        agent.session = wire.Session(wire.Role.AGENT, heartbeat_s=5.0, now=time.monotonic())
+        agent.greet()
+
+
+def test_a_routing_id_of_the_peers_own_is_not_accepted(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    class Poser(Agent):
+        def prepare(self, socket: zmq.Socket[bytes]) -> None:
+            socket.routing_id = b"somebody"
+
+    with Poser(cloud, endpoint_id, forwarder) as agent:
+        agent.say(agent.hello())
+        until(lambda: health(forwarder)[1]["refused"]["routing_ids"] == 1, "the message is dropped")
+
+
+def test_a_client_cannot_speak_as_an_agent(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        client_key = PeerKey(agent.key.public_key, PeerKind.CLIENT, endpoint_id)
+        cloud.stores.queue.admit(client_key, ttl_s=60)
+        agent.connect(forwarder)
+        agent.say(agent.hello())
+        assert refusal(agent) == "PROTOCOL_ERROR"
+
+
+def test_lookups_that_fail_are_tried_again(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    assert isinstance(stores.queue, FakeQueue)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        stores.queue.reachable = False
+        agent.connect(forwarder)
+        until(lambda: health(forwarder)[0] == 503, "the forwarder is degraded")
+        stores.queue.reachable = True
+        agent.greet()
+        until(lambda: health(forwarder)[0] == 200, "the forwarder is well again")
+
+
+# -- nonsense ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"\x01"],
+        [b"\x01\xc1"],
+        [b"rubbish", b"and more"],
+        [os.urandom(1000)],
+        [b"\x01" + msgspec.msgpack.encode({"kind": "Unheard"})],
+        [b"\x01" + msgspec.msgpack.encode({"kind": "Credit", "tasks": -1})],
+        [b"\x01\xdf"],
+        [b"\x01" + msgspec.msgpack.encode({"kind": "TaskResults", "results": [{"task_id": "x"}]})],
+        [b"\x63" + msgspec.msgpack.encode({"kind": "Heartbeat", "at": 1.0})],
+        [b"\x01" + msgspec.msgpack.encode({"kind": "RunTasks", "tasks": []})],
+    ],
+)
+def test_garbage_ends_the_session_and_nothing_else(
+    frames: list[bytes], cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    other = cloud.add_endpoint()
+    with Agent(cloud, endpoint_id, forwarder) as agent, Agent(cloud, other, forwarder) as bystander:
+        agent.greet(credit=1)
+        bystander.greet(credit=1)
+        agent.socket.send_multipart(frames)
+        assert refusal(agent) in {"FRAME_MALFORMED", "VERSION_UNSUPPORTED", "PROTOCOL_ERROR"}
+        for _ in range(10):  # told once is enough
+            agent.socket.send_multipart(frames)
+        [task_id] = cloud.submit_new(other, 1)
+        bystander.finish(bystander.take(1))
+        bystander.until_recorded([task_id])
+        assert agent.hears_no(wire.Message, for_s=0.1)
+    assert counter(forwarder, "protocol_errors") == 11
+
+
+def test_talking_before_greeting_is_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.socket.send_multipart(wire.encode(wire.Envelope(wire.Credit(tasks=10))))
+        agent.session.sent(agent.hello(), now=0.0)
+        assert refusal(agent) == "PROTOCOL_ERROR"
+
+
+def test_a_version_that_nobody_speaks_is_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.say(agent.hello(protocol_versions=(99,)))
+        assert refusal(agent) == "VERSION_UNSUPPORTED"
+
+
+def test_ids_that_are_no_ids_are_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.say(agent.hello(held=(wire.HeldTask(task_id="\0", attempt=1),)))
+        assert refusal(agent) == "PROTOCOL_ERROR"
+
+
+# -- one agent per endpoint --------------------------------------------------------------------------------------------
+
+
+def test_a_second_agent_is_refused_while_the_first_lives(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as first, Agent(cloud, endpoint_id, forwarder) as second:
+        first.greet(credit=1)
+        second.say(second.hello())
+        refused, _ = second.hear(wire.Refused)
+        assert refused.error["code"] == "ENDPOINT_IN_USE"
+        assert refused.error["hint"]
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        first.finish(first.take(1))
+        first.until_recorded([task_id])
+
+
+def test_a_second_agent_may_come_when_the_first_has_said_goodbye(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as first, Agent(cloud, endpoint_id, forwarder) as second:
+        first.greet()
+        first.say(wire.Goodbye())
+        until(lambda: health(forwarder)[1]["endpoints"] == 0, "the session has ended")
+        second.greet()
+
+
+def test_a_restarted_agent_takes_over(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with (
+        Agent(cloud, endpoint_id, forwarder) as old,
+        Agent(cloud, endpoint_id, forwarder, spool_id=old.spool_id) as new,
+    ):
+        old.greet(credit=1)
+        new.greet(credit=1)
+        assert refusal(old) == "ENDPOINT_TAKEN_OVER"
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        new.finish(new.take(1))
+        new.until_recorded([task_id])
+
+
+def test_an_agent_that_reconnects_is_not_told_that_it_was_taken_over(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with (
+        Agent(cloud, endpoint_id, forwarder) as old,
+        Agent(cloud, endpoint_id, forwarder, spool_id=old.spool_id) as same,
+    ):
+        same.instance_id = old.instance_id
+        old.greet()
+        same.greet()
+        assert old.hears_no(wire.Refused, for_s=0.3)
+
+
+# -- silence and heartbeats --------------------------------------------------------------------------------------------
+
+
+def test_heartbeats_keep_a_session_and_silence_ends_it(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        assert agent.greet(heartbeat_s=0.01).heartbeat_s == FAST.min_heartbeat_s
+        began = time.monotonic()
+        while time.monotonic() - began < 4 * FAST.min_heartbeat_s:
+            agent.hear(wire.Heartbeat)
+            agent.say(wire.Heartbeat(at=time.time()))
+        assert health(forwarder)[1]["endpoints"] == 1
+        until(lambda: health(forwarder)[1]["endpoints"] == 0, "silence ends the session")
+    assert counter(forwarder, "peers_silent") == 1
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def run_tasks(cloud: Cloud, agent: Agent, group: str, count: int = 1, body: bytes = b"result") -> list[str]:
+    """Tasks of a group that run and are recorded."""
+    agent.say(wire.Credit(tasks=count))
+    task_ids = cloud.submit_new(agent.subject, count, task_group_id=group)
+    agent.finish(agent.take(count), body)
+    agent.until_recorded(task_ids)
+    return task_ids
+
+
+def test_a_stream_has_only_its_own_groups(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet()
+        assert not client.open("mine").resumed
+        run_tasks(cloud, agent, "another")
+        mine = run_tasks(cloud, agent, "mine")
+        assert list(client.results(1)) == mine
+
+
+def test_a_stream_never_has_somebody_elses_tasks(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, wire.new_id(), forwarder) as spy:
+        agent.greet()
+        spy.open("group")
+        run_tasks(cloud, agent, "group")
+        assert spy.hears_no(wire.ResultsReady, for_s=0.3)
+
+
+def test_subscribing_late_brings_what_has_just_ended(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet()
+        client.open()
+        before = run_tasks(cloud, agent, "group")
+        client.say(wire.Subscribe(task_group_ids=("group",)))
+        assert list(client.results(1)) == before
+        after = run_tasks(cloud, agent, "group")
+        assert list(client.results(1)) == after
+
+
+def test_a_broken_stream_resumes_where_it_was(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet()
+        client.open("group")
+        run_tasks(cloud, agent, "group")
+        client.results(1)
+        client.disconnect()
+        missed = run_tasks(cloud, agent, "group", 3)
+        client.connect(forwarder)
+        assert client.open("group", cursor=client.cursor).resumed
+        assert sorted(client.results(3)) == missed
+
+
+@pytest.mark.parametrize("cursor", ["", "rubbish", "another-forwarder:0", "another-forwarder:999999"])
+def test_a_cursor_from_elsewhere_begins_afresh(cursor: str, cloud: Cloud, forwarder: RunningForwarder) -> None:
+    with Client(cloud, cloud.owner_id, forwarder) as client:
+        assert not client.open("group", cursor=cursor).resumed
+
+
+def test_a_client_that_does_not_read_is_sent_away(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet()
+        client.socket.rcvhwm = 1
+        client.open("group")
+        body = os.urandom(1_000_000)
+        for _ in range(200):
+            run_tasks(cloud, agent, "group", body=body)
+            if counter(forwarder, "peers_behind"):
+                break
+        assert counter(forwarder, "peers_behind") == 1
+        # Others are served as before, and the client learns of it as soon as it reads again.
+        run_tasks(cloud, agent, "group")
+        move, _ = client.hear(wire.Move)
+        assert "slow" in move.reason
+
+
+def test_too_many_groups_are_refused(stores: Stores, cloud: Cloud) -> None:
+    with forwarding(stores) as forwarder, Client(cloud, cloud.owner_id, forwarder) as client:
+        client.open()
+        client.say(wire.Subscribe(task_group_ids=tuple(map(str, range(FAST.max_groups + 1)))))
+        assert refusal(client) == "LIMIT_EXCEEDED"
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+
+def test_health_tells_what_is_connected(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet()
+        client.open()
+        code, report = health(forwarder)
+        assert (code, report["status"]) == (200, "ok")
+        assert (report["connections"], report["endpoints"], report["streams"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(("path", "method", "code"), [("/", "GET", 404), ("/healthz", "POST", 405)])
+def test_health_knows_one_request(path: str, method: str, code: int, forwarder: RunningForwarder) -> None:
+    url = forwarder.service.ready["health_url"].replace("/healthz", path)
+    request = urllib.request.Request(url, method=method)
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request, timeout=5)
+    assert raised.value.code == code
+    raised.value.close()
+
+
+def test_a_forwarder_is_in_the_registry_while_it_lives(stores: Stores, forwarder: RunningForwarder) -> None:
+    until(lambda: bool(stores.queue.forwarders(now=time.time())), "the forwarder is announced")
+    [info] = stores.queue.forwarders(now=time.time())
+    assert (info.address, info.server_key) == (forwarder.address, forwarder.service.ready["server_key"])
+
+
+# -- drain -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_sends_everybody_away_and_ends(cloud: Cloud, endpoint_id: str) -> None:
+    stores = cloud.stores
+    forwarder = RunningForwarder(stores)
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet(credit=5)
+        client.open("group")
+        task_ids = cloud.submit_new(endpoint_id, 2, task_group_id="group")
+        first, second = agent.take(2)
+        until(lambda: bool(stores.queue.forwarders(now=time.time())), "the forwarder is announced")
+        forwarder.drain()
+        agent.hear(wire.Move)
+        client.hear(wire.Move)
+        assert not stores.queue.forwarders(now=time.time())
+        agent.finish([first])  # what is on the way still goes through
+        agent.until_recorded([first.task_id])
+        assert list(client.results(1)) == [first.task_id]
+        agent.say(wire.Goodbye())
+        forwarder.join()
+    assert forwarder.error is None
+    assert cloud.task(task_ids[0]).state is TaskState.SUCCESS
+    with forwarding(stores) as next_one, Agent(cloud, endpoint_id, next_one, spool_id=agent.spool_id) as again:
+        again.spool = {second.task_id: second}
+        again.greet()
+        again.finish([second])
+        again.until_recorded([second.task_id])
+
+
+def test_a_drain_ends_although_nobody_leaves(cloud: Cloud, endpoint_id: str) -> None:
+    forwarder = RunningForwarder(cloud.stores)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet()
+        forwarder.drain()
+        forwarder.join()
+    assert forwarder.error is None
+
+
+def test_who_comes_during_a_drain_is_sent_on(cloud: Cloud, endpoint_id: str) -> None:
+    forwarder = RunningForwarder(cloud.stores)
+    with (
+        Agent(cloud, endpoint_id, forwarder) as agent,
+        Agent(cloud, cloud.add_endpoint(), forwarder) as late,
+    ):
+        agent.greet()
+        forwarder.drain()
+        agent.hear(wire.Move)
+        late.say(late.hello())
+        late.hear(wire.Move)
+        agent.say(wire.Goodbye())
+        forwarder.join()

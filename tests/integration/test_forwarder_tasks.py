@@ -1,0 +1,313 @@
+"""Tasks through a forwarder: real ZeroMQ with CURVE, on stores in memory and on the real ones."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from farcall_common import wire
+from farcall_common.store.model import BlobRef, QueuedTask
+from farcall_common.store.settings import Stores
+from farcall_common.wire import TaskState
+
+from tests.integration.forwarder_peers import (
+    FUNCTION_BODY,
+    Agent,
+    Client,
+    Cloud,
+    RunningForwarder,
+    cloud,
+    endpoint_id,
+    forwarder,
+    stores,
+    until,
+)
+
+__all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
+
+
+def test_a_task_goes_there_and_back(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet(credit=10)
+        client.open("group")
+        [task_id] = cloud.submit_new(endpoint_id, 1, payload=b"21", task_group_id="group")
+        [spec] = agent.take(1)
+        assert (spec.task_id, spec.attempt) == (task_id, 1)
+        assert agent.payloads[task_id] == b"21"
+        assert agent.functions[spec.function_hash] == FUNCTION_BODY
+        agent.finish([spec], b"42")
+        agent.until_recorded([task_id])
+        pushed, body = client.results(1)[task_id]
+        assert (pushed.state, pushed.task_group_id, body) == (TaskState.SUCCESS, "group", b"42")
+        assert {"submitted_at", "enqueued_at", "leased_at", "accepted_at", "returned_at", "recorded_at"} <= set(
+            pushed.timings
+        )
+    task = cloud.task(task_id)
+    assert (task.state, task.result, task.attempt) == (TaskState.SUCCESS, b"42", 1)
+
+
+def test_a_thousand_tasks_within_the_credit(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=64)
+        task_ids = cloud.submit_new(endpoint_id, 1000)
+        # The session machine on our side raises when more comes than the credit allows.
+        agent.serve(1000)
+    cloud.until_all(task_ids, TaskState.SUCCESS)
+
+
+def test_tasks_submitted_before_the_agent_came_are_delivered(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    task_ids = cloud.submit_new(endpoint_id, 3)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=10)
+        assert [spec.task_id for spec in agent.take(3)] == task_ids
+
+
+def test_a_wake_up_that_is_lost_is_made_up_for(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=10)
+        tasks = cloud.tasks(endpoint_id, 1)
+        stores.records.add_tasks(tasks)
+        stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=time.time())
+        assert agent.take(1)[0].task_id == tasks[0].task_id
+
+
+def test_moves_on_the_way_are_recorded_when_they_last(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=10)
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        [spec] = agent.take(1)
+        running = wire.TaskMove(task_id=task_id, attempt=1, state=TaskState.RUNNING, at=time.time())
+        agent.say(wire.TasksMoved(moves=(running,)))
+        cloud.until_all([task_id], TaskState.RUNNING)
+        assert cloud.task(task_id).attempt == 1
+        agent.finish([spec])
+        agent.until_recorded([task_id])
+    states = [event.state for event in stores.records.list_events(task_id)]
+    assert states == [TaskState.RECEIVED, TaskState.WAITING_FOR_NODES, TaskState.RUNNING, TaskState.SUCCESS]
+
+
+def test_an_error_from_the_endpoint_is_recorded_and_pushed(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet(credit=1)
+        client.open("group")
+        [task_id] = cloud.submit_new(endpoint_id, 1, task_group_id="group")
+        [spec] = agent.take(1)
+        # PostgreSQL refuses a NUL in text, and JSON has no NaN: a peer may send both.
+        error = {"code": "TASK_FAILED", "message": "boom\0", "fault": "user_code", "traceback": "Traceback: boom\0"}
+        result = wire.ResultSpec(
+            task_id=task_id, attempt=1, state=TaskState.FAILED, error=error, details={"load": float("nan")}
+        )
+        agent.say(wire.TaskResults(results=(result,)))
+        agent.until_recorded([task_id])
+        pushed, _ = client.results(1)[task_id]
+        assert pushed.error is not None
+        assert pushed.error["code"] == "TASK_FAILED"
+    task = cloud.task(task_id)
+    assert task.state is TaskState.FAILED
+    assert task.error is not None
+    assert (task.error.endpoint_id, task.error.attempt) == (endpoint_id, 1)
+    assert spec.attempt == 1
+
+
+def test_a_deleted_function_fails_the_task(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    [task_id] = cloud.submit_new(endpoint_id, 1)
+    stores.records.delete_function(cloud.function_id)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=1)
+        cloud.until_all([task_id], TaskState.FAILED)
+    error = cloud.task(task_id).error
+    assert error is not None
+    assert error.code == "FUNCTION_UNKNOWN"
+
+
+def test_presence_is_recorded(stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    def endpoint() -> Any:
+        return stores.records.get_endpoint(endpoint_id)
+
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet()
+        until(lambda: endpoint().online, "the endpoint is online")
+        agent.say(wire.Heartbeat(at=time.time(), report=wire.EndpointReport(managers=2, total_workers=8)))
+        until(lambda: endpoint().status.total_workers == 8, "the report is recorded")
+        agent.say(wire.Goodbye())
+        until(lambda: not endpoint().online, "the endpoint is offline")
+
+
+# -- cancelling --------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_task_is_stopped_at_the_endpoint(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=10)
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        [spec] = agent.take(1)
+        stores.queue.cancel(endpoint_id, [task_id], now=time.time())
+        order, _ = agent.hear(wire.CancelTasks)
+        assert order.task_ids == (task_id,)
+        error = {"code": "TASK_CANCELLED", "message": "stopped"}
+        result = wire.ResultSpec(task_id=task_id, attempt=spec.attempt, state=TaskState.CANCELLED, error=error)
+        agent.say(wire.TaskResults(results=(result,)))
+        agent.until_recorded([task_id])
+    assert cloud.task(task_id).state is TaskState.CANCELLED
+
+
+def test_a_task_that_was_cancelled_while_it_waited_is_never_sent(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    cancelled, other = cloud.submit_new(endpoint_id, 2)
+    stores.queue.cancel(endpoint_id, [cancelled], now=time.time())
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=10)
+        assert [spec.task_id for spec in agent.take(1)] == [other]
+        assert agent.hears_no(wire.RunTasks, for_s=0.6)
+    # The API would have recorded this end; here it died first, and the forwarder finds it in the outbox.
+    cloud.until_all([cancelled], TaskState.CANCELLED)
+
+
+# -- blobs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_big_payload_comes_as_a_reference(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    ref = BlobRef(f"{cloud.owner_id}/{'0' * 64}", 5_000_000, "0" * 64)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=1)
+        cloud.submit_new(endpoint_id, 1, payload=None, payload_ref=ref)
+        [spec] = agent.take(1)
+        assert spec.payload is None
+        assert spec.payload_blob is not None
+        assert (spec.payload_blob.blob_key, spec.payload_blob.size_bytes) == (ref.blob_key, 5_000_000)
+        assert spec.payload_blob.url is not None
+        assert ref.blob_key in spec.payload_blob.url
+
+
+def test_a_big_result_goes_through_the_blob_store(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    digest = hashlib.sha256(b"big").hexdigest()
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet(credit=1)
+        client.open("group")
+        [task_id] = cloud.submit_new(endpoint_id, 1, task_group_id="group")
+        agent.take(1)
+        agent.say(wire.BlobRequest(task_id=task_id, attempt=1, size_bytes=3, sha256=digest))
+        grant, _ = agent.hear(wire.BlobGrant)
+        assert grant.error is None
+        assert grant.blob_key == f"{cloud.owner_id}/{digest}"
+        assert grant.upload_url
+        blob = wire.BlobLocation(blob_key=grant.blob_key, size_bytes=3, sha256=digest)
+        result = wire.ResultSpec(task_id=task_id, attempt=1, state=TaskState.SUCCESS, result_blob=blob)
+        agent.say(wire.TaskResults(results=(result,)))
+        pushed, body = client.results(1)[task_id]
+        assert body is None
+        assert pushed.result_blob is not None
+        assert pushed.result_blob.url
+    assert cloud.task(task_id).result_ref == BlobRef(grant.blob_key, 3, digest)
+
+
+def test_a_result_over_the_limit_is_not_granted(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=1)
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        agent.take(1)
+        agent.say(wire.BlobRequest(task_id=task_id, attempt=1, size_bytes=2**40, sha256="0" * 64))
+        grant, _ = agent.hear(wire.BlobGrant)
+        assert grant.error is not None
+        assert grant.error["code"] == "RESULT_TOO_LARGE"
+        assert grant.error["hint"]
+
+
+def test_an_agent_cannot_give_away_somebody_elses_blob(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=1)
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        agent.take(1)
+        theirs = wire.BlobLocation(blob_key=f"somebody-else/{'0' * 64}", size_bytes=3, sha256="0" * 64)
+        result = wire.ResultSpec(task_id=task_id, attempt=1, state=TaskState.SUCCESS, result_blob=theirs)
+        agent.say(wire.TaskResults(results=(result,)))
+        agent.until_recorded([task_id])
+    task = cloud.task(task_id)
+    assert (task.state, task.result_ref) == (TaskState.FAILED, None)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_end_wins_and_a_repetition_is_answered(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=1)
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        specs = agent.take(1)
+        for body in (b"first", b"second"):
+            agent.finish(specs, body)
+            agent.until_recorded([task_id])
+    assert cloud.task(task_id).result == b"first"
+
+
+def test_results_for_other_endpoints_tasks_are_ignored(cloud: Cloud, forwarder: RunningForwarder) -> None:
+    mine, theirs = cloud.add_endpoint(), cloud.add_endpoint()
+    [their_task] = cloud.submit_new(theirs, 1)
+    with Agent(cloud, mine, forwarder) as agent:
+        agent.greet(credit=1)
+        [my_task] = cloud.submit_new(mine, 1)
+        [spec] = agent.take(1)
+        forged = wire.TaskSpec(task_id=their_task, attempt=1, function_id="f", function_hash="h")
+        agent.finish([forged, spec])
+        agent.until_recorded([my_task])
+    assert cloud.task(my_task).state is TaskState.SUCCESS
+    assert not cloud.task(their_task).state.is_terminal
+
+
+def test_a_result_that_says_nothing_ends_the_task_all_the_same(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=3)
+        task_ids = cloud.submit_new(endpoint_id, 3)
+        agent.take(3)
+        results = (
+            wire.ResultSpec(task_id=task_ids[0], attempt=1, state=TaskState.SUCCESS),
+            wire.ResultSpec(task_id=task_ids[1], attempt=1, state=TaskState.RUNNING),
+            wire.ResultSpec(task_id=task_ids[2], attempt=1, state=TaskState.RECEIVED, error={"code": "A", "message": "B"}),
+        )
+        agent.say(wire.TaskResults(results=results))
+        agent.until_recorded(task_ids)
+    for task_id in task_ids:
+        error = cloud.task(task_id).error
+        assert error is not None
+        assert error.code == "RESULT_MALFORMED"
+
+
+def test_unknown_and_impossible_ids_do_no_harm(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=1)
+        unknown = wire.new_task_id()
+        specs = [
+            wire.TaskSpec(task_id=task_id, attempt=attempt, function_id="f", function_hash="h")
+            for task_id, attempt in ((unknown, 1), ("no uuid\0", 1), (wire.new_task_id(), 2**60))
+        ]
+        agent.finish(specs)
+        # What the database does not know, the agent may forget.
+        agent.until_recorded([unknown])
+        agent.say(wire.TasksAccepted(tasks=(wire.TaskRef(task_id="no uuid\0", attempt=1),)))
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        agent.finish(agent.take(1))
+        agent.until_recorded([task_id])

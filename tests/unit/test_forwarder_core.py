@@ -1,0 +1,610 @@
+"""The forwarder's decisions: events in, lists of actions out."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from farcall_common import wire
+from farcall_common.errors import FrameMalformed
+from farcall_common.store.model import EndpointStatus, LeasedTask, PeerKey, PeerKind, QueuedTask, Task, TaskResult
+from farcall_common.store.tickets import Tickets
+from farcall_common.wire import Envelope, Reporter, TaskState
+from farcall_forwarder.core import actions as do
+from farcall_forwarder.core import events as ev
+from farcall_forwarder.core.forwarder import Forwarder
+from farcall_forwarder.core.policy import Instant, Policy
+
+ENDPOINT_ID = "00000000-0000-4000-8000-00000000000e"
+OWNER_ID = "00000000-0000-4000-8000-00000000000a"
+SPOOL_ID = "00000000-0000-4000-8000-000000000005"
+INSTANCE_ID = "00000000-0000-4000-8000-000000000001"
+AGENT = PeerKey("agent key", PeerKind.AGENT, ENDPOINT_ID)
+CLIENT = PeerKey("client key", PeerKind.CLIENT, OWNER_ID)
+POLICY = Policy()
+TICKETS = Tickets("a key of more than thirty-two bytes")
+EPOCH = 1_800_000_000.0
+ONLINE = EndpointStatus()
+
+
+class NoChance:
+    """Ids that count, and the middle of every spread."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count(1)
+
+    def new_id(self) -> str:
+        return f"session-{next(self._ids)}"
+
+    def fraction(self) -> float:
+        return 0.5
+
+
+def task_id(number: int) -> str:
+    return f"00000000-0000-7000-8000-{number:012d}"
+
+
+def leased(number: int, *, attempt: int = 1, cancel_requested: bool = False, **fields: Any) -> LeasedTask:
+    values: dict[str, Any] = {
+        "task_id": task_id(number),
+        "task_group_id": "group",
+        "owner_id": OWNER_ID,
+        "endpoint_id": ENDPOINT_ID,
+        "function_id": "function",
+        "function_hash": "hash",
+        "payload": b"payload %d" % number,
+        "submitted_at": EPOCH - 2,
+    }
+    task = QueuedTask(**(values | fields))
+    return LeasedTask(task, attempt, enqueued_at=EPOCH - 1, leased_at=EPOCH, cancel_requested=cancel_requested)
+
+
+def open_task(number: int, **fields: Any) -> Task:
+    """A task as the database has it."""
+    queued = leased(number).task
+    shared = {field.name: getattr(queued, field.name) for field in dataclasses.fields(queued)}
+    del shared["submitted_at"]
+    return Task(**(shared | fields))
+
+
+class World:
+    """A core, and a clock that tests move."""
+
+    def __init__(self, policy: Policy = POLICY) -> None:
+        self.mono = 100.0
+        self.core = Forwarder(
+            policy,
+            forwarder_id="forwarder",
+            address="tcp://here:1",
+            server_key="server key",
+            tickets=TICKETS,
+            chance=NoChance(),
+            now=self.now,
+        )
+
+    @property
+    def now(self) -> Instant:
+        return Instant(self.mono, EPOCH + self.mono - 100.0)
+
+    def on(self, *events: ev.Event) -> list[do.Action]:
+        """What the core does, without notes for the log."""
+        return [action for action in self.core.handle(events, self.now) if not isinstance(action, do.Note)]
+
+    def after(self, seconds: float) -> list[do.Action]:
+        """What the core does when time passes."""
+        self.mono += seconds
+        return self.on(ev.Tick())
+
+    def hears(
+        self, message: wire.Message, *frames: bytes, peer: PeerKey = AGENT, routing_id: bytes = b"agent"
+    ) -> list[do.Action]:
+        return self.on(ev.Received(routing_id, peer, Envelope(message, frames)))
+
+    def is_drained(self) -> bool:
+        return self.core.is_drained
+
+    # -- shortcuts to a state
+
+    def serve(self, *, credit: int = 0, fence: int = 7, **hello_fields: Any) -> list[do.Action]:
+        """An agent is connected and its endpoint served; what the last step did."""
+        self.hears(hello(**hello_fields))
+        self.on(ev.EndpointClaimed(ENDPOINT_ID, 1, fence))
+        actions = self.on(ev.LeasesRead(ENDPOINT_ID, fence, {}))
+        if credit:
+            actions = self.hears(wire.Credit(tasks=credit))
+        return actions
+
+    def dispatch(self, *tasks: LeasedTask) -> None:
+        """Tasks are leased, sent and accepted."""
+        self.core._shared.functions.add("hash", "name", b"body")
+        self.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, tasks))
+        refs = tuple(wire.TaskRef(task_id=task.task.task_id, attempt=task.attempt) for task in tasks)
+        self.hears(wire.TasksAccepted(tasks=refs))
+
+    def open_stream(self, *groups: str, routing_id: bytes = b"client") -> list[do.Action]:
+        request = wire.OpenStream(
+            ticket=TICKETS.issue(CLIENT, expires_at=EPOCH + 60),
+            protocol_versions=(1,),
+            heartbeat_s=30.0,
+            task_group_ids=groups,
+        )
+        return self.hears(request, peer=CLIENT, routing_id=routing_id)
+
+
+def hello(**fields: Any) -> wire.Hello:
+    values: dict[str, Any] = {
+        "endpoint_id": ENDPOINT_ID,
+        "ticket": TICKETS.issue(AGENT, expires_at=EPOCH + 1_000_000),
+        "instance_id": INSTANCE_ID,
+        "spool_id": SPOOL_ID,
+        "protocol_versions": (1,),
+        "heartbeat_s": 30.0,
+    }
+    return wire.Hello(**(values | fields))
+
+
+def sent(actions: Sequence[do.Action]) -> list[wire.Message]:
+    """The messages among actions."""
+    return [action.envelope.message for action in actions if isinstance(action, do.Send)]
+
+
+def success(number: int, attempt: int = 1) -> wire.TaskResults:
+    spec = wire.ResultSpec(task_id=task_id(number), attempt=attempt, state=TaskState.SUCCESS, result=0)
+    return wire.TaskResults(results=(spec,))
+
+
+def the_flush(actions: Sequence[do.Action]) -> do.FlushResults:
+    [flush] = [action for action in actions if isinstance(action, do.FlushResults)]
+    return flush
+
+
+def recorded(flush: do.FlushResults) -> ev.Flushed:
+    """The answer to a flush that went well, and was first for all."""
+    first = {
+        result.task_id: dataclasses.replace(result, owner_id=OWNER_ID, task_group_id="group")
+        for batch in flush.batches
+        for result in batch.results
+    }
+    return ev.Flushed([ev.BatchFlushed(batch) for batch in flush.batches], first, {}, EPOCH + 1)
+
+
+# -- the way of an agent's session -------------------------------------------------------------------------------------
+
+
+def test_a_hello_claims_the_endpoint() -> None:
+    assert World().hears(hello()) == [do.ClaimEndpoint(ENDPOINT_ID, 1, POLICY.ownership_ttl_s)]
+
+
+def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
+    world = World()
+    world.hears(hello())
+    assert world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7)) == [do.ReadLeases(ENDPOINT_ID, 7)]
+    welcome = wire.Welcome(session_id="session-1", forwarder_id="forwarder", protocol_version=1, heartbeat_s=30.0)
+    assert world.on(ev.LeasesRead(ENDPOINT_ID, 7, {})) == [
+        do.Send(b"agent", Envelope(welcome)),
+        do.SetPresence(ENDPOINT_ID, 7, True, ONLINE, EPOCH, POLICY.ownership_ttl_s),
+        do.KeepEndpoint(ENDPOINT_ID, 7, [], POLICY.ownership_ttl_s, POLICY.lease_s),
+    ]
+
+
+def test_a_queue_without_data_is_restored_before_the_welcome() -> None:
+    world = World()
+    held = (wire.HeldTask(task_id=task_id(1), attempt=2),)
+    world.hears(hello(held=held))
+    [read] = world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7))
+    assert isinstance(read, do.ReadLeases)
+    assert world.on(ev.StepLost(read)) == [do.RestoreQueue(ENDPOINT_ID, 7, {task_id(1): 2}, POLICY.lease_s)]
+    assert world.on(ev.QueueRestored(ENDPOINT_ID, 7)) == [do.ReadLeases(ENDPOINT_ID, 7)]
+    assert world.on(ev.LeasesRead(ENDPOINT_ID, 7, {task_id(1): 2})) == [
+        do.ReadTasks(ENDPOINT_ID, 7, [task_id(1)], frozenset())
+    ]
+    actions = world.on(ev.TasksRead(ENDPOINT_ID, 7, {task_id(1): open_task(1)}, {}))
+    assert [type(message) for message in sent(actions)] == [wire.Welcome]
+    [keep] = [action for action in actions if isinstance(action, do.KeepEndpoint)]
+    assert keep.renew == [task_id(1)]
+
+
+def test_answers_of_an_earlier_life_or_fence_are_ignored() -> None:
+    world = World()
+    world.serve(credit=5)
+    assert world.on(ev.EndpointClaimed(ENDPOINT_ID, 99, 99)) == []
+    assert world.on(ev.TasksLeased(ENDPOINT_ID, 6, 5, [leased(1)])) == []
+    assert world.on(ev.StepFenced(do.LeaseTasks(ENDPOINT_ID, 6, 5, 30.0))) == []
+
+
+# -- dispatch ----------------------------------------------------------------------------------------------------------
+
+
+def test_credit_leases_and_the_lease_is_sent_with_its_function() -> None:
+    world = World()
+    assert world.serve(credit=3) == [do.LeaseTasks(ENDPOINT_ID, 7, 3, POLICY.lease_s)]
+    [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 3, [leased(1)]))
+    assert isinstance(prepare, do.PrepareTasks)
+    assert (prepare.function_ids, prepare.blob_keys, prepare.dispatches) == (["function"], [], [])
+    [send] = world.on(ev.TasksPrepared(prepare, {"hash": ("name", b"body")}, {}, frozenset()))
+    assert isinstance(send, do.Send)
+    order = send.envelope.message
+    assert isinstance(order, wire.RunTasks)
+    assert send.envelope.frames == (b"body", b"payload 1")
+    assert order.functions == (wire.FunctionSpec(function_hash="hash", name="name", body=0),)
+    assert [(spec.task_id, spec.attempt, spec.payload) for spec in order.tasks] == [(task_id(1), 1, 1)]
+
+
+def test_a_known_function_is_sent_without_being_fetched_and_only_once() -> None:
+    world = World()
+    world.serve(credit=3)
+    world.core._shared.functions.add("hash", "name", b"body")
+    [first] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 3, [leased(1)])))
+    world.on(ev.Woken([ENDPOINT_ID]))
+    [second] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(2)])))
+    assert isinstance(first, wire.RunTasks)
+    assert isinstance(second, wire.RunTasks)
+    assert (len(first.functions), len(second.functions)) == (1, 0)
+
+
+def test_there_is_one_lease_under_way_and_it_never_exceeds_the_credit() -> None:
+    world = World()
+    world.serve(credit=2)
+    assert world.on(ev.Woken([ENDPOINT_ID])) == []
+    world.core._shared.functions.add("hash", "name", b"body")
+    actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)]))
+    assert [type(action) for action in actions] == [do.Send]
+    assert world.hears(wire.Credit(tasks=1)) == [do.LeaseTasks(ENDPOINT_ID, 7, 1, POLICY.lease_s)]
+
+
+def test_an_empty_queue_is_not_asked_again_before_a_wake_up_or_the_sweep() -> None:
+    world = World()
+    world.serve(credit=2)
+    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, []))
+    assert world.hears(wire.Credit(tasks=5)) == []
+    assert world.on(ev.Woken([ENDPOINT_ID])) == [do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s)]
+    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 7, []))
+    assert do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s) in world.after(POLICY.sweep_s)
+
+
+def test_a_task_that_may_run_once_is_on_record_before_it_is_sent() -> None:
+    world = World()
+    world.serve(credit=2)
+    world.core._shared.functions.add("hash", "name", b"body")
+    once, often = leased(1, idempotent=False), leased(2)
+    send, prepare = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [once, often]))
+    assert [spec.task_id for spec in sent([send])[0].tasks] == [task_id(2)]  # type: ignore[attr-defined]
+    assert isinstance(prepare, do.PrepareTasks)
+    [event] = prepare.dispatches
+    assert (event.task_id, event.state, event.attempt) == (task_id(1), TaskState.WAITING_FOR_NODES, 1)
+    assert event.detail == {"spool_id": SPOOL_ID}
+    [order] = sent(world.on(ev.TasksPrepared(prepare, {}, {}, frozenset())))
+    assert isinstance(order, wire.RunTasks)
+    assert [spec.task_id for spec in order.tasks] == [task_id(1)]
+
+
+def test_without_a_permit_it_is_not_sent_but_lost() -> None:
+    world = World()
+    world.serve(credit=2)
+    world.core._shared.functions.add("hash", "name", b"body")
+    [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1, idempotent=False)]))
+    assert isinstance(prepare, do.PrepareTasks)
+    [flush] = world.on(ev.TasksPrepared(prepare, {}, {}, frozenset({task_id(1)})))
+    [result] = the_flush([flush]).batches[0].results
+    assert (result.state, result.reporter) == (TaskState.LOST, Reporter.FORWARDER)
+
+
+def test_a_cancelled_task_is_not_sent() -> None:
+    world = World()
+    world.serve(credit=2)
+    flush = the_flush(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1, cancel_requested=True)])))
+    assert [result.state for result in flush.batches[0].results] == [TaskState.CANCELLED]
+
+
+def test_leases_that_come_when_nobody_can_take_them_go_back() -> None:
+    world = World()
+    world.serve(credit=2)
+    world.hears(wire.Goodbye())
+    assert world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)])) == [do.RequeueTasks(ENDPOINT_ID, 7, [task_id(1)])]
+
+
+def test_what_was_being_prepared_goes_back_when_the_session_ends() -> None:
+    world = World()
+    world.serve(credit=2)
+    [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)]))
+    assert isinstance(prepare, do.PrepareTasks)
+    assert do.RequeueTasks(ENDPOINT_ID, 7, [task_id(1)]) in world.hears(wire.Goodbye())
+    assert world.on(ev.TasksPrepared(prepare, {"hash": ("name", b"body")}, {}, frozenset())) == []
+
+
+def test_what_was_accepted_stays_leased_when_the_session_ends_until_the_lease_is_over() -> None:
+    world = World()
+    world.serve(credit=2)
+    world.dispatch(leased(1))
+    assert not [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.RequeueTasks)]
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []))
+    world.after(POLICY.lease_s + 1)
+    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
+    assert world.core.status().endpoints == 0
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_result_is_flushed_at_once_and_later_ones_collect() -> None:
+    world = World()
+    world.serve(credit=3)
+    world.dispatch(leased(1), leased(2), leased(3))
+    first = the_flush(world.hears(success(1), b"one"))
+    assert world.hears(success(2), b"two") == []
+    assert world.hears(success(3), b"three") == []
+    second = the_flush(world.on(recorded(first)))
+    assert [result.result for result in second.batches[0].results] == [b"two", b"three"]
+
+
+def test_a_recorded_end_is_pushed_marked_and_told_to_the_agent() -> None:
+    world = World()
+    world.serve(credit=1)
+    world.dispatch(leased(1))
+    world.open_stream("group")
+    flush = the_flush(world.hears(success(1), b"one"))
+    assert flush.watchers == {OWNER_ID}
+    push, told, mark = world.on(recorded(flush))
+    assert isinstance(push, do.Send)
+    assert push.routing_id == b"client"
+    assert push.envelope.frames == (b"one",)
+    assert sent([told]) == [wire.ResultsRecorded(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),))]
+    assert mark == do.MarkFlushed({ENDPOINT_ID: [task_id(1)]})
+
+
+def test_a_result_of_an_unknown_task_has_to_be_looked_up() -> None:
+    world = World()
+    world.serve()
+    [batch] = the_flush(world.hears(success(1), b"one")).batches
+    assert batch.unverified == {task_id(1)}
+
+
+def test_foreign_results_are_not_acknowledged() -> None:
+    world = World()
+    world.serve()
+    flush = the_flush(world.hears(success(1), b"one"))
+    outcome = ev.BatchFlushed(flush.batches[0], foreign=frozenset({task_id(1)}))
+    assert world.on(ev.Flushed([outcome], {}, {}, EPOCH)) == []
+    assert world.core.counters["foreign_results"] == 1
+
+
+def test_a_report_of_a_move_is_not_recorded_when_the_task_ends_in_time() -> None:
+    world = World()
+    world.serve(credit=1)
+    world.dispatch(leased(1))
+    flush = the_flush(world.hears(success(1), b"one"))
+    world.on(recorded(flush))
+    assert not [action for action in world.after(5) if isinstance(action, do.RecordMoves)]
+
+
+def test_moves_that_last_are_recorded_together() -> None:
+    world = World()
+    world.serve(credit=2)
+    world.dispatch(leased(1), leased(2))
+    move = wire.TaskMove(task_id=task_id(2), attempt=1, state=TaskState.RUNNING, at=EPOCH)
+    # An end is no move, whoever says so.
+    forged = wire.TaskMove(task_id=task_id(1), attempt=1, state=TaskState.SUCCESS, at=EPOCH)
+    world.hears(wire.TasksMoved(moves=(move, forged)))
+    [record] = [action for action in world.after(POLICY.moves_idle_s) if isinstance(action, do.RecordMoves)]
+    assert [(event.task_id, event.state, event.reporter) for event in record.events] == [
+        (task_id(1), TaskState.WAITING_FOR_NODES, Reporter.FORWARDER),
+        (task_id(2), TaskState.WAITING_FOR_NODES, Reporter.FORWARDER),
+        (task_id(2), TaskState.RUNNING, Reporter.AGENT),
+    ]
+
+
+# -- losing the queue, or the endpoint ---------------------------------------------------------------------------------
+
+
+def test_after_a_wipe_the_session_stays_and_results_wait_for_the_rebuilt_queue() -> None:
+    world = World()
+    world.serve(credit=2)
+    world.dispatch(leased(1), leased(2))
+    flush = the_flush(world.hears(success(1), b"one"))
+    lost = ev.Flushed([ev.BatchFlushed(flush.batches[0], lost=True)], {}, {}, EPOCH)
+    assert world.on(lost) == [do.ClaimEndpoint(ENDPOINT_ID, 1, POLICY.ownership_ttl_s)]
+    [read] = world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 8))
+    assert isinstance(read, do.ReadLeases)
+    [restore] = world.on(ev.StepLost(read))
+    assert isinstance(restore, do.RestoreQueue)
+    assert restore.held == {task_id(1): 1, task_id(2): 1}
+    world.on(ev.QueueRestored(ENDPOINT_ID, 8))
+    actions = world.on(ev.LeasesRead(ENDPOINT_ID, 8, {task_id(1): 1, task_id(2): 1}))
+    assert sent(actions) == []
+    [batch] = the_flush(actions).batches
+    assert (batch.fence, [result.task_id for result in batch.results]) == (8, [task_id(1)])
+
+
+def test_a_fenced_endpoint_is_let_go_and_its_agent_moves() -> None:
+    world = World()
+    world.serve(credit=2)
+    actions = world.on(ev.StepFenced(do.LeaseTasks(ENDPOINT_ID, 7, 2, 30.0)))
+    [move] = sent(actions)
+    assert isinstance(move, wire.Move)
+    assert move.retry_after_s == POLICY.move_spread_s / 2
+    assert world.hears(success(1), b"one") == []  # what it still says is no offence
+    assert world.on(ev.Woken([ENDPOINT_ID])) == []
+
+
+def test_ended_leases_are_lost_failed_cancelled_or_never_were_sent() -> None:
+    world = World()
+    world.serve()
+    reaped = [
+        leased(1, idempotent=False),
+        leased(2, attempt=3),
+        leased(3, cancel_requested=True),
+        leased(4, idempotent=False),
+    ]
+    actions = world.on(ev.UpkeepDone(ENDPOINT_ID, 7, reaped, {task_id(1): 1, task_id(4): 0}, []))
+    assert do.RequeueTasks(ENDPOINT_ID, 7, [task_id(4)]) in actions
+    [batch] = the_flush(actions).batches
+    ends = [(result.state, result.error.code) for result in batch.results if result.error]
+    assert ends == [
+        (TaskState.LOST, "TASK_LOST"),
+        (TaskState.FAILED, "ATTEMPTS_EXHAUSTED"),
+        (TaskState.CANCELLED, "TASK_CANCELLED"),
+    ]
+
+
+def test_ends_that_did_not_reach_the_database_are_flushed_again() -> None:
+    world = World()
+    world.serve()
+    left = TaskResult(task_id(1), ENDPOINT_ID, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"one")
+    flush = the_flush(world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, [left])))
+    assert flush.batches[0].results == [left]
+
+
+# -- cancelling --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_to_cancel_reaches_the_agent_once() -> None:
+    world = World()
+    world.serve(credit=5)
+    world.dispatch(leased(1))
+    assert do.ReadCancels(ENDPOINT_ID, 7) in world.on(ev.Woken([ENDPOINT_ID]))
+    assert sent(world.on(ev.CancelsRead(ENDPOINT_ID, 7, [task_id(1)]))) == [wire.CancelTasks(task_ids=(task_id(1),))]
+    assert world.on(ev.CancelsRead(ENDPOINT_ID, 7, [task_id(1)])) == []
+
+
+def test_a_task_that_is_cancelled_while_it_is_prepared_is_not_sent() -> None:
+    world = World()
+    world.serve(credit=5)
+    [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1)]))
+    assert isinstance(prepare, do.PrepareTasks)
+    assert world.on(ev.CancelsRead(ENDPOINT_ID, 7, [task_id(1)])) == []
+    flush = the_flush(world.on(ev.TasksPrepared(prepare, {"hash": ("name", b"body")}, {}, frozenset())))
+    assert [result.state for result in flush.batches[0].results] == [TaskState.CANCELLED]
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def test_heartbeats_go_out_when_nothing_else_does_and_silence_ends_a_session() -> None:
+    world = World()
+    world.serve(heartbeat_s=30.0)
+    assert wire.Heartbeat(at=EPOCH + 30) in sent(world.after(30))
+    actions = world.after(60)
+    assert do.SetPresence(ENDPOINT_ID, 7, False, ONLINE, EPOCH + 90, POLICY.ownership_ttl_s) in actions
+    assert world.core.status().connections == 0
+
+
+def test_upkeep_prolongs_only_what_the_agent_has_accepted() -> None:
+    world = World()
+    world.serve(credit=5)
+    world.dispatch(leased(1))
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []), ev.TasksLeased(ENDPOINT_ID, 7, 4, [leased(2)]))
+    [keep] = [action for action in world.after(POLICY.upkeep_s) if isinstance(action, do.KeepEndpoint)]
+    assert keep.renew == [task_id(1)]
+
+
+def test_many_endpoints_are_swept_less_often() -> None:
+    world = World(Policy(sweeps_per_s=0.5))
+    world.serve(credit=1)
+    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, []))
+    world.after(1)  # this sweep says when the next one is: in two seconds
+    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, []))
+    assert not [action for action in world.after(1.5) if isinstance(action, do.LeaseTasks)]
+    assert [action for action in world.after(1) if isinstance(action, do.LeaseTasks)]
+
+
+# -- who may say what --------------------------------------------------------------------------------------------------
+
+
+def test_garbage_is_answered_once() -> None:
+    world = World()
+    garbled = ev.Garbled(b"agent", AGENT, FrameMalformed("nonsense"))
+    [refused] = sent(world.on(garbled))
+    assert isinstance(refused, wire.Refused)
+    assert refused.error["code"] == "FRAME_MALFORMED"
+    assert world.on(garbled) == []
+    assert world.core.counters["protocol_errors"] == 2
+
+
+def test_another_peer_on_a_known_routing_id_gets_nothing_of_the_first_ones() -> None:
+    world = World()
+    world.serve(credit=1)
+    other = PeerKey("other key", PeerKind.AGENT, "00000000-0000-4000-8000-00000000000f")
+    [refused] = sent(world.hears(wire.Credit(tasks=1), peer=other))
+    assert isinstance(refused, wire.Refused)
+    assert world.core.status().endpoints == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"spool_id": "00000000-0000-4000-8000-000000000006"}, "ENDPOINT_IN_USE"),
+        ({"endpoint_id": "00000000-0000-4000-8000-00000000000f"}, "ENDPOINT_MISMATCH"),
+        ({"ticket": "rubbish"}, "TICKET_INVALID"),
+        ({"protocol_versions": (2,)}, "VERSION_UNSUPPORTED"),
+        ({"spool_id": "\0"}, "PROTOCOL_ERROR"),
+    ],
+)
+def test_a_second_hello_that_is_not_right_is_refused_and_the_first_session_stays(
+    fields: dict[str, Any], code: str
+) -> None:
+    world = World()
+    world.serve(credit=1)
+    [refused] = sent(world.hears(hello(**fields), routing_id=b"second"))
+    assert isinstance(refused, wire.Refused)
+    assert refused.error["code"] == code
+    assert world.core.status().endpoints == 1
+
+
+def test_a_restarted_agent_takes_over_from_its_former_process() -> None:
+    world = World()
+    world.serve(credit=1)
+    restarted = hello(instance_id="00000000-0000-4000-8000-000000000002")
+    actions = world.hears(restarted, routing_id=b"second")
+    assert do.ClaimEndpoint(ENDPOINT_ID, 2, POLICY.ownership_ttl_s) in actions
+    [refused] = [action for action in actions if isinstance(action, do.Send)]
+    assert refused.routing_id == b"agent"
+
+
+def test_a_silent_agent_does_not_keep_another_one_out() -> None:
+    world = World()
+    world.serve(credit=1)
+    world.mono += 90  # and no tick has noticed yet
+    actions = world.hears(hello(spool_id="00000000-0000-4000-8000-000000000006"), routing_id=b"second")
+    assert [action.endpoint_id for action in actions if isinstance(action, do.ClaimEndpoint)] == [ENDPOINT_ID]
+
+
+# -- drain -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_moves_everybody_then_lets_go() -> None:
+    world = World()
+    world.serve(credit=1)
+    world.open_stream()
+    actions = world.on(ev.DrainOrdered())
+    assert [action.info.draining for action in actions if isinstance(action, do.Announce)] == [True]
+    moves = [*sent(actions), *sent(world.after(0.2))]
+    assert [type(message) for message in moves] == [wire.Move, wire.Move]
+    assert not world.is_drained()
+    actions = world.hears(wire.Goodbye()) + world.after(0.2)
+    assert world.is_drained()
+    assert actions[-2:] == [do.ReleaseEndpoint(ENDPOINT_ID, 7), do.Withdraw("forwarder")]
+
+
+def test_a_drain_waits_for_results_but_not_for_ever() -> None:
+    world = World()
+    world.serve(credit=1)
+    world.dispatch(leased(1))
+    world.on(ev.DrainOrdered())
+    world.hears(success(1), b"one")
+    world.hears(wire.Goodbye())
+    world.after(POLICY.drain_s / 2)
+    assert not world.is_drained()
+    world.after(POLICY.drain_s / 2)
+    assert world.is_drained()
+
+
+def test_a_drain_takes_no_more_tasks() -> None:
+    world = World(Policy(moves_per_s=0.001))
+    world.open_stream()
+    world.serve(credit=1)
+    world.on(ev.DrainOrdered())  # the client is told first, the agent much later
+    assert world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [leased(1)])) == [do.RequeueTasks(ENDPOINT_ID, 7, [task_id(1)])]
+    assert world.on(ev.Woken([ENDPOINT_ID])) == []

@@ -1,0 +1,256 @@
+"""The small parts of the core: what waits for the database, what peers' words are cut down to, caches, settings."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from farcall_common.errors import ConfigurationError, Fault, Unavailable
+from farcall_common.store.fakes import FakeQueue, FakeRecords
+from farcall_common.store.model import Endpoint, LeasedTask, PeerKey, PeerKind, QueuedTask, TaskResult
+from farcall_common.wire import EndpointReport, Reporter, TaskState
+from farcall_forwarder.adapters.zap import find_peer
+from farcall_forwarder.core.actions import FlushResults
+from farcall_forwarder.core.dispatch import orders
+from farcall_forwarder.core.functions import FunctionCache
+from farcall_forwarder.core.moves import MoveBuffer
+from farcall_forwarder.core.outbox import Outbox
+from farcall_forwarder.core.untrusted import clean_error, clean_map, clean_status, clean_time
+from farcall_forwarder.settings import Settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+# -- outbox ------------------------------------------------------------------------------------------------------------
+
+
+def end(task_id: str, endpoint_id: str = "a") -> TaskResult:
+    return TaskResult(task_id, endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=task_id.encode())
+
+
+def flush(outbox: Outbox, rows: int = 10) -> FlushResults | None:
+    return outbox.next_flush(rows=rows, watchers=(), url_ttl_s=60)
+
+
+def flushed_ids(outbox: Outbox, rows: int = 10) -> list[list[str]]:
+    step = flush(outbox, rows)
+    assert step is not None
+    return [[result.task_id for result in batch.results] for batch in step.batches]
+
+
+def two_endpoints() -> Outbox:
+    outbox = Outbox()
+    for endpoint_id in ("a", "b"):
+        outbox.admit(endpoint_id, life=1)
+        outbox.open(endpoint_id, fence=7)
+    return outbox
+
+
+def test_one_flush_at_a_time_and_every_endpoint_gets_its_turn() -> None:
+    outbox = two_endpoints()
+    for number in range(5):
+        outbox.add(end(f"a{number}"), verified=True)
+    outbox.add(end("b0", "b"), verified=True)
+    assert flushed_ids(outbox, rows=3) == [["a0", "a1", "a2"]]
+    assert flush(outbox) is None
+    outbox.flushed()
+    assert flushed_ids(outbox, rows=3) == [["b0"], ["a3", "a4"]]
+
+
+def test_the_first_report_stays_while_it_waits_and_while_it_is_flushed() -> None:
+    outbox = two_endpoints()
+    outbox.add(end("a0"), verified=True)
+    outbox.add(end("a0"), verified=True)
+    assert len(outbox) == 1
+    flush(outbox)
+    outbox.add(end("a0"), verified=True)
+    assert len(outbox) == 0
+
+
+def test_ends_wait_while_their_queue_is_rebuilt() -> None:
+    outbox = two_endpoints()
+    outbox.hold("a")
+    outbox.add(end("a0"), verified=False)
+    outbox.add(end("b0", "b"), verified=True)
+    assert flushed_ids(outbox) == [["b0"]]
+    outbox.flushed()
+    outbox.open("a", fence=8)
+    step = flush(outbox)
+    assert step is not None
+    assert (step.batches[0].fence, step.batches[0].unverified) == (8, {"a0"})
+
+
+def test_what_was_not_flushed_waits_again_unless_a_new_life_began() -> None:
+    outbox = two_endpoints()
+    outbox.add(end("a0"), verified=True)
+    step = flush(outbox)
+    assert step is not None
+    outbox.flushed()
+    outbox.put_back(step.batches[0])
+    assert len(outbox) == 1
+    outbox.admit("a", life=2)
+    outbox.put_back(step.batches[0])
+    assert len(outbox) == 0
+
+
+def test_a_report_of_a_new_life_counts_although_the_old_one_is_under_way() -> None:
+    outbox = two_endpoints()
+    outbox.add(end("a0"), verified=True)
+    flush(outbox)
+    outbox.admit("a", life=2)
+    outbox.add(end("a0"), verified=False)
+    assert len(outbox) == 1
+
+
+# -- words of peers ----------------------------------------------------------------------------------------------------
+
+_json_like = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.text(), _json_like))
+def test_any_map_becomes_json_that_postgresql_takes(value: dict[str, Any]) -> None:
+    text = json.dumps(clean_map(value), allow_nan=False)
+    assert "\\u0000" not in text
+
+
+@given(st.dictionaries(st.sampled_from(["code", "message", "fault", "retryable", "attempt", "hint"]), _json_like))
+def test_any_error_becomes_a_record(data: dict[str, Any]) -> None:
+    record = clean_error(data, endpoint_id="endpoint", attempt=3)
+    json.dumps(record.to_json(), allow_nan=False)
+    assert (record.endpoint_id, record.attempt) == ("endpoint", 3)
+    assert isinstance(record.code, str)
+
+
+def test_a_good_error_stays_as_it_is() -> None:
+    data = {"code": "TASK_FAILED", "message": "boom", "fault": "user_code", "traceback": "line 1", "new_field": 1}
+    record = clean_error(data, endpoint_id="endpoint", attempt=1)
+    assert (record.code, record.message, record.fault, record.traceback) == (
+        "TASK_FAILED",
+        "boom",
+        Fault.USER_CODE,
+        "line 1",
+    )
+
+
+def test_long_and_deep_values_are_cut() -> None:
+    deep: dict[str, Any] = {}
+    deepest = deep
+    for _ in range(50):
+        deepest["next"] = {}
+        deepest = deepest["next"]
+    cleaned = clean_map({"deep": deep, "long": "x" * 1_000_000, "many": list(range(100_000))})
+    assert len(msgspec.json.encode(cleaned)) < 70_000
+
+
+@pytest.mark.parametrize("at", [None, math.inf, -1e300, 1e300, 0.0])
+def test_impossible_times_are_dropped(at: float | None) -> None:
+    assert clean_time(at, now=1_800_000_000.0) is None
+
+
+def test_numbers_fit_a_column_of_integers() -> None:
+    assert clean_status(EndpointReport(managers=2**63)).managers == 2**31 - 1
+
+
+# -- moves, functions, orders ------------------------------------------------------------------------------------------
+
+
+def test_an_agent_cannot_fill_the_memory_with_moves() -> None:
+    moves = MoveBuffer()
+    for _ in range(1000):
+        moves.add("task", TaskState.RUNNING, Reporter.AGENT, at=0.0, attempt=1, now_mono=0.0)
+    assert len(moves.take(10)) < 100
+    assert moves.since is None
+
+
+def test_the_function_cache_is_bounded_by_bytes() -> None:
+    cache = FunctionCache(limit_bytes=10)
+    cache.add("a", "name", b"12345")
+    cache.add("b", "name", b"12345")
+    assert cache.get("a")
+    cache.add("c", "name", b"12345")
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (("name", b"12345"), None, ("name", b"12345"))
+
+
+def test_orders_are_cut_by_bytes_and_functions_come_first() -> None:
+    tasks = [
+        LeasedTask(
+            QueuedTask(f"task{number}", "group", "owner", "endpoint", "function", "hash", b"x" * 60),
+            attempt=1,
+            enqueued_at=0.0,
+            leased_at=0.0,
+        )
+        for number in range(3)
+    ]
+    messages = list(orders(tasks, bodies={"hash": ("name", b"y" * 30)}, urls={}, limit_bytes=100))
+    assert [(len(order.functions), len(order.tasks), len(frames)) for order, frames in messages] == [
+        (1, 1, 2),
+        (0, 1, 1),
+        (0, 1, 1),
+    ]
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_looked_for_in_the_queue_then_in_the_database() -> None:
+    queue, records = FakeQueue(), FakeRecords()
+    records.put_endpoint(Endpoint("endpoint", "owner", "name"))
+    assert find_peer(queue, records, "key") is None
+    records._keys["key"] = "endpoint"
+    assert find_peer(queue, records, "key") == PeerKey("key", PeerKind.AGENT, "endpoint")
+    client = PeerKey("key", PeerKind.CLIENT, "owner")
+    queue.admit(client, ttl_s=60)
+    assert find_peer(queue, records, "key") == client
+
+
+def test_without_the_queue_endpoints_are_known_and_others_may_not_be_refused_for_good() -> None:
+    queue, records = FakeQueue(), FakeRecords()
+    queue.reachable = False
+    with pytest.raises(Unavailable):
+        find_peer(queue, records, "key")
+    records._keys["key"] = "endpoint"
+    assert find_peer(queue, records, "key") == PeerKey("key", PeerKind.AGENT, "endpoint")
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_beat_the_environment_and_that_the_defaults() -> None:
+    environ = {"FARCALL_FORWARDER_PORT": "1", "FARCALL_FORWARDER_HEALTH_PORT": "2", "FARCALL_LOG_LEVEL": "debug"}
+    settings = Settings.read(["--port", "3", "--ready-file", "/tmp/ready"], environ)
+    assert (settings.port, settings.health_port, settings.log_level) == (3, 2, "DEBUG")
+    assert (settings.host, settings.ready_file) == ("0.0.0.0", Path("/tmp/ready"))
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"FARCALL_FORWARDER_PORT": "x"},
+        {"FARCALL_FORWARDER_PORT": "70000"},
+        {"FARCALL_FORWARDER_LEASE_S": "0"},
+        {"FARCALL_FORWARDER_DRAIN_S": "nan"},
+        {"FARCALL_LOG_LEVEL": "loud"},
+        {"FARCALL_MAX_PAYLOAD_BYTES": "-1"},
+    ],
+)
+def test_wrong_settings_are_named(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError):
+        Settings.read([], environ)
+
+
+def test_leases_are_prolonged_well_before_they_end() -> None:
+    policy = Settings(lease_s=3.0).policy
+    assert policy.upkeep_s <= policy.lease_s / 3
+
+
+def test_the_address_is_the_bound_one_unless_another_is_advertised() -> None:
+    assert Settings(host="127.0.0.1").advertised_host == "127.0.0.1"
+    assert Settings(host="127.0.0.1", advertise="farcall.example").advertised_host == "farcall.example"
+    assert Settings(host="0.0.0.0").advertised_host != "0.0.0.0"

@@ -1,0 +1,89 @@
+"""What becomes of tasks when an agent comes back: every combination of spool, lease and record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from farcall_common.store.model import Task
+from farcall_common.wire import TaskState
+from farcall_forwarder.core.resume import Comparison, compare
+
+ENDPOINT_ID = "endpoint"
+SPOOL_ID = "this spool"
+
+
+def outcome(
+    *,
+    held: int | None = None,
+    leased: int | None = None,
+    task: Mapping[str, Any] | None = None,
+    spools: frozenset[str] = frozenset(),
+) -> Comparison:
+    """The comparison of one task."""
+    record: dict[str, Any] = {
+        "task_id": "task",
+        "task_group_id": "group",
+        "owner_id": "owner",
+        "endpoint_id": ENDPOINT_ID,
+        "function_id": "function",
+        "function_hash": "hash",
+        "payload": b"",
+    }
+    return compare(
+        endpoint_id=ENDPOINT_ID,
+        spool_id=SPOOL_ID,
+        held={} if held is None else {"task": held},
+        leases={} if leased is None else {"task": leased},
+        tasks={} if task is None else {"task": Task(**(record | task))},
+        spools={"task": spools},
+        expires_at=1.0,
+    )
+
+
+def test_held_and_leased_goes_on_under_the_queues_attempt() -> None:
+    found = outcome(held=1, leased=2, task={})
+    assert [(lease.task_id, lease.attempt) for lease in found.keep] == [("task", 2)]
+    assert (found.forget, found.requeue, found.ends) == ([], [], [])
+
+
+def test_held_but_waiting_stays_in_the_queue() -> None:
+    assert outcome(held=1, task={}) == Comparison()
+
+
+@pytest.mark.parametrize(
+    "task", [None, {"endpoint_id": "another"}, {"state": TaskState.SUCCESS}, {"state": TaskState.LOST}]
+)
+def test_held_but_over_or_never_ours_is_forgotten(task: Mapping[str, Any] | None) -> None:
+    found = outcome(held=3, task=task)
+    assert [(ref.task_id, ref.attempt) for ref in found.forget] == [("task", 3)]
+    assert found.keep == []
+
+
+def test_leased_but_not_held_may_run_again_if_it_is_idempotent() -> None:
+    assert outcome(leased=1, task={}, spools=frozenset({"another spool"})).requeue == ["task"]
+
+
+@pytest.mark.parametrize("spools", [frozenset(), frozenset({SPOOL_ID})])
+def test_what_may_run_once_is_sent_again_if_it_cannot_have_arrived(spools: frozenset[str]) -> None:
+    assert outcome(leased=1, task={"idempotent": False}, spools=spools).requeue == ["task"]
+
+
+@pytest.mark.parametrize("spools", [frozenset({"another"}), frozenset({"another", SPOOL_ID})])
+def test_what_may_run_once_is_lost_if_it_went_to_another_spool(spools: frozenset[str]) -> None:
+    found = outcome(leased=1, task={"idempotent": False, "attempt": 1}, spools=spools)
+    assert found.requeue == []
+    [end] = found.ends
+    assert end.state is TaskState.LOST
+    assert end.error is not None
+    assert end.error.hint
+
+
+def test_leased_but_ended_is_told_to_the_queue() -> None:
+    [end] = outcome(leased=1, task={"state": TaskState.SUCCESS, "result": b"42"}).ends
+    assert (end.state, end.result) == (TaskState.SUCCESS, b"42")
+
+
+def test_leased_without_a_record_is_dropped_from_the_queue() -> None:
+    assert [end.state for end in outcome(leased=1).ends] == [TaskState.LOST]
