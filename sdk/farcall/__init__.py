@@ -1,1 +1,61 @@
 """Call a Python function on any computer you may use: client, executor and command line of Farcall."""
+
+from farcall._client import Client
+from farcall._executor import Executor
+from farcall._future import ComputeFuture
+from farcall._settings import Settings
+from farcall._tasks import TaskInfo
+from farcall._track import track
+from farcall._version import __version__
+from farcall_common.errors import (
+    ConfigurationError,
+    DeserializationError,
+    EndpointUnknown,
+    ErrorRecord,
+    FarcallError,
+    Forbidden,
+    FunctionUnknown,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    PayloadTooLarge,
+    SerializationError,
+    TaskCancelled,
+    TaskError,
+    TaskFailed,
+    TaskLost,
+    TaskPending,
+    TaskUnknown,
+    Unauthenticated,
+    Unavailable,
+)
+
+__all__ = [
+    "Client",
+    "ComputeFuture",
+    "ConfigurationError",
+    "DeserializationError",
+    "EndpointUnknown",
+    "ErrorRecord",
+    "Executor",
+    "FarcallError",
+    "Forbidden",
+    "FunctionUnknown",
+    "InvalidRequest",
+    "LimitExceeded",
+    "NotFound",
+    "PayloadTooLarge",
+    "SerializationError",
+    "Settings",
+    "TaskCancelled",
+    "TaskError",
+    "TaskFailed",
+    "TaskInfo",
+    "TaskLost",
+    "TaskPending",
+    "TaskUnknown",
+    "Unauthenticated",
+    "Unavailable",
+    "__version__",
+    "track",
+]

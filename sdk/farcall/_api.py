@@ -1,0 +1,111 @@
+"""The routes of the API that the SDK uses, one method each: plain JSON in, plain JSON out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from farcall._http import Http
+
+__all__ = ["Api"]
+
+Json = dict[str, Any]
+
+
+class Api:
+    """The API as functions. Every method raises what :meth:`Http.call` raises."""
+
+    def __init__(self, http: Http) -> None:
+        self.http = http
+
+    def version(self) -> Json:
+        answer: Json = self.http.call("GET", "/v2/version", query={"service": "all"})
+        return answer
+
+    # functions
+    def register_function(
+        self, body: Json, *, patience_s: float | None = None, stop: threading.Event | None = None
+    ) -> str:
+        answer = self.http.call("POST", "/v3/functions", body=body, patience_s=patience_s, stop=stop)
+        return str(answer["function_uuid"])
+
+    def get_function(self, function_id: str) -> Json:
+        answer: Json = self.http.call("GET", f"/v2/functions/{quote(function_id, safe='')}")
+        return answer
+
+    def list_functions(self, *, search: str, limit: int) -> list[Json]:
+        answer = self.http.call("GET", "/v3/functions", query={"search": search, "limit": limit})
+        return list(answer["functions"])
+
+    def delete_function(self, function_id: str) -> None:
+        self.http.call("DELETE", f"/v2/functions/{quote(function_id, safe='')}")
+
+    # endpoints
+    def list_endpoints(self, *, role: str) -> list[Json]:
+        return list(self.http.call("GET", "/v2/endpoints", query={"role": role}))
+
+    def get_endpoint(self, endpoint_id: str) -> Json:
+        answer: Json = self.http.call("GET", f"/v2/endpoints/{quote(endpoint_id, safe='')}")
+        return answer
+
+    def get_endpoint_status(self, endpoint_id: str) -> Json:
+        answer: Json = self.http.call("GET", f"/v2/endpoints/{quote(endpoint_id, safe='')}/status")
+        return answer
+
+    def get_allowed_functions(self, endpoint_id: str) -> Json:
+        answer: Json = self.http.call("GET", f"/v3/endpoints/{quote(endpoint_id, safe='')}/allowed_functions")
+        return answer
+
+    def delete_endpoint(self, endpoint_id: str) -> None:
+        self.http.call("DELETE", f"/v2/endpoints/{quote(endpoint_id, safe='')}")
+
+    # tasks
+    def submit(
+        self, endpoint_id: str, body: bytes, *, patience_s: float | None = None, stop: threading.Event | None = None
+    ) -> Json:
+        path = f"/v3/endpoints/{quote(endpoint_id, safe='')}/submit"
+        answer: Json = self.http.call("POST", path, body=body, patience_s=patience_s, stop=stop)
+        return answer
+
+    def get_task(self, task_id: str) -> Json:
+        answer: Json = self.http.call("GET", f"/v2/tasks/{quote(task_id, safe='')}")
+        return answer
+
+    def batch_status(
+        self, task_ids: Sequence[str], *, patience_s: float | None = None, stop: threading.Event | None = None
+    ) -> dict[str, Json]:
+        """Tasks by id. An answer has a largest size: what did not fit is left out, and may be asked for again."""
+        answer = self.http.call(
+            "POST", "/v2/batch_status", body={"task_ids": task_ids}, patience_s=patience_s, stop=stop
+        )
+        return dict(answer["results"])
+
+    def list_tasks(self, *, state: str | None, limit: int) -> list[Json]:
+        query: dict[str, str | int] = {"limit": limit} | ({"state": state} if state else {})
+        return list(self.http.call("GET", "/v3/tasks", query=query)["tasks"])
+
+    def list_group(self, task_group_id: str) -> list[Json]:
+        return list(self.http.call("GET", f"/v2/taskgroup/{quote(task_group_id, safe='')}")["tasks"])
+
+    def list_events(self, task_id: str) -> list[Json]:
+        return list(self.http.call("GET", f"/v3/tasks/{quote(task_id, safe='')}/events")["events"])
+
+    def cancel(
+        self, task_ids: Sequence[str], *, patience_s: float | None = None, stop: threading.Event | None = None
+    ) -> dict[str, Json]:
+        answer = self.http.call(
+            "POST", "/v3/tasks/cancel", body={"task_ids": task_ids}, patience_s=patience_s, stop=stop
+        )
+        return dict(answer["results"])
+
+    # the way to user bytes and results
+    def grant_blob(self, *, size_bytes: int, sha256: str) -> Json:
+        answer: Json = self.http.call("POST", "/v3/blobs", body={"size_bytes": size_bytes, "sha256": sha256})
+        return answer
+
+    def open_stream(self, public_key: str) -> Json:
+        """Asked once: whoever wants a stream has a fall-back meanwhile, and its own idea of when to ask again."""
+        answer: Json = self.http.call("POST", "/v3/stream", body={"public_key": public_key}, patience_s=0)
+        return answer

@@ -1,0 +1,31 @@
+"""A bound on memory, kept by making those wait who would go over it."""
+
+from __future__ import annotations
+
+import threading
+
+__all__ = ["Budget"]
+
+
+class Budget:
+    """So many bytes. One taker is always let in, however much it takes: then nobody waits for ever."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._taken_bytes = 0
+        self._given_back = threading.Condition()
+
+    def take(self, size_bytes: int, *, wait: bool = True) -> None:
+        """Take bytes, waiting until there is room (unless told not to)."""
+        with self._given_back:
+            if wait:
+                self._given_back.wait_for(
+                    lambda: self._taken_bytes == 0 or self._taken_bytes + size_bytes <= self._limit_bytes
+                )
+            self._taken_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Make room."""
+        with self._given_back:
+            self._taken_bytes -= size_bytes
+            self._given_back.notify_all()

@@ -1,0 +1,178 @@
+"""Calls and functions as bytes. What cannot be sent is refused here, before anything is."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from farcall._blobs import MAX_PAYLOAD_BYTES
+from farcall._version import __version__
+from farcall_common.errors import PayloadTooLarge, SerializationError
+from farcall_common.payload import Serializer
+
+__all__ = ["FunctionHandle", "FunctionTable", "display_name", "pack_call", "registration", "unpack_result"]
+
+_serializer: Final = Serializer()
+_EMPTY_CALL: Final = _serializer.pack_call((), {})
+_NO_KWARGS: Final = _serializer.serialize({})
+#: Functions that an executor remembers by identity.
+_REMEMBERED: Final = 1024
+
+unpack_result: Final = _serializer.deserialize
+
+
+def pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, function_name: str) -> bytes:
+    """The payload of a call.
+
+    :raises SerializationError: if an argument cannot be serialised; it says which.
+    :raises PayloadTooLarge: if the arguments take more than 10 MiB; it says which is the largest.
+    """
+    if not args and not kwargs:
+        return _EMPTY_CALL
+    try:
+        # As a list: unlike a tuple it may be JSON, which is quicker to write and bound to no version of Python.
+        buffers = (_serializer.serialize(list(args)), _serializer.serialize(kwargs) if kwargs else _NO_KWARGS)
+        packed = _serializer.pack(buffers)
+    except SerializationError:
+        packed = _serializer.pack_call(args, kwargs)  # finds out which argument it is
+    if len(packed) > MAX_PAYLOAD_BYTES:
+        raise _too_large(args, kwargs, function_name, len(packed))
+    return packed
+
+
+def display_name(function: Callable[..., Any]) -> str:
+    """What to call a function; those without a name (a partial, an instance) are called after their class."""
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__
+
+
+def registration(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    public: bool = False,
+) -> dict[str, Any]:
+    """The body of a request that registers a function.
+
+    :raises SerializationError: if the function cannot be sent.
+    :raises PayloadTooLarge: if it takes more than 10 MiB.
+    """
+    body = _pack_function(function)
+    documentation = getattr(function, "__doc__", None) if isinstance(function, types.FunctionType) else None
+    return _registration_of(
+        body, name or display_name(function), description=description or documentation, metadata=metadata, public=public
+    )
+
+
+class FunctionHandle:
+    """A function on its way to being registered: its body until then, its id from then on."""
+
+    __slots__ = ("body", "function_id", "key", "name")
+
+    def __init__(self, name: str, *, body: bytes | None = None, function_id: str | None = None) -> None:
+        self.name = name
+        self.body = body
+        self.function_id = function_id
+        #: What makes two handles the same function.
+        self.key = function_id or hashlib.sha256(body or b"").hexdigest()
+
+    def registration(self) -> dict[str, Any]:
+        """The body of the request that registers it."""
+        assert self.body is not None
+        return _registration_of(self.body, self.name, description=None, metadata=None, public=False)
+
+
+class FunctionTable:
+    """Handles of functions, so that a function is serialised once and registered once.
+
+    A plain function is known by its identity: what it closes over is taken at its first use. Anything that carries
+    state (a partial, a bound method, an instance) is serialised at each use, and known by its bytes.
+    """
+
+    def __init__(self) -> None:
+        self._by_identity: dict[int, tuple[Callable[..., Any], FunctionHandle]] = {}
+        self._by_key: dict[str, FunctionHandle] = {}
+
+    def handle(self, function: Callable[..., Any]) -> FunctionHandle:
+        """The handle of a function.
+
+        :raises SerializationError: if the function cannot be sent.
+        :raises PayloadTooLarge: if it takes more than 10 MiB.
+        """
+        known = self._by_identity.get(id(function))
+        if known is not None and known[0] is function:
+            return known[1]
+        fresh = FunctionHandle(display_name(function), body=_pack_function(function))
+        handle = self._by_key.setdefault(fresh.key, fresh)
+        if isinstance(function, types.FunctionType | types.BuiltinFunctionType):
+            self._remember(function, handle)
+        return handle
+
+    def registered(self, function_id: str, function: Callable[..., Any] | None = None) -> FunctionHandle:
+        """The handle of a function that is registered already; ``function`` will be known by it from now on."""
+        name = function_id if function is None else display_name(function)
+        handle = self._by_key.setdefault(function_id, FunctionHandle(name, function_id=function_id))
+        if function is not None:
+            self._remember(function, handle)
+        return handle
+
+    def _remember(self, function: Callable[..., Any], handle: FunctionHandle) -> None:
+        while len(self._by_identity) >= _REMEMBERED:
+            self._by_identity.pop(next(iter(self._by_identity)), None)
+        self._by_identity[id(function)] = (function, handle)  # holding the function keeps its identity its own
+
+
+def _pack_function(function: Callable[..., Any]) -> bytes:
+    if not callable(function):
+        raise SerializationError(f"a {type(function).__name__} cannot be called", hint="Pass the function itself.")
+    body = _serializer.pack_function(function)
+    if len(body) > MAX_PAYLOAD_BYTES:
+        raise PayloadTooLarge(
+            f"function {display_name(function)} takes {_mib(len(body))}; the limit is {_mib(MAX_PAYLOAD_BYTES)}",
+            hint="It closes over large data: pass the data as an argument, or load it inside the function.",
+        )
+    return body
+
+
+def _registration_of(
+    body: bytes, name: str, *, description: str | None, metadata: Mapping[str, Any] | None, public: bool
+) -> dict[str, Any]:
+    meta = {
+        "python_version": platform.python_version(),
+        "sdk_version": __version__,
+        "serde_identifier": _strategy(body),
+    }
+    return {
+        "function_name": name,
+        "function_code": body.decode(),
+        "description": description,
+        "meta": meta | dict(metadata or {}),
+        "public": public,
+    }
+
+
+def _strategy(packed: bytes) -> str:
+    """The id of the strategy that wrote a packed function: the two characters behind its length."""
+    return packed.partition(b"\n")[2][:2].decode()
+
+
+def _too_large(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], function_name: str, size_bytes: int
+) -> PayloadTooLarge:
+    named = {f"argument {number}": value for number, value in enumerate(args, start=1)}
+    named |= {f"argument {name!r}": value for name, value in kwargs.items()}
+    sizes = {name: len(_serializer.serialize(value)) for name, value in named.items()}
+    largest = max(sizes, key=lambda name: sizes[name])
+    return PayloadTooLarge(
+        f"the arguments of {function_name} take {_mib(size_bytes)} as text, {_mib(sizes[largest])} of it {largest}; "
+        f"the limit is {_mib(MAX_PAYLOAD_BYTES)}"
+    )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1024 * 1024):.1f} MiB"

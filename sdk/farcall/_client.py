@@ -1,0 +1,288 @@
+"""The API as methods, for one call at a time. For many calls, see :class:`farcall.Executor`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from farcall._backoff import Backoff
+from farcall._settings import Settings
+from farcall._tasks import TaskInfo
+from farcall_common.errors import FarcallError, TaskUnknown
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import httpx
+
+    from farcall._batch import Batch
+
+__all__ = ["Client"]
+
+_PARALLEL_TRANSFERS: Final = 4
+_IDS_PER_REQUEST: Final = 500
+_POLLING: Final = Backoff(first_s=0.02, cap_s=2.0)
+
+Json = dict[str, Any]
+
+
+class Client:
+    """Talks to the API of a deployment. May be used from any thread, and in forked children.
+
+    Requests that fail for want of a network, or because the API asks to come again later, are repeated with a random
+    back-off. Repeating is harmless: tasks carry ids that are made here.
+
+    :param api_url: address of the API; else ``FARCALL_API_URL``, else ``config.toml`` (see :class:`Settings`).
+    :param token: bearer token; else ``FARCALL_TOKEN``, else ``config.toml``.
+    :param timeout_s: how long one attempt at a request may wait for the network, in seconds.
+    :param patience_s: how long a request is repeated before its error is raised, in seconds.
+    :param transport: replaces the network, for tests.
+    :raises ConfigurationError: if address or token are not to be found.
+
+    Every method raises :class:`FarcallError`: the subclass says what is wrong, ``hint`` what to do about it.
+    """
+
+    def __init__(
+        self,
+        api_url: str | None = None,
+        token: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        patience_s: float = 60.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        settings = Settings.resolve(api_url, token)
+        # Imported at the first use: the network stack takes longer to load than the rest of the package together.
+        from farcall._api import Api
+        from farcall._blobs import Blobs
+        from farcall._http import Http
+
+        self.api_url = settings.api_url
+        self._http = Http(settings, timeout_s=timeout_s, patience_s=patience_s, transport=transport)
+        self._api = Api(self._http)
+        self._blobs = Blobs(self._api)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.api_url!r})"
+
+    def close(self) -> None:
+        """Give back the connections."""
+        self._http.close()
+
+    def version_check(self) -> Json:
+        """Ask the API for its version and those of the oldest SDK and endpoint that it serves."""
+        return self._api.version()
+
+    # -- functions -----------------------------------------------------------------------------------------------------
+
+    def register_function(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        public: bool = False,
+    ) -> str:
+        """Register a function and return its id. ``description`` is the docstring unless given.
+
+        :raises SerializationError: if the function cannot be sent.
+        """
+        from farcall._calls import registration
+
+        return self._api.register_function(
+            registration(function, name=name, description=description, metadata=metadata, public=public)
+        )
+
+    def get_function(self, function_id: str) -> Json:
+        """``function_uuid, function_name, function_code, description, metadata`` of a function."""
+        return self._api.get_function(function_id)
+
+    def get_functions(self, *, search: str = "", limit: int = 100) -> list[Json]:
+        """Your functions, newest first; with ``search``, those that have it in their name or description."""
+        return self._api.list_functions(search=search, limit=limit)
+
+    def delete_function(self, function_id: str) -> None:
+        """Forget a function. Tasks that were submitted keep running."""
+        self._api.delete_function(function_id)
+
+    # -- endpoints -----------------------------------------------------------------------------------------------------
+
+    def get_endpoints(self, *, role: str = "any") -> list[Json]:
+        """``uuid, name, display_name, owner`` of endpoints: ``role`` "any" for all you may use, "owner" for yours."""
+        return self._api.list_endpoints(role=role)
+
+    def get_endpoint(self, endpoint_id: str) -> Json:
+        """What is registered of an endpoint."""
+        return self._api.get_endpoint(endpoint_id)
+
+    def get_endpoint_status(self, endpoint_id: str) -> Json:
+        """``status`` ("online", "offline") and ``details``: numbers of managers, workers and tasks."""
+        return self._api.get_endpoint_status(endpoint_id)
+
+    def get_allowed_functions(self, endpoint_id: str) -> Json:
+        """``restricted``, and if so, ``functions``: the only ones that the endpoint runs."""
+        return self._api.get_allowed_functions(endpoint_id)
+
+    def delete_endpoint(self, endpoint_id: str) -> None:
+        """Forget an endpoint of yours."""
+        self._api.delete_endpoint(endpoint_id)
+
+    # -- submitting ----------------------------------------------------------------------------------------------------
+
+    def run(self, *args: Any, endpoint_id: str, function_id: str, **kwargs: Any) -> str:
+        """Submit one call of a registered function and return the task id.
+
+        :raises SerializationError: if an argument cannot be sent; it says which.
+        :raises PayloadTooLarge: if the arguments take more than 10 MiB.
+        """
+        batch = self.create_batch()
+        task_id = batch.add(function_id, args, kwargs)
+        self.batch_run(endpoint_id, batch)
+        return task_id
+
+    def create_batch(
+        self,
+        *,
+        task_group_id: str | None = None,
+        idempotent: bool = True,
+        max_attempts: int = 3,
+        walltime_s: float | None = None,
+    ) -> Batch:
+        """A batch to :meth:`Batch.add` calls to; the arguments hold for all of them (see :class:`Executor`)."""
+        from farcall._batch import Batch
+        from farcall._submission import TaskOptions
+
+        options = TaskOptions(idempotent=idempotent, max_attempts=max_attempts, walltime_s=walltime_s)
+        return Batch(task_group_id=task_group_id, options=options)
+
+    def batch_run(self, endpoint_id: str, batch: Batch) -> Json:
+        """Submit a batch: ``request_id, task_group_id, endpoint_id, tasks`` (ids by function id, in order).
+
+        Large batches go out in several requests. If one fails, the error is raised and the batch may be run again:
+        tasks that were taken already are not taken twice.
+        """
+        from farcall._submission import check_answer, chunks, encode_submit
+
+        answer: Json = {"request_id": "", "endpoint_id": endpoint_id, "tasks": {}}
+        for chunk in chunks(batch.prepared(self._blobs, parallel=_PARALLEL_TRANSFERS)):
+            body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=batch.options)
+            part = self._api.submit(endpoint_id, body)
+            check_answer(part, ids)
+            answer["request_id"] = part.get("request_id", "")
+            for function_id, task_ids in ids.items():
+                answer["tasks"].setdefault(function_id, []).extend(task_ids)
+        return answer | {"task_group_id": batch.task_group_id}
+
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    def get_task(self, task_id: str) -> TaskInfo:
+        """A task as it is now, with its result if it has one.
+
+        :raises TaskUnknown: if you have no such task.
+        """
+        return self._info(self._api.get_task(task_id))
+
+    def get_result(self, task_id: str, *, wait_s: float = 0.0) -> Any:
+        """What a task returned, waiting up to ``wait_s`` seconds for it.
+
+        :raises TaskPending: if it has not ended by then.
+        :raises TaskFailed, TaskCancelled, TaskLost: if it did not succeed; with the remote traceback.
+        """
+        give_up_at = time.monotonic() + wait_s
+        asked = 0
+        while True:
+            info = self.get_task(task_id)
+            left_s = give_up_at - time.monotonic()
+            if not info.pending or left_s <= 0:
+                return info.result()
+            time.sleep(min(left_s, _POLLING.delay_s(asked, draw=lambda: 1.0)))
+            asked += 1
+
+    def get_batch_result(self, task_ids: Iterable[str]) -> dict[str, TaskInfo]:
+        """All of these tasks as they are now, in the order asked for, whatever they ended with.
+
+        A task that failed, is unknown, or has a result that cannot be read here is there like any other: its
+        :meth:`TaskInfo.result` raises, and ``exception`` says why.
+        """
+        wanted = list(dict.fromkeys(task_ids))
+        found: dict[str, Json] = {}
+        for start in range(0, len(wanted), _IDS_PER_REQUEST):
+            asked = wanted[start : start + _IDS_PER_REQUEST]
+            while asked:  # an answer has a largest size; what it left out is asked for again
+                answer = self._api.batch_status(asked)
+                if not answer:
+                    break
+                found |= answer
+                asked = [task_id for task_id in asked if task_id not in found]
+        with ThreadPoolExecutor(_PARALLEL_TRANSFERS, thread_name_prefix="farcall-download") as pool:
+            infos = pool.map(self._info, found.values())
+            known = dict(zip(found, infos, strict=True))
+        return {task_id: known.get(task_id) or _unknown(task_id) for task_id in wanted}
+
+    def get_tasks(self, *, state: str | None = None, limit: int = 100) -> list[Json]:
+        """Your tasks, newest first, without results; with ``state``, those in that state."""
+        return self._api.list_tasks(state=state, limit=limit)
+
+    def get_task_group(self, task_group_id: str) -> list[str]:
+        """The ids of the tasks of a group, in the order of their submission."""
+        return [str(task["id"]) for task in self._api.list_group(task_group_id)]
+
+    def get_task_events(self, task_id: str) -> list[Json]:
+        """The history of a task: ``state, reporter, at`` (epoch seconds), ``attempt, detail``."""
+        return self._api.list_events(task_id)
+
+    def cancel(self, task_id: str) -> Json:
+        """Cancel a task: ``outcome`` is "cancelled" (it never runs), "requested" (its endpoint was told to stop it)
+        or "finished" (too late).
+
+        :raises TaskUnknown: if you have no such task.
+        """
+        outcome = self.cancel_many([task_id])[task_id]
+        if outcome["outcome"] == "unknown":
+            raise TaskUnknown(f"there is no task {task_id}")
+        return outcome
+
+    def cancel_many(self, task_ids: Sequence[str]) -> dict[str, Json]:
+        """Cancel tasks; what :meth:`cancel` returns, by id. Tasks that are not yours have the outcome "unknown"."""
+        outcomes: dict[str, Json] = {}
+        for start in range(0, len(task_ids), _IDS_PER_REQUEST):
+            outcomes |= self._api.cancel(task_ids[start : start + _IDS_PER_REQUEST])
+        return outcomes
+
+    def _info(self, task: Json) -> TaskInfo:
+        from farcall._ends import ResultReader, end_from_json
+
+        end, data = end_from_json(task)
+        value, exception = None, None
+        try:
+            value = ResultReader(self._api, self._blobs).read(end, data)
+        except FarcallError as error:
+            exception = error
+        return TaskInfo(
+            task_id=end.task_id,
+            state=None if isinstance(exception, TaskUnknown) else end.state,
+            task_group_id=end.task_group_id,
+            endpoint_id=task.get("endpoint_id") or "",
+            function_id=task.get("function_id") or "",
+            attempt=end.attempt,
+            finished_at=end.finished_at,
+            timings=end.timings,
+            details=end.details,
+            value=value,
+            exception=exception,
+        )
+
+
+def _unknown(task_id: str) -> TaskInfo:
+    return TaskInfo(task_id, None, exception=TaskUnknown(f"there is no task {task_id}"))

@@ -1,0 +1,128 @@
+"""The end of a task: from the stream or from the API into a value, or into the error that it ended with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from farcall._api import Api
+from farcall._blobs import BlobRef, Blobs
+from farcall._calls import unpack_result
+from farcall_common.errors import (
+    ErrorRecord,
+    Forbidden,
+    TaskCancelled,
+    TaskError,
+    TaskFailed,
+    TaskLost,
+    TaskPending,
+    TaskUnknown,
+    Unavailable,
+    error_from_record,
+)
+from farcall_common.wire import BlobLocation, StreamResult, TaskState
+
+__all__ = ["ResultReader", "end_from_json", "task_error"]
+
+_CLASSES: Final[Mapping[TaskState, type[TaskError]]] = {
+    TaskState.FAILED: TaskFailed,
+    TaskState.CANCELLED: TaskCancelled,
+    TaskState.LOST: TaskLost,
+}
+
+
+def end_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | None]:
+    """A task as the API shows it, in the shape in which the stream pushes ends, and its result when that is inline."""
+    ref, result, finished_at = task.get("result_ref"), task.get("result"), task.get("completion_t")
+    end = StreamResult(
+        task_id=task["task_id"],
+        task_group_id=task.get("task_group_id") or "",
+        state=TaskState(task["status"]),
+        attempt=task.get("attempt") or 0,
+        result_blob=None if ref is None else BlobLocation(**ref),
+        error=task.get("error"),
+        finished_at=None if finished_at is None else float(finished_at),
+        timings=task.get("timings") or {},
+        details=task.get("details") or {},
+    )
+    return end, None if result is None else result.encode()
+
+
+def task_error(end: StreamResult) -> TaskError | TaskUnknown:
+    """The exception for a task that ended without a result, has not ended, or does not exist.
+
+    For a task that exists, a :class:`TaskError` that fits its state, so that ``except TaskFailed`` catches every
+    failure; the record keeps the precise code. The remote traceback is a note of the exception: Python prints it below
+    the local one.
+    """
+    state = end.state
+    if not state.is_terminal:
+        return TaskPending(f"task {end.task_id} is {state}", hint="Ask again later, or wait for it.")
+    expected = _CLASSES.get(state, TaskError)
+    if end.error is None:
+        return expected(f"task {end.task_id} ended as {state}")
+    record = ErrorRecord.from_json(end.error)
+    error = error_from_record(record, default=expected)
+    if isinstance(error, TaskUnknown):
+        return error
+    if not isinstance(error, expected):
+        error = expected(record.message, record=record)
+    note = _remote_report(record)
+    if note:
+        error.add_note(note)
+    return error
+
+
+def _remote_report(record: ErrorRecord) -> str:
+    """What is known of a failure on the worker, as text."""
+    place = [f"endpoint {record.endpoint_id}"] if record.endpoint_id else []
+    place += [f"attempt {record.attempt}"] if record.attempt else []
+    where = f" ({', '.join(place)})" if place else ""
+    parts = []
+    if record.traceback:
+        parts.append(f"Remote traceback{where}:\n{record.traceback.rstrip()}")
+    for name, tail in (("stdout", record.stdout_tail), ("stderr", record.stderr_tail)):
+        if tail:
+            parts.append(f"Last {name} of the task:\n{tail.rstrip()}")
+    return "\n\n".join(parts)
+
+
+class ResultReader:
+    """Reads results, fetching those that are blobs. May be used from any thread."""
+
+    def __init__(self, api: Api, blobs: Blobs) -> None:
+        self._api = api
+        self._blobs = blobs
+
+    def read(self, end: StreamResult, data: bytes | None) -> Any:
+        """The value that a task returned. May block for a download.
+
+        :raises TaskError: if the task did not succeed.
+        :raises TaskUnknown: if there is no such task.
+        :raises DeserializationError: if the value cannot be made here.
+        :raises FarcallError: if the result cannot be fetched.
+        """
+        if end.state is not TaskState.SUCCESS:
+            raise task_error(end)
+        return unpack_result(self._fetch(end) if data is None else data)
+
+    def _fetch(self, end: StreamResult) -> bytes:
+        blob = end.result_blob
+        if blob is not None and blob.url is not None:
+            try:
+                return self._download(blob)
+            except Forbidden:
+                pass  # a pre-signed address lives for minutes: ask for a fresh one
+        fresh, data = end_from_json(self._api.get_task(end.task_id))
+        if data is not None:
+            return data
+        if fresh.result_blob is None or fresh.result_blob.url is None:
+            raise Unavailable(
+                f"the result of task {end.task_id} is not there any more",
+                hint="Results are kept for their retention time; run the task again.",
+            )
+        return self._download(fresh.result_blob)
+
+    def _download(self, blob: BlobLocation) -> bytes:
+        assert blob.url is not None
+        return self._blobs.download(BlobRef(blob.blob_key, blob.size_bytes, blob.sha256), blob.url)

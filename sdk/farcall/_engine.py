@@ -1,0 +1,201 @@
+"""What works behind an executor: three threads and a table of open futures."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from farcall._api import Api
+from farcall._blobs import INLINE_BYTES, Blobs
+from farcall._budget import Budget
+from farcall._calls import FunctionHandle, FunctionTable, pack_call
+from farcall._collector import Collector
+from farcall._ends import ResultReader
+from farcall._future import ComputeFuture
+from farcall._poller import Poller
+from farcall._sender import Call, Sender
+from farcall._stream import Stream
+from farcall._submission import TaskOptions, encode_payload
+from farcall_common.errors import FarcallError
+from farcall_common.wire import new_task_id
+
+__all__ = ["Engine"]
+
+_logger = logging.getLogger(__name__)
+
+_PARALLEL_UPLOADS: Final = 4
+#: Payloads that wait to be sent may take this much memory; whoever submits more waits.
+_UNSENT_BYTES: Final = 256 * 1024 * 1024
+_COUNTED_BYTES: Final = 4 * 1024
+_SAFETY_POLL_S: Final = 15.0
+_JOIN_TIMEOUT_S: Final = 15.0
+
+_thread: Final = threading.local()
+
+
+def _mark_thread() -> None:
+    _thread.is_ours = True
+
+
+class Engine:
+    """Turns calls into futures, sends them, and waits for their ends.
+
+    It lives as long as a future is open, also when its executor is forgotten.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        blobs: Blobs,
+        *,
+        task_group_id: str,
+        batch_size: int,
+        options: TaskOptions,
+        patience_s: float,
+        label: str,
+    ) -> None:
+        self.functions = FunctionTable()
+        self._task_group_id = task_group_id
+        self._blobs = blobs
+        self._pid = os.getpid()
+        self._broken: BaseException | None = None
+        self._unsent = Budget(_UNSENT_BYTES)
+        self._collector = Collector(ResultReader(api, blobs), on_finished=self._stop)
+        self._stream = Stream(api, self._collector, task_group_id=task_group_id, on_gap=self._hurry)
+        self._poller = Poller(
+            api,
+            self._collector,
+            stream_is_open=self._stream.is_open,
+            safety_s=_SAFETY_POLL_S,
+            patience_s=patience_s,
+        )
+        self._sender = Sender(
+            api,
+            self._collector,
+            task_group_id=task_group_id,
+            batch_size=batch_size,
+            options=options,
+            patience_s=patience_s,
+            on_accepted=self._poller.expect,
+            on_left=self._unsent.give_back,
+        )
+        self._uploads = ThreadPoolExecutor(
+            _PARALLEL_UPLOADS, thread_name_prefix=f"{label}-upload", initializer=_mark_thread
+        )
+        self._threads = [
+            self._spawn(run, f"{label}-{name}")
+            for name, run in (("sender", self._sender.run), ("stream", self._stream.run), ("poller", self._poller.run))
+        ]
+        _running.add(self)
+
+    def submit(
+        self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], *, endpoint_id: str
+    ) -> ComputeFuture[Any]:
+        """The future of a call, which is sent soon.
+
+        :raises SerializationError, PayloadTooLarge: if the arguments cannot be sent.
+        :raises RuntimeError: after :meth:`close`, and in a process forked after the engine was started.
+        :raises BrokenExecutor: if a thread died of an error of ours.
+        """
+        if self._broken is not None:
+            raise concurrent.futures.BrokenExecutor("a thread of the executor died") from self._broken
+        if os.getpid() != self._pid:
+            raise RuntimeError("this Executor belongs to the parent process; make one after the fork")
+        payload = pack_call(args, kwargs, function_name=handle.name)
+        future: ComputeFuture[Any] = ComputeFuture(
+            new_task_id(), task_group_id=self._task_group_id, endpoint_id=endpoint_id, on_cancel=self._cancelled
+        )
+        self._collector.add(future)
+        reserved_bytes = len(payload) if len(payload) >= _COUNTED_BYTES else 0
+        if reserved_bytes:
+            # A callback that submits runs in a thread that makes room: it must not wait for itself.
+            self._unsent.take(reserved_bytes, wait=not getattr(_thread, "is_ours", False))
+        if len(payload) <= INLINE_BYTES:
+            self._sender.send(Call(future, handle, encode_payload(payload), reserved_bytes))
+        else:
+            self._uploads.submit(self._upload, future, handle, payload)
+        return future
+
+    def unsettled(self) -> list[ComputeFuture[Any]]:
+        """The futures that are not done."""
+        return self._collector.unsettled()
+
+    def close(self) -> None:
+        """No more calls come: end when the last future is done."""
+        self._collector.close()
+
+    def join(self) -> None:
+        """Wait until the threads have ended. Only after :meth:`close`."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_TIMEOUT_S)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is sent. False if that did not happen in time."""
+        return self._sender.wait_until_sent(timeout_s)
+
+    def abandon(self) -> None:
+        """End now, whatever is open. The tasks that were sent go on without us."""
+        self._sender.abandon()
+        self._stop()
+
+    def _upload(self, future: ComputeFuture[Any], handle: FunctionHandle, payload: bytes) -> None:
+        try:
+            if not future.cancelled():
+                self._sender.send(Call(future, handle, encode_payload(self._blobs.upload(payload))))
+        except FarcallError as error:
+            self._collector.fail([future.task_id], error)
+        finally:
+            self._unsent.give_back(len(payload))
+
+    def _cancelled(self, future: ComputeFuture[Any]) -> None:
+        self._sender.cancel(future)
+        self._collector.drop(future)
+
+    def _hurry(self) -> None:
+        self._poller.hurry()
+
+    def _stop(self) -> None:
+        self._sender.stop()
+        self._stream.stop()
+        self._poller.stop()
+        self._uploads.shutdown(wait=False)
+        _running.discard(self)
+
+    def _spawn(self, run: Callable[[], None], name: str) -> threading.Thread:
+        def watched() -> None:
+            _mark_thread()
+            try:
+                run()
+            except BaseException as error:
+                # Nobody would settle the futures any more: tell those who wait, and die loudly.
+                self._broken = error
+                self._collector.fail([future.task_id for future in self.unsettled()], error)
+                raise
+
+        thread = threading.Thread(target=watched, name=name, daemon=True)
+        thread.start()
+        return thread
+
+
+#: Engines that run in this process. At its end they send what waits: a submitted call is not lost to a short script.
+_running: weakref.WeakSet[Engine] = weakref.WeakSet()
+_FLUSH_AT_EXIT_S: Final = 10.0
+
+
+def _flush_at_exit() -> None:
+    for engine in [engine for engine in _running if engine._pid == os.getpid()]:
+        if not engine.flush(_FLUSH_AT_EXIT_S):
+            _logger.warning("the process ends with calls that could not be sent")
+        engine.abandon()
+        engine.join()
+
+
+atexit.register(_flush_at_exit)

@@ -1,0 +1,79 @@
+"""A call whose result is on its way."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+__all__ = ["ComputeFuture"]
+
+T = TypeVar("T")
+
+_cancelling: Final = threading.Lock()
+
+
+class ComputeFuture(concurrent.futures.Future[T]):
+    """The future of a task; everything that works with :class:`concurrent.futures.Future` works with it.
+
+    ``task_id`` is known from the start. ``result()`` raises :class:`TaskFailed` with the remote traceback when the
+    function raised, :class:`TaskLost` when the task was lost, and :class:`concurrent.futures.CancelledError` when it
+    was cancelled, here or elsewhere. ``running()`` is always false: until the task ends, it can be cancelled.
+
+    Callbacks run in the thread that receives results: a callback must not wait for another result.
+    """
+
+    def __init__(
+        self, task_id: str, *, task_group_id: str, endpoint_id: str, on_cancel: Callable[[ComputeFuture[Any]], None]
+    ) -> None:
+        super().__init__()
+        self.task_id = task_id
+        self.task_group_id = task_group_id
+        self.endpoint_id = endpoint_id
+        #: How often the task was started, as far as known.
+        self.attempt = 0
+        #: What the endpoint says of the run (Python version and the like), once the task ended.
+        self.details: Mapping[str, Any] = {}
+        self._on_cancel = on_cancel
+        self._stations: Mapping[str, float] = {}
+        self._made_at = time.time()
+        #: Whether the task may be on its way to the API; set before it is, see Sender.
+        self._sent = False
+        self._accepted_at: float | None = None
+        self._received_at: float | None = None
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Epoch seconds at the stations of the task's way, as far as known.
+
+        Of the client's clock: ``client_submitted_at``, ``client_accepted_at`` (the API has the task) and
+        ``client_received_at``; between them those of the cloud and of the worker, each by its own clock
+        (``submitted_at``, ``enqueued_at``, ``leased_at``, ``accepted_at``, ``started_at``, ``ended_at``,
+        ``returned_at``, ``recorded_at``). Only differences within one clock mean anything.
+        """
+        own = {"client_submitted_at": self._made_at, "client_accepted_at": self._accepted_at}
+        own["client_received_at"] = self._received_at
+        return {**{name: at for name, at in own.items() if at is not None}, **self._stations}
+
+    def cancel(self) -> bool:
+        """Cancel the task, also when it runs. False if it has ended.
+
+        Waiting callers hear of it at once. A task that was not sent never is; for one that was, the cloud is told to
+        stop it. Should it end before that is heard, its result is in the record (:meth:`Client.get_task`) and not here.
+        """
+        with _cancelling:  # twice at once would end in an error of the base class
+            if self.cancelled():
+                return True
+            if not super().cancel():
+                return False
+            self.set_running_or_notify_cancel()  # wakes those who wait for several futures
+        self._on_cancel(self)
+        return True
+
+    def _end_cancelled(self) -> None:
+        """The task was cancelled elsewhere."""
+        with _cancelling:
+            if not self.cancelled() and super().cancel():
+                self.set_running_or_notify_cancel()

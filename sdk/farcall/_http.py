@@ -1,0 +1,243 @@
+"""HTTP for the API and for blobs: one pool per process, retries, and foreign failures turned into our errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from farcall._backoff import Backoff
+from farcall._settings import Settings
+from farcall_common.errors import (
+    ConfigurationError,
+    Conflict,
+    ErrorRecord,
+    FarcallError,
+    Fault,
+    Forbidden,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    PayloadTooLarge,
+    ProtocolError,
+    Unauthenticated,
+    Unavailable,
+    error_from_record,
+)
+
+__all__ = ["Http"]
+
+_logger = logging.getLogger(__name__)
+# httpx logs every address at INFO, the signatures of pre-signed ones included: not unless somebody asked for it.
+if logging.getLogger("httpx").level == logging.NOTSET:
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+#: Our own server's "something went wrong": worth a few more tries, but not an hour of them.
+_INTERNAL_PATIENCE_S: Final = 15.0
+#: The error for an answer whose body does not say it in our own words (a proxy's, or API Gateway's own).
+_BY_STATUS: Final[Mapping[int, type[FarcallError]]] = {
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: PayloadTooLarge,
+    429: LimitExceeded,
+}
+_UNREACHABLE_HINT: Final = (
+    "Is the API up? `farcall local status` shows a local tier; FARCALL_API_URL names the address."
+)
+#: Environment proxies are for the world outside: a tier on this machine is reached directly.
+_DIRECT: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
+
+_instances: weakref.WeakSet[Http] = weakref.WeakSet()
+#: Pools that a forked child inherited. They are kept, unused: closing them could end the parent's TLS sessions.
+_inherited: list[httpx.Client | None] = []
+
+
+class Http:
+    """Requests with retries. May be used from any thread, and in a forked child.
+
+    :param timeout_s: how long one attempt may wait for the network, in seconds.
+    :param patience_s: how long a request is tried again before its last error is raised, in seconds.
+    :param transport: replaces the network, for tests.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        timeout_s: float,
+        patience_s: float,
+        backoff: Backoff | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.settings = settings
+        self.patience_s = patience_s
+        self._timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0))
+        self._backoff = backoff or Backoff()
+        self._transport = transport
+        self._never = threading.Event()
+        self._lock = threading.Lock()
+        self._pool: httpx.Client | None = None
+        self._authorization = {
+            "authorization": f"Bearer {settings.token}",
+            "content-type": "application/json",
+            "x-farcall-accept": "blob-ref",
+        }
+        _instances.add(self)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str | int] | None = None,
+        patience_s: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> Any:
+        """Call the API. ``body`` is encoded as JSON unless it is bytes; the answer's JSON is returned.
+
+        Network failures and retryable answers are tried again, after what the API asks for or a random back-off,
+        until ``patience_s`` (the client's, unless given) is over or ``stop`` is set.
+
+        :raises FarcallError: the API's own error, or Unavailable when it cannot be reached.
+        """
+        content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
+        url = self.settings.api_url + path
+        response = self._request(
+            method, url, content=content, query=query, headers=self._authorization, patience_s=patience_s, stop=stop
+        )
+        if not response.content:
+            return None
+        try:
+            return msgspec.json.decode(response.content)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(
+                f"{method} {path} answered something that is not JSON", hint=_UNREACHABLE_HINT
+            ) from error
+
+    def put(self, url: str, data: bytes, *, headers: Mapping[str, str]) -> None:
+        """Upload to a pre-signed address. The token stays here: that address is another party's."""
+        self._request("PUT", url, content=data, headers=headers)
+
+    def get(self, url: str) -> bytes:
+        """Download from a pre-signed address."""
+        return self._request("GET", url, content=None, headers={}).content
+
+    def close(self) -> None:
+        """Give back the connections. Harmless when called twice; the object can be used again."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def _request(
+        self,
+        method: str,
+        url: str,
+        *,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        query: Mapping[str, str | int] | None = None,
+        patience_s: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> httpx.Response:
+        patience_s = self.patience_s if patience_s is None else patience_s
+        started_at = time.monotonic()
+        attempt = 0
+        while True:
+            try:
+                return self._once(method, url, content=content, headers=headers, query=query)
+            except FarcallError as error:
+                delay_s = max(error.record.retry_after_s or 0.0, self._backoff.delay_s(attempt))
+                broken = error.record.code == FarcallError.code
+                give_up_at = started_at + (min(patience_s, _INTERNAL_PATIENCE_S) if broken else patience_s)
+                if not error.record.retryable or time.monotonic() + delay_s > give_up_at:
+                    raise
+                _logger.debug("%s %s: %s; again in %.2f s", method, url.partition("?")[0], error, delay_s)
+                if (stop or self._never).wait(delay_s):
+                    raise
+                attempt += 1
+
+    def _once(
+        self,
+        method: str,
+        url: str,
+        *,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        query: Mapping[str, str | int] | None,
+    ) -> httpx.Response:
+        try:
+            response = self._client().request(method, url, content=content, headers=headers, params=query)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise ConfigurationError(f"not an address that can be called: {error}") from error
+        except httpx.TransportError as error:
+            address = url.partition("?")[0]
+            message = f"{method} {address}: {str(error) or type(error).__name__}"
+            raise Unavailable(
+                message,
+                record=ErrorRecord(Unavailable.code, message, _UNREACHABLE_HINT, Fault.NETWORK, retryable=True),
+            ) from error
+        if response.is_success:
+            return response
+        raise _error(response)
+
+    def _client(self) -> httpx.Client:
+        pool = self._pool
+        if pool is not None:
+            return pool
+        with self._lock:
+            if self._pool is None:
+                self._pool = httpx.Client(
+                    timeout=self._timeout,
+                    transport=self._transport,
+                    mounts=None if self._transport else dict.fromkeys(_DIRECT),
+                    limits=httpx.Limits(max_connections=32, max_keepalive_connections=8, keepalive_expiry=30.0),
+                )
+            return self._pool
+
+    def _after_fork(self) -> None:
+        _inherited.append(self._pool)
+        self._pool = None
+        self._lock = threading.Lock()
+        self._never = threading.Event()
+
+
+def _after_fork() -> None:
+    for http in list(_instances):
+        http._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _error(response: httpx.Response) -> FarcallError:
+    status, retry_after_s = response.status_code, _retry_after_s(response)
+    try:
+        body = msgspec.json.decode(response.content, type=dict[str, Any])
+        record = ErrorRecord.from_json(body)
+    except (msgspec.DecodeError, KeyError, ValueError, TypeError):
+        address = str(response.request.url).partition("?")[0]
+        message = f"{response.request.method} {address} answered {status} {response.reason_phrase}".rstrip()
+        cls = _BY_STATUS.get(status, Unavailable if status >= 500 else InvalidRequest)
+        return cls(message, retry_after_s=retry_after_s)
+    if record.retry_after_s is None and retry_after_s is not None:
+        record = dataclasses.replace(record, retry_after_s=retry_after_s)
+    return error_from_record(record)
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    try:
+        return max(0.0, float(response.headers["retry-after"]))
+    except (KeyError, ValueError):  # absent, or an HTTP date, which our API does not send
+        return None

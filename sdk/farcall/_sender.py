@@ -1,0 +1,227 @@
+"""Submits: whatever has collected while the last request was under way goes out with the next."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from farcall._api import Api
+from farcall._calls import FunctionHandle
+from farcall._collector import Collector
+from farcall._future import ComputeFuture
+from farcall._submission import MAX_BYTES, Prepared, TaskOptions, check_answer, encode_submit, size_bytes
+from farcall_common.errors import (
+    ConfigurationError,
+    EndpointUnknown,
+    FarcallError,
+    ProtocolError,
+    TaskUnknown,
+    Unauthenticated,
+)
+
+__all__ = ["Call", "Sender"]
+
+_logger = logging.getLogger(__name__)
+
+#: Cancelling is a courtesy: it is not tried for as long as a submit is.
+_CANCEL_PATIENCE_S: Final = 10.0
+_IDS_PER_CANCEL: Final = 500
+#: Errors of the whole request. Any other may be the fault of one task, whose neighbours must not suffer for it.
+_SHARED: Final = (Unauthenticated, EndpointUnknown, ConfigurationError, ProtocolError)
+
+
+class Call:
+    """One task to be sent. ``payload`` is JSON; ``reserved_bytes`` is the memory that it counts for until it left."""
+
+    __slots__ = ("function", "future", "payload", "reserved_bytes")
+
+    def __init__(
+        self, future: ComputeFuture[Any], function: FunctionHandle, payload: bytes, reserved_bytes: int = 0
+    ) -> None:
+        self.future = future
+        self.function = function
+        self.payload = payload
+        self.reserved_bytes = reserved_bytes
+
+
+class Sender:
+    """Sends calls in batches, and cancellations behind them.
+
+    The first call goes out at once. While a request is under way others collect, and go out together with the next:
+    the batch size follows the load, and nobody waits for a timer.
+
+    :param patience_s: how long a submit is repeated while the API cannot be reached, in seconds.
+    :param on_accepted: called when the API has taken a batch.
+    :param on_left: called with the bytes that calls had reserved, when they are off our hands.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        collector: Collector,
+        *,
+        task_group_id: str,
+        batch_size: int,
+        options: TaskOptions,
+        patience_s: float,
+        on_accepted: Callable[[], None],
+        on_left: Callable[[int], None],
+    ) -> None:
+        self._api = api
+        self._collector = collector
+        self._task_group_id = task_group_id
+        self._batch_size = batch_size
+        self._options = options
+        self._patience_s = patience_s
+        self._on_accepted = on_accepted
+        self._on_left = on_left
+        self._queue: queue.SimpleQueue[Call | ComputeFuture[Any] | None] = queue.SimpleQueue()
+        self._calls: deque[Call] = deque()
+        self._cancelled: list[str] = []
+        self._stop = threading.Event()
+        self._idle = threading.Condition()
+
+    def send(self, call: Call) -> None:
+        """Send a call soon."""
+        self._queue.put(call)
+
+    def cancel(self, future: ComputeFuture[Any]) -> None:
+        """Tell the cloud that nobody waits for this task any more, if it may have heard of it."""
+        if future._sent:
+            self._queue.put(future)
+
+    def stop(self) -> None:
+        """Let :meth:`run` return when everything before has been sent."""
+        self._queue.put(None)
+
+    def abandon(self) -> None:
+        """Give up what is being tried."""
+        self._stop.set()
+
+    def wait_until_sent(self, timeout_s: float) -> bool:
+        """Wait until no call waits to be sent. False if that did not happen in time."""
+
+        def all_sent() -> bool:
+            return all(future._accepted_at is not None for future in self._collector.unsettled())
+
+        with self._idle:
+            return self._idle.wait_for(all_sent, timeout_s)
+
+    def run(self) -> None:
+        """Send until :meth:`stop`. The body of a thread."""
+        while self._collect():
+            if self._calls:
+                self._send_batch()
+            if self._cancelled:
+                self._send_cancellations()
+            with self._idle:
+                self._idle.notify_all()
+
+    def _collect(self) -> bool:
+        """Take what is waiting; wait if there is nothing. False when there will be nothing any more."""
+        wait = not self._calls
+        while len(self._calls) < self._batch_size:
+            try:
+                item = self._queue.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            if item is None:
+                if self._calls or self._cancelled:
+                    self._queue.put(None)
+                    return True
+                return False
+            if isinstance(item, Call):
+                self._calls.append(item)
+            else:
+                self._cancelled.append(item.task_id)
+        return True
+
+    def _send_batch(self) -> None:
+        batch: list[Call] = []
+        room, reserved_bytes = MAX_BYTES, 0
+        while self._calls and len(batch) < self._batch_size:
+            call = self._calls[0]
+            room -= size_bytes(call.payload)
+            if batch and (room < 0 or call.future.endpoint_id != batch[0].future.endpoint_id):
+                break
+            self._calls.popleft()
+            reserved_bytes += call.reserved_bytes
+            call.future._sent = True  # first this, then the look: cancel() does it the other way round
+            if not call.future.cancelled():
+                batch.append(call)
+        batch = self._registered(batch)
+        if batch:
+            self._submit(batch)
+        if reserved_bytes:
+            self._on_left(reserved_bytes)
+
+    def _registered(self, batch: Sequence[Call]) -> list[Call]:
+        """Register the functions that are new. Calls of one that cannot be registered fail."""
+        refused: set[FunctionHandle] = set()
+        for handle in dict.fromkeys(call.function for call in batch):
+            if handle.function_id is None:
+                try:
+                    handle.function_id = self._api.register_function(
+                        handle.registration(), patience_s=self._patience_s, stop=self._stop
+                    )
+                    handle.body = None
+                except FarcallError as error:
+                    refused.add(handle)
+                    self._fail([call for call in batch if call.function is handle], error)
+        return [call for call in batch if call.function not in refused]
+
+    def _submit(self, batch: Sequence[Call]) -> None:
+        tasks = [
+            Prepared(call.future.task_id, call.function.function_id, call.payload)
+            for call in batch
+            if call.function.function_id is not None
+        ]
+        body, ids = encode_submit(tasks, task_group_id=self._task_group_id, options=self._options)
+        endpoint_id = batch[0].future.endpoint_id
+        try:
+            answer = self._api.submit(endpoint_id, body, patience_s=self._patience_s, stop=self._stop)
+            check_answer(answer, ids)
+        except FarcallError as error:
+            if len(batch) == 1 or error.record.retryable or isinstance(error, _SHARED):
+                self._fail(batch, error)
+                return
+            _logger.debug("a submit of %d tasks was refused (%s): trying its parts", len(batch), error)
+            for part in _parts(batch):
+                self._submit(part)
+            return
+        now = time.time()
+        for call in batch:
+            call.future._accepted_at = now
+        self._on_accepted()
+
+    def _fail(self, calls: Sequence[Call], error: FarcallError) -> None:
+        self._collector.fail([call.future.task_id for call in calls], error)
+
+    def _send_cancellations(self) -> None:
+        task_ids, self._cancelled = self._cancelled, []
+        for start in range(0, len(task_ids), _IDS_PER_CANCEL):
+            try:
+                self._api.cancel(
+                    task_ids[start : start + _IDS_PER_CANCEL], patience_s=_CANCEL_PATIENCE_S, stop=self._stop
+                )
+            except TaskUnknown:
+                pass  # the submit that would have made it known did not get through
+            except FarcallError as error:
+                _logger.warning("cancelling %d tasks did not get through: %s", len(task_ids), error)
+
+
+def _parts(batch: Sequence[Call]) -> list[list[Call]]:
+    """A refused batch in smaller ones: by function, and if there is only one, in halves."""
+    by_function: dict[FunctionHandle, list[Call]] = {}
+    for call in batch:
+        by_function.setdefault(call.function, []).append(call)
+    if len(by_function) > 1:
+        return list(by_function.values())
+    middle = len(batch) // 2
+    return [list(batch[:middle]), list(batch[middle:])]

@@ -1,0 +1,68 @@
+"""Where the API is and who is calling: argument, then environment, then ``config.toml``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import tomllib
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from farcall_common.errors import ConfigurationError
+
+__all__ = ["Settings"]
+
+_HINT: Final = (
+    "Run `farcall local up` for a tier of your own, set FARCALL_API_URL and FARCALL_TOKEN, or write {config}."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a client must know. The token is left out of the repr, so that it does not end up in a log."""
+
+    api_url: str
+    token: str = dataclasses.field(repr=False)
+
+    @classmethod
+    def resolve(
+        cls, api_url: str | None = None, token: str | None = None, *, environ: Mapping[str, str] = os.environ
+    ) -> Settings:
+        """Take each setting from the first place that has it.
+
+        The places are the argument, ``FARCALL_API_URL`` / ``FARCALL_TOKEN``, and the ``[default]`` table of
+        ``$FARCALL_HOME/config.toml`` (``~/.farcall`` unless set).
+
+        :raises ConfigurationError: if a setting is nowhere to be found, or is not usable.
+        """
+        api_url = api_url or environ.get("FARCALL_API_URL")
+        token = token or environ.get("FARCALL_TOKEN")
+        config = _home(environ) / "config.toml"
+        if not api_url or not token:
+            stored = _read(config)
+            api_url, token = api_url or stored.get("api_url"), token or stored.get("token")
+        if not api_url or not token:
+            missing = "the token" if api_url else "the address of the API"
+            raise ConfigurationError(f"{missing} is not set", hint=_HINT.format(config=config))
+        if urlsplit(api_url).scheme not in ("http", "https") or not urlsplit(api_url).netloc:
+            raise ConfigurationError(
+                f"api_url is not an http(s) address: {api_url!r}", hint=_HINT.format(config=config)
+            )
+        return cls(api_url.rstrip("/"), token.strip())
+
+
+def _home(environ: Mapping[str, str]) -> pathlib.Path:
+    given = environ.get("FARCALL_HOME")
+    return pathlib.Path(given).expanduser() if given else pathlib.Path.home() / ".farcall"
+
+
+def _read(config: pathlib.Path) -> dict[str, str]:
+    try:
+        table = tomllib.loads(config.read_text(encoding="utf-8")).get("default", {})
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigurationError(f"{config} cannot be read: {error}", hint="Mend the file, or delete it.") from error
+    return {name: value for name, value in table.items() if isinstance(value, str)}

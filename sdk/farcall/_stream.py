@@ -1,0 +1,225 @@
+"""The result stream: ends of tasks, pushed by a forwarder over a CURVE socket as they happen."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from farcall._api import Api
+from farcall._backoff import Backoff
+from farcall._collector import Collector
+from farcall_common.errors import ErrorRecord, FarcallError, Unavailable, error_from_record
+from farcall_common.wire import (
+    PROTOCOL_VERSION,
+    Envelope,
+    Goodbye,
+    Heartbeat,
+    Message,
+    Move,
+    OpenStream,
+    Refused,
+    ResultsReady,
+    Role,
+    Session,
+    StreamOpened,
+    decode,
+    encode,
+)
+
+__all__ = ["Stream"]
+
+_logger = logging.getLogger(__name__)
+
+#: How long a forwarder may take from the first packet to StreamOpened.
+_OPEN_TIMEOUT_S: Final = 10.0
+#: How many messages are read before the clock is looked at again.
+_MESSAGES_PER_TURN: Final = 100
+_BACKOFF: Final = Backoff(first_s=0.2, cap_s=15.0)
+_HIGH_WATER_MARK: Final = 10_000
+_LINGER_MS: Final = 200
+_CUT: Final = (
+    zmq.Event.DISCONNECTED
+    | zmq.Event.CLOSED
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
+
+
+class Stream:
+    """Keeps a stream open for one task group, and hands what it brings to a collector.
+
+    A cut is noticed at once by the socket's own events, a silent peer by the missing heartbeats. Then the stream is
+    opened again, with a random back-off, where the last one ended (``cursor``).
+
+    :param on_gap: called when ends may have passed unseen: somebody should ask the API for them.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        collector: Collector,
+        *,
+        task_group_id: str,
+        on_gap: Callable[[], None],
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._api = api
+        self._collector = collector
+        self._task_group_id = task_group_id
+        self._on_gap = on_gap
+        self._backoff = backoff or _BACKOFF
+        self._open = False
+        self._stopping = False
+        self._cursor: str | None = None
+        self._public_key, self._secret_key = zmq.curve_keypair()
+        self._woken, self._waker = socket.socketpair()
+
+    def is_open(self) -> bool:
+        """Whether ends come in by themselves now."""
+        return self._open
+
+    def stop(self) -> None:
+        """Let :meth:`run` return soon. May be called from any thread, and more than once."""
+        self._stopping = True
+        with contextlib.suppress(OSError):  # it has returned already
+            self._waker.send(b"!")
+
+    def run(self) -> None:
+        """Keep the stream open until :meth:`stop`. The body of a thread, which owns the socket."""
+        with self._woken, self._waker, zmq.Context() as context:
+            failures = 0
+            while not self._stopping:
+                wait_s = 0.0
+                try:
+                    wait_s = self._open_and_follow(context)
+                except FarcallError as error:
+                    _logger.debug("the result stream is down: %s", error)
+                    wait_s = error.record.retry_after_s or 0.0
+                if self._open:
+                    self._open, failures = False, 0
+                    self._on_gap()
+                if not self._stopping:
+                    self._woken.settimeout(wait_s + self._backoff.delay_s(failures))
+                    with contextlib.suppress(TimeoutError, BlockingIOError):
+                        self._woken.recv(1)
+                    failures += 1
+
+    def _open_and_follow(self, context: zmq.Context[zmq.Socket[bytes]]) -> float:
+        """Open a stream at the first forwarder that lets us in, and follow it to its end.
+
+        Returns how long the forwarder wants us to stay away, in seconds.
+
+        :raises FarcallError: if there is none, or it was cut.
+        """
+        way = self._api.open_stream(self._public_key.decode())
+        error: FarcallError = Unavailable("no forwarder was named")
+        for forwarder in way["forwarders"]:
+            try:
+                with self._connected(context, forwarder) as (dealer, monitor):
+                    return self._follow(dealer, monitor, ticket=way["ticket"], heartbeat_s=way["heartbeat_s"])
+            except FarcallError as why:
+                error = why
+                if self._open or self._stopping:
+                    break
+        raise error
+
+    @contextlib.contextmanager
+    def _connected(
+        self, context: zmq.Context[zmq.Socket[bytes]], forwarder: Mapping[str, str]
+    ) -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
+        with context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, _LINGER_MS)
+            dealer.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
+            dealer.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
+            dealer.setsockopt(zmq.CURVE_SERVERKEY, forwarder["server_key"].encode())
+            dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._public_key)
+            dealer.setsockopt(zmq.CURVE_SECRETKEY, self._secret_key)
+            # A reconnect behind our back would leave us on a line where nobody knows us: the session starts anew.
+            dealer.setsockopt(zmq.RECONNECT_IVL, -1)
+            with dealer.get_monitor_socket(_CUT) as monitor:
+                try:
+                    dealer.connect(forwarder["address"])
+                    yield dealer, monitor
+                except zmq.ZMQError as error:
+                    raise Unavailable(f"the stream to {forwarder['address']}: {error}") from error
+                finally:
+                    dealer.disable_monitor()
+
+    def _follow(
+        self, dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes], *, ticket: str, heartbeat_s: float
+    ) -> float:
+        session = Session(Role.CLIENT, heartbeat_s=heartbeat_s, now=time.monotonic())
+
+        def send(message: Message) -> None:
+            session.sent(message, now=time.monotonic())
+            dealer.send_multipart(encode(Envelope(message)), zmq.NOBLOCK)
+
+        send(
+            OpenStream(
+                ticket=ticket,
+                protocol_versions=(PROTOCOL_VERSION,),
+                heartbeat_s=heartbeat_s,
+                task_group_ids=(self._task_group_id,),
+                cursor=self._cursor,
+            )
+        )
+        open_by = time.monotonic() + _OPEN_TIMEOUT_S
+        poller = zmq.Poller()
+        for readable in (dealer, monitor, self._woken):
+            poller.register(readable, zmq.POLLIN)
+        while True:
+            now = time.monotonic()
+            deadline = session.next_deadline() if self._open else min(open_by, session.next_deadline())
+            ready = {source for source, _ in poller.poll(max(0, math.ceil((deadline - now) * 1000)))}
+            if self._stopping:
+                send(Goodbye(reason="done"))
+                return 0.0
+            if dealer in ready:
+                for envelope in _received(dealer):
+                    session.received(envelope.message, now=time.monotonic())
+                    if isinstance(envelope.message, Move):
+                        send(Goodbye(reason="moving"))
+                        return envelope.message.retry_after_s
+                    self._take(envelope)
+            elif monitor in ready:  # what came before the cut has been read by now
+                event = parse_monitor_message(monitor.recv_multipart())["event"]
+                raise Unavailable(f"the connection was cut ({zmq.Event(event).name})")
+            now = time.monotonic()
+            if session.is_dead(now=now) or (not self._open and now >= open_by):
+                raise Unavailable("the forwarder is silent")
+            if session.heartbeat_due(now=now):
+                send(Heartbeat(at=time.time()))
+
+    def _take(self, envelope: Envelope) -> None:
+        match envelope.message:
+            case ResultsReady(cursor=cursor, results=results):
+                self._collector.take_pushed(results, envelope.frames)
+                self._cursor = cursor
+            case StreamOpened(cursor=cursor, resumed=resumed):
+                self._cursor = cursor
+                self._open = True
+                if not resumed:
+                    self._on_gap()
+            case Refused(error=error):
+                raise error_from_record(ErrorRecord.from_json(error))
+            case _:
+                pass  # a heartbeat: the session has noted it
+
+
+def _received(dealer: zmq.Socket[bytes]) -> Iterator[Envelope]:
+    """What waits in the socket, up to a turn's worth."""
+    for _ in range(_MESSAGES_PER_TURN):
+        try:
+            frames = dealer.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        yield decode(frames)

@@ -1,0 +1,60 @@
+"""A progress bar over futures or results."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable, Iterator
+from typing import TypeVar, cast
+
+__all__ = ["track"]
+
+T = TypeVar("T")
+
+
+def track(
+    work: Iterable[T], description: str = "working", *, total: int | None = None, show: bool | None = None
+) -> Iterator[T]:
+    """Go through futures as they complete, or through any other iterable in its own order, under a progress bar.
+
+    ::
+
+        for future in track([executor.submit(f, x) for x in xs], "simulating"):
+            use(future.result())
+        results = list(track(executor.map(f, xs), "simulating", total=len(xs)))
+
+    :param total: how many there will be; needed for iterables that do not know their length.
+    :param show: whether to draw; else it is drawn if standard error is a terminal or a notebook.
+    """
+    if isinstance(work, list | tuple | set | frozenset) and all(
+        isinstance(each, concurrent.futures.Future) for each in work
+    ):
+        total = len(work)
+        futures = cast("Iterable[concurrent.futures.Future[object]]", work)
+        work = cast("Iterable[T]", concurrent.futures.as_completed(futures))
+    return _drawn(work, description, total, show)
+
+
+def _drawn(work: Iterable[T], description: str, total: int | None, show: bool | None) -> Iterator[T]:
+    # rich takes as long to load as the rest of the package together.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if show is None:
+        show = console.is_terminal or console.is_jupyter
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not show) as progress:
+        yield from progress.track(work, total=total, description=description)

@@ -1,0 +1,469 @@
+"""The API in memory, behind an httpx transport, with an endpoint that runs calls in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from farcall._blobs import INLINE_BYTES, MAX_PAYLOAD_BYTES
+from farcall._client import Client
+from farcall_common.errors import (
+    BlobUnknown,
+    EndpointUnknown,
+    ErrorRecord,
+    FarcallError,
+    FunctionUnknown,
+    InvalidRequest,
+    NoForwarder,
+    NotFound,
+    PayloadTooLarge,
+    TaskCancelled,
+    TaskGroupUnknown,
+    TaskIdReused,
+    TaskUnknown,
+    Unauthenticated,
+)
+from farcall_common.payload import Serializer, describe_exception
+from farcall_common.wire import Reporter, TaskState, is_uuid
+
+__all__ = ["FakeCloud"]
+
+Json = dict[str, Any]
+
+_API_URL: Final = "http://farcall.test"
+_BLOB_URL: Final = "http://blobs.farcall.test"
+#: Frames of these are left out of tracebacks, as an endpoint leaves out its own.
+_OURS: Final = frozenset({"farcall", "farcall_common"})
+_STATUS: Final[Mapping[str, int]] = {
+    "UNAUTHENTICATED": 401,
+    "FUNCTION_UNKNOWN": 404,
+    "ENDPOINT_UNKNOWN": 404,
+    "TASK_UNKNOWN": 404,
+    "TASK_GROUP_UNKNOWN": 404,
+    "BLOB_UNKNOWN": 404,
+    "NOT_FOUND": 404,
+    "TASK_ID_REUSED": 409,
+    "PAYLOAD_TOO_LARGE": 413,
+    "NO_FORWARDER": 503,
+}
+
+_serializer: Final = Serializer()
+
+
+@dataclasses.dataclass
+class _Task:
+    task_id: str
+    task_group_id: str
+    endpoint_id: str
+    function_id: str
+    payload: bytes
+    state: TaskState = TaskState.RECEIVED
+    attempt: int = 0
+    result: bytes | None = None
+    error: ErrorRecord | None = None
+    timings: dict[str, float] = dataclasses.field(default_factory=dict)
+    events: list[Json] = dataclasses.field(default_factory=list)
+
+    def ended(self) -> bool:
+        return self.state.is_terminal
+
+    def move(self, state: TaskState, reporter: Reporter) -> None:
+        self.state = state
+        event = {
+            "state": str(state),
+            "reporter": str(reporter),
+            "at": time.time(),
+            "attempt": self.attempt,
+            "detail": {},
+        }
+        self.events.append(event)
+
+
+class FakeCloud:
+    """A deployment in memory with one endpoint, which runs calls in threads of this process.
+
+    ::
+
+        with FakeCloud() as cloud, Executor(cloud.endpoint_id, client=cloud.client()) as executor:
+            assert executor.submit(pow, 2, 10).result() == 1024
+
+    Calls go through the same client, requests and serialisation as with a real deployment. Results are polled: there
+    is no result stream. Nothing isolates the calls from the test, and one that runs cannot be stopped.
+
+    :param workers: how many calls run at a time. With 0 the endpoint is offline: tasks wait until :meth:`start` or
+        :meth:`run_waiting`.
+    """
+
+    token: Final = "fake-token"  # noqa: S105 - it opens nothing
+
+    def __init__(self, *, workers: int = 4) -> None:
+        self.endpoint_id: Final = str(uuid.uuid4())
+        self.transport: Final = httpx.MockTransport(self._answer)
+        self._owner_id = str(uuid.uuid4())
+        self._lock = threading.RLock()
+        self._functions: dict[str, Json] = {}
+        self._tasks: dict[str, _Task] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._routes: list[tuple[str, re.Pattern[str], Callable[..., Any]]] = [
+            (method, re.compile(pattern), handle)
+            for method, pattern, handle in (
+                ("GET", "/v2/version", self._get_version),
+                ("POST", "/v[23]/functions", self._register_function),
+                ("GET", "/v3/functions", self._list_functions),
+                ("GET", "/v2/functions/([^/]+)", self._get_function),
+                ("DELETE", "/v2/functions/([^/]+)", self._delete_function),
+                ("GET", "/v2/endpoints", self._list_endpoints),
+                ("GET", "/v2/endpoints/([^/]+)", self._get_endpoint),
+                ("GET", "/v2/endpoints/([^/]+)/status", self._get_endpoint_status),
+                ("GET", "/v3/endpoints/([^/]+)/allowed_functions", self._get_allowed_functions),
+                ("POST", "/v3/endpoints/([^/]+)/submit", self._submit),
+                ("GET", "/v2/tasks/([^/]+)", self._get_task),
+                ("POST", "/v2/batch_status", self._batch_status),
+                ("GET", "/v2/taskgroup/([^/]+)", self._get_group),
+                ("GET", "/v3/tasks", self._list_tasks),
+                ("POST", "/v3/tasks/cancel", self._cancel),
+                ("GET", "/v3/tasks/([^/]+)/events", self._list_events),
+                ("POST", "/v3/blobs", self._grant_blob),
+                ("POST", "/v3/stream", self._open_stream),
+            )
+        ]
+        if workers:
+            self.start(workers=workers)
+
+    def __enter__(self) -> FakeCloud:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def client(self) -> Client:
+        """A client of this cloud."""
+        return Client(_API_URL, self.token, transport=self.transport)
+
+    def start(self, *, workers: int = 4) -> None:
+        """Bring the endpoint online: it runs what waits, and what comes from now on."""
+        with self._lock:
+            self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fake-worker")
+            for task in self._tasks.values():
+                if not task.state.is_terminal:
+                    self._pool.submit(self._run, task)
+
+    def run_waiting(self) -> None:
+        """Run the tasks that wait, here and now, and return when they have ended. For an endpoint that is offline."""
+        with self._lock:
+            waiting = [task for task in self._tasks.values() if not task.state.is_terminal]
+        for task in waiting:
+            self._run(task)
+
+    def close(self) -> None:
+        """Let the calls that run end; those that wait never start."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    # -- the endpoint --------------------------------------------------------------------------------------------------
+
+    def _run(self, task: _Task) -> None:
+        with self._lock:
+            if task.ended():
+                return
+            task.attempt += 1
+            task.move(TaskState.RUNNING, Reporter.AGENT)
+            body = self._functions[task.function_id]["function_code"].encode()
+        started_at = time.time()
+        result: bytes | None = None
+        error: ErrorRecord | None = None
+        try:
+            function = _serializer.unpack_function(body)
+            args, kwargs = _serializer.unpack_call(task.payload)
+            result = _serializer.serialize(function(*args, **kwargs))
+        except Exception as raised:  # noqa: BLE001 - user code may raise anything; it is reported
+            error = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
+        with self._lock:
+            if task.ended():
+                return  # cancelled meanwhile
+            task.result, task.error = result, error
+            task.timings |= {"started_at": started_at, "ended_at": time.time()}
+            task.move(TaskState.FAILED if error else TaskState.SUCCESS, Reporter.AGENT)
+
+    # -- the API -------------------------------------------------------------------------------------------------------
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        if str(request.url).startswith(_BLOB_URL):
+            return self._answer_blob(request)
+        try:
+            if request.headers.get("authorization") != f"Bearer {self.token}":
+                raise Unauthenticated("unknown token")
+            for method, pattern, handle in self._routes:
+                match = pattern.fullmatch(request.url.path)
+                if match and method == request.method:
+                    body = _json(request.content) if request.content else dict(request.url.params)
+                    with self._lock:
+                        return httpx.Response(200, content=msgspec.json.encode(handle(body, *match.groups())))
+            raise NotFound(f"no route {request.method} {request.url.path}")
+        except FarcallError as error:
+            return _refusal(error)
+
+    def _answer_blob(self, request: httpx.Request) -> httpx.Response:
+        key = request.url.path.lstrip("/")
+        if request.method == "PUT":
+            if hashlib.sha256(request.content).hexdigest() != key.rpartition("/")[2]:
+                return httpx.Response(400, text="the bytes are not those that were announced")
+            self._blobs[key] = request.content
+            return httpx.Response(200)
+        return httpx.Response(200, content=self._blobs[key]) if key in self._blobs else httpx.Response(404)
+
+    def _get_version(self, _: Json) -> Json:
+        return {
+            "api": "0.1.0",
+            "min_sdk_version": "0.1.0",
+            "min_ep_version": "0.1.0",
+            "min_endpoint_version": "0.1.0",
+            "git_sha": "",
+        }
+
+    def _register_function(self, body: Json) -> Json:
+        for field in ("function_name", "function_code"):
+            if not isinstance(body.get(field), str) or not body[field]:
+                raise InvalidRequest(f"{field} is missing")
+        function_id = str(uuid.uuid4())
+        self._functions[function_id] = {
+            "function_uuid": function_id,
+            "function_name": body["function_name"],
+            "function_code": body["function_code"],
+            "function_hash": hashlib.sha256(body["function_code"].encode()).hexdigest(),
+            "description": body.get("description"),
+            "metadata": body.get("meta") or {},
+            "public": body.get("public", False),
+            "version": 1,
+            "created_at": time.time(),
+        }
+        return {"function_uuid": function_id}
+
+    def _list_functions(self, query: Json) -> Json:
+        search, limit = query.get("search", "").lower(), int(query.get("limit", 100))
+        found = [
+            {key: value for key, value in function.items() if key != "function_code"}
+            for function in reversed(self._functions.values())
+            if search in f"{function['function_name']}\n{function['description'] or ''}".lower()
+        ]
+        return {"functions": found[:limit]}
+
+    def _get_function(self, _: Json, function_id: str) -> Json:
+        shown = ("function_uuid", "function_name", "function_code", "description", "metadata")
+        return {key: self._function(function_id)[key] for key in shown}
+
+    def _delete_function(self, _: Json, function_id: str) -> Json:
+        self._function(function_id)
+        del self._functions[function_id]
+        return {"result": 302}
+
+    def _list_endpoints(self, _: Json) -> list[Json]:
+        return [{"uuid": self.endpoint_id, "name": "fake", "display_name": None, "owner": self._owner_id}]
+
+    def _get_endpoint(self, _: Json, endpoint_id: str) -> Json:
+        self._check_endpoint(endpoint_id)
+        nothing = (
+            "display_name",
+            "description",
+            "hostname",
+            "local_user",
+            "ip_address",
+            "endpoint_version",
+            "sdk_version",
+        )
+        return {
+            "uuid": endpoint_id,
+            "name": "fake",
+            "multi_user": False,
+            "public": False,
+            "endpoint_config": "",
+            "user_config_template": "",
+            "user_config_schema": {},
+            "subscription_uuid": None,
+        } | dict.fromkeys(nothing)
+
+    def _get_endpoint_status(self, _: Json, endpoint_id: str) -> Json:
+        self._check_endpoint(endpoint_id)
+        online = self._pool is not None
+        waiting = sum(not task.state.is_terminal for task in self._tasks.values())
+        details = {"managers": int(online), "total_workers": int(online), "idle_workers": int(online and not waiting)}
+        details |= {"pending_tasks": waiting, "outstanding_tasks": waiting}
+        return {"status": "online" if online else "offline", "details": details}
+
+    def _get_allowed_functions(self, _: Json, endpoint_id: str) -> Json:
+        self._check_endpoint(endpoint_id)
+        return {"endpoint_id": endpoint_id, "restricted": False, "functions": []}
+
+    def _submit(self, body: Json, endpoint_id: str) -> Json:
+        self._check_endpoint(endpoint_id)
+        group_id = body.get("task_group_id") or str(uuid.uuid4())
+        ids = body.get("task_ids") or {key: [str(uuid.uuid4()) for _ in each] for key, each in body["tasks"].items()}
+        tasks = []
+        for function_id, payloads in body["tasks"].items():
+            self._function(function_id)
+            for task_id, payload in zip(ids[function_id], payloads, strict=True):
+                if not is_uuid(task_id):
+                    raise InvalidRequest(f"{task_id!r} is not a UUID")
+                task = _Task(task_id, group_id, endpoint_id, function_id, self._payload(payload))
+                known = self._tasks.get(task_id)
+                if known is None:
+                    tasks.append(task)
+                elif (known.function_id, known.payload) != (function_id, task.payload):
+                    raise TaskIdReused(f"task id {task_id} names another task already")
+        for task in tasks:
+            self._tasks[task.task_id] = task
+            task.timings["submitted_at"] = time.time()
+            task.move(TaskState.RECEIVED, Reporter.API)
+            if self._pool is not None:
+                self._pool.submit(self._run, task)
+        return {"request_id": str(uuid.uuid4()), "task_group_id": group_id, "endpoint_id": endpoint_id, "tasks": ids}
+
+    def _payload(self, payload: str | Json) -> bytes:
+        if isinstance(payload, str):
+            data = payload.encode()
+        elif payload["blob_key"] in self._blobs:
+            data = self._blobs[payload["blob_key"]]
+        else:
+            raise BlobUnknown(f"there is no blob {payload['blob_key']}")
+        if len(data) > MAX_PAYLOAD_BYTES:
+            raise PayloadTooLarge(f"a payload has {len(data)} bytes")
+        return data
+
+    def _get_task(self, _: Json, task_id: str) -> Json:
+        return self._shown(self._task(task_id))
+
+    def _batch_status(self, body: Json) -> Json:
+        shown = {id_: self._shown(self._tasks[id_]) if id_ in self._tasks else _nobody(id_) for id_ in body["task_ids"]}
+        return {"response": "batch", "results": shown}
+
+    def _get_group(self, _: Json, task_group_id: str) -> Json:
+        tasks = [task for task in self._tasks.values() if task.task_group_id == task_group_id]
+        if not tasks:
+            raise TaskGroupUnknown(f"there is no task group {task_group_id}")
+        entries = [{"id": task.task_id, "created_at": str(task.timings["submitted_at"])} for task in tasks]
+        return {"taskgroup_id": task_group_id, "create_websockets_queue": False, "tasks": entries}
+
+    def _list_tasks(self, query: Json) -> Json:
+        state, limit = query.get("state"), int(query.get("limit", 100))
+        tasks = [task for task in reversed(self._tasks.values()) if state in (None, str(task.state))]
+        return {
+            "tasks": [
+                {
+                    "task_id": task.task_id,
+                    "status": str(task.state),
+                    "task_group_id": task.task_group_id,
+                    "endpoint_id": task.endpoint_id,
+                    "function_id": task.function_id,
+                    "attempt": task.attempt,
+                    "submitted_at": task.timings["submitted_at"],
+                    "finished_at": task.events[-1]["at"] if task.state.is_terminal else None,
+                    **({"error": task.error.to_json()} if task.error else {}),
+                }
+                for task in tasks[:limit]
+            ]
+        }
+
+    def _list_events(self, _: Json, task_id: str) -> Json:
+        return {"task_id": task_id, "events": self._task(task_id).events}
+
+    def _cancel(self, body: Json) -> Json:
+        return {"results": {task_id: self._cancel_one(task_id) for task_id in body["task_ids"]}}
+
+    def _cancel_one(self, task_id: str) -> Json:
+        task = self._tasks.get(task_id)
+        if task is None:
+            return {"task_id": task_id, "outcome": "unknown"}
+        if task.state.is_terminal:
+            return {"task_id": task_id, "outcome": "finished", "status": str(task.state)}
+        task.error = TaskCancelled("The task was cancelled.", hint="").record
+        task.move(TaskState.CANCELLED, Reporter.API)
+        return {"task_id": task_id, "outcome": "cancelled", "status": str(task.state)}
+
+    def _grant_blob(self, body: Json) -> Json:
+        if body["size_bytes"] > MAX_PAYLOAD_BYTES:
+            raise PayloadTooLarge(f"a payload has {body['size_bytes']} bytes")
+        key = f"{self._owner_id}/{body['sha256']}"
+        return {"blob_key": key, "upload_url": f"{_BLOB_URL}/{key}", "headers": {}}
+
+    def _open_stream(self, _: Json) -> Json:
+        raise NoForwarder("results are polled here", retry_after_s=60.0)
+
+    def _function(self, function_id: str) -> Json:
+        if function_id not in self._functions:
+            raise FunctionUnknown(f"there is no function {function_id}")
+        return self._functions[function_id]
+
+    def _task(self, task_id: str) -> _Task:
+        if task_id not in self._tasks:
+            raise TaskUnknown(f"there is no task {task_id}")
+        return self._tasks[task_id]
+
+    def _check_endpoint(self, endpoint_id: str) -> None:
+        if endpoint_id != self.endpoint_id:
+            raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
+
+    def _shown(self, task: _Task) -> Json:
+        shown: Json = {
+            "task_id": task.task_id,
+            "status": str(task.state),
+            "task_group_id": task.task_group_id,
+            "endpoint_id": task.endpoint_id,
+            "function_id": task.function_id,
+            "attempt": task.attempt,
+            "details": {},
+            "timings": task.timings,
+        }
+        if task.state.is_terminal:
+            shown["completion_t"] = str(task.events[-1]["at"])
+        if task.error is not None:
+            shown["error"] = task.error.to_json()
+            shown["exception"] = task.error.traceback or task.error.message
+        elif task.result is not None and len(task.result) <= INLINE_BYTES:
+            shown["result"] = task.result.decode()
+        elif task.result is not None:
+            sha256 = hashlib.sha256(task.result).hexdigest()
+            key = f"{self._owner_id}/{sha256}"
+            self._blobs[key] = task.result
+            ref = {"blob_key": key, "size_bytes": len(task.result), "sha256": sha256, "url": f"{_BLOB_URL}/{key}"}
+            shown["result_ref"] = ref
+        return shown
+
+
+def _nobody(task_id: str) -> Json:
+    error = TaskUnknown(f"there is no task {task_id}").record
+    return {"task_id": task_id, "status": "failed", "reason": error.message, "details": {}, "error": error.to_json()}
+
+
+def _json(content: bytes) -> Json:
+    try:
+        body = msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("not a JSON object")
+    return body
+
+
+def _refusal(error: FarcallError) -> httpx.Response:
+    status = _STATUS.get(error.record.code, 400)
+    body = error.record.to_json() | {
+        "status": "Failed",
+        "http_status_code": status,
+        "reason": error.record.message,
+        "error_args": [],
+    }
+    return httpx.Response(status, content=msgspec.json.encode(body))

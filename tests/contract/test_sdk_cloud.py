@@ -1,0 +1,315 @@
+"""The client means the same to the real API and to the fake one: one suite for both, over memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import uuid
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import httpx
+import pytest
+
+from farcall import (
+    Client,
+    EndpointUnknown,
+    Executor,
+    FarcallError,
+    FunctionUnknown,
+    InvalidRequest,
+    PayloadTooLarge,
+    TaskCancelled,
+    TaskFailed,
+    TaskPending,
+    TaskUnknown,
+)
+from farcall.testing import FakeCloud
+from farcall_common.errors import BlobUnknown, NoForwarder, TaskGroupUnknown, TaskIdReused
+from farcall_common.payload import Serializer, describe_exception
+from farcall_common.store.fakes import FakeBlobs
+from farcall_common.store.model import TaskResult
+from farcall_common.wire import Reporter, TaskState, new_task_id
+from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.testing import MemoryApi
+
+WAIT_S = 20.0
+serializer = Serializer()
+
+
+def divide(a: float, b: float = 1) -> float:
+    return a / b
+
+
+def repeat(text: str, times: int) -> str:
+    return text * times
+
+
+class Cloud(Protocol):
+    """A deployment with one endpoint that does nothing by itself."""
+
+    client: Client
+    endpoint_id: str
+
+    def run_what_waits(self) -> None: ...
+
+
+class Fake:
+    def __init__(self) -> None:
+        self.cloud = FakeCloud(workers=0)
+        self.client = self.cloud.client()
+        self.endpoint_id = self.cloud.endpoint_id
+
+    def run_what_waits(self) -> None:
+        self.cloud.run_waiting()
+
+
+class Real:
+    """The real routes and services over fake stores, and an endpoint of a few lines."""
+
+    def __init__(self, settings: ApiSettings | None = None) -> None:
+        self.api = MemoryApi(settings=settings)
+        self.client = Client("http://farcall.test", "any-token", transport=httpx.MockTransport(self._answer))
+        self.endpoint_id = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "memory"}).body["endpoint_id"]
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        blobs = self.api.stores.blobs
+        assert isinstance(blobs, FakeBlobs)
+        url = str(request.url)
+        if url.startswith("http://blobs.test/"):
+            memory_url = url.replace("http://blobs.test/", "memory://blobs/")
+            if request.method == "PUT":
+                blobs.put(memory_url, request.content)
+                return httpx.Response(200)
+            return httpx.Response(200, content=blobs.fetch(memory_url))
+        path = request.url.raw_path.decode()
+        headers = {"X-Farcall-Accept": request.headers["x-farcall-accept"]}
+        answer = self.api.call(request.method, path, request.content.decode() or None, headers=headers)
+        return httpx.Response(answer.status, json=_with_reachable_blobs(answer.body), headers=answer.headers)
+
+    def run_what_waits(self) -> None:
+        records = self.api.stores.records
+        results = []
+        for task in records.list_open_tasks(self.endpoint_id):
+            function = records.get_function(task.function_id)
+            assert function is not None
+            payload = task.payload or self.api.stores.blobs.read(task.payload_ref.blob_key)  # type: ignore[union-attr]
+            result = TaskResult(task.task_id, self.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT)
+            try:
+                args, kwargs = serializer.unpack_call(payload)
+                value = serializer.serialize(serializer.unpack_function(function.body)(*args, **kwargs))
+                fields: dict[str, Any] = {"result": value}
+                if len(value) > 64 * 1024:
+                    fields = {"result_ref": self.api.stores.blobs.write(f"{task.owner_id}/{uuid.uuid4()}", value)}
+            except ArithmeticError as error:
+                record = describe_exception(error, attempt=1, endpoint_id=self.endpoint_id)
+                fields = {"state": TaskState.FAILED, "error": record}
+            results.append(dataclasses.replace(result, **fields))
+        records.record_results(results, at=dt.datetime.now(dt.UTC))
+
+
+def _with_reachable_blobs(body: Any) -> Any:
+    """Addresses that httpx takes, for those that only the fake store does."""
+    match body:
+        case dict():
+            return {key: _with_reachable_blobs(value) for key, value in body.items()}
+        case str():
+            return body.replace("memory://blobs/", "http://blobs.test/")
+    return body
+
+
+@pytest.fixture(params=["fake", "real"])
+def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
+    cloud: Cloud = Fake() if request.param == "fake" else Real()
+    with cloud.client:
+        yield cloud
+
+
+def test_a_call_from_start_to_end(cloud: Cloud) -> None:
+    client = cloud.client
+    function_id = client.register_function(divide, description="Shares out.", metadata={"v": 2})
+    task_id = client.run(6, b=3, endpoint_id=cloud.endpoint_id, function_id=function_id)
+    with pytest.raises(TaskPending):
+        client.get_result(task_id)
+    assert client.get_task(task_id).pending
+    cloud.run_what_waits()
+    assert client.get_result(task_id) == 2.0
+    assert client.get_result(task_id) == 2.0  # reading changes nothing
+    info = client.get_batch_result([task_id])[task_id]
+    assert (info.state, info.endpoint_id, info.function_id) == ("success", cloud.endpoint_id, function_id)
+    assert info.finished_at is not None
+    events = client.get_task_events(task_id)
+    assert events[0]["state"] == "received"
+    assert events[-1]["state"] == "success"
+    assert {"state", "reporter", "at", "attempt", "detail"} <= events[0].keys()
+    (entry,) = client.get_tasks(state="success")
+    assert entry["task_id"] == task_id
+    assert {"status", "task_group_id", "endpoint_id", "function_id", "attempt"} <= entry.keys()
+    assert entry["finished_at"] >= 0
+    assert client.get_tasks(state="running") == []
+    assert client.get_task_group(info.task_group_id) == [task_id]
+
+
+def test_failures_keep_their_traceback(cloud: Cloud) -> None:
+    client = cloud.client
+    task_id = client.run(1, 0, endpoint_id=cloud.endpoint_id, function_id=client.register_function(divide))
+    cloud.run_what_waits()
+    with pytest.raises(TaskFailed, match="ZeroDivisionError") as caught:
+        client.get_result(task_id)
+    assert f"Remote traceback (endpoint {cloud.endpoint_id}, attempt 1):" in caught.value.__notes__[0]
+    assert client.get_tasks()[0]["error"]["exception_type"] == "ZeroDivisionError"
+
+
+def test_big_arguments_and_results_travel_as_blobs(cloud: Cloud) -> None:
+    client = cloud.client
+    length = client.register_function(len)
+    repetition = client.register_function(repeat)
+    first = client.run(b"x" * 300_000, endpoint_id=cloud.endpoint_id, function_id=length)
+    second = client.run("ab", 200_000, endpoint_id=cloud.endpoint_id, function_id=repetition)
+    cloud.run_what_waits()
+    assert client.get_result(first) == 300_000
+    assert client.get_result(second) == "ab" * 200_000
+
+
+def test_an_executor_gets_its_results(cloud: Cloud) -> None:
+    with Executor(cloud.endpoint_id, client=cloud.client) as executor:
+        futures = [executor.submit(divide, n) for n in range(50)]
+        big = executor.submit(len, b"x" * 100_000)
+        assert executor._engine.flush(WAIT_S)
+        cloud.run_what_waits()
+        assert [future.result(WAIT_S) for future in futures] == list(range(50))
+        assert big.result(WAIT_S) == 100_000
+
+
+def test_repeating_a_submit_is_harmless_and_reusing_an_id_is_not(cloud: Cloud) -> None:
+    client, path = cloud.client, f"/v3/endpoints/{cloud.endpoint_id}/submit"
+    function_id, task_id, group_id = client.register_function(divide), new_task_id(), str(uuid.uuid4())
+    body = {"task_group_id": group_id, "tasks": {function_id: ["payload"]}, "task_ids": {function_id: [task_id]}}
+    answers = [client._http.call("POST", path, body=body) for _ in range(2)]
+    for answer in answers:
+        assert answer["tasks"] == {function_id: [task_id]}
+        assert (answer["task_group_id"], answer["endpoint_id"]) == (group_id, cloud.endpoint_id)
+        assert answer["request_id"]
+    with pytest.raises(TaskIdReused):
+        client._http.call("POST", path, body=body | {"tasks": {function_id: ["another"]}})
+    assert len(client.get_tasks()) == 1
+
+
+def test_cancelling(cloud: Cloud) -> None:
+    client = cloud.client
+    task_id = client.run(1, endpoint_id=cloud.endpoint_id, function_id=client.register_function(divide))
+    nobody = str(uuid.uuid4())
+    outcomes = client.cancel_many([task_id, nobody])
+    assert (outcomes[task_id]["outcome"], outcomes[nobody]["outcome"]) == ("cancelled", "unknown")
+    assert client.cancel(task_id)["outcome"] == "finished"
+    with pytest.raises(TaskCancelled):
+        client.get_result(task_id)
+
+
+def test_unknown_ids(cloud: Cloud) -> None:
+    client, nobody = cloud.client, str(uuid.uuid4())
+    function_id = client.register_function(divide)
+    with pytest.raises(FunctionUnknown):
+        client.get_function(nobody)
+    with pytest.raises(FunctionUnknown):
+        client.delete_function(nobody)
+    with pytest.raises(FunctionUnknown):
+        client.run(1, endpoint_id=cloud.endpoint_id, function_id=nobody)
+    with pytest.raises(EndpointUnknown):
+        client.run(1, endpoint_id=nobody, function_id=function_id)
+    for ask in (client.get_endpoint, client.get_endpoint_status, client.get_allowed_functions):
+        with pytest.raises(EndpointUnknown):
+            ask(nobody)
+    for ask_task in (client.get_task, client.get_task_events, client.cancel):
+        with pytest.raises(TaskUnknown):
+            ask_task(nobody)
+    with pytest.raises(TaskGroupUnknown):
+        client.get_task_group(nobody)
+    info = client.get_batch_result([nobody])[nobody]
+    assert info.state is None
+    assert not info.pending
+    with pytest.raises(TaskUnknown):
+        info.result()
+
+
+def test_functions(cloud: Cloud) -> None:
+    client = cloud.client
+    function_id = client.register_function(divide, name="share out", description="Fairly.", metadata={"v": 2})
+    client.register_function(repeat, public=True)
+    shown = client.get_function(function_id)
+    assert shown["function_uuid"] == function_id
+    assert shown["function_name"] == "share out"
+    assert shown["metadata"]["v"] == 2
+    assert serializer.unpack_function(shown["function_code"].encode())(6, 3) == 2
+    assert {each["function_name"] for each in client.get_functions()} == {"share out", "repeat"}
+    assert len(client.get_functions(limit=1)) == 1
+    (found,) = client.get_functions(search="fair")
+    assert found["function_uuid"] == function_id
+    assert found["created_at"] > 0
+    assert {"function_hash", "version", "description", "public", "metadata"} <= found.keys()
+    client.delete_function(function_id)
+    with pytest.raises(FunctionUnknown):
+        client.get_function(function_id)
+
+
+def test_endpoints(cloud: Cloud) -> None:
+    client = cloud.client
+    (entry,) = client.get_endpoints()
+    assert entry["uuid"] == cloud.endpoint_id
+    assert {"name", "display_name", "owner"} <= entry.keys()
+    assert client.get_endpoints(role="owner") == [entry]
+    assert client.get_endpoint(cloud.endpoint_id)["uuid"] == cloud.endpoint_id
+    status = client.get_endpoint_status(cloud.endpoint_id)
+    assert status["status"] == "offline"
+    assert set(status["details"]) == {
+        "managers",
+        "total_workers",
+        "idle_workers",
+        "pending_tasks",
+        "outstanding_tasks",
+    }
+    assert client.get_allowed_functions(cloud.endpoint_id)["restricted"] is False
+
+
+def test_blobs_must_exist_and_fit(cloud: Cloud) -> None:
+    client, function_id = cloud.client, cloud.client.register_function(divide)
+    ref = client._blobs.upload(b"data")
+    missing = {"blob_key": ref.blob_key[:-64] + "0" * 64, "size_bytes": 4, "sha256": "0" * 64}
+    body = {"tasks": {function_id: [missing]}, "task_ids": {function_id: [new_task_id()]}}
+    with pytest.raises(BlobUnknown):
+        client._http.call("POST", f"/v3/endpoints/{cloud.endpoint_id}/submit", body=body)
+    with pytest.raises(PayloadTooLarge):
+        client._api.grant_blob(size_bytes=11 * 1024 * 1024, sha256="0" * 64)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"nonsense"])
+def test_malformed_requests(cloud: Cloud, body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        cloud.client._http.call("POST", "/v3/functions", body=body)
+
+
+def test_unknown_routes(cloud: Cloud) -> None:
+    with pytest.raises(FarcallError, match="NOT_FOUND"):
+        cloud.client._http.call("GET", "/v9/everything")
+
+
+def test_there_is_no_stream_without_a_forwarder(cloud: Cloud) -> None:
+    with pytest.raises(NoForwarder) as caught:
+        cloud.client._api.open_stream("0" * 40)
+    assert caught.value.record.retryable
+    assert caught.value.record.retry_after_s
+
+
+def test_the_version(cloud: Cloud) -> None:
+    assert {"api", "min_sdk_version", "min_ep_version", "min_endpoint_version"} <= cloud.client.version_check().keys()
+
+
+def test_results_that_do_not_fit_one_answer_all_arrive() -> None:
+    real = Real(settings=ApiSettings(max_response_bytes=100_000))
+    with real.client as client:
+        function_id = client.register_function(repeat)
+        batch = client.create_batch()
+        ids = [batch.add(function_id, ("x", 30_000 + n)) for n in range(20)]
+        client.batch_run(real.endpoint_id, batch)
+        real.run_what_waits()
+        assert [len(info.result()) for info in client.get_batch_result(ids).values()] == list(range(30_000, 30_020))

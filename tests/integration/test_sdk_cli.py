@@ -1,0 +1,285 @@
+"""The command line against a cloud in memory that is reached over HTTP."""
+
+from __future__ import annotations
+
+import http.server
+import importlib.metadata
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from farcall.cli import main
+from farcall.cli._run import load_function, parse_argument, parse_kwargs
+from farcall.testing import FakeCloud
+from farcall_common.errors import InvalidRequest
+
+SCRIPT = '''
+"""A script."""
+import neighbour
+
+def greet(name, punctuation="!"):
+    """Says hello.
+
+    Loudly."""
+    return f"hello {name}{punctuation}"
+
+def count(values):
+    return {"count": len(values) + neighbour.ZERO}
+
+def nothing():
+    pass
+
+def fail():
+    raise ValueError("no such luck")
+
+answer = 42
+'''
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeCloud]:
+    with FakeCloud() as cloud, serving(cloud) as address:
+        monkeypatch.setenv("FARCALL_API_URL", address)
+        monkeypatch.setenv("FARCALL_TOKEN", cloud.token)
+        monkeypatch.setenv("FARCALL_HOME", str(tmp_path / "home"))
+        monkeypatch.delenv("FARCALL_ENDPOINT", raising=False)
+        yield cloud
+
+
+class serving:  # noqa: N801 - reads as the verb it is
+    """A fake cloud behind a real port."""
+
+    def __init__(self, cloud: FakeCloud) -> None:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            timeout = 10
+
+            def answer(self) -> None:
+                content = self.rfile.read(int(self.headers.get("content-length", 0)))
+                request = httpx.Request(
+                    self.command, f"http://farcall.test{self.path}", headers=dict(self.headers.items()), content=content
+                )
+                response = cloud.transport.handle_request(request)
+                self.send_response(response.status_code)
+                self.send_header("content-length", str(len(response.content)))
+                self.end_headers()
+                self.wfile.write(response.content)
+
+            do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the base class calls them so
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as in the base class
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "neighbour.py").write_text("ZERO = 0\n")
+    return str(tmp_path / "script.py")
+
+
+@pytest.fixture
+def run() -> Run:
+    def run(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        return int(exit_.value.code or 0)
+
+    return run
+
+
+Output = pytest.CaptureFixture[str]
+
+
+def test_run_shows_what_the_function_returns(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+    assert run("run", f"{script}:greet", "world", "--kwargs", '{"punctuation": "?"}') == 0
+    assert capsys.readouterr().out == "hello world?\n"
+    assert run("run", f"{script}:count", "[1, 2, 3]", "--endpoint", "fake") == 0
+    assert capsys.readouterr().out == "{'count': 3}\n"
+    assert run("run", f"{script}:nothing", "-e", cloud.endpoint_id) == 0
+    assert capsys.readouterr().out == ""
+    assert run("run", "math:sqrt", "9") == 0
+    assert capsys.readouterr().out == "3.0\n"
+
+
+def test_run_for_programs(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+    assert run("run", f"{script}:count", "[1]", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["result"] == {"count": 1}
+    assert answer["timings"]["ended_at"] > 0
+    assert run("run", f"{script}:count", "[1]", "--no-wait", "--json") == 0
+    task_id = json.loads(capsys.readouterr().out)["task_id"]
+    assert run("tasks", "show", task_id) == 0
+
+
+def test_a_function_that_raises(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+    assert run("run", f"{script}:fail") == 1
+    errors = capsys.readouterr().err
+    assert "Remote traceback" in errors
+    assert 'raise ValueError("no such luck")' in errors
+    assert "TASK_FAILED" in errors
+    assert "farcall/cli" not in errors  # no frame of ours
+
+
+def test_errors_for_programs(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+    assert run("run", f"{script}:fail", "--json") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert json.loads(captured.err)["error"]["exception_type"] == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere.py:f",), "no file nowhere.py"),
+        (("{script}:missing",), "no function 'missing'"),
+        (("{script}:answer",), "no function 'answer'"),
+        (("{script}",), "names no function"),
+        (("no_such_module:f",), "cannot be imported"),
+        (("{script}:greet", "--kwargs", "[1]"), "not a JSON object"),
+        (("{script}:greet", "--endpoint", "elsewhere"), "no endpoint named 'elsewhere'"),
+        (("{script}:greet", "x", "--endpoint", str(uuid.uuid4())), "ENDPOINT_UNKNOWN"),
+    ],
+)
+def test_wrong_calls(
+    cloud: FakeCloud, script: str, run: Run, capsys: Output, arguments: tuple[str, ...], message: str
+) -> None:
+    assert run("run", *(each.format(script=script) for each in arguments)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_waiting_ends_after_the_timeout(cloud: FakeCloud, run: Run, capsys: Output, monkeypatch: Any) -> None:
+    with FakeCloud(workers=0) as offline, serving(offline) as address:
+        monkeypatch.setenv("FARCALL_API_URL", address)
+        assert run("run", "math:sqrt", "9", "--timeout", "0.1") == 5
+        assert "TASK_PENDING" in capsys.readouterr().err
+        assert run("tasks", "ls", "--state", "cancelled", "--json") == 0
+        (task,) = json.loads(capsys.readouterr().out)
+        assert run("tasks", "show", task["task_id"]) == 0
+        assert "cancelled" in capsys.readouterr().out
+
+
+def test_tasks(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+    assert run("run", f"{script}:fail") == 1
+    assert run("run", f"{script}:greet", "you") == 0
+    capsys.readouterr()
+    assert run("tasks", "ls") == 0
+    newest, oldest = capsys.readouterr().out.splitlines()
+    assert newest.split("\t")[1] == "success"
+    assert oldest.split("\t")[1] == "failed"
+    assert "no such luck" in oldest
+    failed = oldest.split("\t")[0]
+    assert run("tasks", "show", failed) == 0
+    assert "Remote traceback" in capsys.readouterr().out
+    assert run("tasks", "show", failed, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["error"]["exception_type"] == "ValueError"
+    assert run("tasks", "show", newest.split("\t")[0]) == 0
+    assert "'hello you!'" in capsys.readouterr().out
+    assert run("tasks", "events", failed) == 0
+    assert [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()] == ["received", "running", "failed"]
+    assert run("tasks", "cancel", failed) == 0
+    assert capsys.readouterr().out == f"{failed}\tfinished\n"
+    assert run("tasks", "cancel", str(uuid.uuid4())) == 2
+    assert run("tasks", "show", str(uuid.uuid4())) == 2
+
+
+def test_functions(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+    assert run("run", f"{script}:greet", "you", "--no-wait") == 0
+    capsys.readouterr()
+    assert run("functions", "ls", "--search", "gree") == 0
+    function_id, name, *_, description = capsys.readouterr().out.rstrip("\n").split("\t")
+    assert (name, description) == ("greet", "Says hello.")
+    assert run("functions", "show", function_id) == 0
+    assert "python version" in capsys.readouterr().out
+    assert run("functions", "delete", function_id) == 0
+    assert run("functions", "show", function_id) == 2
+    assert "FUNCTION_UNKNOWN" in capsys.readouterr().err
+
+
+def test_endpoints(cloud: FakeCloud, run: Run, capsys: Output) -> None:
+    assert run("endpoints", "ls") == 0
+    assert capsys.readouterr().out.startswith(f"{cloud.endpoint_id}\tfake\t")
+    assert run("endpoints", "ls", "--mine", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["uuid"] == cloud.endpoint_id
+    assert run("endpoints", "show", "fake") == 0
+    assert cloud.endpoint_id in capsys.readouterr().out
+    assert run("endpoints", "status", "fake") == 0
+    assert "status\tonline\n" in capsys.readouterr().out
+
+
+def test_a_wrong_token(cloud: FakeCloud, run: Run, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARCALL_TOKEN", "wrong")
+    assert run("endpoints", "ls") == 4
+    errors = capsys.readouterr().err
+    assert "UNAUTHENTICATED" in errors
+    assert "hint:" in errors
+
+
+def test_no_configuration(run: Run, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
+    monkeypatch.delenv("FARCALL_API_URL", raising=False)
+    monkeypatch.delenv("FARCALL_TOKEN", raising=False)
+    assert run("tasks", "ls") == 2
+    assert "farcall local up" in capsys.readouterr().err
+
+
+def test_versions(cloud: FakeCloud, run: Run, capsys: Output) -> None:
+    assert run("version") == 0
+    assert capsys.readouterr().out == f"farcall {importlib.metadata.version('farcall')}\n"
+    assert run("version", "--server", "--json") == 0
+    assert "min_ep_version" in json.loads(capsys.readouterr().out)
+
+
+def test_help_lists_commands_and_exit_codes(run: Run, capsys: Output) -> None:
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("run", "tasks", "functions", "endpoints", "local", "Exit codes"))
+    assert run("nonsense") == 2
+
+
+def test_without_the_local_package_its_command_says_how_to_get_it(
+    run: Run, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: importlib.metadata.EntryPoints())
+    assert run("local") == 2
+    assert "pip install farcall-local" in capsys.readouterr().err
+    assert run("local", "up") == 2
+    assert "pip install farcall-local" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "value"), [("3", 3), ('"3"', "3"), ("three", "three"), ('{"a": null}', {"a": None})])
+def test_arguments_are_json_or_text(text: str, value: object) -> None:
+    assert parse_argument(text) == value
+
+
+def test_keyword_arguments_are_an_object() -> None:
+    assert parse_kwargs('{"a": [1]}') == {"a": [1]}
+    with pytest.raises(InvalidRequest):
+        parse_kwargs("nonsense")
+
+
+def test_a_script_that_fails_to_load_is_an_error_of_the_caller(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("1/0\n")
+    with pytest.raises(InvalidRequest, match="ZeroDivisionError"):
+        load_function(f"{tmp_path / 'broken.py'}:f")

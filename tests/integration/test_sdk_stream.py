@@ -1,0 +1,290 @@
+"""Results over a CURVE socket: pushed, cut, resumed, missed, doubled; and polled when there is no stream."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from farcall import Client, ComputeFuture, Executor, TaskFailed
+from farcall.testing import FakeCloud
+from farcall_common.errors import TaskFailed as RemoteFailure
+from farcall_common.payload import Serializer
+from farcall_common.wire import (
+    BlobLocation,
+    Goodbye,
+    Heartbeat,
+    Move,
+    OpenStream,
+    Refused,
+    StreamResult,
+    TaskState,
+)
+from tests.integration.sdk_scripted_forwarder import WAIT_S, ScriptedForwarder
+
+serializer = Serializer()
+
+
+class StreamingCloud:
+    """A fake cloud whose endpoint never runs anything, with a stream, and an eye on what is polled."""
+
+    def __init__(self, forwarder: ScriptedForwarder | None) -> None:
+        self.cloud = FakeCloud(workers=0)
+        self.way: dict[str, Any] | None = forwarder.way if forwarder else None
+        self.polls_allowed = threading.Event()
+        self.polls_allowed.set()
+        self.polls = 0
+        self.client = Client("http://farcall.test", self.cloud.token, transport=httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v3/stream" and self.way is not None:
+            assert len(msgspec.json.decode(request.content)["public_key"]) == 40
+            return httpx.Response(200, content=msgspec.json.encode(self.way))
+        if request.url.path == "/v2/batch_status":
+            self.polls += 1
+            if not self.polls_allowed.is_set():
+                return httpx.Response(503)
+        return self.cloud.transport.handle_request(request)
+
+    def executor(self) -> Executor:
+        return Executor(self.cloud.endpoint_id, client=self.client)
+
+
+def success(future: ComputeFuture[Any], frame: int | None = None, **fields: Any) -> StreamResult:
+    return StreamResult(
+        task_id=future.task_id,
+        task_group_id=future.task_group_id,
+        state=TaskState.SUCCESS,
+        attempt=1,
+        result=frame,
+        timings={"started_at": 5.0, "ended_at": 7.0},
+        details={"python_version": "3.12.1"},
+        **fields,
+    )
+
+
+def failure(future: ComputeFuture[Any], state: TaskState = TaskState.FAILED, **fields: Any) -> StreamResult:
+    return StreamResult(task_id=future.task_id, task_group_id=future.task_group_id, state=state, attempt=2, **fields)
+
+
+@pytest.fixture
+def forwarder() -> Iterator[ScriptedForwarder]:
+    with ScriptedForwarder() as forwarder:
+        yield forwarder
+
+
+@pytest.fixture
+def cloud(forwarder: ScriptedForwarder) -> Iterator[StreamingCloud]:
+    cloud = StreamingCloud(forwarder)
+    yield cloud
+    cloud.client.close()
+
+
+@pytest.fixture
+def executor(cloud: StreamingCloud, forwarder: ScriptedForwarder) -> Iterator[Executor]:
+    executor = cloud.executor()
+    forwarder.wait_for(lambda it: it.streams_opened == 1)
+    yield executor
+    executor.shutdown(cancel_futures=True)
+
+
+def test_pushed_results_settle_futures(executor: Executor, forwarder: ScriptedForwarder) -> None:
+    futures = [executor.submit(pow, 2, n) for n in range(3)]
+    forwarder.push([success(f, n) for n, f in enumerate(futures)], [serializer.serialize(2**n) for n in range(3)])
+    assert [future.result(WAIT_S) for future in futures] == [1, 2, 4]
+    assert futures[0].attempt == 1
+    assert futures[0].details == {"python_version": "3.12.1"}
+    assert futures[0].timings["ended_at"] - futures[0].timings["started_at"] == 2.0
+    opening = forwarder.said(OpenStream)[0]
+    assert isinstance(opening, OpenStream)
+    assert opening.task_group_ids == (executor.task_group_id,)
+    assert opening.ticket == "a-ticket"
+    assert opening.cursor is None
+
+
+def test_a_pushed_failure_raises_with_the_remote_traceback(executor: Executor, forwarder: ScriptedForwarder) -> None:
+    future = executor.submit(pow, 2, 3)
+    record = RemoteFailure("ValueError: no").record.to_json() | {
+        "exception_type": "ValueError",
+        "traceback": "Traceback (most recent call last):\n  …\nValueError: no\n",
+        "stderr_tail": "warming up\n",
+        "attempt": 2,
+        "endpoint_id": "e-1",
+    }
+    forwarder.push([failure(future, error=record)])
+    with pytest.raises(TaskFailed, match="ValueError: no") as caught:
+        future.result(WAIT_S)
+    (note,) = caught.value.__notes__
+    assert note.startswith("Remote traceback (endpoint e-1, attempt 2):\nTraceback (most recent call last):")
+    assert note.endswith("Last stderr of the task:\nwarming up")
+    assert future.attempt == 2
+
+
+def test_a_task_that_was_cancelled_elsewhere_is_a_cancelled_future(
+    executor: Executor, forwarder: ScriptedForwarder
+) -> None:
+    future = executor.submit(pow, 2, 3)
+    forwarder.push([failure(future, TaskState.CANCELLED)])
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(WAIT_S)
+    assert future.cancelled()
+    assert concurrent.futures.wait([future], WAIT_S).done == {future}
+
+
+def test_a_result_in_a_blob_is_fetched(executor: Executor, forwarder: ScriptedForwarder, cloud: StreamingCloud) -> None:
+    future = executor.submit(str.upper, "x")
+    data = serializer.serialize("x" * 100_000)
+    sha256 = hashlib.sha256(data).hexdigest()
+    cloud.cloud._blobs[f"owner/{sha256}"] = data
+    blob = BlobLocation(
+        blob_key=f"owner/{sha256}", size_bytes=len(data), sha256=sha256, url=f"http://blobs.farcall.test/owner/{sha256}"
+    )
+    forwarder.push([success(future, result_blob=blob)])
+    assert future.result(WAIT_S) == "x" * 100_000
+
+
+def test_an_end_that_comes_twice_counts_once(executor: Executor, forwarder: ScriptedForwarder) -> None:
+    first, second = executor.submit(pow, 2, 3), executor.submit(pow, 2, 4)
+    calls: list[object] = []
+    first.add_done_callback(calls.append)
+    forwarder.push([success(first, 0)], [serializer.serialize(8)])
+    forwarder.push([success(first, 0), success(second, 1)], [serializer.serialize("wrong"), serializer.serialize(16)])
+    assert second.result(WAIT_S) == 16
+    assert first.result(WAIT_S) == 8
+    assert calls == [first]
+
+
+def test_a_stream_that_is_cut_in_the_middle_of_a_batch_loses_nothing(cloud: StreamingCloud) -> None:
+    with ScriptedForwarder() as first:
+        cloud.way = first.way
+        executor = cloud.executor()
+        futures = [executor.submit(pow, 2, n) for n in range(10)]
+        first.wait_for(lambda it: it.streams_opened == 1)
+        first.push([success(f, n) for n, f in enumerate(futures[:4])], [serializer.serialize(n) for n in range(4)])
+        assert [future.result(WAIT_S) for future in futures[:4]] == [0, 1, 2, 3]
+        cloud.way = None  # until the forwarder is back, there is only polling
+    cloud.cloud.start()
+    try:
+        assert [future.result(WAIT_S) for future in futures[4:]] == [2**n for n in range(4, 10)]
+    finally:
+        executor.shutdown()
+        cloud.cloud.close()
+
+
+def test_a_cut_stream_is_resumed_where_it_ended(cloud: StreamingCloud) -> None:
+    with ScriptedForwarder() as second, contextlib.ExitStack() as stack:
+        with ScriptedForwarder() as first:
+            cloud.way = first.way
+            executor = stack.enter_context(cloud.executor())
+            first.wait_for(lambda it: it.streams_opened == 1)
+            futures = [executor.submit(pow, 2, n) for n in range(2)]
+            first.push([success(futures[0], 0)], [serializer.serialize(1)], cursor="cursor-7")
+            assert futures[0].result(WAIT_S) == 1
+            cloud.way = second.way
+        second.wait_for(lambda it: it.streams_opened == 1)
+        opening = second.said(OpenStream)[0]
+        assert isinstance(opening, OpenStream)
+        assert opening.cursor == "cursor-7"
+        second.push([success(futures[1], 0)], [serializer.serialize(2)])
+        assert futures[1].result(WAIT_S) == 2
+
+
+def test_a_moving_forwarder_is_left_with_a_goodbye(
+    executor: Executor, forwarder: ScriptedForwarder, cloud: StreamingCloud
+) -> None:
+    future = executor.submit(pow, 2, 3)
+    other = executor.submit(pow, 2, 4)
+    forwarder.push([success(other, 0)], [serializer.serialize(16)], cursor="cursor-7")
+    assert other.result(WAIT_S) == 16
+    with ScriptedForwarder() as next_forwarder:
+        cloud.way = next_forwarder.way
+        forwarder.send(Move(reason="drain", retry_after_s=0.0))
+        forwarder.wait_for(lambda it: bool(it.said(Goodbye)))
+        next_forwarder.wait_for(lambda it: it.streams_opened == 1)
+        opening = next_forwarder.said(OpenStream)[0]
+        assert isinstance(opening, OpenStream)
+        assert opening.cursor == "cursor-7"
+        next_forwarder.push([success(future, 0)], [serializer.serialize(8)])
+        assert future.result(WAIT_S) == 8
+
+
+@pytest.mark.parametrize("frames", [[b"\x01garbage"], [b"\x09\x80"], [b""]])
+def test_garbage_ends_the_stream_and_not_the_executor(
+    executor: Executor, forwarder: ScriptedForwarder, frames: list[bytes]
+) -> None:
+    future = executor.submit(pow, 2, 3)
+    forwarder.send_raw(frames)
+    forwarder.wait_for(lambda it: it.streams_opened == 2)
+    forwarder.push([success(future, 0)], [serializer.serialize(8)])
+    assert future.result(WAIT_S) == 8
+
+
+def test_a_refused_stream_is_asked_for_again(executor: Executor, forwarder: ScriptedForwarder) -> None:
+    future = executor.submit(pow, 2, 3)
+    forwarder.send(Refused(error=RemoteFailure("not you").record.to_json()))
+    forwarder.wait_for(lambda it: it.streams_opened == 2)
+    forwarder.push([success(future, 0)], [serializer.serialize(8)])
+    assert future.result(WAIT_S) == 8
+
+
+def test_a_silent_forwarder_is_given_up() -> None:
+    with ScriptedForwarder(heartbeat_s=0.1, silent=True) as forwarder:
+        cloud = StreamingCloud(forwarder)
+        with cloud.executor() as executor:
+            forwarder.wait_for(lambda it: it.streams_opened >= 2)
+            future = executor.submit(pow, 2, 3)
+            cloud.cloud.start()
+            assert future.result(WAIT_S) == 8  # polled
+        cloud.cloud.close()
+        cloud.client.close()
+
+
+def test_both_sides_show_that_they_are_alive() -> None:
+    with ScriptedForwarder(heartbeat_s=0.1) as forwarder:
+        cloud = StreamingCloud(forwarder)
+        with cloud.executor():
+            forwarder.wait_for(lambda it: len(it.said(Heartbeat)) >= 5)
+            assert forwarder.streams_opened == 1
+        forwarder.wait_for(lambda it: bool(it.said(Goodbye)))
+        cloud.client.close()
+
+
+def test_an_address_where_nobody_listens_means_polling() -> None:
+    with socket.socket() as reserved, ScriptedForwarder() as forwarder:
+        reserved.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        cloud = StreamingCloud(forwarder)
+        assert cloud.way is not None
+        cloud.way["forwarders"][0]["address"] = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
+        with cloud.executor() as executor:
+            future = executor.submit(pow, 2, 3)
+            cloud.cloud.start()
+            assert future.result(WAIT_S) == 8
+        cloud.cloud.close()
+        cloud.client.close()
+
+
+def test_a_wrong_server_key_means_polling(forwarder: ScriptedForwarder, cloud: StreamingCloud) -> None:
+    with ScriptedForwarder() as impostor:
+        assert cloud.way is not None
+        cloud.way["forwarders"][0]["address"] = impostor.address
+        with cloud.executor() as executor:
+            future = executor.submit(pow, 2, 3)
+            cloud.cloud.start()
+            assert future.result(WAIT_S) == 8
+            assert impostor.heard == []
+        cloud.cloud.close()
+
+
+def test_what_ended_before_the_stream_was_open_is_asked_for(cloud: StreamingCloud) -> None:
+    cloud.cloud.start()
+    with cloud.executor() as executor:
+        assert executor.submit(pow, 2, 3).result(WAIT_S) == 8  # the scripted forwarder pushed nothing
+    cloud.cloud.close()

@@ -1,0 +1,515 @@
+"""The executor against a cloud in memory: the standard's promises, and ours."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from farcall import (
+    Client,
+    ConfigurationError,
+    EndpointUnknown,
+    Executor,
+    FunctionUnknown,
+    PayloadTooLarge,
+    SerializationError,
+    TaskFailed,
+    Unauthenticated,
+    Unavailable,
+    track,
+)
+from farcall.testing import FakeCloud
+from farcall_common.errors import DeserializationError
+
+WAIT_S = 20.0
+
+Wrapper = Callable[[httpx.Request], httpx.Response | None]
+
+
+def divide(a: float, b: float = 1) -> float:
+    return a / b
+
+
+def repeat(text: str, times: int) -> str:
+    return text * times
+
+
+@pytest.fixture
+def cloud() -> Iterator[FakeCloud]:
+    with FakeCloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def offline() -> Iterator[FakeCloud]:
+    with FakeCloud(workers=0) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def executor(cloud: FakeCloud) -> Iterator[Executor]:
+    with cloud.client() as client, Executor(cloud.endpoint_id, client=client) as executor:
+        yield executor
+
+
+def client_of(cloud: FakeCloud, wrapper: Wrapper) -> Client:
+    """A client whose requests pass ``wrapper`` first; its answer, if it gives one, is used."""
+    transport = httpx.MockTransport(lambda request: wrapper(request) or cloud.transport.handle_request(request))
+    return Client("http://farcall.test", cloud.token, transport=transport)
+
+
+class Gate:
+    """Holds submits back until it is opened, and keeps what passed."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.submits: list[dict[str, Any]] = []
+        self.cancelled: list[str] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response | None:
+        if request.url.path.endswith("/submit"):
+            self.reached.set()
+            assert self.open.wait(WAIT_S)
+            self.submits.append(msgspec.json.decode(request.content))
+        if request.url.path.endswith("/cancel"):
+            self.cancelled += msgspec.json.decode(request.content)["task_ids"]
+        return None
+
+    @property
+    def batches(self) -> list[int]:
+        return [sum(map(len, body["tasks"].values())) for body in self.submits]
+
+
+def test_submit(executor: Executor) -> None:
+    future = executor.submit(divide, 6, b=3)
+    assert uuid.UUID(future.task_id).version == 7
+    assert future.task_group_id == executor.task_group_id
+    assert future.result(WAIT_S) == 2.0
+    assert future.done()
+    assert not future.cancel()
+    assert future.attempt == 1
+    timings = future.timings
+    assert timings["client_submitted_at"] <= timings["client_accepted_at"] <= timings["client_received_at"]
+    assert timings["started_at"] <= timings["ended_at"]
+
+
+def test_lambdas_closures_and_builtins(executor: Executor) -> None:
+    n = 5
+    assert executor.submit(lambda x: x + n, 1).result(WAIT_S) == 6
+    assert executor.submit(len, "abc").result(WAIT_S) == 3
+
+
+def test_a_function_that_raises(executor: Executor) -> None:
+    future = executor.submit(divide, 1, 0)
+    with pytest.raises(TaskFailed, match="division by zero") as caught:
+        future.result(WAIT_S)
+    assert "Remote traceback" in caught.value.__notes__[0]
+    assert future.exception(WAIT_S) is caught.value
+    assert executor.submit(divide, 1).result(WAIT_S) == 1  # life goes on
+
+
+def test_big_arguments_and_results(executor: Executor) -> None:
+    data = os.urandom(3_000_000)
+    assert executor.submit(len, data).result(WAIT_S) == len(data)
+    assert executor.submit(repeat, "ab", 2_000_000).result(WAIT_S) == "ab" * 2_000_000
+
+
+def test_what_cannot_be_sent_is_refused_by_submit(executor: Executor) -> None:
+    with pytest.raises(SerializationError, match=r"[Aa]rgument 2"):
+        executor.submit(divide, 1, (n for n in range(3)))
+    with pytest.raises(PayloadTooLarge, match="of len take"):
+        executor.submit(len, b"x" * 11_000_000)
+    with pytest.raises(SerializationError):
+        executor.submit(None)  # type: ignore[arg-type]
+    assert executor._engine.unsettled() == []
+
+
+def test_a_result_that_cannot_be_read_here(executor: Executor, cloud: FakeCloud) -> None:
+    gate, go_on = threading.Event(), threading.Event()
+
+    def hold(request: httpx.Request) -> httpx.Response | None:
+        if request.url.path == "/v2/batch_status":
+            gate.set()
+            assert go_on.wait(WAIT_S)
+        return None
+
+    with client_of(cloud, hold) as client, Executor(cloud.endpoint_id, client=client) as executor:
+        future = executor.submit(divide, 1)
+        assert gate.wait(WAIT_S)
+        while not cloud._tasks[future.task_id].ended():
+            time.sleep(0.001)
+        cloud._tasks[future.task_id].result = b"zz\nfrom the future"
+        go_on.set()
+        with pytest.raises(DeserializationError):
+            future.result(WAIT_S)
+
+
+def test_map(executor: Executor) -> None:
+    assert list(executor.map(divide, [2, 4, 6], [1, 2, 3], timeout=WAIT_S)) == [2, 2, 2]
+    assert list(executor.map(divide, range(10), chunksize=3, timeout=WAIT_S)) == list(range(10))
+    assert list(executor.map(divide, [])) == []
+    assert list(executor.map(divide, [], chunksize=3)) == []
+
+
+def test_map_raises_where_the_call_did(executor: Executor) -> None:
+    results = executor.map(divide, [1, 1, 1], [1, 0, 1])
+    assert next(results) == 1
+    with pytest.raises(TaskFailed):
+        next(results)
+
+
+def test_map_gives_up_after_its_timeout_and_cancels_the_rest(offline: FakeCloud) -> None:
+    with offline.client() as client, Executor(offline.endpoint_id, client=client) as executor:
+        with pytest.raises(TimeoutError):
+            list(executor.map(divide, range(5), timeout=0.05))
+        assert executor._engine.unsettled() == []
+
+
+@pytest.mark.parametrize("bad", [{"chunksize": 0}, {"buffersize": 2}])
+def test_map_checks_its_arguments(executor: Executor, bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        executor.map(divide, [1], **bad)
+
+
+def test_futures_work_with_the_standard_library(executor: Executor) -> None:
+    futures = [executor.submit(divide, n) for n in range(20)]
+    assert {f.result() for f in concurrent.futures.as_completed(futures, WAIT_S)} == set(range(20))
+    assert [future.result() for future in track(futures[:3], show=False)]
+    assert sum(track(executor.map(divide, [1, 2]), total=2, show=False)) == 3
+
+    async def gather() -> list[float]:
+        return await asyncio.gather(*(asyncio.wrap_future(executor.submit(divide, n)) for n in range(3)))
+
+    assert asyncio.run(gather()) == [0, 1, 2]
+
+
+def test_the_first_call_goes_at_once_and_the_others_collect(cloud: FakeCloud) -> None:
+    gate = Gate()
+    with client_of(cloud, gate) as client, Executor(cloud.endpoint_id, client=client, batch_size=100) as executor:
+        futures = [executor.submit(divide, 0)]
+        assert gate.reached.wait(WAIT_S)
+        futures += [executor.submit(divide, n) for n in range(1, 251)]
+        gate.open.set()
+        assert [future.result(WAIT_S) for future in futures] == list(range(251))
+        assert gate.batches == [1, 100, 100, 50]
+        assert all(body["task_group_id"] == executor.task_group_id for body in gate.submits)
+
+
+def test_a_function_is_registered_once(cloud: FakeCloud) -> None:
+    with cloud.client() as client, Executor(cloud.endpoint_id, client=client) as executor:
+        for future in [executor.submit(divide, n) for n in range(20)]:
+            future.result(WAIT_S)
+        assert len(client.get_functions()) == 1
+        function_id = executor.register_function(repeat, description="mine")
+        assert executor.submit(repeat, "a", 2).result(WAIT_S) == "aa"
+        assert executor.submit_to_registered_function(function_id, ("b",), {"times": 2}).result(WAIT_S) == "bb"
+        assert [each["description"] for each in client.get_functions()] == ["mine", None]
+
+
+def test_task_options_go_with_every_task(cloud: FakeCloud) -> None:
+    gate = Gate()
+    gate.open.set()
+    with (
+        client_of(cloud, gate) as client,
+        Executor(cloud.endpoint_id, client=client, idempotent=False, max_attempts=1, walltime_s=5.0) as executor,
+    ):
+        executor.submit(divide, 1).result(WAIT_S)
+    assert {k: gate.submits[0][k] for k in ("idempotent", "max_attempts", "walltime_s")} == {
+        "idempotent": False,
+        "max_attempts": 1,
+        "walltime_s": 5.0,
+    }
+
+
+def test_a_call_that_was_not_sent_never_is_when_cancelled(cloud: FakeCloud) -> None:
+    gate = Gate()
+    with client_of(cloud, gate) as client, Executor(cloud.endpoint_id, client=client) as executor:
+        first = executor.submit(divide, 1)
+        assert gate.reached.wait(WAIT_S)
+        waiting = [executor.submit(divide, n) for n in range(3)]
+        assert waiting[1].cancel()
+        assert waiting[1].cancel()
+        assert waiting[1].cancelled()
+        gate.open.set()
+        assert first.result(WAIT_S) == 1
+        assert [waiting[0].result(WAIT_S), waiting[2].result(WAIT_S)] == [0, 2]
+        sent = {id_ for body in gate.submits for ids in body["task_ids"].values() for id_ in ids}
+        assert waiting[1].task_id not in sent
+    assert gate.cancelled == []
+
+
+def test_cancelling_a_sent_call_tells_the_cloud_and_wakes_those_who_wait(offline: FakeCloud) -> None:
+    with offline.client() as client, Executor(offline.endpoint_id, client=client) as executor:
+        future = executor.submit(divide, 1)
+        assert executor._engine.flush(WAIT_S)
+        heard: list[object] = []
+        future.add_done_callback(heard.append)
+        assert future.cancel()
+        assert concurrent.futures.wait([future], WAIT_S).done == {future}
+        assert heard == [future]
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result()
+    with offline.client() as client:
+        assert client.get_task(future.task_id).state == "cancelled"
+
+
+def test_a_task_that_was_cancelled_elsewhere_is_a_cancelled_future(offline: FakeCloud) -> None:
+    with offline.client() as client, Executor(offline.endpoint_id, client=client) as executor:
+        future = executor.submit(divide, 1)
+        assert executor._engine.flush(WAIT_S)
+        client.cancel(future.task_id)
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result(WAIT_S)
+        assert future.cancelled()
+
+
+def test_an_endpoint_that_is_offline_is_waited_for(offline: FakeCloud) -> None:
+    with offline.client() as client, Executor(offline.endpoint_id, client=client) as executor:
+        future = executor.submit(divide, 4, 2)
+        assert executor._engine.flush(WAIT_S)
+        assert not future.done()
+        offline.start()
+        assert future.result(WAIT_S) == 2
+
+
+def test_shutdown_waits_for_what_is_open(cloud: FakeCloud) -> None:
+    with cloud.client() as client:
+        executor = Executor(cloud.endpoint_id, client=client)
+        futures = [executor.submit(divide, n) for n in range(50)]
+        executor.shutdown()
+        assert all(future.done() for future in futures)
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            executor.submit(divide, 1)
+        executor.shutdown()  # again is harmless
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("farcall")]
+
+
+def test_shutdown_without_waiting_still_brings_the_results(cloud: FakeCloud) -> None:
+    with cloud.client() as client:
+        executor = Executor(cloud.endpoint_id, client=client)
+        future = executor.submit(divide, 1)
+        executor.shutdown(wait=False)
+        assert future.result(WAIT_S) == 1
+        executor.shutdown()
+
+
+def test_shutdown_can_cancel(offline: FakeCloud) -> None:
+    with offline.client() as client:
+        executor = Executor(offline.endpoint_id, client=client)
+        futures = [executor.submit(divide, n) for n in range(5)]
+        assert executor._engine.flush(WAIT_S)
+        executor.shutdown(cancel_futures=True)
+        assert all(future.cancelled() for future in futures)
+        assert [task["status"] for task in client.get_tasks()] == ["cancelled"] * 5
+
+
+def test_an_interrupted_block_does_not_wait_for_ever(offline: FakeCloud) -> None:
+    futures: list[concurrent.futures.Future[float]] = []
+
+    def interrupt() -> None:
+        with Executor(offline.endpoint_id, client=client) as executor:
+            futures.append(executor.submit(divide, 1))
+            raise KeyboardInterrupt
+
+    with offline.client() as client, pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert futures[0].cancelled()
+
+
+def test_a_forgotten_executor_ends_after_its_last_future(offline: FakeCloud) -> None:
+    with offline.client() as client:
+        executor = Executor(offline.endpoint_id, client=client)
+        future = executor.submit(divide, 1)
+        engine, gone = executor._engine, weakref.ref(executor)
+        del executor
+        gc.collect()
+        assert gone() is None
+        offline.start()
+        assert future.result(WAIT_S) == 1
+        engine.join()
+        assert not any(thread.is_alive() for thread in engine._threads)
+
+
+@pytest.mark.parametrize("unknown", ["function", "endpoint"])
+def test_unknown_ids_fail_the_future(cloud: FakeCloud, unknown: str) -> None:
+    nobody = str(uuid.uuid4())
+    with cloud.client() as client:
+        endpoint_id = nobody if unknown == "endpoint" else cloud.endpoint_id
+        function_id = nobody if unknown == "function" else client.register_function(divide)
+        with Executor(endpoint_id, client=client) as executor:
+            future = executor.submit_to_registered_function(function_id, (1,))
+            error = EndpointUnknown if unknown == "endpoint" else FunctionUnknown
+            with pytest.raises(error, match=nobody):
+                future.result(WAIT_S)
+
+
+def test_neighbours_of_a_refused_task_do_not_suffer(cloud: FakeCloud) -> None:
+    gate = Gate()
+    poisoned: list[str] = []
+
+    def refuse(request: httpx.Request) -> httpx.Response | None:
+        gate(request)
+        if request.url.path.endswith("/submit"):
+            ids = msgspec.json.decode(request.content)["task_ids"]
+            if any(task_id in poisoned for of_function in ids.values() for task_id in of_function):
+                return httpx.Response(400, json={"code": "INVALID_REQUEST", "message": "bad", "fault": "caller"})
+        return None
+
+    with client_of(cloud, refuse) as client, Executor(cloud.endpoint_id, client=client) as executor:
+        first = executor.submit(divide, 1)
+        assert gate.reached.wait(WAIT_S)
+        futures = [executor.submit(divide, n) for n in range(20)]
+        unknown = executor.submit_to_registered_function(str(uuid.uuid4()))
+        poisoned.append(futures[7].task_id)
+        gate.open.set()
+        assert first.result(WAIT_S) == 1
+        with pytest.raises(FunctionUnknown):
+            unknown.result(WAIT_S)
+        for n, future in enumerate(futures):
+            if n == 7:
+                assert "INVALID_REQUEST" in str(future.exception(WAIT_S))
+            else:
+                assert future.result(WAIT_S) == n
+
+
+def test_a_submit_whose_answer_was_lost_does_not_run_twice(cloud: FakeCloud) -> None:
+    lost: list[httpx.Request] = []
+
+    def lose(request: httpx.Request) -> httpx.Response | None:
+        if request.url.path.endswith("/submit") and not lost:
+            lost.append(request)
+            cloud.transport.handle_request(request)
+            raise httpx.ReadError("cut")
+        return None
+
+    with client_of(cloud, lose) as client, Executor(cloud.endpoint_id, client=client) as executor:
+        assert executor.submit(divide, 3).result(WAIT_S) == 3
+        assert [task["attempt"] for task in client.get_tasks()] == [1]
+        assert lost
+
+
+def test_an_api_that_stays_away_fails_the_futures_in_the_end(cloud: FakeCloud) -> None:
+    def away(request: httpx.Request) -> httpx.Response | None:
+        raise httpx.ConnectError("refused")
+
+    with (
+        client_of(cloud, away) as client,
+        Executor(cloud.endpoint_id, client=client, patience_s=0.2) as executor,
+        pytest.raises(Unavailable, match="refused"),
+    ):
+        executor.submit(divide, 1).result(WAIT_S)
+
+
+@pytest.mark.parametrize("status", [503, 401])
+def test_an_api_that_goes_away_fails_what_waits_in_the_end(offline: FakeCloud, status: int) -> None:
+    away = threading.Event()
+
+    def leave(request: httpx.Request) -> httpx.Response | None:
+        return httpx.Response(status) if away.is_set() else None
+
+    with client_of(offline, leave) as client, Executor(offline.endpoint_id, client=client, patience_s=0.2) as executor:
+        future = executor.submit(divide, 1)
+        assert executor._engine.flush(WAIT_S)
+        away.set()
+        error = future.exception(WAIT_S)
+        if status == 503:
+            assert isinstance(error, Unavailable)
+            assert "get_batch_result" in error.hint
+        else:
+            assert isinstance(error, Unauthenticated)
+
+
+def test_a_wrong_token_fails_at_once(cloud: FakeCloud) -> None:
+    with (
+        Client("http://farcall.test", "wrong", transport=cloud.transport) as client,
+        Executor(cloud.endpoint_id, client=client) as executor,
+        pytest.raises(Unauthenticated),
+    ):
+        executor.submit(divide, 1).result(WAIT_S)
+
+
+def test_a_task_that_the_api_forgot_fails(offline: FakeCloud) -> None:
+    with offline.client() as client, Executor(offline.endpoint_id, client=client) as executor:
+        futures = [executor.submit(divide, n) for n in range(2)]
+        assert executor._engine.flush(WAIT_S)
+        del offline._tasks[futures[0].task_id]
+        with pytest.raises(Exception, match="TASK_UNKNOWN"):
+            futures[0].result(WAIT_S)
+        offline.start()
+        assert futures[1].result(WAIT_S) == 1
+
+
+def test_callbacks_may_submit(executor: Executor) -> None:
+    chained: concurrent.futures.Future[float] = concurrent.futures.Future()
+
+    def go_on(done: concurrent.futures.Future[float]) -> None:
+        executor.submit(divide, done.result(), 2).add_done_callback(lambda last: chained.set_result(last.result()))
+
+    executor.submit(divide, 8).add_done_callback(go_on)
+    assert chained.result(WAIT_S) == 4
+
+
+def test_many_threads_may_submit(executor: Executor) -> None:
+    def submit(n: int) -> float:
+        return executor.submit(divide, n).result(WAIT_S)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(submit, range(100))) == list(range(100))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_to_make_its_own(executor: Executor) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            executor.submit(divide, 1)
+        except RuntimeError as error:
+            os._exit(0 if "parent process" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_breaks_the_executor_loudly(cloud: FakeCloud) -> None:
+    def explode(request: httpx.Request) -> httpx.Response | None:
+        if request.url.path.endswith("/submit"):
+            raise ZeroDivisionError("a bug of ours")
+        return None
+
+    with client_of(cloud, explode) as client, Executor(cloud.endpoint_id, client=client) as executor:
+        with pytest.raises(ZeroDivisionError):
+            executor.submit(divide, 1).result(WAIT_S)
+        executor._engine._threads[0].join(WAIT_S)
+        with pytest.raises(concurrent.futures.BrokenExecutor):
+            executor.submit(divide, 1)
+
+
+def test_an_executor_needs_an_endpoint(cloud: FakeCloud) -> None:
+    with cloud.client() as client, Executor(client=client) as executor:
+        with pytest.raises(ConfigurationError, match="no endpoint"):
+            executor.submit(divide, 1)
+        executor.endpoint_id = cloud.endpoint_id
+        assert executor.submit(divide, 1).result(WAIT_S) == 1
+
+
+@pytest.mark.parametrize("bad", [{"batch_size": 0}, {"batch_size": 1001}, {"max_attempts": 0}, {"walltime_s": -1}])
+def test_arguments_are_checked(cloud: FakeCloud, bad: dict[str, Any]) -> None:
+    with cloud.client() as client, pytest.raises(ValueError, match=next(iter(bad))):
+        Executor(cloud.endpoint_id, client=client, **bad)
+
+
+def test_an_endpoint_id_must_be_one(cloud: FakeCloud) -> None:
+    with cloud.client() as client, pytest.raises(ValueError, match="UUID"):
+        Executor("my-laptop", client=client)

@@ -1,0 +1,35 @@
+"""The public names, and what importing them costs."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("httpx", "zmq", "msgspec", "dill", "cloudpickle", "rich", "typer", "asyncio")
+
+
+@pytest.mark.parametrize("name", ["farcall", "farcall.testing", "farcall.cli"])
+def test_all_is_sorted_and_true(name: str) -> None:
+    module = importlib.import_module(name)
+    by_kind = sorted(module.__all__, key=lambda each: (not each.isupper(), not each[:1].isupper(), each))
+    assert list(module.__all__) == by_kind
+    assert all(hasattr(module, each) for each in module.__all__)
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    code = f"import sys, farcall; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
+
+
+def test_importing_takes_less_than_150_ms() -> None:
+    # Processor time: what a machine does beside this is not the import's doing.
+    code = "import time; t = time.process_time(); import farcall; print(time.process_time() - t)"
+    runs = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(5)
+    ]
+    assert min(runs) < 0.150, runs
