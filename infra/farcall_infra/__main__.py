@@ -1,0 +1,5 @@
+"""What ``cdk.json`` runs."""
+
+from farcall_infra.app import synthesize
+
+synthesize()

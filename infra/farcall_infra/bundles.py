@@ -1,0 +1,130 @@
+"""Code bundles: a part of the workspace with its locked dependencies, built by uv, without docker.
+
+A bundle is a directory that Python can run from when it is on the path: the wheels that ``uv.lock`` names for that
+part, for the platform it will run on, plus the sources of the workspace members. Its asset hash is a hash of exactly
+these inputs, so a synth on another machine gives the same template.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import uv
+from farcall_common.errors import ConfigurationError
+
+__all__ = ["ARM64", "FORWARDER", "HOST", "LAMBDAS", "WORKSPACE", "Bundle", "WheelPlatform"]
+
+WORKSPACE: Final = Path(__file__).resolve().parents[2]
+_RUNTIME: Final = WORKSPACE / "infra" / "runtime"
+
+
+@dataclasses.dataclass(frozen=True)
+class WheelPlatform:
+    """Which wheels go into a bundle; without ``triple`` those for the Python that runs this program."""
+
+    name: str
+    python_version: str
+    triple: str | None = None
+
+    @property
+    def pip_arguments(self) -> tuple[str, ...]:
+        if self.triple is None:
+            return ("--python", sys.executable)
+        return ("--python-version", self.python_version, "--python-platform", self.triple)
+
+
+# Lambda's and the forwarder's processors are the same, and so is their Python.
+ARM64: Final = WheelPlatform("arm64", python_version="3.14", triple="aarch64-manylinux_2_28")
+HOST: Final = WheelPlatform(
+    f"{sys.platform}-{sys.implementation.cache_tag}", python_version=f"{sys.version_info[0]}.{sys.version_info[1]}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """What goes into one bundle.
+
+    ``member`` is the workspace member whose locked dependencies are installed, ``sources`` are package directories
+    relative to the workspace, ``extra_files`` are files of ``infra/runtime``, and ``provided`` names
+    distributions that the platform brings along.
+    """
+
+    name: str
+    member: str
+    sources: tuple[str, ...]
+    extra_files: tuple[str, ...] = ()
+    provided: tuple[str, ...] = ()
+
+    def requirements(self) -> str:
+        """The locked requirements with their hashes, as text for ``uv pip install -r``."""
+        prunes = [argument for name in self.provided for argument in ("--prune", name)]
+        return _uv(
+            "export", "--frozen", "--package", self.member, "--no-dev", "--no-emit-workspace",
+            "--no-annotate", "--no-header", *prunes,
+        )  # fmt: skip
+
+    def digest(self, platform: WheelPlatform) -> str:
+        """A hash of everything that the bundle is made of."""
+        digest = hashlib.sha256(f"{platform}\n{self.requirements()}".encode())
+        for path, relative in self._files():
+            digest.update(f"\n{relative}\n".encode())
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def build(self, directory: Path, *, platform: WheelPlatform) -> None:
+        """Install the bundle into ``directory``.
+
+        :raises ConfigurationError: if uv cannot install it (no wheel for the platform, no network and no cache).
+        """
+        requirements = self.requirements()
+        _uv(
+            "pip", "install", "--quiet", "--target", str(directory), *platform.pip_arguments, "--only-binary", ":all:",
+            "--no-deps", "--require-hashes", "--link-mode", "copy", "-r", "-",
+            stdin=requirements,
+        )  # fmt: skip
+        shutil.rmtree(directory / "bin", ignore_errors=True)  # console scripts; they name this machine's interpreter
+        for path, relative in self._files():
+            (directory / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, directory / relative)
+
+    def _files(self) -> list[tuple[Path, Path]]:
+        """Our own files and where each goes in the bundle, in a stable order."""
+        files = [(_RUNTIME / name, Path(name)) for name in self.extra_files]
+        for source in self.sources:
+            root = WORKSPACE / source
+            files += [
+                (path, path.relative_to(root.parent))
+                for path in sorted(root.rglob("*"))
+                if path.is_file() and "__pycache__" not in path.parts
+            ]
+        return files
+
+
+LAMBDAS: Final = Bundle(
+    "lambdas",
+    member="farcall-lambdas",
+    sources=("lambdas/farcall_lambdas", "common/farcall_common"),
+    extra_files=("migration_resource.py",),
+    provided=("boto3", "botocore"),  # Lambda's Python runtime has them
+)
+FORWARDER: Final = Bundle(
+    "forwarder",
+    member="farcall-forwarder",
+    sources=("forwarder_fargate/farcall_forwarder", "common/farcall_common"),
+)
+
+
+def _uv(*arguments: str, stdin: str | None = None) -> str:
+    """Run uv in the workspace and return what it printed."""
+    done = subprocess.run(
+        [uv.find_uv_bin(), *arguments], cwd=WORKSPACE, input=stdin, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ConfigurationError(f"uv {' '.join(arguments[:2])} failed: {done.stderr.strip()}")
+    return done.stdout

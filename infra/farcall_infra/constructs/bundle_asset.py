@@ -1,0 +1,63 @@
+"""Code bundles as CDK assets. CDK asks for a bundle only when a stack that needs it is being synthesised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+import jsii
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_s3_assets as s3_assets
+from constructs import Construct
+
+from farcall_infra.bundles import WORKSPACE, Bundle, WheelPlatform
+
+__all__ = ["bundle_asset", "lambda_code"]
+
+
+@jsii.implements(cdk.ILocalBundling)
+class _LocalBundling:
+    """CDK's hook for bundling outside docker."""
+
+    def __init__(self, bundle: Bundle, platform: WheelPlatform) -> None:
+        self._bundle = bundle
+        self._platform = platform
+
+    def try_bundle(self, output_dir: str, *_args: Any, **_options: Any) -> bool:
+        self._bundle.build(Path(output_dir), platform=self._platform)
+        return True
+
+
+def lambda_code(bundle: Bundle, *, platform: WheelPlatform) -> lambda_.AssetCode:
+    """``bundle`` as the code of a Lambda function."""
+    return lambda_.Code.from_asset(
+        _source(bundle),
+        asset_hash=bundle.digest(platform),
+        asset_hash_type=cdk.AssetHashType.CUSTOM,
+        bundling=_bundling(bundle, platform),
+    )
+
+
+def bundle_asset(scope: Construct, construct_id: str, *, bundle: Bundle, platform: WheelPlatform) -> s3_assets.Asset:
+    """``bundle`` as a zip file in the deployment's asset bucket."""
+    return s3_assets.Asset(
+        scope,
+        construct_id,
+        path=_source(bundle),
+        asset_hash=bundle.digest(platform),
+        asset_hash_type=cdk.AssetHashType.CUSTOM,
+        bundling=_bundling(bundle, platform),
+    )
+
+
+def _source(bundle: Bundle) -> str:
+    return str(WORKSPACE / bundle.sources[0])
+
+
+def _bundling(bundle: Bundle, platform: WheelPlatform) -> cdk.BundlingOptions:
+    return cdk.BundlingOptions(
+        # CDK wants an image for the case that local bundling declines. Ours never does: it works or it raises.
+        image=cdk.DockerImage.from_registry("scratch"),
+        local=_LocalBundling(bundle, platform),
+    )

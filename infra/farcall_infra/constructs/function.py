@@ -1,0 +1,100 @@
+"""A Lambda function the way all of ours are: arm64, its own role, its own log group, JSON logs."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from farcall_infra.bundles import LAMBDAS
+from farcall_infra.constructs.bundle_asset import lambda_code
+from farcall_infra.constructs.network import Network
+from farcall_infra.deployment import Deployment
+
+__all__ = ["PythonFunction", "retention"]
+
+
+class PythonFunction(Construct):
+    """One handler of the ``lambdas`` bundle. It is in the VPC if ``network`` is given, and outside it otherwise.
+
+    ``timeout_s`` is in seconds. The role may write to the function's own log group and, in the VPC, attach the
+    function's network interfaces; everything else is granted by the constructs that own it.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        deployment: Deployment,
+        handler: str,
+        description: str,
+        environment: dict[str, str],
+        timeout_s: int,
+        memory_mib: int = 512,
+        network: Network | None = None,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        log_group = logs.LogGroup(
+            self,
+            "Logs",
+            retention=retention(deployment.profile.retention.log_days),
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+        )
+        role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
+        log_group.grant_write(role)
+        if network is not None:
+            role.add_to_principal_policy(_network_interfaces())
+        target = deployment.target
+        dual_stack = network is not None and target.ipv6
+        self.function = lambda_.Function(
+            self,
+            "Function",
+            description=description,
+            code=lambda_code(LAMBDAS, platform=target.wheels),
+            handler=handler,
+            runtime=lambda_.Runtime.PYTHON_3_14,
+            architecture=lambda_.Architecture.ARM_64,
+            memory_size=memory_mib,
+            timeout=cdk.Duration.seconds(timeout_s),
+            role=role,
+            log_group=log_group,
+            environment=environment | ({"AWS_USE_DUALSTACK_ENDPOINT": "true"} if dual_stack else {}),
+            vpc=network.vpc if network else None,
+            vpc_subnets=network.private if network else None,
+            security_groups=[network.functions] if network else None,
+            ipv6_allowed_for_dual_stack=True if dual_stack else None,
+        )
+
+
+def _network_interfaces() -> iam.PolicyStatement:
+    """What Lambda needs to attach a function to a VPC; EC2 offers no narrower resource for these actions."""
+    return iam.PolicyStatement(
+        actions=[
+            "ec2:AssignPrivateIpAddresses",
+            "ec2:CreateNetworkInterface",
+            "ec2:DeleteNetworkInterface",
+            "ec2:DescribeNetworkInterfaces",
+            "ec2:DescribeSubnets",
+            "ec2:UnassignPrivateIpAddresses",
+        ],
+        resources=["*"],
+    )
+
+
+def retention(days: int) -> logs.RetentionDays:
+    """CDK's name for keeping logs for that many days."""
+    return {
+        1: logs.RetentionDays.ONE_DAY,
+        3: logs.RetentionDays.THREE_DAYS,
+        5: logs.RetentionDays.FIVE_DAYS,
+        7: logs.RetentionDays.ONE_WEEK,
+        14: logs.RetentionDays.TWO_WEEKS,
+        30: logs.RetentionDays.ONE_MONTH,
+        60: logs.RetentionDays.TWO_MONTHS,
+        90: logs.RetentionDays.THREE_MONTHS,
+        180: logs.RetentionDays.SIX_MONTHS,
+        365: logs.RetentionDays.ONE_YEAR,
+    }[days]

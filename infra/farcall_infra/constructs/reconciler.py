@@ -1,0 +1,40 @@
+"""The reconciler: each minute it repairs what a crash between two stores left behind."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
+from constructs import Construct
+
+from farcall_infra.constructs.function import PythonFunction
+from farcall_infra.constructs.network import Network
+from farcall_infra.constructs.stores import Stores
+from farcall_infra.deployment import Deployment
+
+__all__ = ["Reconciler"]
+
+_PERIOD = cdk.Duration.minutes(1)
+
+
+class Reconciler(Construct):
+    """The function and its schedule."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network, stores: Stores
+    ) -> None:
+        super().__init__(scope, construct_id)
+        reconciler = PythonFunction(
+            self,
+            "Function",
+            deployment=deployment,
+            handler="farcall_lambdas.handlers.reconciler.handle",
+            description="Re-queues committed tasks that the queue does not have, and clears up",
+            environment=stores.environment(),
+            timeout_s=55,  # done before the next one starts
+            network=network,
+        )
+        stores.grant(reconciler.function)
+        rule = events.Rule(self, "EachMinute", schedule=events.Schedule.rate(_PERIOD))
+        # A missed run is made up for by the next one.
+        rule.add_target(targets.LambdaFunction(reconciler.function, retry_attempts=0))

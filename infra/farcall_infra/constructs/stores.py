@@ -1,0 +1,202 @@
+"""The stores of the cloud tier: records (PostgreSQL), queue (Valkey), blobs (S3), and the key that signs tickets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_elasticache as elasticache
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_rds as rds
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_secretsmanager as secretsmanager
+from constructs import Construct
+
+from farcall_infra.constructs.network import POSTGRES_PORT, VALKEY_PORT, Network
+from farcall_infra.profiles import DatabaseSize, QueueSize
+
+__all__ = ["BlobStore", "Database", "Queue", "Stores", "TicketKey"]
+
+
+class Database(Construct):
+    """PostgreSQL 16, encrypted, in the private subnets, with a generated master password in Secrets Manager."""
+
+    _NAME = "farcall"
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, network: Network, size: DatabaseSize, keep: bool
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self._instance = rds.DatabaseInstance(
+            self,
+            "Instance",
+            engine=rds.DatabaseInstanceEngine.postgres(version=rds.PostgresEngineVersion.VER_16),
+            instance_type=ec2.InstanceType(size.instance_type),
+            allocated_storage=size.storage_gib,
+            storage_type=rds.StorageType.GP3,
+            storage_encrypted=True,
+            multi_az=size.multi_az,
+            credentials=rds.Credentials.from_generated_secret("farcall"),
+            database_name=self._NAME,
+            vpc=network.vpc,
+            vpc_subnets=network.private,
+            security_groups=[network.database],
+            publicly_accessible=False,
+            port=POSTGRES_PORT,
+            backup_retention=cdk.Duration.days(size.backup_days),
+            delete_automated_backups=not keep,
+            auto_minor_version_upgrade=True,
+            deletion_protection=keep,
+            removal_policy=cdk.RemovalPolicy.SNAPSHOT if keep else cdk.RemovalPolicy.DESTROY,
+        )
+        assert self._instance.secret is not None  # from_generated_secret makes one
+        self._secret = self._instance.secret
+
+    def environment(self) -> dict[str, str]:
+        """Where the database is and which secret opens it."""
+        return {
+            "FARCALL_DATABASE_HOST": self._instance.db_instance_endpoint_address,
+            "FARCALL_DATABASE_PORT": self._instance.db_instance_endpoint_port,
+            "FARCALL_DATABASE_NAME": self._NAME,
+            "FARCALL_DATABASE_SECRET_ARN": self._secret.secret_arn,
+        }
+
+    def grant(self, grantee: iam.IGrantable) -> None:
+        """Let ``grantee`` read the credentials. Who can reach the port is the security group's business."""
+        self._secret.grant_read(grantee)
+
+
+class Queue(Construct):
+    """Valkey on nodes, not serverless: the same template then runs on the offline tier."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, network: Network, size: QueueSize, tls: bool) -> None:
+        super().__init__(scope, construct_id)
+        self._tls = tls
+        subnets = elasticache.CfnSubnetGroup(
+            self,
+            "Subnets",
+            description="Queue of the Farcall cloud tier",
+            subnet_ids=network.vpc.select_subnets(subnet_type=network.private.subnet_type).subnet_ids,
+        )
+        # A full queue must refuse tasks loudly; an evicted key would be a task that silently waits for the sweep.
+        parameters = elasticache.CfnParameterGroup(
+            self,
+            "Parameters",
+            cache_parameter_group_family="valkey8",
+            description="Queue of the Farcall cloud tier",
+            properties={"maxmemory-policy": "noeviction"},
+        )
+        self._group = elasticache.CfnReplicationGroup(
+            self,
+            "Group",
+            replication_group_description="Queue of the Farcall cloud tier",
+            engine="valkey",
+            engine_version="8.0",
+            cache_node_type=size.node_type,
+            num_cache_clusters=size.nodes,
+            automatic_failover_enabled=size.nodes > 1,
+            multi_az_enabled=size.nodes > 1,
+            at_rest_encryption_enabled=True,
+            transit_encryption_enabled=tls,
+            port=VALKEY_PORT,
+            cache_subnet_group_name=subnets.ref,
+            cache_parameter_group_name=parameters.ref,
+            security_group_ids=[network.queue.security_group_id],
+            auto_minor_version_upgrade=True,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Where the queue is."""
+        return {
+            "FARCALL_QUEUE_HOST": self._group.attr_primary_end_point_address,
+            "FARCALL_QUEUE_PORT": self._group.attr_primary_end_point_port,
+            "FARCALL_QUEUE_TLS": "true" if self._tls else "false",
+        }
+
+
+class BlobStore(Construct):
+    """A private bucket for payloads that are too large for a row; they expire by themselves."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, blob_days: int, keep: bool) -> None:
+        super().__init__(scope, construct_id)
+        self._bucket = s3.Bucket(
+            self,
+            "Bucket",
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            enforce_ssl=True,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    id="expire",
+                    expiration=cdk.Duration.days(blob_days),
+                    abort_incomplete_multipart_upload_after=cdk.Duration.days(1),
+                )
+            ],
+            removal_policy=cdk.RemovalPolicy.RETAIN if keep else cdk.RemovalPolicy.DESTROY,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """The bucket's name."""
+        return {"FARCALL_BLOB_BUCKET": self._bucket.bucket_name}
+
+    def grant(self, grantee: iam.IGrantable) -> None:
+        """Let ``grantee`` read, write and delete blobs, and hand out pre-signed addresses that do."""
+        self._bucket.grant_read(grantee)
+        self._bucket.grant_put(grantee)
+        self._bucket.grant_delete(grantee)
+
+
+class TicketKey(Construct):
+    """The HMAC key that signs connect and stream tickets."""
+
+    _LENGTH = 64  # characters; the key must have at least 32 bytes
+
+    def __init__(self, scope: Construct, construct_id: str) -> None:
+        super().__init__(scope, construct_id)
+        self._secret = secretsmanager.Secret(
+            self,
+            "Secret",
+            description="Signs the tickets with which endpoints and clients connect to the forwarder",
+            generate_secret_string=secretsmanager.SecretStringGenerator(
+                secret_string_template="{}",  # noqa: S106 - the key is generated into this object
+                generate_string_key="key",
+                password_length=self._LENGTH,
+                exclude_punctuation=True,
+            ),
+            removal_policy=cdk.RemovalPolicy.DESTROY,  # tickets live for a day and are made anew
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Which secret holds the key."""
+        return {"FARCALL_TICKET_SECRET_ARN": self._secret.secret_arn}
+
+    def grant(self, grantee: iam.IGrantable) -> None:
+        """Let ``grantee`` read the key."""
+        self._secret.grant_read(grantee)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stores:
+    """All four, as the parts that use them all see them."""
+
+    database: Database
+    queue: Queue
+    blobs: BlobStore
+    tickets: TicketKey
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that ``farcall_common.store`` reads."""
+        return {
+            **self.database.environment(),
+            **self.queue.environment(),
+            **self.blobs.environment(),
+            **self.tickets.environment(),
+        }
+
+    def grant(self, grantee: iam.IGrantable) -> None:
+        """Let ``grantee`` use every store."""
+        self.database.grant(grantee)
+        self.blobs.grant(grantee)
+        self.tickets.grant(grantee)

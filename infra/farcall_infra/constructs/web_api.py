@@ -1,0 +1,96 @@
+"""The REST API: one regional API Gateway in front of one function, with a token authorizer before it.
+
+The function routes by itself, so the gateway knows two routes only: the root and everything below it. Answers that the
+gateway gives alone (no token, throttled, function gone) have the same JSON shape as the function's.
+"""
+
+from __future__ import annotations
+
+import json
+
+import aws_cdk as cdk
+from aws_cdk import aws_apigateway as apigateway
+from aws_cdk import aws_lambda as lambda_
+from constructs import Construct
+from farcall_common.errors import FarcallError, Fault, Forbidden, LimitExceeded, Unauthenticated, Unavailable
+
+from farcall_infra.profiles import ApiSize
+
+__all__ = ["STAGE", "WebApi"]
+
+STAGE = "api"
+
+
+class WebApi(Construct):
+    """``url`` and ``api_id`` say where it is."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        size: ApiSize,
+        handler: lambda_.IFunction,
+        authorizer: lambda_.IFunction,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        token_authorizer = apigateway.TokenAuthorizer(
+            self,
+            "Authorizer",
+            handler=authorizer,
+            identity_source=apigateway.IdentitySource.header("Authorization"),
+            results_cache_ttl=cdk.Duration.seconds(size.authorizer_cache_s),
+        )
+        api = apigateway.RestApi(
+            self,
+            "Rest",
+            rest_api_name=cdk.Stack.of(self).stack_name,
+            description="Farcall",
+            endpoint_types=[apigateway.EndpointType.REGIONAL],
+            cloud_watch_role=False,
+            deploy_options=apigateway.StageOptions(
+                stage_name=STAGE,
+                throttling_rate_limit=size.throttle_rate_per_s,
+                throttling_burst_limit=size.throttle_burst,
+            ),
+            default_integration=apigateway.LambdaIntegration(handler, allow_test_invoke=False),
+            default_method_options=apigateway.MethodOptions(
+                authorizer=token_authorizer, authorization_type=apigateway.AuthorizationType.CUSTOM
+            ),
+        )
+        api.root.add_proxy(any_method=True)  # and the root itself
+        for response, status, error in _GATEWAY_ANSWERS:
+            api.add_gateway_response(
+                response.response_type,
+                type=response,
+                status_code=str(status),
+                templates={"application/json": _error_body(error, status)},
+            )
+        self.url = api.url
+        self.api_id = api.rest_api_id
+
+
+_GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, int, type[FarcallError]], ...] = (
+    (apigateway.ResponseType.UNAUTHORIZED, 401, Unauthenticated),
+    (apigateway.ResponseType.ACCESS_DENIED, 403, Forbidden),
+    (apigateway.ResponseType.THROTTLED, 429, LimitExceeded),
+    (apigateway.ResponseType.QUOTA_EXCEEDED, 429, LimitExceeded),
+    (apigateway.ResponseType.DEFAULT_5_XX, 503, Unavailable),
+)
+
+
+def _error_body(error: type[FarcallError], status: int) -> str:
+    """The body of an answer that the gateway gives alone. It fills in ``$context…`` itself, quotes included."""
+    message = "$context.error.messageString"
+    body = {
+        "status": "Failed",
+        "code": error.code,
+        "message": message,
+        "hint": error.default_hint,
+        "fault": str(Fault(error.fault)),
+        "retryable": error.retryable,
+        "http_status_code": status,
+        "reason": message,
+        "error_args": [],
+    }
+    return json.dumps(body).replace(f'"{message}"', message)

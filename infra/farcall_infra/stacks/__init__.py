@@ -1,0 +1,3 @@
+"""Stacks: they wire constructs together and own nothing themselves."""
+
+__all__: list[str] = []

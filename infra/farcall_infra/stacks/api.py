@@ -1,0 +1,58 @@
+"""API stack: changes with every release."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from constructs import Construct
+
+from farcall_infra.constructs.function import PythonFunction
+from farcall_infra.constructs.identity import Identity
+from farcall_infra.constructs.migration import Migration
+from farcall_infra.constructs.network import Network
+from farcall_infra.constructs.reconciler import Reconciler
+from farcall_infra.constructs.stores import Stores
+from farcall_infra.constructs.web_api import STAGE, WebApi
+from farcall_infra.deployment import Deployment
+
+__all__ = ["ApiStack"]
+
+
+class ApiStack(cdk.Stack):
+    """Migration, API function behind API Gateway and its authorizer, reconciler."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network, stores: Stores
+    ) -> None:
+        super().__init__(scope, construct_id, description="Farcall: API")
+        size = deployment.profile.api
+        migration = Migration(self, "Migration", deployment=deployment, network=network, database=stores.database)
+        identity = Identity(self, "Identity", deployment=deployment)
+        # The authorizer talks to the identity provider, so it stays outside the VPC, which has no way to the internet.
+        authorizer = PythonFunction(
+            self,
+            "Authorizer",
+            deployment=deployment,
+            handler="farcall_lambdas.handlers.authorizer.handle",
+            description="Turns a bearer token into an identity",
+            environment=identity.environment(),
+            timeout_s=10,
+        )
+        api = PythonFunction(
+            self,
+            "Api",
+            deployment=deployment,
+            handler="farcall_lambdas.handlers.api.handle",
+            description="The REST API",
+            environment=stores.environment(),
+            timeout_s=size.timeout_s,
+            memory_mib=size.memory_mib,
+            network=network,
+        )
+        stores.grant(api.function)
+        api.node.add_dependency(migration)
+        web_api = WebApi(self, "Web", size=size, handler=api.function, authorizer=authorizer.function)
+        reconciler = Reconciler(self, "Reconciler", deployment=deployment, network=network, stores=stores)
+        reconciler.node.add_dependency(migration)
+        cdk.CfnOutput(self, "ApiUrl", value=web_api.url)
+        cdk.CfnOutput(self, "ApiId", value=web_api.api_id)
+        cdk.CfnOutput(self, "ApiStage", value=STAGE)

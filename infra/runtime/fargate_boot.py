@@ -1,0 +1,104 @@
+"""First program of the forwarder's container: fetch the code bundle, find out our address, become the forwarder.
+
+The container image is a stock Python image, so this file uses the standard library only and travels in the task
+definition itself (``python -c``). Its arguments are the command to become, which finds the bundle on its path.
+
+Reads ``FARCALL_BUNDLE_BUCKET`` and ``FARCALL_BUNDLE_KEY``, the task's credentials (ECS credentials endpoint, or the
+usual AWS variables), ``AWS_REGION``, and ``AWS_ENDPOINT_URL`` where S3 is somewhere else. Sets
+``FARCALL_FORWARDER_ADVERTISE`` unless it is set already.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import io
+import ipaddress
+import json
+import os
+import sys
+import tempfile
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Mapping
+
+TIMEOUT_S = 60.0
+CREDENTIALS_HOST = "http://169.254.170.2"
+ADDRESS_SERVICE = "https://checkip.amazonaws.com"
+
+
+def credentials(environ: Mapping[str, str]) -> tuple[str, str, str]:
+    """Access key id, secret and session token of this task."""
+    relative = environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+    if relative is None:
+        return environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"], environ.get("AWS_SESSION_TOKEN", "")
+    given = json.loads(fetch(CREDENTIALS_HOST + relative))
+    return given["AccessKeyId"], given["SecretAccessKey"], given["Token"]
+
+
+def object_url(environ: Mapping[str, str], bucket: str, key: str) -> str:
+    """Where the object is; path style where S3 is not Amazon's."""
+    quoted = urllib.parse.quote(key)
+    if endpoint := environ.get("AWS_ENDPOINT_URL"):
+        return f"{endpoint}/{bucket}/{quoted}"
+    return f"https://{bucket}.s3.{environ['AWS_REGION']}.amazonaws.com/{quoted}"
+
+
+def signed_headers(
+    url: str, *, region: str, access_key: str, secret: str, token: str, now: datetime.datetime
+) -> dict[str, str]:
+    """Headers of a GET signed with AWS Signature Version 4 (S3, empty body)."""
+    parts = urllib.parse.urlsplit(url)
+    stamp = now.strftime("%Y%m%dT%H%M%SZ")
+    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
+    headers = {"host": parts.netloc, "x-amz-content-sha256": hashlib.sha256(b"").hexdigest(), "x-amz-date": stamp}
+    if token:
+        headers["x-amz-security-token"] = token
+    names = ";".join(sorted(headers))
+    canonical = "\n".join(
+        ["GET", parts.path, "", *(f"{name}:{headers[name]}" for name in sorted(headers)), "", names,
+         headers["x-amz-content-sha256"]]
+    )  # fmt: skip
+    to_sign = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(canonical.encode()).hexdigest()])
+    signing_key = b"AWS4" + secret.encode()
+    for part in (stamp[:8], region, "s3", "aws4_request"):
+        signing_key = hmac.digest(signing_key, part.encode(), "sha256")
+    signature = hmac.digest(signing_key, to_sign.encode(), "sha256").hex()
+    headers["authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+    )
+    return headers
+
+
+def fetch(url: str, headers: Mapping[str, str] | None = None) -> bytes:
+    """The body of a successful GET."""
+    request = urllib.request.Request(url, headers=dict(headers or {}))  # noqa: S310 - addresses are AWS's
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        body: bytes = answer.read()
+    return body
+
+
+def public_address() -> str:
+    """The IPv4 address that others see us under. AWS maps it one to one, so they reach us there too."""
+    return str(ipaddress.IPv4Address(fetch(ADDRESS_SERVICE).decode().strip()))
+
+
+def main(command: list[str], environ: Mapping[str, str]) -> None:
+    """Prepare everything and become ``command``; never returns."""
+    access_key, secret, token = credentials(environ)
+    url = object_url(environ, environ["FARCALL_BUNDLE_BUCKET"], environ["FARCALL_BUNDLE_KEY"])
+    now = datetime.datetime.now(datetime.UTC)
+    region = environ["AWS_REGION"]
+    headers = signed_headers(url, region=region, access_key=access_key, secret=secret, token=token, now=now)
+    directory = tempfile.mkdtemp(prefix="farcall-bundle-")
+    with zipfile.ZipFile(io.BytesIO(fetch(url, headers))) as bundle:
+        bundle.extractall(directory)
+    advertise = environ.get("FARCALL_FORWARDER_ADVERTISE") or public_address()
+    prepared = {**environ, "PYTHONPATH": directory, "FARCALL_FORWARDER_ADVERTISE": advertise}
+    os.execvpe(command[0], command, prepared)  # noqa: S606 - no shell is what we want
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], os.environ)

@@ -1,0 +1,88 @@
+"""``python -m farcall_localstack``: the offline cloud tier from the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from farcall_common.errors import FarcallError
+from rich.console import Console
+
+from farcall_localstack.deploy import Deployer, DeployFailed
+from farcall_localstack.environment import ensure_environment
+from farcall_localstack.synth import ensure_assembly
+from farcall_localstack.tier import LocalStackTier, Tier
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="The synthesised cloud tier on LocalStack, offline.")
+T = TypeVar("T")
+
+_console = Console()
+_errors = Console(stderr=True)
+
+
+_HOME = Path(os.environ.get("FARCALL_HOME", Path.home() / ".farcall")) / "localstack"
+
+
+DirectoryOption = Annotated[Path, typer.Option("--directory", help="Where logs and state go.")]
+ProfileOption = Annotated[str, typer.Option("--profile", help="Profile of infra/profiles.toml.")]
+ModeOption = Annotated[str, typer.Option("--mode", help="host: start LocalStack; endpoint: use AWS_ENDPOINT_URL.")]
+
+
+@app.command()
+def up(*, directory: DirectoryOption = _HOME, profile: ProfileOption = "lab", mode: ModeOption = "host") -> None:
+    """Start LocalStack in the background and deploy the cloud tier to it."""
+    with _console.status("starting LocalStack and deploying"):
+        tier = _or_exit(LocalStackTier(directory, profile=profile, mode=mode, follow_me=False).up)
+    tier.save()
+    _console.print(f"export FARCALL_API_URL={tier.api_url}", soft_wrap=True)
+    _console.print(f"export FARCALL_TOKEN={tier.token}", soft_wrap=True)
+
+
+@app.command()
+def down(*, directory: DirectoryOption = _HOME) -> None:
+    """End the LocalStack that ``up`` started, and all that it started."""
+    _or_exit(lambda: Tier.load(directory).destroy())
+
+
+@app.command()
+def status(*, directory: DirectoryOption = _HOME) -> None:
+    """Say where the tier is and whether it answers; ends with status 1 if it does not."""
+    tier = _or_exit(lambda: Tier.load(directory))
+    _or_exit(tier.require_healthy)
+    _console.print(f"API         {tier.api_url}", soft_wrap=True)
+    _console.print(f"LocalStack  {tier.endpoint_url} (pid {tier.localstack_pid})")
+    _console.print(f"forwarders  {', '.join(tier.forwarder_addresses())}")
+    _console.print(f"logs        {tier.directory}", soft_wrap=True)
+
+
+@app.command()
+def synth(*, profile: ProfileOption = "lab") -> None:
+    """Synthesise the templates for LocalStack and print where they are."""
+    _console.print(str(_or_exit(lambda: ensure_assembly(profile=profile))), soft_wrap=True)
+
+
+@app.command()
+def deploy(*, directory: DirectoryOption = _HOME, profile: ProfileOption = "lab") -> None:
+    """Deploy the sources as they are now to the tier that ``up`` started."""
+    tier = _or_exit(lambda: Tier.load(directory))
+    assembly = _or_exit(lambda: ensure_assembly(profile=profile))
+    _or_exit(lambda: Deployer(tier.endpoint_url).deploy(assembly, parameters=tier.parameters()))
+
+
+@app.command()
+def environment() -> None:
+    """Make LocalStack's own Python environment and print its interpreter."""
+    _console.print(str(_or_exit(ensure_environment)), soft_wrap=True)
+
+
+def _or_exit(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except (FarcallError, DeployFailed) as error:
+        _errors.print(f"[red]{type(error).__name__}[/red]: {error}", soft_wrap=True)
+        raise typer.Exit(1) from error

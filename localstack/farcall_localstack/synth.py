@@ -1,0 +1,82 @@
+"""The cloud assembly of the offline tier: synthesised once per state of the sources."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from farcall_common.errors import ConfigurationError
+
+from farcall_localstack.locks import locked
+from farcall_localstack.workspace import ASSEMBLIES, SOURCES, WORKSPACE
+
+__all__ = ["ensure_assembly"]
+
+_KEPT: Final = 3  # assemblies of earlier states of the sources
+
+
+def ensure_assembly(*, name: str = "farcall", profile: str = "lab", directory: Path = ASSEMBLIES) -> Path:
+    """The directory of an assembly for ``-c target=localstack``, from an earlier run if no source has changed.
+
+    :raises ConfigurationError: if the app does not synthesise.
+    """
+    context = {"name": name, "profile": profile, "target": "localstack"}
+    assembly = directory / _digest(context)
+    with locked(directory / "synth"):
+        if not assembly.exists():
+            with tempfile.TemporaryDirectory(dir=directory) as temporary:
+                made = Path(temporary) / "cdk.out"
+                _synthesize(made, context)
+                made.rename(assembly)
+            _forget_old(directory)
+        os.utime(assembly)
+    return assembly
+
+
+def _synthesize(out: Path, context: dict[str, str]) -> None:
+    """Run the app as the CDK command line does: it is told by two variables where to write and what for."""
+    settings = json.loads((WORKSPACE / "cdk.json").read_text(encoding="utf-8"))
+    environment = {
+        **os.environ,
+        "CDK_OUTDIR": str(out),
+        "CDK_CONTEXT_JSON": json.dumps({**settings["context"], **context}),
+        "CDK_VALIDATION": "false",  # the contract tests validate the templates; here it would only cost time
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "farcall_infra"], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ConfigurationError(f"synth failed: {done.stderr.strip()[-4000:]}")
+
+
+def _digest(context: dict[str, str]) -> str:
+    digest = hashlib.sha256(f"{sys.version}\n{json.dumps(context, sort_keys=True)}".encode())
+    digest.update((WORKSPACE / "cdk.json").read_bytes())
+    for path in _source_files():
+        digest.update(f"\n{path.relative_to(WORKSPACE)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _source_files() -> Iterator[Path]:
+    for source in SOURCES:
+        candidates = sorted(source.rglob("*")) if source.is_dir() else [source]
+        for path in candidates:
+            generated = any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
+            if path.is_file() and not generated:
+                yield path
+
+
+def _forget_old(directory: Path) -> None:
+    assemblies = [path for path in directory.iterdir() if (path / "manifest.json").exists()]
+    assemblies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in assemblies[_KEPT:]:
+        shutil.rmtree(old)

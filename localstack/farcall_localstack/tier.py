@@ -1,0 +1,253 @@
+"""The offline cloud tier as one object."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from farcall_common.errors import ConfigurationError, Unavailable
+
+from farcall_localstack.deploy import Deployer
+from farcall_localstack.environment import ensure_environment
+from farcall_localstack.server import READY_FILE, LocalStackServer, answers, end_group, remove_state
+from farcall_localstack.synth import ensure_assembly
+
+__all__ = ["DEFAULT_USER", "LocalStackTier", "Tier"]
+
+DEFAULT_USER: Final = "dev@localhost"
+_STATE_FILE: Final = "state.json"
+# Identity ids are made from user names, so that a user keeps theirs from one tier to the next.
+_IDENTITIES: Final = uuid.UUID("5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tier:
+    """A deployed cloud tier.
+
+    ``api_url`` and ``token`` are what a client needs; ``tokens`` has one for each user. ``endpoint_url`` is
+    LocalStack's own address, ``localstack_pid`` its process (None if it is somebody else's), and ``directory`` holds
+    logs and state.
+    """
+
+    api_url: str
+    token: str
+    tokens: dict[str, str]
+    endpoint_url: str
+    directory: Path
+    localstack_pid: int | None
+    database_directory: Path | None
+
+    def parameters(self) -> dict[str, str]:
+        """The parameters that the stacks were deployed with."""
+        return _parameters(self.tokens)
+
+    def forwarder_pids(self) -> list[int]:
+        """The process ids of the forwarders that are running now. One that dies is started anew after a second."""
+        return [int((task / "pid").read_text(encoding="utf-8")) for task in self._tasks()]
+
+    def forwarder_addresses(self) -> list[str]:
+        """Where the running forwarders listen (``tcp://host:port``)."""
+        return [str(json.loads((task / READY_FILE).read_text(encoding="utf-8"))["address"]) for task in self._tasks()]
+
+    def environment(self) -> dict[str, str]:
+        """The API function's variables: where database, queue and bucket are, for tests that break them."""
+        for function in Deployer(self.endpoint_url).client("lambda").list_functions()["Functions"]:
+            if function["Handler"] == "farcall_lambdas.handlers.api.handle":
+                return dict(function["Environment"]["Variables"])
+        raise ConfigurationError("there is no API function; is the tier deployed?")
+
+    def require_healthy(self) -> None:
+        """:raises Unavailable: if the API does not answer, or a forwarder does not say that it is well."""
+        if not answers(f"{self.api_url}/v2/version", token=self.token):
+            raise Unavailable(f"the API at {self.api_url} does not answer")
+        for task in self._tasks():
+            url = json.loads((task / READY_FILE).read_text(encoding="utf-8"))["health_url"]
+            if not answers(url):
+                raise Unavailable(f"the forwarder at {url} is not well")
+
+    def save(self) -> None:
+        """Write ``state.json`` into the directory; it holds tokens, so only its owner may read it."""
+        state = dataclasses.asdict(self)
+        state["directory"] = str(self.directory)
+        state["database_directory"] = str(self.database_directory) if self.database_directory else None
+        path = self.directory / _STATE_FILE
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(state, indent=2), encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> Tier:
+        """Read what :meth:`save` wrote.
+
+        :raises ConfigurationError: if no tier was started with this directory.
+        """
+        try:
+            state = json.loads((directory / _STATE_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigurationError(
+                f"no tier runs with {directory}", hint="start one with: python -m farcall_localstack up"
+            ) from error
+        database = state["database_directory"]
+        state["directory"] = Path(state["directory"])
+        state["database_directory"] = Path(database) if database else None
+        return cls(**state)
+
+    def destroy(self) -> None:
+        """End the LocalStack of a saved tier and all that it started."""
+        if self.localstack_pid is not None:
+            end_group(self.localstack_pid)
+        if self.database_directory is not None:
+            remove_state(self.directory, self.database_directory)
+        (self.directory / _STATE_FILE).unlink(missing_ok=True)
+
+    def _tasks(self) -> Iterator[Path]:
+        for pid_file in sorted(self.directory.glob("tasks/*/pid")):
+            yield pid_file.parent
+
+
+class LocalStackTier:
+    """Brings a cloud tier up and takes it down again.
+
+    ::
+
+        with LocalStackTier() as tier:
+            client = Client(api_url=tier.api_url, token=tier.token)
+
+    State and logs go to ``directory``, or to a temporary one that goes with the tier. ``users`` are the names that get
+    a token; the first one's is :attr:`token`. With ``endpoint_url`` (or ``AWS_ENDPOINT_URL``, if ``mode`` is
+    ``"endpoint"``) the stacks go to a LocalStack that is already running, and only they are removed at the end.
+    ``follow_me=False`` leaves LocalStack running when this process ends.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        users: tuple[str, ...] = (DEFAULT_USER,),
+        name: str = "farcall",
+        profile: str = "lab",
+        mode: str = "host",
+        endpoint_url: str | None = None,
+        assembly: Path | None = None,
+        follow_me: bool = True,
+    ) -> None:
+        if mode not in ("host", "endpoint"):
+            raise ConfigurationError(f"there is no mode {mode!r}", hint="choose one of: host, endpoint")
+        self._endpoint_url = endpoint_url or (os.environ.get("AWS_ENDPOINT_URL") if mode == "endpoint" else None)
+        if mode == "endpoint" and not self._endpoint_url:
+            raise ConfigurationError("mode endpoint needs a running LocalStack", hint="set AWS_ENDPOINT_URL")
+        self._directory = directory
+        self._tokens = {user: secrets.token_urlsafe(24) for user in users}
+        self._name = name
+        self._profile = profile
+        self._assembly = assembly
+        self._follow_me = follow_me
+        self._undo = contextlib.ExitStack()
+        self._tier: Tier | None = None
+
+    def up(self) -> Tier:
+        """Start LocalStack, deploy, and wait until the forwarder is well. What was started is ended if it fails.
+
+        :raises ConfigurationError: if LocalStack's environment or the assembly cannot be made.
+        :raises Unavailable: if LocalStack does not start.
+        :raises DeployFailed: if a stack cannot be deployed.
+        """
+        try:
+            self._tier = self._up()
+        except BaseException:
+            self.close()
+            raise
+        return self._tier
+
+    def close(self) -> None:
+        """End everything that :meth:`up` started, and remove the directory if it was a temporary one."""
+        self._tier = None
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def tier(self) -> Tier:
+        """The running tier.
+
+        :raises ConfigurationError: if it is not up.
+        """
+        if self._tier is None:
+            raise ConfigurationError("the tier is not up")
+        return self._tier
+
+    @property
+    def api_url(self) -> str:
+        """Where the API is."""
+        return self.tier.api_url
+
+    @property
+    def token(self) -> str:
+        """The first user's token."""
+        return self.tier.token
+
+    @property
+    def directory(self) -> Path:
+        """Where logs and state are."""
+        return self.tier.directory
+
+    def forwarder_pids(self) -> list[int]:
+        """The process ids of the forwarders that are running now."""
+        return self.tier.forwarder_pids()
+
+    def _up(self) -> Tier:
+        directory = self._make_directory()
+        assembly = self._assembly or ensure_assembly(name=self._name, profile=self._profile)
+        server: LocalStackServer | None = None
+        if self._endpoint_url is None:
+            server = LocalStackServer(ensure_environment(), directory=directory, follow_me=self._follow_me)
+            self._undo.callback(server.stop)
+            server.start()
+        endpoint_url = server.url if server else self._endpoint_url
+        assert endpoint_url is not None
+        deployer = Deployer(endpoint_url)
+        if server is None:
+            self._undo.callback(deployer.delete, assembly)
+        outputs = deployer.deploy(assembly, parameters=_parameters(self._tokens))
+        tier = Tier(
+            api_url=f"{endpoint_url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}",
+            token=next(iter(self._tokens.values())),
+            tokens=self._tokens,
+            endpoint_url=endpoint_url,
+            directory=directory,
+            localstack_pid=server.pid if server else None,
+            database_directory=server.database_directory if server else None,
+        )
+        tier.require_healthy()
+        return tier
+
+    def _make_directory(self) -> Path:
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            return self._directory.resolve()
+        temporary = Path(tempfile.mkdtemp(prefix="farcall-localstack-"))
+        self._undo.callback(shutil.rmtree, temporary, ignore_errors=True)
+        return temporary
+
+
+def _parameters(tokens: dict[str, str]) -> dict[str, str]:
+    identities = {
+        token: {"identity_id": str(uuid.uuid5(_IDENTITIES, user)), "username": user} for user, token in tokens.items()
+    }
+    return {"DevTokens": json.dumps(identities)}

@@ -1,0 +1,123 @@
+"""Child processes: started with a log file each, and all stopped when LocalStack stops.
+
+They stay in LocalStack's process group, so that the driver can end whatever a killed LocalStack leaves behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["Child", "ChildDied", "start", "stop_all", "stopping", "unprivileged_user"]
+
+_LOG_TAIL_BYTES = 4000
+_STOP_TIMEOUT_S = 3.0
+
+_children: list[Child] = []
+_lock = threading.Lock()
+_ended = threading.Event()
+
+
+class ChildDied(Exception):
+    """A process that should be running is not; the message ends with the tail of its log."""
+
+
+class Child:
+    """One running process."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, stop_signal: signal.Signals) -> None:
+        self.name = name
+        self.log = log
+        self._process = process
+        self._stop_signal = stop_signal
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Block until the process has ended; returns its exit status."""
+        return self._process.wait()
+
+    def require_alive(self) -> None:
+        """:raises ChildDied: if the process has ended."""
+        if not self.alive:
+            raise ChildDied(f"{self.name} ended with status {self._process.returncode}: {self.log_tail()}")
+
+    def log_tail(self) -> str:
+        return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+
+    def stop(self) -> None:
+        """Ask the process to end, and end it if it does not."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(self._stop_signal)
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with _lock, contextlib.suppress(ValueError):
+            _children.remove(self)
+
+
+def start(
+    name: str,
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+    environment: Mapping[str, str],
+    cwd: Path | None = None,
+    user: str | None = None,
+    stop_signal: signal.Signals = signal.SIGTERM,
+) -> Child:
+    """Start ``command`` as ``user`` (ours if not given), with its output appended to ``log``.
+
+    :raises ChildDied: if LocalStack is stopping.
+    """
+    if _ended.is_set():
+        raise ChildDied(f"{name} is not started: LocalStack is stopping")
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(environment),
+            cwd=cwd,
+            user=user,
+            group=pwd.getpwnam(user).pw_gid if user else None,
+            extra_groups=[] if user else None,
+        )
+    child = Child(name, process, log, stop_signal)
+    with _lock:
+        _children.append(child)
+    return child
+
+
+def stop_all() -> None:
+    """Stop every child, for good: the youngest first, as what was started later may need what was started earlier."""
+    _ended.set()
+    with _lock:
+        children = list(reversed(_children))
+    for child in children:
+        child.stop()
+
+
+def stopping() -> bool:
+    """Whether :func:`stop_all` has been called."""
+    return _ended.is_set()
+
+
+def unprivileged_user() -> str | None:
+    """Whom to run PostgreSQL as, which refuses root; None if we are not root."""
+    return "nobody" if os.geteuid() == 0 else None

@@ -1,0 +1,204 @@
+"""ECS services as processes: a task is its container's own command, kept running as ECS would."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from farcall_localstack_plugin import children
+from farcall_localstack_plugin.children import Child, ChildDied
+from farcall_localstack_plugin.providers import (
+    Event,
+    Model,
+    Provider,
+    Request,
+    done,
+    endpoint_url,
+    failed,
+    new_name,
+    schema,
+)
+from farcall_localstack_plugin.settings import Settings, settings
+
+__all__ = ["ServiceProvider", "TaskDefinitionProvider"]
+
+LOG = logging.getLogger(__name__)
+
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.02
+_RESTART_INTERVAL_S = 1.0
+
+_definitions: dict[str, Model] = {}
+_services: dict[str, RunningService] = {}
+
+
+class TaskDefinitionProvider(Provider):
+    """Keeps the container definitions for the services that name it."""
+
+    TYPE = "AWS::ECS::TaskDefinition"
+    SCHEMA: Model = schema(TYPE, "TaskDefinitionArn")
+
+    def create(self, request: Request) -> Event:
+        model = request.desired_state
+        family = model.setdefault("Family", new_name(request))
+        revision = uuid.uuid4().hex[:8]
+        arn = f"arn:aws:ecs:{request.region_name}:{request.account_id}:task-definition/{family}:{revision}"
+        model["TaskDefinitionArn"] = arn
+        _definitions[arn] = dict(model)
+        return done(model)
+
+    def update(self, request: Request) -> Event:
+        # On AWS every change makes a new revision with an ARN of its own.
+        return self.create(request)
+
+
+class ServiceProvider(Provider):
+    """Starts ``DesiredCount`` tasks, and new ones in their place when the task definition changes."""
+
+    TYPE = "AWS::ECS::Service"
+    SCHEMA: Model = schema(TYPE, "ServiceArn")
+
+    def create(self, request: Request) -> Event:
+        model = request.desired_state
+        name = model.setdefault("ServiceName", new_name(request))
+        model["Name"] = name
+        model["ServiceArn"] = f"arn:aws:ecs:{request.region_name}:{request.account_id}:service/{name}"
+        return self._replace(request, model)
+
+    def update(self, request: Request) -> Event:
+        return self._replace(request, {**(request.previous_state or {}), **request.desired_state})
+
+    def delete(self, request: Request) -> Event:
+        model = request.previous_state or request.desired_state
+        if service := _services.pop(model["ServiceArn"], None):
+            service.stop()
+        return done(model)
+
+    def _replace(self, request: Request, model: Model) -> Event:
+        definition = _definitions[model["TaskDefinition"]]
+        try:
+            new = RunningService(
+                [
+                    _Container(container, request, settings())
+                    for container in definition["ContainerDefinitions"]
+                    for _ in range(int(model.get("DesiredCount", 1)))
+                ]
+            )
+        except ChildDied as error:
+            return failed(model, str(error))
+        old = _services.get(model["ServiceArn"])
+        _services[model["ServiceArn"]] = new
+        if old:
+            old.stop()
+        return done(model)
+
+
+class _Container:
+    """One container of one task: how to start it, again and again."""
+
+    def __init__(self, definition: Model, request: Request, config: Settings) -> None:
+        self._settings = config
+        self.name: str = definition["Name"]
+        self._command = [*definition.get("EntryPoint", []), *definition.get("Command", [])]
+        if self._command[0] == "python":
+            self._command[0] = str(config.python)
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "AWS_ENDPOINT_URL": endpoint_url(),
+            "AWS_REGION": request.region_name,
+            "AWS_DEFAULT_REGION": request.region_name,
+            "AWS_ACCESS_KEY_ID": request.account_id,
+            "AWS_SECRET_ACCESS_KEY": "test",
+            **{variable["Name"]: str(variable["Value"]) for variable in definition.get("Environment", [])},
+            **{secret["Name"]: _secret(secret["ValueFrom"], request) for secret in definition.get("Secrets", [])},
+        }
+
+    def start(self) -> tuple[Child, Path]:
+        """Start it and wait until it is ready.
+
+        :raises ChildDied: if it ends before it is ready, or takes too long.
+        """
+        directory = self._settings.directory / "tasks" / uuid.uuid4().hex
+        storage = directory / "tmp"
+        storage.mkdir(parents=True)
+        overrides = {
+            name: value.replace("{task}", str(directory)) for name, value in self._settings.task_environment.items()
+        }
+        child = children.start(
+            self.name,
+            self._command,
+            log=directory / f"{self.name}.log",
+            environment={**self._environment, "TMPDIR": str(storage), **overrides},
+            cwd=directory,
+        )
+        ready = directory / self._settings.task_ready_file
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not ready.exists():
+            child.require_alive()
+            if time.monotonic() > deadline:
+                child.stop()
+                raise ChildDied(f"{self.name} was not ready after {_START_TIMEOUT_S:.0f} s: {child.log_tail()}")
+            time.sleep(_POLL_S)
+        (directory / "pid").write_text(str(child.pid), encoding="utf-8")
+        return child, directory
+
+
+class RunningService:
+    """The tasks of a service. One that ends without having been asked to is started anew."""
+
+    def __init__(self, containers: list[_Container]) -> None:
+        self._stopping = threading.Event()
+        self._running: dict[_Container, Child] = {}
+        try:
+            for container in containers:
+                self._launch(container)
+        except ChildDied:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every task."""
+        self._stopping.set()
+        for child in list(self._running.values()):
+            child.stop()
+
+    def _launch(self, container: _Container) -> None:
+        child, directory = container.start()
+        self._running[container] = child
+        threading.Thread(
+            target=self._watch, args=(container, child, directory), name=f"ecs-{container.name}", daemon=True
+        ).start()
+
+    def _watch(self, container: _Container, child: Child, directory: Path) -> None:
+        status = child.wait()
+        with contextlib.suppress(FileNotFoundError):
+            (directory / "pid").unlink()
+        shutil.rmtree(directory / "tmp", ignore_errors=True)  # a task's storage ends with the task
+        while not self._stopping.wait(_RESTART_INTERVAL_S) and not children.stopping():
+            LOG.warning("task %s ended with status %s; starting it again", container.name, status)
+            try:
+                self._launch(container)
+            except ChildDied as error:
+                LOG.warning("%s", error)
+            else:
+                return
+
+
+def _secret(reference: str, request: Request) -> str:
+    """The value that ``arn:…:secret:NAME[:JSON_KEY::]`` points at."""
+    prefix, _, rest = reference.partition(":secret:")
+    name, *key = rest.split(":")
+    secrets = request.aws_client_factory.secretsmanager
+    value: str = secrets.get_secret_value(SecretId=f"{prefix}:secret:{name}")["SecretString"]
+    if key and key[0]:
+        fields: dict[str, Any] = json.loads(value)
+        return str(fields[key[0]])
+    return value

@@ -1,0 +1,135 @@
+"""PostgreSQL and Valkey as child processes on free loopback ports."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from farcall_localstack_plugin import children
+from farcall_localstack_plugin.children import Child, ChildDied
+from farcall_localstack_plugin.settings import Settings
+
+__all__ = ["HOST", "free_port", "start_postgres", "start_valkey"]
+
+HOST = "127.0.0.1"
+_START_TIMEOUT_S = 30.0
+_POLL_S = 0.02
+_ATTEMPTS = 3  # another process may take a free port between our look and the server's bind
+
+
+def start_postgres(
+    name: str, *, settings: Settings, user: str, password: str, database: str | None
+) -> tuple[Child, int]:
+    """A new PostgreSQL cluster with that superuser and database; returns the server and its port."""
+    owner = children.unprivileged_user()
+    root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=settings.database_directory))
+    password_file = root / "password"
+    password_file.touch(mode=0o600)
+    password_file.write_text(password, encoding="utf-8")
+    if owner:
+        shutil.chown(root, owner, pwd.getpwnam(owner).pw_gid)
+        shutil.chown(password_file, owner)
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    data = root / "data"
+    subprocess.run(
+        [
+            settings.postgres_bin / "initdb", "--pgdata", data, "--username", user, "--pwfile", password_file,
+            "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync",
+        ],
+        check=True, capture_output=True, env=environment, user=owner, cwd=root,
+    )  # fmt: skip
+    password_file.unlink()
+    for attempt in range(1, _ATTEMPTS + 1):
+        port = free_port()
+        server = children.start(
+            name,
+            [
+                settings.postgres_bin / "postgres", "-D", data, "-p", str(port), "-h", HOST,
+                "-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "max_connections=200",
+            ],
+            log=_log(settings, name), environment=environment, cwd=root, user=owner,
+            stop_signal=signal.SIGINT,  # "fast": does not wait for clients
+        )  # fmt: skip
+        try:
+            _wait_for_port(server, port)
+        except ChildDied:
+            if attempt == _ATTEMPTS:
+                raise
+            continue
+        if database:
+            _create_database(server, settings, port, user=user, password=password, database=database)
+        return server, port
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def start_valkey(name: str, *, settings: Settings) -> tuple[Child, int]:
+    """An empty Valkey that keeps nothing on disk; returns the server and its port."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        port = free_port()
+        server = children.start(
+            name,
+            [settings.valkey, "--port", str(port), "--bind", HOST, "--save", "", "--maxmemory-policy", "noeviction"],
+            log=_log(settings, name),
+            environment={"PATH": os.environ["PATH"]},
+            cwd=settings.directory,
+        )
+        try:
+            _wait_for_port(server, port)
+        except ChildDied:
+            if attempt == _ATTEMPTS:
+                raise
+            continue
+        return server, port
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _log(settings: Settings, name: str) -> Path:
+    return settings.directory / f"{name}.log"
+
+
+def _wait_for_port(server: Child, port: int) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection((HOST, port), timeout=1.0).close()
+        except OSError:
+            server.require_alive()
+            if time.monotonic() > deadline:
+                raise ChildDied(f"{server.name} does not listen on port {port}: {server.log_tail()}") from None
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
+def _create_database(server: Child, settings: Settings, port: int, *, user: str, password: str, database: str) -> None:
+    """Create ``database``; the first tries meet a server that is still starting up."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        done = subprocess.run(
+            [
+                settings.postgres_bin / "createdb", "--host", HOST, "--port", str(port), "--username", user,
+                "--maintenance-db", "postgres", database,
+            ],
+            capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"], "PGPASSWORD": password},
+        )  # fmt: skip
+        if done.returncode == 0:
+            return
+        server.require_alive()
+        if "starting up" not in done.stderr or time.monotonic() > deadline:
+            raise ChildDied(f"cannot create database {database}: {done.stderr.strip()}")
+        time.sleep(_POLL_S)

@@ -1,0 +1,102 @@
+"""The classes that plux finds in ``pyproject.toml``. They import the code behind them only when they are loaded:
+LocalStack looks at every entry point at start, and most of its own modules are slow to import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localstack.services.cloudformation.resource_provider import CloudFormationResourceProviderPlugin
+from plux import Plugin  # type: ignore[import-untyped]  # it has no types
+
+__all__ = [
+    "Authorizer",
+    "CacheParameterGroup",
+    "CacheSubnetGroup",
+    "Cluster",
+    "CustomResource",
+    "DBInstance",
+    "DBSubnetGroup",
+    "ProcessExecutorPlugin",
+    "ReplicationGroup",
+    "SecurityGroupIngress",
+    "Service",
+    "TaskDefinition",
+]
+
+
+class ProcessExecutorPlugin(Plugin):
+    """``LAMBDA_RUNTIME_EXECUTOR=process``."""
+
+    namespace = "localstack.lambda.runtime_executor"
+    name = "process"
+
+    def load(self, *_args: Any, **_options: Any) -> Any:
+        from farcall_localstack_plugin.executor import ProcessRuntimeExecutor
+
+        return ProcessRuntimeExecutor
+
+
+class _ProviderPlugin(CloudFormationResourceProviderPlugin):
+    """``factory`` is what LocalStack calls to get a provider."""
+
+    factory: Any = None
+
+    def load(self) -> None:
+        from farcall_localstack_plugin import ecs, providers
+
+        if self.name in providers.RECORDS:
+            self.factory = providers.record_provider(self.name, providers.RECORDS[self.name])
+            return
+        known = (
+            providers.AuthorizerProvider,
+            providers.CustomResourceProvider,
+            providers.DBInstanceProvider,
+            providers.ReplicationGroupProvider,
+            ecs.ServiceProvider,
+            ecs.TaskDefinitionProvider,
+        )
+        self.factory = next(provider for provider in known if self.name == provider.TYPE)
+
+
+class Authorizer(_ProviderPlugin):
+    name = "AWS::ApiGateway::Authorizer"
+
+
+class CustomResource(_ProviderPlugin):
+    name = "AWS::CloudFormation::CustomResource"
+
+
+class SecurityGroupIngress(_ProviderPlugin):
+    name = "AWS::EC2::SecurityGroupIngress"
+
+
+class Cluster(_ProviderPlugin):
+    name = "AWS::ECS::Cluster"
+
+
+class Service(_ProviderPlugin):
+    name = "AWS::ECS::Service"
+
+
+class TaskDefinition(_ProviderPlugin):
+    name = "AWS::ECS::TaskDefinition"
+
+
+class CacheParameterGroup(_ProviderPlugin):
+    name = "AWS::ElastiCache::ParameterGroup"
+
+
+class ReplicationGroup(_ProviderPlugin):
+    name = "AWS::ElastiCache::ReplicationGroup"
+
+
+class CacheSubnetGroup(_ProviderPlugin):
+    name = "AWS::ElastiCache::SubnetGroup"
+
+
+class DBInstance(_ProviderPlugin):
+    name = "AWS::RDS::DBInstance"
+
+
+class DBSubnetGroup(_ProviderPlugin):
+    name = "AWS::RDS::DBSubnetGroup"

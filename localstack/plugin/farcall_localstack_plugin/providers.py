@@ -1,0 +1,258 @@
+"""CloudFormation providers: what our templates need and LocalStack's core lacks.
+
+Some start something real (a database, a queue, a task, a migration), the others keep a record, which is all that their
+resource is on one machine: subnets and security groups protect nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+import uuid
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]  # no stubs in LocalStack's environment
+from localstack.services.cloudformation.resource_provider import (
+    OperationStatus,
+    ProgressEvent,
+    ResourceProvider,
+    ResourceRequest,
+)
+
+from farcall_localstack_plugin.children import Child
+from farcall_localstack_plugin.engines import HOST, start_postgres, start_valkey
+from farcall_localstack_plugin.settings import settings
+from localstack import config
+
+__all__ = [
+    "RECORDS",
+    "AuthorizerProvider",
+    "CustomResourceProvider",
+    "DBInstanceProvider",
+    "Provider",
+    "ReplicationGroupProvider",
+    "attach_secret",
+    "endpoint_url",
+    "record_provider",
+]
+
+Model = dict[str, Any]
+Request = ResourceRequest[Model]
+Event = ProgressEvent[Model]
+
+_servers: dict[str, Child] = {}
+_databases: dict[str, Model] = {}
+
+
+def endpoint_url() -> str:
+    """LocalStack's own address, as our child processes see it."""
+    return f"http://{HOST}:{config.GATEWAY_LISTEN[0].port}"
+
+
+class Provider(ResourceProvider[Model]):
+    """Base: deletes nothing, and keeps on update what it made up on creation."""
+
+    SCHEMA: Model
+
+    def read(self, request: Request) -> Event:
+        return done(request.desired_state)
+
+    def update(self, request: Request) -> Event:
+        return done({**(request.previous_state or {}), **request.desired_state})
+
+    def delete(self, request: Request) -> Event:
+        return done(request.previous_state or request.desired_state)
+
+
+def done(model: Model) -> Event:
+    """The resource is as the template wants it."""
+    return ProgressEvent(status=OperationStatus.SUCCESS, resource_model=model)
+
+
+def failed(model: Model, message: str) -> Event:
+    """The resource cannot be made."""
+    return ProgressEvent(status=OperationStatus.FAILED, resource_model=model, message=message)
+
+
+def schema(resource_type: str, identifier: str) -> Model:
+    """The little of a resource's schema that LocalStack looks at: which property its ``Ref`` is."""
+    return {"typeName": resource_type, "primaryIdentifier": [f"/properties/{identifier}"], "properties": {}}
+
+
+def new_name(request: Request) -> str:
+    """A name for a resource that the template does not name."""
+    return f"{request.stack_name}-{request.logical_resource_id}-{uuid.uuid4().hex[:8]}".lower()
+
+
+def record_provider(resource_type: str, identifier: str) -> type[Provider]:
+    """A provider that remembers the resource and gives it a name."""
+
+    class RecordProvider(Provider):
+        TYPE = resource_type
+        SCHEMA: Model = schema(resource_type, identifier)
+
+        def create(self, request: Request) -> Event:
+            model = request.desired_state
+            model.setdefault(identifier, new_name(request))
+            return done(model)
+
+    return RecordProvider
+
+
+# Types that are records only, with the property that ``Ref`` gives.
+RECORDS = {
+    "AWS::EC2::SecurityGroupIngress": "Id",
+    "AWS::ECS::Cluster": "ClusterName",
+    "AWS::ElastiCache::ParameterGroup": "CacheParameterGroupName",
+    "AWS::ElastiCache::SubnetGroup": "CacheSubnetGroupName",
+    "AWS::RDS::DBSubnetGroup": "DBSubnetGroupName",
+}
+
+
+class DBInstanceProvider(Provider):
+    """A PostgreSQL server with the user, password and database of the template."""
+
+    TYPE = "AWS::RDS::DBInstance"
+    SCHEMA: Model = schema(TYPE, "DBInstanceIdentifier")
+
+    def create(self, request: Request) -> Event:
+        model = request.desired_state
+        if model["Engine"] != "postgres":
+            return failed(model, f"only PostgreSQL is available here, not {model['Engine']}")
+        name = model.setdefault("DBInstanceIdentifier", new_name(request))
+        database = model.get("DBName")
+        server, port = start_postgres(
+            name,
+            settings=settings(),
+            user=model["MasterUsername"],
+            password=model["MasterUserPassword"],
+            database=database,
+        )
+        _servers[name] = server
+        _databases[name] = {"engine": "postgres", "host": HOST, "port": port, "dbname": database}
+        model["Endpoint"] = {"Address": HOST, "Port": str(port)}
+        return done(model)
+
+    def delete(self, request: Request) -> Event:
+        return _stop_server(request, "DBInstanceIdentifier")
+
+
+class ReplicationGroupProvider(Provider):
+    """A Valkey server. The wheel has no TLS, so a template that wants encryption in transit is refused."""
+
+    TYPE = "AWS::ElastiCache::ReplicationGroup"
+    SCHEMA: Model = schema(TYPE, "ReplicationGroupId")
+
+    def create(self, request: Request) -> Event:
+        model = request.desired_state
+        if str(model.get("TransitEncryptionEnabled", False)).lower() == "true":
+            return failed(model, "Valkey has no TLS here; synthesise with -c target=localstack")
+        name = model.setdefault("ReplicationGroupId", new_name(request))
+        _servers[name], port = start_valkey(name, settings=settings())
+        model["PrimaryEndPoint"] = {"Address": HOST, "Port": str(port)}
+        return done(model)
+
+    def delete(self, request: Request) -> Event:
+        return _stop_server(request, "ReplicationGroupId")
+
+
+def _stop_server(request: Request, identifier: str) -> Event:
+    model = request.previous_state or request.desired_state
+    if server := _servers.pop(model.get(identifier, ""), None):
+        server.stop()
+    return done(model)
+
+
+def attach_secret(_provider: object, request: Request) -> Event:
+    """``AWS::SecretsManager::SecretTargetAttachment`` as on AWS: ``Ref`` is the secret's ARN, and the secret gains the
+    database's address."""
+    model = request.desired_state
+    secrets = request.aws_client_factory.secretsmanager
+    value = json.loads(secrets.get_secret_value(SecretId=model["SecretId"])["SecretString"])
+    value |= _databases[model["TargetId"]]
+    secrets.put_secret_value(SecretId=model["SecretId"], SecretString=json.dumps(value))
+    model["Id"] = model["SecretId"]
+    return done(model)
+
+
+class AuthorizerProvider(Provider):
+    """A Lambda authorizer of a REST API; :mod:`farcall_localstack_plugin.authorizer` is what calls it."""
+
+    TYPE = "AWS::ApiGateway::Authorizer"
+    SCHEMA: Model = schema(TYPE, "AuthorizerId")
+
+    def create(self, request: Request) -> Event:
+        model = request.desired_state
+        created = request.aws_client_factory.apigateway.create_authorizer(
+            restApiId=model["RestApiId"],
+            name=model["Name"],
+            type=model["Type"],
+            authorizerUri=model["AuthorizerUri"],
+            identitySource=model["IdentitySource"],
+            authorizerResultTtlInSeconds=int(model.get("AuthorizerResultTtlInSeconds", 300)),
+        )
+        model["AuthorizerId"] = created["id"]
+        return done(model)
+
+
+class CustomResourceProvider(Provider):
+    """A custom resource backed by a Lambda function, by CloudFormation's own protocol: the function is invoked with the
+    request and puts its answer to a pre-signed address in S3."""
+
+    TYPE = "AWS::CloudFormation::CustomResource"
+    SCHEMA: Model = schema(TYPE, "PhysicalResourceId")
+    _BUCKET = "cloudformation-custom-resource-response"
+    _PLUMBING = ("PhysicalResourceId", "ServiceToken", "ServiceTimeout")
+
+    def create(self, request: Request) -> Event:
+        return self._call(request, "Create", {})
+
+    def update(self, request: Request) -> Event:
+        before = request.previous_state or {}
+        old = {"PhysicalResourceId": before["PhysicalResourceId"], "OldResourceProperties": before}
+        return self._call(request, "Update", old)
+
+    def delete(self, request: Request) -> Event:
+        before = request.previous_state or request.desired_state
+        return self._call(request, "Delete", {"PhysicalResourceId": before["PhysicalResourceId"]})
+
+    def _call(self, request: Request, kind: str, extra: Model) -> Event:
+        model = {**(request.previous_state or {}), **request.desired_state}
+        s3 = boto3.client(
+            "s3",
+            endpoint_url=endpoint_url(),
+            region_name=request.region_name,
+            aws_access_key_id=request.account_id,
+            aws_secret_access_key="test",  # noqa: S106 - not checked
+        )
+        bucket = f"{self._BUCKET}-{request.account_id}"
+        s3.create_bucket(Bucket=bucket)
+        answer_at = {"Bucket": bucket, "Key": uuid.uuid4().hex}
+        event = {
+            "RequestType": kind,
+            "ResponseURL": s3.generate_presigned_url("put_object", Params=answer_at),
+            "StackId": request.stack_id,
+            "RequestId": request.request_token,
+            "LogicalResourceId": request.logical_resource_id,
+            "ResourceType": request.resource_type,
+            "ResourceProperties": model,
+            **extra,
+        }
+        invoked = request.aws_client_factory.lambda_.invoke(
+            FunctionName=model["ServiceToken"], Payload=json.dumps(event).encode()
+        )
+        output = invoked["Payload"].read().decode()
+        try:
+            answer = json.loads(s3.get_object(**answer_at)["Body"].read())
+        except s3.exceptions.NoSuchKey:
+            return failed(model, f"{request.logical_resource_id}: the function did not answer: {output}")
+        if answer["Status"] != "SUCCESS":
+            return failed(model, f"{request.logical_resource_id}: {answer['Reason']}")
+        data = answer.get("Data") or {}
+        return done({**model, **data, "PhysicalResourceId": answer["PhysicalResourceId"]})
+
+
+def function_arn(authorizer_uri: str) -> str:
+    """The function in ``arn:…:lambda:path/2015-03-31/functions/FUNCTION/invocations``."""
+    path = authorizer_uri.partition(":lambda:path/")[2]
+    return urllib.parse.unquote(path.split("/functions/")[1].removesuffix("/invocations"))

@@ -1,0 +1,56 @@
+"""What the tier's driver tells the plugin, read once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["Settings", "settings"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Where things are and how ECS tasks differ from those on AWS.
+
+    ``task_environment`` overrides a task's variables; ``{task}`` in a value becomes the task's own directory. A task
+    has started when ``task_ready_file`` exists in that directory. ``lifeline_fd`` is a pipe from the driver: LocalStack
+    stops when its other end closes.
+    """
+
+    python: Path
+    postgres_bin: Path
+    valkey: Path
+    directory: Path
+    database_directory: Path
+    task_environment: Mapping[str, str]
+    task_ready_file: str
+    lifeline_fd: int | None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Settings:
+        """Read the ``FARCALL_LOCALSTACK_*`` variables.
+
+        :raises KeyError: if one is missing.
+        """
+        prefix = "FARCALL_LOCALSTACK_"
+        lifeline = environ.get(f"{prefix}LIFELINE_FD")
+        return cls(
+            python=Path(environ[f"{prefix}PYTHON"]),
+            postgres_bin=Path(environ[f"{prefix}POSTGRES_BIN"]),
+            valkey=Path(environ[f"{prefix}VALKEY"]),
+            directory=Path(environ[f"{prefix}DIRECTORY"]),
+            database_directory=Path(environ[f"{prefix}DATABASE_DIRECTORY"]),
+            task_environment=json.loads(environ[f"{prefix}TASK_ENVIRONMENT"]),
+            task_ready_file=environ[f"{prefix}TASK_READY_FILE"],
+            lifeline_fd=int(lifeline) if lifeline else None,
+        )
+
+
+@functools.cache
+def settings() -> Settings:
+    """The settings of this process."""
+    return Settings.from_environment(os.environ)

@@ -1,0 +1,108 @@
+"""What the templates name exists in the code: handlers, commands and environment variables.
+
+The parts never import one another, so nothing but this test would notice a handler that moved or a variable that nobody
+reads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from farcall_common.store.settings import DatabaseSettings, StoreSettings
+from farcall_forwarder.settings import Settings as ForwarderSettings
+from farcall_lambdas.settings import ApiSettings, AuthSettings
+
+_WORKSPACE = Path(__file__).resolve().parents[2]
+_READERS = ("common/farcall_common", "lambdas/farcall_lambdas", "forwarder_fargate/farcall_forwarder", "infra/runtime")
+
+
+@pytest.fixture(scope="module")
+def resources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every resource of the templates for AWS."""
+    directory = tmp_path_factory.mktemp("aws")
+    context = {"target": "aws", "aws:cdk:bundling-stacks": []}
+    variables = {
+        "CDK_OUTDIR": str(directory),
+        "CDK_CONTEXT_JSON": json.dumps(context),
+        "CDK_VALIDATION": "false",  # test_template_lab lets CDK validate; once is enough
+    }
+    subprocess.run([sys.executable, "-m", "farcall_infra"], check=True, env=os.environ | variables)
+    templates = [json.loads(path.read_text(encoding="utf-8")) for path in directory.glob("*.template.json")]
+    return {name: resource for template in templates for name, resource in template["Resources"].items()}
+
+
+def _functions(resources: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Handler name to environment; what is known only at deployment is replaced by a number, which is also text."""
+    return {
+        r["Properties"]["Handler"]: {
+            key: value if isinstance(value, str) else "5432"
+            for key, value in r["Properties"]["Environment"]["Variables"].items()
+        }
+        for r in resources.values()
+        if r["Type"] == "AWS::Lambda::Function"
+    }
+
+
+def _container(resources: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    (task,) = (r for r in resources.values() if r["Type"] == "AWS::ECS::TaskDefinition")
+    (container,) = task["Properties"]["ContainerDefinitions"]
+    assert isinstance(container, dict)
+    return container
+
+
+def test_every_handler_can_be_imported(resources: dict[str, dict[str, Any]]) -> None:
+    handlers = _functions(resources)
+    assert len(handlers) == 4
+    for handler in handlers:
+        module_name, _, name = handler.rpartition(".")
+        if module_name.startswith("farcall_lambdas."):
+            module = importlib.import_module(module_name)
+        else:
+            path = _WORKSPACE / "infra" / "runtime" / f"{module_name}.py"
+            spec = importlib.util.spec_from_file_location(module_name, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        assert callable(getattr(module, name))
+
+
+def test_the_containers_command_is_a_program_of_the_bundle(resources: dict[str, dict[str, Any]]) -> None:
+    python, flag, package = _container(resources)["Command"]
+    assert (python, flag) == ("python", "-m")
+    assert importlib.util.find_spec(f"{package}.__main__") is not None
+
+
+def test_the_code_accepts_the_environments(resources: dict[str, dict[str, Any]]) -> None:
+    functions = _functions(resources)
+    for handler in ("api", "reconciler"):
+        environment = functions[f"farcall_lambdas.handlers.{handler}.handle"]
+        assert StoreSettings.from_environment(environment).queue_url.startswith("rediss://")
+        ApiSettings.from_environment(environment)
+    assert DatabaseSettings.from_environment(functions["migration_resource.handle"]).name == "farcall"
+    assert AuthSettings.from_environment(functions["farcall_lambdas.handlers.authorizer.handle"]).provider == "globus"
+    container = {
+        variable["Name"]: variable["Value"] if isinstance(variable["Value"], str) else "5432"
+        for variable in _container(resources)["Environment"]
+    }
+    assert StoreSettings.from_environment(container).blob_bucket
+    assert ForwarderSettings.read([], container).port == 443
+
+
+def test_every_variable_is_read_somewhere(resources: dict[str, dict[str, Any]]) -> None:
+    given = {name for environment in _functions(resources).values() for name in environment}
+    given |= {variable["Name"] for variable in _container(resources)["Environment"]}
+    text = "\n".join(
+        path.read_text(encoding="utf-8") for reader in _READERS for path in (_WORKSPACE / reader).rglob("*.py")
+    )
+    read = set(re.findall(r"\bFARCALL_[A-Z_]+\b", text))
+    assert {name for name in given if name.startswith("FARCALL_")} - read == set()

@@ -1,0 +1,157 @@
+"""The offline cloud tier: the synthesised templates on LocalStack, real engines behind them; all gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from farcall_localstack import DeployFailed, LocalStackTier, Tier
+from farcall_localstack.deploy import Deployer
+from farcall_localstack.server import group_members
+from farcall_localstack.synth import ensure_assembly
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def assembly() -> Path:
+    """The templates and bundles of the sources as they are now."""
+    return ensure_assembly()
+
+
+@pytest.fixture(scope="module")
+def tier(assembly: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
+    """A tier with two users. Afterwards nothing of it may be left."""
+    directory = tmp_path_factory.mktemp("tier")
+    with LocalStackTier(directory, users=("ada", "grace"), assembly=assembly) as running:
+        tier = running.tier
+        yield tier
+    assert tier.localstack_pid is not None
+    assert tier.database_directory is not None
+    assert group_members(tier.localstack_pid) == set()
+    assert not tier.database_directory.exists()
+    assert {path.name for path in directory.iterdir() if path.is_dir()} == {"tasks"}
+
+
+def _get(tier: Tier, path: str, token: str | None) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"{tier.api_url}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60.0) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def _wait_for(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_the_api_answers_through_the_gateway(tier: Tier) -> None:
+    status, version = _get(tier, "/v2/version", tier.token)
+    assert status == 200
+    assert isinstance(version, str)
+
+
+def test_the_identity_comes_from_the_authorizer_and_the_rows_from_postgresql(tier: Tier) -> None:
+    for user in ("ada", "grace"):
+        status, functions = _get(tier, "/v3/functions", tier.tokens[user])
+        assert status == 200, functions
+
+
+@pytest.mark.parametrize("token", [None, "not-a-token"])
+def test_a_stranger_is_refused_in_the_apis_own_words(tier: Tier, token: str | None) -> None:
+    status, body = _get(tier, "/v2/version", token)
+    assert status == 401
+    assert body["status"] == "Failed"
+    assert body["code"] == "UNAUTHENTICATED"
+
+
+def test_an_unknown_route_is_the_apis_business(tier: Tier) -> None:
+    status, body = _get(tier, "/no/such/route", tier.token)
+    assert status == 404
+    assert body["status"] == "Failed"
+
+
+def test_the_migration_ran_and_the_engines_are_real(tier: Tier) -> None:
+    environment = tier.environment()
+    programs = {psutil.Process(pid).name() for pid in group_members(tier.localstack_pid or 0)}
+    assert "postgres" in programs
+    assert any("valkey" in program for program in programs)
+    assert environment["FARCALL_DATABASE_HOST"] == "127.0.0.1"
+    migrations = list(tier.directory.glob("lambda-*Migrat*.log"))
+    assert len(migrations) == 1
+    assert '"changed":true' in migrations[0].read_text(encoding="utf-8").replace(" ", "")
+
+
+def test_the_forwarder_runs_from_its_bundle_and_comes_back_after_a_kill(tier: Tier) -> None:
+    (pid,) = tier.forwarder_pids()
+    environment = psutil.Process(pid).environ()
+    assert "farcall-bundle-" in environment["PYTHONPATH"]
+    (address,) = tier.forwarder_addresses()
+    os.kill(pid, signal.SIGKILL)
+    _wait_for(lambda: tier.forwarder_pids() not in ([], [pid]))
+    assert tier.forwarder_addresses() != [address]
+    tier.require_healthy()
+
+
+def test_deploying_the_same_templates_again_changes_nothing(tier: Tier, assembly: Path) -> None:
+    pids = tier.forwarder_pids()
+    Deployer(tier.endpoint_url).deploy(assembly, parameters=tier.parameters())
+    assert tier.forwarder_pids() == pids
+    assert _get(tier, "/v2/version", tier.token)[0] == 200
+
+
+def _assembly(directory: Path, resources: dict[str, Any]) -> Path:
+    """A cloud assembly of one stack without assets."""
+    stack = {"type": "aws:cloudformation:stack", "properties": {"templateFile": "odd.template.json"}}
+    (directory / "manifest.json").write_text(json.dumps({"artifacts": {"odd": stack}}), encoding="utf-8")
+    (directory / "odd.template.json").write_text(json.dumps({"Resources": resources}), encoding="utf-8")
+    (directory / "odd.assets.json").write_text(json.dumps({"files": {}}), encoding="utf-8")
+    return directory
+
+
+def test_a_type_that_nobody_knows_fails_the_deployment(tier: Tier, tmp_path: Path) -> None:
+    assembly = _assembly(tmp_path, {"Pool": {"Type": "AWS::Cognito::UserPool", "Properties": {}}})
+    deployer = Deployer(tier.endpoint_url)
+    with pytest.raises(DeployFailed, match=r"Pool \(AWS::Cognito::UserPool\)"):
+        deployer.deploy(assembly, parameters={})
+    deployer.delete(assembly)
+
+
+def test_a_queue_with_tls_is_refused_instead_of_made_without(tier: Tier, tmp_path: Path) -> None:
+    group = {"ReplicationGroupDescription": "q", "Engine": "valkey", "TransitEncryptionEnabled": True}
+    assembly = _assembly(tmp_path, {"Queue": {"Type": "AWS::ElastiCache::ReplicationGroup", "Properties": group}})
+    with pytest.raises(DeployFailed, match="Valkey has no TLS here"):
+        Deployer(tier.endpoint_url).deploy(assembly, parameters={})
+
+
+def test_a_tier_ends_with_its_driver_even_if_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from farcall_localstack.environment import ensure_environment\n"
+        "from farcall_localstack.server import LocalStackServer\n"
+        "server = LocalStackServer(ensure_environment(), directory=Path(sys.argv[1]), follow_me=True)\n"
+        "server.start(); print(server.pid, server.database_directory, flush=True); time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        pid, database_directory = driver.stdout.readline().split()
+        driver.kill()
+    _wait_for(lambda: group_members(int(pid)) == set())
+    Path(database_directory).rmdir()

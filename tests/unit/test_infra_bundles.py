@@ -1,0 +1,30 @@
+"""Bundles: the hash follows what is in them, and nothing else."""
+
+from __future__ import annotations
+
+from farcall_infra.bundles import ARM64, FORWARDER, HOST, LAMBDAS, WORKSPACE
+
+
+def test_the_digest_is_stable_and_tells_platforms_and_bundles_apart() -> None:
+    assert LAMBDAS.digest(ARM64) == LAMBDAS.digest(ARM64)
+    assert len({LAMBDAS.digest(ARM64), LAMBDAS.digest(HOST), FORWARDER.digest(ARM64)}) == 3
+
+
+def test_requirements_are_locked_with_hashes_and_leave_out_what_lambda_has() -> None:
+    requirements = LAMBDAS.requirements()
+    assert "aws-lambda-powertools==" in requirements
+    assert requirements.count("--hash=sha256:") > requirements.count("==")
+    assert "boto3==" not in requirements
+    assert "boto3==" in FORWARDER.requirements()
+
+
+def test_user_code_libraries_are_in_no_bundle() -> None:
+    for bundle in (LAMBDAS, FORWARDER):
+        assert "dill==" not in bundle.requirements()
+        assert "cloudpickle==" not in bundle.requirements()
+
+
+def test_the_sources_exist() -> None:
+    for bundle in (LAMBDAS, FORWARDER):
+        for source in bundle.sources:
+            assert (WORKSPACE / source / "__init__.py").exists()

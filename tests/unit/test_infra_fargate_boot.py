@@ -1,0 +1,132 @@
+"""The forwarder container's first program: it signs like boto3, and becomes the command with the bundle on its path."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+_BOOT = Path(__file__).resolve().parents[2] / "infra" / "runtime" / "fargate_boot.py"
+
+
+@pytest.fixture(scope="module")
+def boot() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fargate_boot", _BOOT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("token", ["", "a-session-token"])
+def test_the_signature_is_botocores(boot: ModuleType, token: str) -> None:
+    url = "https://assets.s3.eu-west-1.amazonaws.com/ab12.zip"
+    now = datetime.datetime.now(datetime.UTC)
+    ours = boot.signed_headers(url, region="eu-west-1", access_key="AKID", secret="SECRET", token=token, now=now)
+
+    request = AWSRequest("GET", url, headers={"X-Amz-Content-SHA256": ours["x-amz-content-sha256"]})
+    request.context["timestamp"] = ours["x-amz-date"]
+    theirs = S3SigV4Auth(Credentials("AKID", "SECRET", token or None), "s3", "eu-west-1")
+    theirs_request = theirs.canonical_request(_with_date_and_token(request, ours["x-amz-date"], token))
+    signature = theirs.signature(theirs.string_to_sign(request, theirs_request), request)
+
+    assert ours["authorization"].endswith(f"Signature={signature}")
+
+
+def _with_date_and_token(request: AWSRequest, stamp: str, token: str) -> AWSRequest:
+    request.headers["X-Amz-Date"] = stamp
+    if token:
+        request.headers["X-Amz-Security-Token"] = token
+    return request
+
+
+def test_the_object_is_in_the_tasks_region_or_at_the_endpoint(boot: ModuleType) -> None:
+    assert boot.object_url({"AWS_REGION": "eu-west-1"}, "b", "k.zip") == "https://b.s3.eu-west-1.amazonaws.com/k.zip"
+    assert boot.object_url({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "b", "k.zip") == "http://127.0.0.1:9/b/k.zip"
+
+
+def test_credentials_come_from_the_container_endpoint(boot: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"AccessKeyId": "AKID", "SecretAccessKey": "SECRET", "Token": "TOKEN"}
+    asked = []
+
+    def fetch(url: str) -> bytes:
+        asked.append(url)
+        return json.dumps(answer).encode()
+
+    monkeypatch.setattr(boot, "fetch", fetch)
+    given = boot.credentials({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/1"})
+    assert given == ("AKID", "SECRET", "TOKEN")
+    assert asked == ["http://169.254.170.2/v2/credentials/1"]
+
+
+def _task_environment(**more: str) -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": "AKID",
+        "AWS_SECRET_ACCESS_KEY": "SECRET",
+        "AWS_REGION": "us-east-1",
+        "FARCALL_BUNDLE_BUCKET": "assets",
+        "FARCALL_BUNDLE_KEY": "bundle.zip",
+        **more,
+    }
+
+
+class _Became(Exception):
+    """Stands for the program that replaces this one."""
+
+    def __init__(self, program: str, command: list[str], environment: dict[str, str]) -> None:
+        super().__init__(program)
+        self.command = command
+        self.environment = environment
+
+
+@pytest.fixture
+def cloud(boot: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
+    """What each address answers; becoming another program raises."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as bundle:
+        bundle.writestr("farcall_forwarder/__main__.py", "")
+    answers = {
+        "https://assets.s3.us-east-1.amazonaws.com/bundle.zip": archive.getvalue(),
+        "https://checkip.amazonaws.com": b"198.51.100.7\n",
+    }
+
+    def become(program: str, command: list[str], environment: dict[str, str]) -> None:
+        raise _Became(program, command, environment)
+
+    monkeypatch.setattr(boot, "fetch", lambda url, _headers=None: answers[url])
+    monkeypatch.setattr(os, "execvpe", become)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return answers
+
+
+@pytest.mark.usefixtures("cloud")
+def test_it_becomes_the_command_with_bundle_and_address(boot: ModuleType) -> None:
+    with pytest.raises(_Became) as caught:
+        boot.main(["python", "-m", "farcall_forwarder"], _task_environment())
+    assert caught.value.command == ["python", "-m", "farcall_forwarder"]
+    assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "198.51.100.7"
+    assert (Path(caught.value.environment["PYTHONPATH"]) / "farcall_forwarder" / "__main__.py").exists()
+
+
+@pytest.mark.usefixtures("cloud")
+def test_a_given_address_is_kept(boot: ModuleType) -> None:
+    with pytest.raises(_Became) as caught:
+        boot.main(["true"], _task_environment(FARCALL_FORWARDER_ADVERTISE="127.0.0.1"))
+    assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "127.0.0.1"
+
+
+def test_an_address_that_is_none_stops_the_task(boot: ModuleType, cloud: dict[str, bytes]) -> None:
+    cloud["https://checkip.amazonaws.com"] = b"<html>come back later</html>"
+    with pytest.raises(ValueError, match="come back later"):
+        boot.main(["true"], _task_environment())
