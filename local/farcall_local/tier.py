@@ -1,0 +1,137 @@
+"""A local tier in the hands of a program: a test, a benchmark, the demo, or the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from farcall_common.errors import FarcallError, Unavailable
+
+from farcall_local.control import launch
+from farcall_local.engines import Valkey
+from farcall_local.postgres_files import forget_database
+from farcall_local.process import log_tail
+from farcall_local.state import TierState
+
+__all__ = ["LocalTier"]
+
+_STOP_WITHIN_S = 30.0
+_LOOK_EVERY_S = 0.02
+
+
+class LocalTier:
+    """PostgreSQL, Valkey, S3, API and forwarder as processes of this machine, for as long as the ``with`` block runs.
+
+    ``directory`` keeps the data for the next time; without it a temporary one is used and removed at the end. Each
+    name in ``users`` becomes a user with a token of its own; ``token`` is the first one's. When the process that
+    entered the block dies, however it dies, the tier goes with it.
+
+    :raises FarcallError: on entering, if the tier cannot start; the message holds the end of the log that says why.
+    """
+
+    def __init__(self, directory: Path | None = None, *, users: Sequence[str] = ("me",)) -> None:
+        self._temporary = directory is None
+        self._users = users
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="farcall-local-"))
+        self._supervisor: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._supervisor = launch(self.directory, users=self._users, until_eof=True)
+        except FarcallError:
+            self._remove_if_temporary(keep_logs=True)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._supervisor is not None
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.close()  # the end of its input is what the supervisor waits for
+        try:
+            self._supervisor.wait(timeout=_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._supervisor.kill()  # and the kernel ends its children
+            self._supervisor.wait()
+        self._remove_if_temporary(keep_logs=False)
+
+    @property
+    def state(self) -> TierState:
+        """The state as last written by the supervisor."""
+        state = TierState.read(self.directory)
+        assert state is not None
+        return state
+
+    @property
+    def api_url(self) -> str:
+        return self.state.api_url
+
+    @property
+    def token(self) -> str:
+        return self.state.token
+
+    @property
+    def tokens(self) -> Mapping[str, str]:
+        """The token of each identity, by name."""
+        return self.state.tokens
+
+    def environment(self) -> dict[str, str]:
+        """What a client or an endpoint needs in its environment to use this tier."""
+        return {"FARCALL_API_URL": self.api_url, "FARCALL_TOKEN": self.token}
+
+    def log_path(self, name: str) -> Path:
+        """The log of a process: supervisor, postgres, valkey, blobs, api or forwarder."""
+        return self.directory / "logs" / f"{name}.log"
+
+    def pid(self, name: str) -> int | None:
+        """The process number of a part, or None while it is down."""
+        return self.state.processes[name].pid
+
+    def kill(self, name: str, *, signal_number: int = signal.SIGKILL) -> int:
+        """Kill a part; the supervisor starts it again. Returns the process number that is no more."""
+        pid = self.wait_up(name)
+        os.kill(pid, signal_number)
+        return pid
+
+    def wait_up(self, name: str, *, other_than: int | None = None, within_s: float = 30.0) -> int:
+        """Wait until a part runs, as another process than ``other_than`` if given; its process number.
+
+        :raises Unavailable: after ``within_s`` seconds.
+        """
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            pid = self.pid(name)
+            if pid is not None and pid != other_than:
+                return pid
+            time.sleep(_LOOK_EVERY_S)
+        raise Unavailable(f"{name} did not come up within {within_s:g} s:\n{log_tail(self.log_path(name))}")
+
+    def wipe_queue(self) -> None:
+        """Make Valkey forget everything, as a lost node would.
+
+        :raises Unavailable: if Valkey does not do it.
+        """
+        queue = urllib.parse.urlsplit(self.state.queue_url)
+        assert queue.port is not None
+        assert queue.password is not None
+        answer = asyncio.run(Valkey(self.directory, queue.port, queue.password).command("FLUSHALL SYNC"))
+        if answer != "+OK":
+            raise Unavailable(f"Valkey was not wiped, it said: {answer}")
+
+    def _remove_if_temporary(self, *, keep_logs: bool) -> None:
+        if not self._temporary:
+            return
+        forget_database(self.directory)
+        if not keep_logs:
+            shutil.rmtree(self.directory, ignore_errors=True)

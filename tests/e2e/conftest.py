@@ -1,0 +1,112 @@
+"""One suite for every tier: ``pytest tests/e2e --tier local|localstack``.
+
+A test that needs to kill or wipe a part of the cloud takes the ``local_tier`` fixture, and is skipped elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import farcall
+import pytest
+from farcall_local.deployment import Deployment
+from farcall_local.endpoint import LocalEndpoint
+from farcall_local.process import log_tail
+from farcall_local.tier import LocalTier
+
+USERS = ("ada", "grace")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=("local", "localstack"), default="local", help="where the end-to-end suite runs")
+
+
+@pytest.fixture(scope="session")
+def tier_name(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--tier", default="local"))
+
+
+@pytest.fixture(scope="session")
+def _tiers(tier_name: str) -> Iterator[tuple[Deployment, LocalTier | None]]:
+    if tier_name == "localstack":
+        from farcall_localstack import LocalStackTier  # the other tier does not need it
+
+        with LocalStackTier(users=USERS) as away:
+            yield Deployment(away.api_url, away.tier.tokens, away.directory), None
+    else:
+        with LocalTier(users=USERS) as here:
+            yield Deployment(here.api_url, here.tokens, here.directory), here
+
+
+@pytest.fixture(scope="session")
+def cloud(_tiers: tuple[Deployment, LocalTier | None]) -> Deployment:
+    return _tiers[0]
+
+
+@pytest.fixture
+def local_tier(_tiers: tuple[Deployment, LocalTier | None]) -> Iterator[LocalTier]:
+    """The cloud tier, with hooks to break it; whole again when the test ends."""
+    tier = _tiers[1]
+    if tier is None:
+        pytest.skip("needs the local tier: it breaks parts of the cloud")
+    yield tier
+    for name in tier.state.processes:
+        tier.wait_up(name)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def endpoint(cloud: Deployment, home: Path) -> Iterator[LocalEndpoint]:
+    """An endpoint of ada's that nobody breaks."""
+    with LocalEndpoint("shared", home=home, environment=cloud.environment("ada")) as shared:
+        yield shared
+
+
+@pytest.fixture
+def own_endpoint(cloud: Deployment, tmp_path: Path) -> Iterator[Callable[..., LocalEndpoint]]:
+    """Makes endpoints (of ada's, unless told otherwise) that a test may break; they go when it ends."""
+    with ExitStack() as stack:
+
+        def make(name: str = "own", *, user: str = "ada") -> LocalEndpoint:
+            made = LocalEndpoint(name, home=tmp_path / user, environment=cloud.environment(user))
+            return stack.enter_context(made)
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def client(cloud: Deployment) -> Iterator[farcall.Client]:
+    """Ada's."""
+    with farcall.Client(cloud.api_url, cloud.tokens["ada"]) as ada:
+        yield ada
+
+
+@pytest.fixture(scope="session")
+def stranger(cloud: Deployment) -> Iterator[farcall.Client]:
+    """Grace's, who owns nothing of ada's."""
+    with farcall.Client(cloud.api_url, cloud.tokens["grace"]) as grace:
+        yield grace
+
+
+@pytest.fixture
+def executor(client: farcall.Client, endpoint: LocalEndpoint) -> Iterator[farcall.Executor]:
+    with farcall.Executor(endpoint.endpoint_id, client=client) as running:
+        yield running
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the ends of the logs to the report of a test that failed."""
+    report = yield
+    fixtures = getattr(item, "funcargs", {})
+    if report.when == "call" and report.failed:
+        for each in (fixtures.get("cloud"), fixtures.get("endpoint")):
+            for log in sorted(each.directory.rglob("*.log")) if each else []:
+                report.sections.append((str(log), log_tail(log, lines=15)))
+    return report

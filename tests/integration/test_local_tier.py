@@ -1,0 +1,114 @@
+"""The whole local tier as its user sees it: up, used, broken, down, up again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import farcall
+import httpx
+import psutil
+import pytest
+from farcall_common.errors import ConfigurationError
+from farcall_local.cli import app
+from farcall_local.control import launch, wipe
+from farcall_local.state import TierState
+from farcall_local.tier import LocalTier
+from typer.testing import CliRunner
+
+
+def greet() -> str:
+    return "hello"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "tier"
+    wipe(tmp_path / "tier")
+
+
+def test_a_tier_survives_the_death_of_its_parts_and_its_own_end(directory: Path) -> None:
+    with LocalTier(directory, users=("ada", "grace")) as tier:
+        pids = {name: process.pid for name, process in tier.state.processes.items()}
+        assert set(pids) == {"postgres", "valkey", "blobs", "api", "forwarder"}
+        url = tier.api_url
+        with farcall.Client(url, tier.tokens["ada"]) as ada, farcall.Client(url, tier.tokens["grace"]) as grace:
+            function_id = ada.register_function(greet)
+            assert [each["function_uuid"] for each in grace.get_functions()] == []
+
+            killed = tier.kill("api")
+            assert tier.wait_up("api", other_than=killed) != killed
+            assert ada.get_function(function_id)["function_uuid"] == function_id, "the API came back at its address"
+            assert tier.api_url == url
+            assert tier.state.processes["api"].restarts == 1
+            assert tier.state.processes["api"].last_status == -signal.SIGKILL
+
+        with pytest.raises(ConfigurationError, match="runs already"):
+            launch(directory)
+    assert not any(pid is not None and psutil.pid_exists(pid) for pid in pids.values())
+    assert tier.state.phase == "stopped"
+
+    with LocalTier(directory) as again, farcall.Client(again.api_url, again.tokens["ada"]) as ada:
+        assert again.api_url == url
+        assert ada.get_function(function_id)["function_uuid"] == function_id
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's orphan signal is Linux's")
+def test_nothing_outlives_a_killed_supervisor(directory: Path) -> None:
+    supervisor = launch(directory)
+    state = TierState.read(directory)
+    assert state is not None
+    family = [psutil.Process(process.pid) for process in state.processes.values()]
+    supervisor.send_signal(signal.SIGKILL)
+    supervisor.wait()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_tier_ends_with_the_program_that_entered_it(directory: Path) -> None:
+    script = (
+        "from pathlib import Path; from farcall_local.tier import LocalTier; import os, signal\n"
+        f"with LocalTier(Path({str(directory)!r})) as tier:\n"
+        "    print(tier.state.supervisor_pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(done.stdout)).wait(timeout=30)
+    state = TierState.read(directory)
+    assert state is not None
+    assert state.phase == "stopped"
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
+    monkeypatch.delenv("FARCALL_API_URL", raising=False)
+    monkeypatch.delenv("FARCALL_TOKEN", raising=False)
+    command = CliRunner()
+
+    assert command.invoke(app, ["status"]).exit_code == 3
+    assert command.invoke(app, ["down"]).exit_code == 0
+    try:
+        came_up = command.invoke(app, ["up"])
+        assert came_up.exit_code == 0, came_up.output
+        assert "up already" in command.invoke(app, ["up"]).output
+        status = json.loads(command.invoke(app, ["status", "--json"]).output)
+        assert status["running"]
+        assert status["phase"] == "ready"
+        assert "token" not in status
+        with farcall.Client() as client:  # config.toml points at the tier
+            assert client.api_url == status["api_url"]
+            client.register_function(greet)
+    finally:
+        assert command.invoke(app, ["down", "--wipe"]).exit_code == 0
+    assert not (tmp_path / "local").exists()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(status["api_url"], trust_env=False)
+    assert os.stat(tmp_path / "config.toml").st_mode & 0o077 == 0  # noqa: PTH116 - its mode alone

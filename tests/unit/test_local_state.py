@@ -1,0 +1,64 @@
+"""What a local tier keeps on disk, and what it lets its processes see."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from farcall_local.control import is_up, stop
+from farcall_local.services import base_environment
+from farcall_local.state import ProcessState, TierSecrets, TierState
+
+
+def test_secrets_are_made_once_and_are_nobody_elses(tmp_path: Path) -> None:
+    made = TierSecrets.load_or_make(tmp_path, users=["ada", "grace"])
+    again = TierSecrets.load_or_make(tmp_path, users=["someone", "else"])
+
+    assert made == again
+    assert list(made.tokens) == ["ada", "grace"]
+    assert len({*made.tokens.values(), made.ticket_key, made.database_password, made.queue_password}) == 5
+    assert len(made.ticket_key) >= 32
+    assert stat.S_IMODE((tmp_path / "secrets.json").stat().st_mode) == 0o600
+
+
+def test_an_identity_keeps_its_id(tmp_path: Path) -> None:
+    secrets = TierSecrets.load_or_make(tmp_path, users=["ada", "grace"])
+    people = json.loads(secrets.dev_tokens())
+    assert people == json.loads(secrets.dev_tokens())
+    assert {person["username"] for person in people.values()} == {"ada", "grace"}
+    assert len({person["identity_id"] for person in people.values()}) == 2
+
+
+def test_state_survives_the_disk(tmp_path: Path) -> None:
+    state = TierState(phase="ready", supervisor_pid=7, processes={"api": ProcessState(pid=8, restarts=1)})
+    state.write(tmp_path)
+    assert TierState.read(tmp_path) == state
+    assert stat.S_IMODE((tmp_path / "state.json").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_where_no_tier_was_there_is_no_state(tmp_path: Path) -> None:
+    assert TierState.read(tmp_path) is None
+    assert not is_up(tmp_path)
+    assert not stop(tmp_path)
+
+
+def test_a_dead_supervisors_state_does_not_count_as_up(tmp_path: Path) -> None:
+    TierState(phase="ready", supervisor_pid=1).write(tmp_path)
+    (tmp_path / "lock").touch()
+    assert not is_up(tmp_path)
+    assert not stop(tmp_path)
+
+
+def test_no_child_can_reach_a_real_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "production")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "real")
+    monkeypatch.setenv("FARCALL_API_URL", "https://elsewhere.example")
+    monkeypatch.setenv("NO_PROXY", "intranet")
+
+    environment = base_environment()
+
+    assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN", "FARCALL_API_URL"} & environment.keys()
+    assert environment["NO_PROXY"] == "intranet,127.0.0.1,localhost"
