@@ -1,0 +1,83 @@
+"""``python -m farcall_endpoint.agent``: the daemon that ``farcall-endpoint start --detach`` leaves behind."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from farcall_common.errors import FarcallError
+
+from farcall_endpoint.agent.launch import run_agent
+from farcall_endpoint.config import read_config
+from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.logs import set_up_logging
+from farcall_endpoint.settings import exit_code, read_credentials
+
+_logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Run an endpoint; says on ``--ready-fd`` in one line of JSON whether it connected or why it could not."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--debug", action="store_true")
+    parser.add_argument("--console", action="store_true", help="log to standard error too")
+    options = parser.parse_args()
+    tell = _Teller(options.ready_fd)
+    try:
+        directory = EndpointDirectory.of(options.home, options.name)
+        directory.require()
+        config = read_config(directory.config_file)
+        level = logging.DEBUG if options.debug or config.debug else logging.INFO
+        set_up_logging(
+            file=directory.log_file, to_console=options.console, role="agent", level=level, style=config.log_format
+        )
+        run_agent(
+            directory,
+            config=config,
+            credentials=read_credentials(os.environ, home=options.home),
+            environment=os.environ,
+            on_connected=tell.connected,
+        )
+    except FarcallError as error:
+        _logger.error("the endpoint cannot go on: %s", error)
+        tell.failed(error)
+        return exit_code(error)
+    except Exception:
+        _logger.exception("the endpoint ends because of a defect; its tasks are in the spool")
+        return os.EX_SOFTWARE
+    return os.EX_OK
+
+
+class _Teller:
+    """Speaks once to whoever waits for the start, and closes the line."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+
+    def connected(self) -> None:
+        self._say({"connected": True})
+
+    def failed(self, error: FarcallError) -> None:
+        self._say({"error": str(error)})
+
+    def _say(self, message: dict[str, object]) -> None:
+        if self._descriptor is None:
+            return
+        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+            os.write(self._descriptor, json.dumps(message).encode() + b"\n")
+        os.close(self._descriptor)
+        self._descriptor = None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,467 @@
+"""What an agent decides about its tasks. No I/O: told what happened, :meth:`AgentCore.decide` says what to do.
+
+Every task that the spool holds is here, from acceptance until the cloud has recorded its end. Instants named ``now``
+are epoch seconds.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from farcall_common.errors import ErrorRecord
+from farcall_common.wire import (
+    BlobGrant,
+    BlobLocation,
+    EndpointReport,
+    HeldTask,
+    RunTasks,
+    TaskMove,
+    TaskRef,
+    TaskState,
+)
+
+from farcall_endpoint import outcomes
+from farcall_endpoint.agent.scheduling import ManagerLoad, SchedulingPolicy
+from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
+from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.protocol import Died, Finished, Progress
+
+__all__ = ["REPORT_AFTER_S", "AgentCore"]
+
+REPORT_AFTER_S: Final = 0.5
+"""A state that lasts for so long is worth a message; tasks that are over sooner cost none."""
+_UPLOAD_TRIES: Final = 5
+_UPLOAD_RETRY_S: Final = 0.5
+
+
+@dataclasses.dataclass(slots=True)
+class _Manager:
+    slots: int
+    outstanding: dict[str, Task] = dataclasses.field(default_factory=dict)  # in the order of dispatch
+    workers: int = 0
+    idle_workers: int = 0
+    problem: str = ""
+
+
+class AgentCore:
+    """One per agent.
+
+    :param endpoint_id: for error records.
+    :param slots_hint: workers to expect before a manager has registered.
+    :param prefetch: tasks to keep at a manager behind each running one.
+    :param window: tasks to hold here for each slot, so that the way to the cloud is hidden; at most ``max_window``.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint_id: str,
+        policy: SchedulingPolicy,
+        slots_hint: int,
+        prefetch: PrefetchPolicy,
+        window: PrefetchPolicy,
+        max_window: int,
+    ) -> None:
+        self._endpoint_id = endpoint_id
+        self._policy = policy
+        self._slots_hint = slots_hint
+        self._prefetch = prefetch
+        self._window = window
+        self._max_window = max_window
+        self._tasks: dict[str, Task] = {}
+        self._queue: collections.deque[Task] = collections.deque()
+        self._functions: set[str] = set()
+        self._managers: dict[str, _Manager] = {}
+        self._ended = 0
+        self._next_seq = itertools.count(1)
+        self._watched: collections.deque[tuple[float, Task]] = collections.deque()
+        self._uploads_due: list[tuple[float, int, Task]] = []
+        self._connected = False
+        self._draining = False
+        self._credit = 0
+        self._decisions = Decisions()
+
+    # -- start and end -------------------------------------------------------------------------------------------------
+
+    def restore(self, tasks: Sequence[Task], functions: Iterable[str], *, now: float) -> None:
+        """Go on with what the spool holds, oldest first, after the agent's process was ended in whatever way."""
+        self._functions.update(functions)
+        dispatched = []
+        for task in tasks:
+            self._tasks[task.task_id] = task
+            if task.end is not None:
+                self._ended += 1
+            elif task.starts:
+                dispatched.append(task)
+            elif task.stage is Stage.FETCHING:
+                self._decisions.fetches.append(task)
+            else:
+                self._queue.append(task)
+        self._next_seq = itertools.count(max((task.seq for task in tasks), default=0) + 1)
+        self._reconsider(dispatched, self._slots_hint, "the endpoint was stopped or died while it had the task", now)
+
+    def drain(self) -> None:
+        """Start nothing and accept nothing any more."""
+        self._draining = True
+
+    # -- cloud ---------------------------------------------------------------------------------------------------------
+
+    def held(self) -> tuple[HeldTask, ...]:
+        """For the greeting: every task that is in the spool."""
+        return tuple(
+            HeldTask(task_id=task.task_id, attempt=task.attempt, finished=task.end is not None)
+            for task in self._tasks.values()
+        )
+
+    def opened(self, forget: Iterable[TaskRef]) -> None:
+        """A session is open. What has ended is reported (again), apart from what the cloud wants forgotten."""
+        self.recorded(forget)
+        self._connected = True
+        self._credit = 0
+        for task in self._tasks.values():
+            if task.end is not None:
+                self._report_end(task)
+
+    def closed(self) -> None:
+        """The session is gone; everything goes on without it."""
+        self._connected = False
+        for waiting in (
+            self._decisions.acknowledged,
+            self._decisions.moves,
+            self._decisions.results,
+            self._decisions.blob_requests,
+        ):
+            waiting.clear()  # the next greeting names them all
+
+    def run_tasks(self, message: RunTasks, frames: Sequence[bytes], *, now: float) -> None:
+        """Accept tasks. One that is here already gets its new attempt number, and is not started again."""
+        self._credit -= len(message.tasks)
+        for function in message.functions:
+            body = frames[function.body]
+            if function.function_hash not in self._functions and _sha256(body) == function.function_hash:
+                self._functions.add(function.function_hash)
+                self._decisions.functions.append((function, body))
+        for spec in message.tasks:
+            held = self._tasks.get(spec.task_id)
+            if held is not None:
+                self._redeliver(held, spec.attempt)
+                continue
+            payload = frames[spec.payload] if spec.payload is not None else None
+            stage = Stage.QUEUED if payload is not None else Stage.FETCHING
+            task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload)
+            self._tasks[task.task_id] = task
+            self._decisions.accepted.append(task)
+            self._decisions.acknowledged.append(task)
+            if spec.function_hash not in self._functions:
+                self._fail(task, outcomes.function_missing(spec.function_hash))
+            elif spec.container_id is not None:
+                self._fail(task, outcomes.containers_unsupported(spec.container_id))
+            else:
+                (self._queue if stage is Stage.QUEUED else self._decisions.fetches).append(task)
+                self._watch(task, now)
+
+    def cancel(self, task_ids: Iterable[str]) -> None:
+        """Stop tasks, running or not; a task that has ended keeps its end."""
+        for task_id in task_ids:
+            task = self._tasks.get(task_id)
+            if task is None or task.end is not None:
+                continue
+            if task.stage is Stage.DISPATCHED and task.manager_id is not None:
+                task.cancelling = True
+                self._decisions.cancels[task.manager_id].append(task_id)
+            else:
+                self._unqueue(task)
+                self._end(task, End(TaskState.CANCELLED, outcomes.cancelled(running=False).to_json()))
+
+    def recorded(self, refs: Iterable[TaskRef]) -> None:
+        """The cloud has an end for these: forget them, and stop those that still run."""
+        for ref in refs:
+            task = self._tasks.pop(ref.task_id, None)
+            if task is None:
+                continue
+            self._decisions.forgotten.append(task.seq)
+            if task.end is not None:
+                self._ended -= 1
+            elif task.stage is Stage.DISPATCHED and task.manager_id is not None:
+                self._decisions.cancels[task.manager_id].append(task.task_id)
+            else:
+                self._unqueue(task)
+            task.stage = Stage.ENDED
+
+    # -- blobs ---------------------------------------------------------------------------------------------------------
+
+    def fetched(self, task: Task, payload: bytes) -> None:
+        """A payload was downloaded and is what was promised."""
+        if task.stage is Stage.FETCHING:
+            task.stage, task.payload = Stage.QUEUED, payload
+            self._decisions.fetched.append(task)
+            self._queue.append(task)
+
+    def fetch_failed(self, task: Task, reason: str) -> None:
+        """A payload cannot be had."""
+        if task.stage is Stage.FETCHING:
+            self._fail(task, outcomes.payload_unavailable(reason))
+
+    def granted(self, grant: BlobGrant, *, now: float) -> None:
+        """The answer to a blob request."""
+        task = self._tasks.get(grant.task_id)
+        if task is None or task.end is None or not task.end.needs_upload or grant.attempt != task.attempt:
+            return
+        if grant.error is None:
+            self._decisions.uploads.append((task, grant))
+        else:
+            record = ErrorRecord.from_json(grant.error)
+            self.upload_failed(task, record.message, retryable=record.retryable, now=now)
+
+    def uploaded(self, task: Task, location: BlobLocation) -> None:
+        """A result is in the blob store."""
+        if task.end is not None and task.task_id in self._tasks:
+            task.end.blob = location
+            self._report_end(task)
+
+    def upload_failed(self, task: Task, reason: str, *, retryable: bool, now: float) -> None:
+        """A result could not be uploaded; after some tries the task fails with that."""
+        end = task.end
+        if end is None or not end.needs_upload or task.task_id not in self._tasks:
+            return
+        end.upload_tries += 1
+        if retryable and end.upload_tries < _UPLOAD_TRIES:
+            due_at = now + _UPLOAD_RETRY_S * 2 ** (end.upload_tries - 1)
+            heapq.heappush(self._uploads_due, (due_at, task.seq, task))
+            return
+        record = outcomes.result_not_uploaded(reason, size_bytes=end.size_bytes)
+        self._ended -= 1
+        self._fail(task, record, started_at=end.started_at, ended_at=end.ended_at)
+
+    # -- managers ------------------------------------------------------------------------------------------------------
+
+    def manager_registered(self, manager_id: str, *, slots: int) -> None:
+        """A manager is there."""
+        self._managers[manager_id] = _Manager(slots)
+
+    def progress(self, manager_id: str, progress: Progress, frames: Sequence[bytes], *, now: float) -> None:
+        """A manager reports. A result counts even if the manager was given up meanwhile."""
+        manager = self._managers.get(manager_id)
+        if manager is not None:
+            manager.workers, manager.idle_workers = progress.workers, progress.idle_workers
+            manager.problem = progress.problem
+        for finished in progress.finished:
+            self._finished(manager_id, finished, frames)
+        for died in progress.died:
+            self._died(manager_id, died, now)
+        for started in progress.started:
+            task = self._tasks.get(started.task_id)
+            if task is not None and task.stage is Stage.DISPATCHED:
+                self._enter(task, TaskState.RUNNING, started.at)
+
+    def manager_lost(self, manager_id: str, reason: str, *, expected: bool = False, now: float) -> None:
+        """A manager is gone with all that it had. If that was ``expected``, no start is held against a task."""
+        manager = self._managers.pop(manager_id, None)
+        if manager is not None:
+            suspects = 0 if expected else manager.slots
+            self._reconsider(list(manager.outstanding.values()), suspects, reason, now)
+
+    # -- time and decisions --------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """The epoch second at which :meth:`decide` may have something to do although nothing happened."""
+        deadlines = [self._watched[0][0]] if self._watched else []
+        if self._uploads_due:
+            deadlines.append(self._uploads_due[0][0])
+        return min(deadlines, default=None)
+
+    def decide(self, *, now: float) -> Decisions:
+        """Everything that follows from what happened since the last time."""
+        if not self._draining:
+            self._dispatch(now)
+            self._give_credit()
+        while self._watched and self._watched[0][0] <= now:
+            self._report_state(self._watched.popleft()[1], now)
+        while self._uploads_due and self._uploads_due[0][0] <= now:
+            task = heapq.heappop(self._uploads_due)[2]
+            if self._connected and task.end is not None and task.end.needs_upload:
+                self._decisions.blob_requests.append(task)
+        decisions, self._decisions = self._decisions, Decisions()
+        return decisions
+
+    def report(self) -> EndpointReport:
+        """The numbers for a heartbeat."""
+        problems = [manager.problem for manager in self._managers.values() if manager.problem]
+        unfinished = len(self._tasks) - self._ended
+        dispatched = sum(len(manager.outstanding) for manager in self._managers.values())
+        return EndpointReport(
+            managers=len(self._managers),
+            total_workers=sum(manager.workers for manager in self._managers.values()),
+            idle_workers=sum(manager.idle_workers for manager in self._managers.values()),
+            pending_tasks=max(0, unfinished - dispatched),
+            outstanding_tasks=unfinished,
+            detail={"problem": problems[0]} if problems else {},
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """No manager has a task."""
+        return not any(manager.outstanding for manager in self._managers.values())
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _redeliver(self, task: Task, attempt: int) -> None:
+        task.attempt = max(task.attempt, attempt)
+        self._decisions.redelivered.append(task)
+        self._decisions.acknowledged.append(task)
+        if task.end is not None:
+            self._report_end(task)
+
+    def _dispatch(self, now: float) -> None:
+        if not (self._queue and self._managers):
+            return
+        per_slot = 1 + self._prefetch.depth
+        loads = [
+            ManagerLoad(name, m.slots - len(m.outstanding), m.slots * per_slot - len(m.outstanding))
+            for name, m in self._managers.items()
+        ]
+        for task, manager_id in self._policy.place(self._queue, [load for load in loads if load.room > 0]):
+            self._queue.popleft()
+            task.stage, task.manager_id = Stage.DISPATCHED, manager_id
+            task.starts += 1
+            self._managers[manager_id].outstanding[task.task_id] = task
+            self._decisions.starts.append(task)
+            self._decisions.orders[manager_id].append(task)
+            self._enter(task, TaskState.WAITING_FOR_LAUNCH, now)
+
+    def _give_credit(self) -> None:
+        if not self._connected:
+            return
+        slots = sum(manager.slots for manager in self._managers.values()) or self._slots_hint
+        window = min(slots * (2 + self._window.depth), max(self._max_window, 2 * slots))
+        due = window - (len(self._tasks) - self._ended) - self._credit
+        if due >= max(1, window // 4) or (due > 0 and self._credit == 0):
+            self._credit += due
+            self._decisions.credit += due
+
+    def _finished(self, manager_id: str, finished: Finished, frames: Sequence[bytes]) -> None:
+        task = self._release(manager_id, finished.task_id)
+        if task is None:
+            return
+        self._unqueue(task)
+        end = End(finished.state, started_at=finished.started_at, ended_at=finished.ended_at)
+        if finished.error is not None:
+            end.error = {"attempt": task.attempt, "endpoint_id": self._endpoint_id, **finished.error}
+        if finished.result is not None:
+            end.body = frames[finished.result]
+            end.size_bytes = len(end.body)
+            if end.size_bytes > outcomes.MAX_INLINE_BYTES:
+                end.sha256 = _sha256(end.body)
+        if finished.started_at is not None and finished.ended_at is not None:
+            duration_s = finished.ended_at - finished.started_at
+            self._prefetch.observe(duration_s)
+            self._window.observe(duration_s)
+        self._end(task, end)
+
+    def _died(self, manager_id: str, died: Died, now: float) -> None:
+        task = self._release(manager_id, died.task_id)
+        if task is None or task.manager_id != manager_id:
+            return
+        if task.cancelling:
+            self._end(task, End(TaskState.CANCELLED, outcomes.cancelled(running=True).to_json()))
+        elif task.spec.idempotent and task.starts < task.spec.max_attempts:
+            self._requeue([task], now)
+        else:
+            record = outcomes.worker_died(
+                died.reason, starts=task.starts, stdout_tail=died.stdout_tail, stderr_tail=died.stderr_tail
+            )
+            self._fail(task, record)
+
+    def _release(self, manager_id: str, task_id: str) -> Task | None:
+        """Note that a manager has done with a task; None if its end is known already."""
+        manager = self._managers.get(manager_id)
+        if manager is not None:
+            manager.outstanding.pop(task_id, None)
+        task = self._tasks.get(task_id)
+        return None if task is None or task.end is not None else task
+
+    def _reconsider(self, tasks: Sequence[Task], suspects: int, reason: str, now: float) -> None:
+        """Decide about tasks, in the order of their dispatch, whose manager is gone.
+
+        Managers run in order, so only the first few of them, as many as it had slots, can have been running; the start
+        of the others does not count. Tasks that may not run twice are never sent ahead: each may have been running.
+        """
+        again = []
+        for index, task in enumerate(tasks):
+            if task.cancelling:
+                self._end(task, End(TaskState.CANCELLED, outcomes.cancelled(running=True).to_json()))
+            elif not task.spec.idempotent:
+                self._end(task, End(TaskState.LOST, self._located(outcomes.lost(reason), task)))
+            elif index >= suspects:
+                task.starts -= 1
+                self._decisions.starts.append(task)
+                again.append(task)
+            elif task.starts < task.spec.max_attempts:
+                again.append(task)
+            else:
+                self._fail(task, outcomes.worker_died(reason, starts=task.starts))
+        self._requeue(again, now)
+
+    def _requeue(self, tasks: Sequence[Task], now: float) -> None:
+        for task in reversed(tasks):
+            task.stage, task.manager_id = Stage.QUEUED, None
+            self._queue.appendleft(task)
+            self._enter(task, TaskState.WAITING_FOR_NODES, now)
+
+    def _unqueue(self, task: Task) -> None:
+        if task.stage is Stage.QUEUED:
+            self._queue.remove(task)
+
+    def _fail(
+        self, task: Task, record: ErrorRecord, *, started_at: float | None = None, ended_at: float | None = None
+    ) -> None:
+        error = self._located(record, task)
+        self._end(task, End(TaskState.FAILED, error, started_at=started_at, ended_at=ended_at))
+
+    def _located(self, record: ErrorRecord, task: Task) -> dict[str, object]:
+        return dataclasses.replace(record, attempt=task.attempt, endpoint_id=self._endpoint_id).to_json()
+
+    def _end(self, task: Task, end: End) -> None:
+        task.end, task.stage, task.payload, task.manager_id = end, Stage.ENDED, None, None
+        self._ended += 1
+        self._decisions.ended.append(task)
+        self._report_end(task)
+
+    def _report_end(self, task: Task) -> None:
+        if not self._connected or task.end is None:
+            return
+        if task.end.needs_upload:
+            self._decisions.blob_requests.append(task)
+        else:
+            self._decisions.results.append(task)
+
+    def _enter(self, task: Task, state: TaskState, at: float) -> None:
+        task.state, task.at = state, at
+        if not task.watched and task.reported is not state:
+            self._watch(task, at)
+
+    def _watch(self, task: Task, at: float) -> None:
+        task.watched = True
+        self._watched.append((at + REPORT_AFTER_S, task))
+
+    def _report_state(self, task: Task, now: float) -> None:
+        task.watched = False
+        if task.stage is Stage.ENDED or task.reported is task.state:
+            return
+        if now < task.at + REPORT_AFTER_S:
+            self._watch(task, task.at)
+        elif self._connected:
+            task.reported = task.state
+            self._decisions.moves.append(
+                TaskMove(task_id=task.task_id, attempt=task.attempt, state=task.state, at=task.at)
+            )
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

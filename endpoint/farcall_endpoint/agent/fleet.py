@@ -1,0 +1,223 @@
+"""The agent's managers: starts them through a provider, talks to them, notices when they end, starts them again."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import zmq
+from farcall_common.wire import new_id
+
+from farcall_endpoint import protocol
+from farcall_endpoint.agent.tasks import Task
+from farcall_endpoint.providers import Block, Provider
+from farcall_endpoint.transport import fleet_socket
+
+__all__ = ["Fleet", "Lost"]
+
+_logger = logging.getLogger(__name__)
+
+_SILENCE_LIMIT_S: Final = 60.0
+_MAX_BACKOFF_S: Final = 30.0
+_MOST_PER_TURN: Final = 64
+_MAX_KNOWN_FUNCTIONS: Final = 1024
+_LAST_WORDS_S: Final = 0.05
+"""What a manager sent before it ended may still be on its way through the socket's own thread."""
+_SECRETS: Final = frozenset({"FARCALL_TOKEN"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """A manager that is gone, and why."""
+
+    manager_id: str
+    reason: str
+
+
+@dataclasses.dataclass
+class _Manager:
+    block: Block
+    heard_at: float
+    registered: bool = False
+    ended_at: float | None = None
+    functions: set[str] = dataclasses.field(default_factory=set)
+
+
+class Fleet:
+    """One manager on this machine now; more blocks come with more providers.
+
+    :param function_body: gives the body of a function by its hash.
+    :param payload: gives the arguments of a task.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        address: str,
+        poller: zmq.Poller,
+        provider: Provider,
+        command_options: Sequence[str],
+        environment: Mapping[str, str],
+        function_body: Callable[[str], bytes],
+        payload: Callable[[Task], bytes],
+    ) -> None:
+        self._socket = fleet_socket(context)
+        self._socket.bind(address)
+        self._address = address
+        self._poller = poller
+        self._provider = provider
+        self._options = command_options
+        self._environment = {key: value for key, value in environment.items() if key not in _SECRETS}
+        self._function_body = function_body
+        self._payload = payload
+        self._managers: dict[str, _Manager] = {}
+        self._failures = 0
+        self._start_at: float | None = 0.0
+        self._stopping = False
+        self._software = protocol.software_fingerprint()
+        poller.register(self._socket, zmq.POLLIN)
+
+    def tend(self, *, now: float) -> list[Lost]:
+        """Start what should run; collect what has ended, or has not been heard of for too long."""
+        if self._start_at is not None and now >= self._start_at:
+            self._start_at = None
+            self._start(now)
+        lost = []
+        for manager_id, manager in list(self._managers.items()):
+            if now - manager.heard_at > _SILENCE_LIMIT_S:
+                _logger.error("manager %s has been silent for %g s; ending it", manager_id, _SILENCE_LIMIT_S)
+                manager.block.kill()
+                manager.heard_at = now
+            reason = manager.block.ended()
+            if reason is None:
+                continue
+            if manager.ended_at is None:
+                manager.ended_at = now
+                self._poller.unregister(manager.block.fileno())
+            elif now >= manager.ended_at + _LAST_WORDS_S:
+                lost.append(Lost(manager_id, f"its manager ended ({reason})"))
+                manager.block.close()
+                del self._managers[manager_id]
+                if not self._stopping:
+                    self._back_off(now)
+        return lost
+
+    def next_deadline(self) -> float | None:
+        """The monotonic second at which :meth:`tend` may have something to do."""
+        deadlines = [
+            manager.heard_at + _SILENCE_LIMIT_S if manager.ended_at is None else manager.ended_at + _LAST_WORDS_S
+            for manager in self._managers.values()
+        ]
+        if self._start_at is not None:
+            deadlines.append(self._start_at)
+        return min(deadlines, default=None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no manager is left."""
+        return not self._managers
+
+    def receive(self, *, now: float) -> Iterator[tuple[str, protocol.FromManager, list[bytes]]]:
+        """What managers report: id, message, user frames. A manager of another version is sent away."""
+        for _ in range(_MOST_PER_TURN):
+            try:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            manager_id = identity.decode()
+            manager = self._managers.get(manager_id)
+            message = protocol.decode_from_manager(frames)
+            if manager is not None:
+                manager.heard_at = now
+            if isinstance(message, protocol.Registered) and manager is not None:
+                if message.software != self._software:
+                    _logger.error("manager %s is of another version; restart the endpoint after an upgrade", manager_id)
+                    manager.block.kill()
+                    continue
+                manager.registered = True
+                self._failures = 0
+            yield manager_id, message, frames[1:]
+
+    def order(self, manager_id: str, tasks: Sequence[Task]) -> None:
+        """Let a manager run tasks."""
+        manager = self._managers.get(manager_id)
+        if manager is None:
+            return
+        forget = len(manager.functions) > _MAX_KNOWN_FUNCTIONS
+        if forget:
+            manager.functions.clear()
+        bodies: list[bytes] = []
+        functions: list[tuple[str, int]] = []
+        orders: list[protocol.TaskOrder] = []
+        for task in tasks:
+            spec = task.spec
+            if spec.function_hash not in manager.functions:
+                manager.functions.add(spec.function_hash)
+                functions.append((spec.function_hash, len(bodies)))
+                bodies.append(self._function_body(spec.function_hash))
+            orders.append(
+                protocol.TaskOrder(
+                    spec.task_id,
+                    task.attempt,
+                    spec.function_hash,
+                    len(bodies),
+                    spec.walltime_s,
+                    spec.result_serializers,
+                )
+            )
+            bodies.append(self._payload(task))
+        self._send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget), bodies)
+
+    def cancel(self, manager_id: str, task_ids: Iterable[str]) -> None:
+        """Let a manager stop tasks."""
+        self._send(manager_id, protocol.CancelTasks(tuple(task_ids)))
+
+    def stop(self, *, grace_s: float) -> None:
+        """Let all managers end, and start none any more."""
+        self._start_at = None
+        self._stopping = True
+        for manager_id, manager in self._managers.items():
+            if manager.registered:
+                self._send(manager_id, protocol.Stop(grace_s))
+            else:
+                manager.block.kill()
+
+    def kill(self) -> None:
+        """End all managers now; their guardians end the workers."""
+        for manager in self._managers.values():
+            manager.block.kill()
+
+    def close(self) -> None:
+        """Give back the socket."""
+        self._poller.unregister(self._socket)
+        self._socket.close(linger=0)
+
+    def _start(self, now: float) -> None:
+        manager_id = f"local-{new_id()[:8]}"
+        command = [sys.executable, "-P", "-m", "farcall_endpoint.manager", *self._options]
+        command += ["--agent", self._address, "--agent-pid", str(os.getpid()), "--manager-id", manager_id]
+        try:
+            block = self._provider.start(command, environment=self._environment)
+        except OSError:
+            _logger.exception("cannot start a manager")
+            self._back_off(now)
+            return
+        self._managers[manager_id] = _Manager(block, now)
+        self._poller.register(block.fileno(), zmq.POLLIN)
+
+    def _back_off(self, now: float) -> None:
+        self._start_at = now + (min(0.1 * 2**self._failures, _MAX_BACKOFF_S) if self._failures else 0.0)
+        self._failures += 1
+
+    def _send(self, manager_id: str, message: protocol.FromAgent, bodies: Sequence[bytes] = ()) -> None:
+        try:
+            self._socket.send_multipart([manager_id.encode(), *protocol.encode(message, bodies)], copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            _logger.debug("manager %s is gone already", manager_id)

@@ -1,0 +1,156 @@
+"""Puts an agent together from an endpoint's directory, and runs it to its end."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import platform
+import random
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import zmq
+from farcall_common.payload import STRATEGIES
+from farcall_common.wire import Capabilities
+
+from farcall_endpoint.agent.background import Background
+from farcall_endpoint.agent.connection import Connection
+from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.fleet import Fleet
+from farcall_endpoint.agent.scheduling import POLICIES
+from farcall_endpoint.agent.service import Agent, Clock
+from farcall_endpoint.agent.spool import Spool
+from farcall_endpoint.agent.tasks import Task
+from farcall_endpoint.agent.transfers import Transfers
+from farcall_endpoint.agent.uplink import Uplink
+from farcall_endpoint.cloud import Cloud
+from farcall_endpoint.config import Config
+from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.providers import LocalProvider
+from farcall_endpoint.settings import Credentials
+
+__all__ = ["run_agent"]
+
+_logger = logging.getLogger(__name__)
+
+_MANAGER_HORIZON_S: Final = 0.1
+_AGENT_HORIZON_S: Final = 1.0
+_MAX_WINDOW: Final = 1024
+_PACKAGES: Final = ("cloudpickle", "dill", "farcall-common", "farcall-endpoint", "msgspec")
+
+
+def capabilities() -> Capabilities:
+    """What this endpoint can read and run."""
+    return Capabilities(
+        python_version=platform.python_version(),
+        software_version=importlib.metadata.version("farcall-endpoint"),
+        platform=platform.platform(),
+        hostname=socket.gethostname(),
+        serializers=tuple(sorted(STRATEGIES)),
+        packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+    )
+
+
+def run_agent(
+    directory: EndpointDirectory,
+    *,
+    config: Config,
+    credentials: Credentials,
+    environment: Mapping[str, str],
+    on_connected: Callable[[], None],
+) -> None:
+    """Run an endpoint in this process until SIGTERM or SIGINT. The first start registers it with the API.
+
+    :raises FarcallError: when it cannot start, or trying again cannot help.
+    """
+    with directory.lock():
+        keys = directory.read_keys()
+        cloud = Cloud(credentials)
+        spool = Spool(directory.spool_file)
+        try:
+            endpoint_id = directory.read_endpoint_id() or _register(directory, config, cloud)
+            able = capabilities()
+            with zmq.Context() as context:
+                poller = zmq.Poller()
+                agent = Agent(
+                    endpoint_id=endpoint_id,
+                    heartbeat_s=config.heartbeat_period,
+                    capabilities=able,
+                    core=_core(config, endpoint_id),
+                    connection=Connection(heartbeat_s=config.heartbeat_period, rng=random.Random()),  # noqa: S311
+                    spool=spool,
+                    uplink=Uplink(context, keys, poller),
+                    make_fleet=_fleet_maker(directory, config, endpoint_id, environment, context, poller),
+                    poller=poller,
+                    background=Background(),
+                    transfers=Transfers(),
+                    ask_api=lambda: cloud.connect(
+                        endpoint_id, public_key=keys.public, spool_id=spool.spool_id, capabilities=able
+                    ),
+                    clock=Clock(),
+                    on_connected=on_connected,
+                    on_status=directory.write_status,
+                )
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, lambda *_: agent.stop(grace_s=config.shutdown_grace))
+                _logger.info("endpoint %s (%s) starts", directory.name, endpoint_id)
+                agent.run()
+                _logger.info("endpoint %s has ended", directory.name)
+        finally:
+            spool.close()
+            cloud.close()
+
+
+def _register(directory: EndpointDirectory, config: Config, cloud: Cloud) -> str:
+    endpoint_id = cloud.register(
+        name=directory.name,
+        display_name=config.display_name or directory.name,
+        metadata={"hostname": socket.gethostname(), "python_version": platform.python_version()},
+    )
+    directory.write_endpoint_id(endpoint_id)
+    _logger.info("registered as endpoint %s", endpoint_id)
+    return endpoint_id
+
+
+def _core(config: Config, endpoint_id: str) -> AgentCore:
+    limit = config.engine.prefetch
+    return AgentCore(
+        endpoint_id=endpoint_id,
+        policy=POLICIES[config.engine.scheduling](),
+        slots_hint=config.engine.slots,
+        prefetch=PrefetchPolicy(horizon_s=_MANAGER_HORIZON_S, limit=limit),
+        window=PrefetchPolicy(horizon_s=_AGENT_HORIZON_S, limit=_MAX_WINDOW, unseen=16),
+        max_window=_MAX_WINDOW,
+    )
+
+
+def _fleet_maker(
+    directory: EndpointDirectory,
+    config: Config,
+    endpoint_id: str,
+    environment: Mapping[str, str],
+    context: zmq.Context[zmq.Socket[bytes]],
+    poller: zmq.Poller,
+) -> Callable[[Callable[[str], bytes], Callable[[Task], bytes]], Fleet]:
+    working_dir = directory.path / config.engine.working_dir
+    working_dir.mkdir(parents=True, exist_ok=True)
+    options = ["--slots", str(config.engine.slots), "--prefetch", str(min(config.engine.prefetch, 16))]
+    options += ["--working-dir", str(working_dir), "--log-file", str(directory.log_file)]
+    options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]
+
+    def make(function_body: Callable[[str], bytes], payload: Callable[[Task], bytes]) -> Fleet:
+        return Fleet(
+            context,
+            address=directory.fleet_address(),
+            poller=poller,
+            provider=LocalProvider(),
+            command_options=options,
+            environment={**environment, "FARCALL_ENDPOINT_ID": endpoint_id},
+            function_body=function_body,
+            payload=payload,
+        )
+
+    return make

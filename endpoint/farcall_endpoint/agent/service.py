@@ -1,0 +1,440 @@
+"""The agent's shell: one loop around the pure parts, the sockets, the spool and the threads for HTTP.
+
+A turn takes in all that is there, lets the core decide once, makes that durable in one transaction, and only then tells
+anybody. So batches form by themselves under load, and a single task waits for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import zmq
+from farcall_common.errors import FarcallError, ProtocolError
+from farcall_common.wire import (
+    PROTOCOL_VERSION,
+    BlobGrant,
+    BlobLocation,
+    BlobRequest,
+    CancelTasks,
+    Capabilities,
+    Credit,
+    Envelope,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    ResultSpec,
+    ResultsRecorded,
+    RunTasks,
+    TaskRef,
+    TaskResults,
+    TasksAccepted,
+    TasksMoved,
+    new_id,
+)
+
+from farcall_endpoint import protocol
+from farcall_endpoint.agent import connection as c
+from farcall_endpoint.agent.background import Background
+from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.fleet import Fleet
+from farcall_endpoint.agent.spool import Spool
+from farcall_endpoint.agent.tasks import Decisions, Task
+from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+from farcall_endpoint.agent.uplink import KEY_REFUSED, SHAKEN, Uplink
+from farcall_endpoint.cloud import ConnectAnswer
+
+__all__ = ["Agent", "Clock"]
+
+_logger = logging.getLogger(__name__)
+
+_MAX_BATCH: Final = 1000
+_MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+_KEEP_BYTES: Final = 16 * 1024
+"""Payloads up to here stay in memory until they are dispatched; larger ones are read from the spool again."""
+_STATUS_PERIOD_S: Final = 1.0
+_FAREWELL_S: Final = 5.0
+
+
+class Clock:
+    """Monotonic seconds, and epoch seconds that never jump while the process lives."""
+
+    def __init__(self) -> None:
+        self._offset_s = time.time() - time.monotonic()
+
+    def monotonic(self) -> float:
+        """For deadlines."""
+        return time.monotonic()
+
+    def epoch(self) -> float:
+        """For whatever others read, and for the core."""
+        return time.monotonic() + self._offset_s
+
+
+class Agent:
+    """One per process.
+
+    :param ask_api: blocks; where the forwarders are. Raises FarcallError.
+    :param on_connected: called with every session that opens.
+    :param on_status: called at most once a second with numbers and troubles.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint_id: str,
+        heartbeat_s: float,
+        capabilities: Capabilities,
+        core: AgentCore,
+        connection: c.Connection,
+        spool: Spool,
+        uplink: Uplink,
+        make_fleet: Callable[[Callable[[str], bytes], Callable[[Task], bytes]], Fleet],
+        poller: zmq.Poller,
+        background: Background,
+        transfers: Transfers,
+        ask_api: Callable[[], ConnectAnswer],
+        clock: Clock,
+        on_connected: Callable[[], None],
+        on_status: Callable[[dict[str, object]], None],
+    ) -> None:
+        self._endpoint_id = endpoint_id
+        self._heartbeat_s = heartbeat_s
+        self._capabilities = capabilities
+        self._core = core
+        self._connection = connection
+        self._spool = spool
+        self._uplink = uplink
+        self._fleet = make_fleet(self._function_body, self._payload)
+        self._poller = poller
+        self._background = background
+        self._transfers = transfers
+        self._ask_api = ask_api
+        self._clock = clock
+        self._on_connected = on_connected
+        self._on_status = on_status
+        self._instance_id = new_id()
+        self._functions: dict[str, bytes] = {}
+        self._status_at = 0.0
+        self._stop_wanted: float | None = None
+        self._kill_at: float | None = None
+        self._fatal: FarcallError | None = None
+        poller.register(background.fileno(), zmq.POLLIN)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until stopped; then no child process is left, and what is unfinished is in the spool.
+
+        :raises FarcallError: when trying again cannot help.
+        """
+        tasks, functions = self._spool.load()
+        if tasks:
+            _logger.info(
+                "the spool holds %d tasks, %d of them finished", len(tasks), sum(t.end is not None for t in tasks)
+            )
+        self._core.restore(tasks, functions, now=self._clock.epoch())
+        try:
+            self._fleet.tend(now=self._clock.monotonic())
+            self._follow(self._connection.start())
+            while not (self._kill_at is not None and self._fleet.is_empty):
+                self._turn()
+            self._follow([c.Close(politely=True)])
+        finally:
+            self._fleet.kill()
+            self._uplink.close()
+            self._fleet.close()
+            self._background.close()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def stop(self, *, grace_s: float) -> None:
+        """Ask for an orderly end; asked again, running tasks get no grace. May be called from a signal handler."""
+        self._stop_wanted = grace_s if self._stop_wanted is None and self._kill_at is None else 0.0
+        self._background.wake()
+
+    def _turn(self) -> None:
+        self._poller.poll(self._timeout_ms())
+        now, epoch = self._clock.monotonic(), self._clock.epoch()
+        self._background.finish()
+        self._hear_managers(now, epoch)
+        for fate in self._uplink.fates():
+            if fate is SHAKEN:
+                self._follow(self._connection.shaken(now=now))
+            else:
+                self._hear_forwarder(now, epoch)  # its last words
+                self._follow(self._connection.lost(fate, key_refused=fate is KEY_REFUSED, now=now))
+        self._hear_forwarder(now, epoch)
+        for lost in self._fleet.tend(now=now):
+            _logger.log(logging.INFO if self._kill_at else logging.ERROR, "%s: %s", lost.manager_id, lost.reason)
+            reason = "the endpoint was stopped while it ran" if self._kill_at else lost.reason
+            self._core.manager_lost(lost.manager_id, reason, expected=self._kill_at is not None, now=epoch)
+        self._follow(self._connection.tick(now=now))
+        self._act(self._core.decide(now=epoch))
+        self._wind_down(now)
+        if now >= self._status_at:
+            self._status_at = now + _STATUS_PERIOD_S
+            self._on_status(self._status())
+
+    def _timeout_ms(self) -> int:
+        now, epoch = self._clock.monotonic(), self._clock.epoch()
+        deadlines = (self._status_at, self._connection.next_deadline(), self._fleet.next_deadline(), self._kill_at)
+        wait_s = min(deadline for deadline in deadlines if deadline is not None) - now
+        due = self._core.next_deadline()
+        if due is not None:
+            wait_s = min(wait_s, due - epoch)
+        return max(0, int(wait_s * 1000) + 1)
+
+    def _wind_down(self, now: float) -> None:
+        if self._stop_wanted is not None:
+            grace_s, self._stop_wanted = self._stop_wanted, None
+            _logger.info("stopping; running tasks get %g s to finish", grace_s)
+            self._core.drain()
+            self._fleet.stop(grace_s=grace_s)
+            self._kill_at = now + grace_s + _FAREWELL_S
+        elif self._kill_at is not None and now >= self._kill_at:
+            self._fleet.kill()
+            self._kill_at = now + _FAREWELL_S
+
+    def _status(self) -> dict[str, object]:
+        report = self._core.report()
+        return {
+            "connected": self._connection.is_open,
+            "trouble": self._connection.trouble,
+            "managers": report.managers,
+            "workers": report.total_workers,
+            "idle_workers": report.idle_workers,
+            "waiting_tasks": report.pending_tasks,
+            "unfinished_tasks": report.outstanding_tasks,
+            "problem": str(report.detail.get("problem", "")),
+            "at": self._clock.epoch(),
+        }
+
+    # -- connection ----------------------------------------------------------------------------------------------------
+
+    def _follow(self, actions: Iterable[c.Action]) -> None:
+        now = self._clock.monotonic()
+        for action in actions:
+            match action:
+                case c.AskApi():
+                    self._background.submit(self._ask)
+                case c.Dial(to=to):
+                    self._dial(to, now)
+                case c.Greet(ticket=ticket):
+                    self._greet(ticket)
+                case c.Opened(welcome=welcome):
+                    _logger.info("connected to forwarder %s", welcome.forwarder_id)
+                    self._core.opened(welcome.forget)
+                    self._status_at = now
+                    self._on_connected()
+                case c.Beat():
+                    self._say(Heartbeat(at=self._clock.epoch(), report=self._core.report()))
+                case c.Close(politely=politely):
+                    if politely and self._connection.may_send(Goodbye):
+                        self._say(Goodbye(reason="the endpoint was stopped"))
+                    self._uplink.close(linger_ms=1000 if politely else 0)
+                case c.Closed(reason=reason):
+                    _logger.warning("not connected any more: %s", reason)
+                    self._core.closed()
+                    self._status_at = now
+                case c.GiveUp(error=error):
+                    _logger.error("giving up: %s", error)
+                    self._fatal = error
+                    self.stop(grace_s=0)
+
+    def _ask(self) -> Callable[[], None]:
+        """In a thread: ask the API."""
+        try:
+            answer = self._ask_api()
+        except FarcallError as error:
+            return lambda error=error: self._unanswered(error)  # type: ignore[misc]
+        return lambda: self._answered(answer)
+
+    def _answered(self, answer: ConnectAnswer) -> None:
+        forwarders = tuple(c.Address(address, key) for address, key in answer.forwarders)
+        ttl_s = answer.ticket_expires_at - time.time()
+        now = self._clock.monotonic()
+        self._follow(self._connection.answered(forwarders, ticket=answer.ticket, ticket_ttl_s=ttl_s, now=now))
+
+    def _unanswered(self, error: FarcallError) -> None:
+        _logger.warning("the API gave no forwarder: %s", error)
+        self._follow(self._connection.unanswered(error, now=self._clock.monotonic()))
+
+    def _dial(self, to: c.Address, now: float) -> None:
+        _logger.info("connecting to %s", to.address)
+        try:
+            self._uplink.dial(to)
+        except zmq.ZMQError as error:
+            self._follow(self._connection.lost(f"{to.address}: {error}", now=now))
+
+    def _greet(self, ticket: str) -> None:
+        self._say(
+            Hello(
+                endpoint_id=self._endpoint_id,
+                ticket=ticket,
+                instance_id=self._instance_id,
+                spool_id=self._spool.spool_id,
+                protocol_versions=(PROTOCOL_VERSION,),
+                heartbeat_s=self._heartbeat_s,
+                held=self._core.held(),
+                capabilities=self._capabilities,
+            )
+        )
+
+    def _hear_forwarder(self, now: float, epoch: float) -> None:
+        try:
+            for envelope in self._uplink.receive():
+                self._follow(self._connection.received(envelope.message, now=now))
+                self._obey(envelope, epoch)
+        except ProtocolError as error:
+            _logger.error("the forwarder broke the protocol: %s", error)
+            self._follow(self._connection.lost(str(error), now=now))
+
+    def _obey(self, envelope: Envelope, epoch: float) -> None:
+        match envelope.message:
+            case RunTasks() as message:
+                self._core.run_tasks(message, envelope.frames, now=epoch)
+            case CancelTasks(task_ids=task_ids):
+                self._core.cancel(task_ids)
+            case ResultsRecorded(tasks=refs):
+                self._core.recorded(refs)
+            case BlobGrant() as grant:
+                self._core.granted(grant, now=epoch)
+            case _:
+                pass  # the session's own affair
+
+    def _say(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
+        self._connection.sent(message, now=self._clock.monotonic())
+        self._uplink.send(Envelope(message, frames))
+
+    # -- managers ------------------------------------------------------------------------------------------------------
+
+    def _hear_managers(self, now: float, epoch: float) -> None:
+        for manager_id, message, frames in self._fleet.receive(now=now):
+            match message:
+                case protocol.Registered() as registered:
+                    _logger.info(
+                        "%s on %s, pid %d: %d slots", manager_id, registered.hostname, registered.pid, registered.slots
+                    )
+                    self._core.manager_registered(manager_id, slots=registered.slots)
+                case protocol.Progress() as progress:
+                    if progress.problem:
+                        _logger.warning("%s: %s", manager_id, progress.problem)
+                    self._core.progress(manager_id, progress, frames, now=epoch)
+
+    def _function_body(self, function_hash: str) -> bytes:
+        return self._spool.function(function_hash)
+
+    def _payload(self, task: Task) -> bytes:
+        payload = self._spool.payload(task) if task.payload is None else task.payload
+        task.payload = None  # with the manager now; should that die, the spool has it
+        return payload
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def _act(self, decisions: Decisions) -> None:
+        self._spool.commit(decisions)
+        for manager_id, task_ids in decisions.cancels.items():
+            self._fleet.cancel(manager_id, task_ids)
+        for manager_id, tasks in decisions.orders.items():
+            self._fleet.order(manager_id, tasks)
+        for task in (*decisions.accepted, *decisions.fetched):
+            if task.payload is not None and len(task.payload) > _KEEP_BYTES:
+                task.payload = None
+        for task in decisions.fetches:
+            self._fetch(task)
+        for task, grant in decisions.uploads:
+            self._upload(task, grant)
+        self._tell(decisions)
+        for task in decisions.ended:
+            if task.end is not None:
+                task.end.body = None
+
+    def _tell(self, decisions: Decisions) -> None:
+        if decisions.acknowledged and self._connection.may_send(TasksAccepted):
+            self._say(TasksAccepted(tasks=tuple(_ref(task) for task in decisions.acknowledged)))
+        if decisions.credit and self._connection.may_send(Credit):
+            self._say(Credit(tasks=decisions.credit))
+        if decisions.moves and self._connection.may_send(TasksMoved):
+            for start in range(0, len(decisions.moves), _MAX_BATCH):
+                self._say(TasksMoved(moves=tuple(decisions.moves[start : start + _MAX_BATCH])))
+        if decisions.results and self._connection.may_send(TaskResults):
+            self._send_results(decisions.results)
+        if decisions.blob_requests and self._connection.may_send(BlobRequest):
+            for task in decisions.blob_requests:
+                end = task.end
+                assert end is not None
+                self._say(
+                    BlobRequest(
+                        task_id=task.task_id, attempt=task.attempt, size_bytes=end.size_bytes, sha256=end.sha256
+                    )
+                )
+
+    def _send_results(self, tasks: Sequence[Task]) -> None:
+        specs: list[ResultSpec] = []
+        frames: list[bytes] = []
+        size_bytes = 0
+        for task in tasks:
+            end = task.end
+            assert end is not None
+            frame = None
+            if end.size_bytes and end.blob is None:
+                body = self._spool.body(task) if end.body is None else end.body
+                frame = len(frames)
+                frames.append(body)
+                size_bytes += len(body)
+            specs.append(
+                ResultSpec(
+                    task_id=task.task_id,
+                    attempt=task.attempt,
+                    state=end.state,
+                    result=frame,
+                    result_blob=end.blob,
+                    error=end.error,
+                    started_at=end.started_at,
+                    ended_at=end.ended_at,
+                )
+            )
+            if len(specs) >= _MAX_BATCH or size_bytes >= _MAX_BATCH_BYTES:
+                self._say(TaskResults(results=tuple(specs)), tuple(frames))
+                specs, frames, size_bytes = [], [], 0
+        if specs:
+            self._say(TaskResults(results=tuple(specs)), tuple(frames))
+
+    def _fetch(self, task: Task) -> None:
+        blob = task.spec.payload_blob
+
+        def job() -> Callable[[], None]:
+            try:
+                if blob is None or blob.url is None:
+                    raise TransferFailed("no address came with them", retryable=False)
+                payload = self._transfers.download(blob.url, sha256=blob.sha256, size_bytes=blob.size_bytes)
+            except TransferFailed as failure:
+                reason = str(failure)
+                return lambda: self._core.fetch_failed(task, reason)
+            return lambda: self._core.fetched(task, payload)
+
+        self._background.submit(job)
+
+    def _upload(self, task: Task, grant: BlobGrant) -> None:
+        end = task.end
+        assert end is not None
+        body = self._spool.body(task) if end.body is None else end.body
+        location = BlobLocation(blob_key=grant.blob_key, size_bytes=end.size_bytes, sha256=end.sha256)
+
+        def job() -> Callable[[], None]:
+            try:
+                self._transfers.upload(grant.upload_url, body, headers=grant.headers)
+            except TransferFailed as failure:
+                reason, retryable = str(failure), failure.retryable
+                return lambda: self._core.upload_failed(task, reason, retryable=retryable, now=self._clock.epoch())
+            return lambda: self._core.uploaded(task, location)
+
+        self._background.submit(job)
+
+
+def _ref(task: Task) -> TaskRef:
+    return TaskRef(task_id=task.task_id, attempt=task.attempt)

@@ -1,0 +1,99 @@
+"""Tasks as an agent knows them, and what it decides about them in one turn."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from typing import Any
+
+from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskMove, TaskSpec, TaskState
+
+__all__ = ["Decisions", "End", "Stage", "Task"]
+
+
+class Stage(enum.Enum):
+    """Where a task is inside the endpoint."""
+
+    FETCHING = enum.auto()
+    QUEUED = enum.auto()
+    DISPATCHED = enum.auto()
+    ENDED = enum.auto()
+
+
+@dataclasses.dataclass(slots=True)
+class End:
+    """How a task ended. ``body`` is the result while it is at hand; the spool has it in any case.
+
+    ``sha256`` is set (in hex) for results that are too large to travel inline, ``blob`` once they are uploaded.
+    """
+
+    state: TaskState
+    error: dict[str, Any] | None = None
+    size_bytes: int = 0
+    sha256: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+    body: bytes | None = None
+    blob: BlobLocation | None = None
+    upload_tries: int = 0
+
+    @property
+    def needs_upload(self) -> bool:
+        """Whether the result has to be in the blob store before the end can be reported."""
+        return bool(self.sha256) and self.blob is None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Task:
+    """A task that the spool holds, under the number ``seq``.
+
+    ``starts`` counts how often it was given to a manager and may have been started. ``payload`` is there while it is at
+    hand; the spool has it in any case. ``state`` was entered ``at`` (epoch seconds), ``reported`` is what the cloud
+    knows.
+    """
+
+    seq: int
+    spec: TaskSpec
+    attempt: int
+    stage: Stage
+    at: float
+    state: TaskState = TaskState.WAITING_FOR_NODES
+    reported: TaskState = TaskState.WAITING_FOR_EP
+    watched: bool = False
+    starts: int = 0
+    payload: bytes | None = None
+    manager_id: str | None = None
+    cancelling: bool = False
+    end: End | None = None
+
+    @property
+    def task_id(self) -> str:
+        """The task's id, the same for all attempts."""
+        return self.spec.task_id
+
+
+@dataclasses.dataclass
+class Decisions:
+    """What the shell has to do after a turn: first all of the spool's part in one transaction, then the rest."""
+
+    # the spool's part
+    functions: list[tuple[FunctionSpec, bytes]] = dataclasses.field(default_factory=list)
+    accepted: list[Task] = dataclasses.field(default_factory=list)
+    redelivered: list[Task] = dataclasses.field(default_factory=list)
+    fetched: list[Task] = dataclasses.field(default_factory=list)
+    starts: list[Task] = dataclasses.field(default_factory=list)
+    ended: list[Task] = dataclasses.field(default_factory=list)
+    forgotten: list[int] = dataclasses.field(default_factory=list)
+    # to managers
+    orders: dict[str, list[Task]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
+    cancels: dict[str, list[str]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
+    # to the blob store
+    fetches: list[Task] = dataclasses.field(default_factory=list)
+    uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)
+    # to the cloud
+    acknowledged: list[Task] = dataclasses.field(default_factory=list)
+    moves: list[TaskMove] = dataclasses.field(default_factory=list)
+    results: list[Task] = dataclasses.field(default_factory=list)
+    blob_requests: list[Task] = dataclasses.field(default_factory=list)
+    credit: int = 0

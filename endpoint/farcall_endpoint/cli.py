@@ -1,0 +1,248 @@
+"""``farcall-endpoint``: make this machine a place to run functions. Commands as Globus Compute's users know them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
+from farcall_common.wire import is_uuid
+from rich.console import Console
+from rich.table import Table
+
+from farcall_endpoint import daemon
+from farcall_endpoint.config import Config, EngineConfig, read_config, write_config
+from farcall_endpoint.directory import EndpointDirectory, list_endpoints
+from farcall_endpoint.settings import exit_code, find_home, read_credentials
+
+__all__ = ["main"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+_out = Console(highlight=False)
+_err = Console(stderr=True, highlight=False)
+
+Name = Annotated[str, typer.Argument(help="The endpoint's local name.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    home: Path
+    debug: bool
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+@app.callback()
+def _global(
+    context: typer.Context,
+    config_dir: Annotated[
+        Path | None, typer.Option("--config-dir", "-c", help="Instead of $FARCALL_HOME or ~/.farcall.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Log more.")] = False,
+) -> None:
+    context.obj = _Options(home=config_dir or find_home(os.environ), debug=debug)
+
+
+@app.command()
+def configure(
+    context: typer.Context,
+    name: Name = "default",
+    display_name: Annotated[str | None, typer.Option(help="What others see; the name if not given.")] = None,
+    max_workers: Annotated[
+        int | None, typer.Option(min=1, help="Tasks at a time; one for each core if not given.")
+    ] = None,
+) -> None:
+    """Make a new endpoint: a directory with a configuration file and a key pair."""
+    with _errors():
+        directory = _directory(context, name)
+        directory.create()
+        write_config(
+            directory.config_file,
+            Config(display_name=display_name or name, engine=EngineConfig(max_workers_per_node=max_workers)),
+        )
+        _out.print(f"Configured [bold]{name}[/] in {directory.path}\nStart it with: farcall-endpoint start {name}")
+
+
+@app.command()
+def start(
+    context: typer.Context,
+    name: Name = "default",
+    detach: Annotated[bool, typer.Option("--detach", help="Return when connected; leave a daemon behind.")] = False,
+    timeout: Annotated[float, typer.Option(help="With --detach: seconds to wait for the connection.")] = 30.0,
+    endpoint_uuid: Annotated[str | None, typer.Option(help="On the first start: use this registration.")] = None,
+) -> None:
+    """Start an endpoint. The first start registers it."""
+    with _errors():
+        directory = _directory(context, name)
+        directory.require()
+        _adopt(directory, endpoint_uuid)
+        if detach:
+            _start_detached(context, directory, timeout)
+            return
+        options = ["--console", *(["--debug"] if _options(context).debug else [])]
+        command = daemon.agent_command(directory, home=_options(context).home, options=options)
+        os.execv(command[0], command)  # noqa: S606 - the agent is this process: signals and exit code are its own
+
+
+@app.command()
+def stop(context: typer.Context, name: Name = "default") -> None:
+    """Stop an endpoint. Tasks that are not finished stay in its spool."""
+    with _errors():
+        directory = _directory(context, name)
+        directory.require()
+        was_running = daemon.stop_agent(directory, grace_s=_grace_s(directory))
+        _out.print(f"Stopped [bold]{name}[/]" if was_running else f"[bold]{name}[/] was not running")
+
+
+@app.command()
+def restart(
+    context: typer.Context,
+    name: Name = "default",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the connection.")] = 30.0,
+) -> None:
+    """Stop an endpoint if it runs, then start it as a daemon."""
+    with _errors():
+        directory = _directory(context, name)
+        directory.require()
+        daemon.stop_agent(directory, grace_s=_grace_s(directory))
+        _start_detached(context, directory, timeout)
+
+
+@app.command("list")
+def list_(context: typer.Context) -> None:
+    """List the endpoints of this machine."""
+    table = Table("Endpoint ID", "Status", "Endpoint Name", "Note")
+    for directory in list_endpoints(_options(context).home):
+        state = daemon.read_state(directory)
+        table.add_row(state.endpoint_id or "-", state.state, directory.name, state.note)
+    _out.print(table)
+
+
+@app.command()
+def status(
+    context: typer.Context,
+    name: Name = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show how an endpoint is. Exit code 0 if it runs and is connected, 1 if not."""
+    with _errors():
+        directory = _directory(context, name)
+        directory.require()
+        state = daemon.read_state(directory)
+        facts: dict[str, object] = {
+            "name": name,
+            "status": state.state,
+            "endpoint_id": state.endpoint_id,
+            "pid": state.agent.pid if state.agent else None,
+            "note": state.note,
+            **{key: value for key, value in state.numbers.items() if key not in ("trouble", "problem", "at")},
+        }
+        if state.agent is not None:
+            facts["up_s"] = round(time.time() - state.agent.started_at, 1)
+        if as_json:
+            _out.print_json(json.dumps(facts))
+        else:
+            table = Table(show_header=False, box=None)
+            for key, value in facts.items():
+                table.add_row(key.replace("_", " "), "-" if value in (None, "") else str(value))
+            _out.print(table)
+    raise typer.Exit(0 if state.state == "Running" else 1)
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    name: Name = "default",
+    force: Annotated[bool, typer.Option("--force", help="Stop it first; go on if the API cannot be reached.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete an endpoint: its registration, its directory, and what is in its spool."""
+    with _errors():
+        directory = _directory(context, name)
+        directory.require()
+        if not yes:
+            typer.confirm(f"Delete {directory.path} and all that is in it?", abort=True)
+        if force:
+            daemon.stop_agent(directory, grace_s=0)
+        with directory.lock():
+            _forget(directory, home=_options(context).home, force=force)
+            shutil.rmtree(directory.path)
+        _out.print(f"Deleted [bold]{name}[/]")
+
+
+@app.command()
+def version() -> None:
+    """Show the version."""
+    _out.print(importlib.metadata.version("farcall-endpoint"))
+
+
+def _start_detached(context: typer.Context, directory: EndpointDirectory, timeout_s: float) -> None:
+    options = _options(context)
+    pid = daemon.start_detached(directory, home=options.home, debug=options.debug, timeout_s=timeout_s)
+    _out.print(f"[bold]{directory.name}[/] is connected: endpoint {directory.read_endpoint_id()}, process {pid}")
+
+
+def _adopt(directory: EndpointDirectory, endpoint_uuid: str | None) -> None:
+    if endpoint_uuid is None:
+        return
+    if not is_uuid(endpoint_uuid):
+        raise ConfigurationError(f"{endpoint_uuid!r} is not a UUID.")
+    known = directory.read_endpoint_id()
+    if known not in (None, endpoint_uuid):
+        raise EndpointInUse(f"The endpoint {directory.name} is registered as {known}.", hint="Configure a new one.")
+    directory.write_endpoint_id(endpoint_uuid)
+
+
+def _forget(directory: EndpointDirectory, *, home: Path, force: bool) -> None:
+    from farcall_endpoint.cloud import Cloud  # here, because an HTTP client would slow every other command down
+
+    endpoint_id = directory.read_endpoint_id()
+    if endpoint_id is None:
+        return
+    try:
+        cloud = Cloud(read_credentials(os.environ, home=home))
+        with contextlib.closing(cloud), contextlib.suppress(EndpointUnknown):
+            cloud.delete(endpoint_id)
+    except FarcallError as error:
+        if not force:
+            raise
+        _err.print(f"[yellow]The registration was not deleted:[/] {error}")
+
+
+def _directory(context: typer.Context, name: str) -> EndpointDirectory:
+    return EndpointDirectory.of(_options(context).home, name)
+
+
+def _options(context: typer.Context) -> _Options:
+    options = context.find_root().obj
+    assert isinstance(options, _Options)
+    return options
+
+
+def _grace_s(directory: EndpointDirectory) -> float:
+    return read_config(directory.config_file).shutdown_grace
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Errors of ours end the command with their text and their exit code."""
+    try:
+        yield
+    except daemon.StartFailed as error:
+        _err.print(f"[red]Error:[/] {error.record.message}", soft_wrap=True)
+        raise typer.Exit(error.exit_code) from error
+    except FarcallError as error:
+        _err.print(f"[red]Error:[/] {error}", soft_wrap=True)
+        raise typer.Exit(exit_code(error)) from error

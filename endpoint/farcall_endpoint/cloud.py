@@ -1,0 +1,121 @@
+"""The REST API as an endpoint uses it. Errors of HTTP and network become errors of ours here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+from farcall_common.errors import (
+    ConfigurationError,
+    ErrorRecord,
+    FarcallError,
+    Fault,
+    Unauthenticated,
+    Unavailable,
+    error_from_record,
+)
+from farcall_common.wire import Capabilities
+
+from farcall_endpoint.settings import Credentials
+
+__all__ = ["Cloud", "ConnectAnswer"]
+
+_TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConnectAnswer:
+    """Live forwarders as (address, server key), and a ticket until an epoch second."""
+
+    forwarders: tuple[tuple[str, str], ...]
+    ticket: str
+    ticket_expires_at: float
+
+
+class Cloud:
+    """A client of the API. May be used from several threads."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._client = httpx.Client(
+            base_url=credentials.api_url,
+            headers={"Authorization": f"Bearer {credentials.token}"},
+            timeout=_TIMEOUT,
+        )
+
+    def close(self) -> None:
+        """Give back the connections."""
+        self._client.close()
+
+    def register(self, *, name: str, display_name: str, metadata: Mapping[str, object]) -> str:
+        """Make a new endpoint known; its id.
+
+        :raises FarcallError: what the API answers, or Unavailable.
+        """
+        body = {"endpoint_name": name, "display_name": display_name, "multi_user": False, "metadata": dict(metadata)}
+        return str(self._call("POST", "/v3/endpoints", body)["endpoint_id"])
+
+    def connect(self, endpoint_id: str, *, public_key: str, spool_id: str, capabilities: Capabilities) -> ConnectAnswer:
+        """Ask for forwarders and a ticket, and let the key speak for the endpoint.
+
+        :raises FarcallError: what the API answers, or Unavailable.
+        """
+        body = {
+            "public_key": public_key,
+            "spool_id": spool_id,
+            "python_version": capabilities.python_version,
+            "packages": capabilities.packages,
+        }
+        answer = self._call("POST", f"/v3/endpoints/{endpoint_id}/connect", body)
+        forwarders = tuple((str(item["address"]), str(item["server_key"])) for item in answer["forwarders"])
+        return ConnectAnswer(forwarders, str(answer["ticket"]), float(answer["ticket_expires_at"]))
+
+    def delete(self, endpoint_id: str) -> None:
+        """Forget an endpoint.
+
+        :raises FarcallError: what the API answers, or Unavailable.
+        """
+        self._call("DELETE", f"/v2/endpoints/{endpoint_id}")
+
+    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        try:
+            response = self._client.request(method, path, json=body)
+        except httpx.InvalidURL as error:
+            raise ConfigurationError(f"The address of the API is not a URL: {error}.") from error
+        except httpx.HTTPError as error:
+            raise _unreachable(f"The API at {self._client.base_url} cannot be reached: {error}.") from error
+        if response.is_success:
+            return _object(response)
+        raise _error_of(response)
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        answer = response.json() if response.content else {}
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise Unavailable(f"{response.request.url} answered with something that is not a JSON object.")
+    return answer
+
+
+def _error_of(response: httpx.Response) -> FarcallError:
+    try:
+        return error_from_record(ErrorRecord.from_json(response.json()))
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        pass  # not one of ours: a gateway or proxy on the way
+    message = f"{response.request.method} {response.request.url.path} was answered with HTTP {response.status_code}."
+    if response.status_code in (401, 403):
+        return Unauthenticated(message)
+    if response.status_code >= 500 or response.status_code == 429:
+        return Unavailable(message)
+    return FarcallError(message)
+
+
+def _unreachable(message: str) -> FarcallError:
+    record = ErrorRecord(
+        Unavailable.code, message, hint="Check the address and the network.", fault=Fault.NETWORK, retryable=True
+    )
+    return Unavailable(message, record=record)

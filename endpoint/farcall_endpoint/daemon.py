@@ -1,0 +1,144 @@
+"""Starting, watching and ending an endpoint's agent from another process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, Unavailable
+
+from farcall_endpoint.directory import AgentProcess, EndpointDirectory
+
+__all__ = ["LocalState", "StartFailed", "State", "agent_command", "read_state", "start_detached", "stop_agent"]
+
+_STOP_MARGIN_S = 15.0
+_LOG_LINES = 5
+
+LocalState = Literal["Initialized", "Running", "Stopped", "Disconnected"]
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """How an endpoint is, as seen from its directory. ``note`` explains what the word does not say."""
+
+    state: LocalState
+    endpoint_id: str | None
+    agent: AgentProcess | None
+    numbers: dict[str, Any]
+    note: str
+
+
+class StartFailed(FarcallError):
+    """The daemon ended before it was connected; ``exit_code`` is its own."""
+
+    code = "START_FAILED"
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message, hint="")
+        self.exit_code = exit_code
+
+
+def read_state(directory: EndpointDirectory) -> State:
+    """Look at the files and at the process that they name."""
+    endpoint_id, agent = directory.read_endpoint_id(), directory.read_agent()
+    if agent is None:
+        return State("Initialized" if endpoint_id is None else "Stopped", endpoint_id, None, {}, "")
+    if not agent.is_here():
+        note = f"runs on {agent.hostname} as process {agent.pid}, if at all: ask there"
+        return State("Disconnected", endpoint_id, agent, {}, note)
+    if agent.find() is None:
+        return State("Disconnected", endpoint_id, None, {}, f"process {agent.pid} died; see {directory.log_file}")
+    numbers = directory.read_status()
+    if not numbers.get("connected"):
+        return State("Disconnected", endpoint_id, agent, numbers, str(numbers.get("trouble", "is starting")))
+    return State("Running", endpoint_id, agent, numbers, str(numbers.get("problem", "")))
+
+
+def agent_command(directory: EndpointDirectory, *, home: Path, options: Sequence[str] = ()) -> list[str]:
+    """What runs an endpoint's agent."""
+    return [sys.executable, "-P", "-m", "farcall_endpoint.agent", directory.name, "--home", str(home), *options]
+
+
+def start_detached(directory: EndpointDirectory, *, home: Path, debug: bool, timeout_s: float) -> int:
+    """Start an agent that outlives this process, and wait until it is connected; its process id.
+
+    :raises StartFailed: with its own words if it ended.
+    :raises Unavailable: if it was not connected in time; it was ended then.
+    """
+    readable, writable = os.pipe()
+    options = ["--ready-fd", str(writable), *(["--debug"] if debug else [])]
+    with directory.log_file.open("ab") as log, os.fdopen(readable, "rb") as ready:
+        process = subprocess.Popen(
+            agent_command(directory, home=home, options=options),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writable,),
+            start_new_session=True,
+            cwd=directory.path,
+        )
+        os.close(writable)
+        waiting, _, _ = select.select([ready], [], [], timeout_s)
+        line = ready.readline() if waiting else b""
+    if line and json.loads(line).get("connected"):
+        return process.pid
+    if not waiting:
+        trouble = directory.read_status().get("trouble") or "it said nothing"
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_MARGIN_S)
+        process.kill()
+        process.wait()
+        raise Unavailable(
+            f"The endpoint was not connected within {timeout_s:g} s: {trouble}",
+            hint=f"It was ended; {directory.log_file} has the details.",
+        )
+    code = process.wait()
+    raise StartFailed(
+        str(json.loads(line)["error"]) if line else _last_words(directory), exit_code=code or os.EX_SOFTWARE
+    )
+
+
+def stop_agent(directory: EndpointDirectory, *, grace_s: float) -> bool:
+    """End the running agent in an orderly way; whether there was one.
+
+    :raises EndpointInUse: if it runs on another machine.
+    :raises ConfigurationError: if it belongs to somebody else.
+    """
+    agent = directory.read_agent()
+    if agent is None:
+        return False
+    if not agent.is_here():
+        raise EndpointInUse(
+            f"The endpoint {directory.name} is run by process {agent.pid} on {agent.hostname}.", hint="Stop it there."
+        )
+    process = agent.find()
+    if process is None:
+        with directory.lock():
+            return False  # whoever held it before died; letting go in an orderly way clears its name
+    try:
+        process.terminate()
+        try:
+            process.wait(grace_s + _STOP_MARGIN_S)
+        except psutil.TimeoutExpired:
+            process.kill()
+            process.wait(_STOP_MARGIN_S)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.AccessDenied as error:
+        raise ConfigurationError(f"Process {agent.pid} belongs to another user.") from error
+    return True
+
+
+def _last_words(directory: EndpointDirectory) -> str:
+    lines = directory.log_file.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    return "The endpoint died while it started. Its log ends with:\n" + "\n".join(lines)

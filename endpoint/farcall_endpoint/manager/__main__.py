@@ -1,0 +1,64 @@
+"""``python -m farcall_endpoint.manager``: what a provider starts, once per node."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+from pathlib import Path
+
+import zmq
+
+from farcall_endpoint import protocol
+from farcall_endpoint.logs import set_up_logging
+from farcall_endpoint.manager.core import ManagerCore
+from farcall_endpoint.manager.launcher import FreshProcessLauncher
+from farcall_endpoint.manager.service import Manager
+from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.transport import agent_socket
+
+_HORIZON_S = 0.003
+"""Work to keep in each worker's socket: enough to hide a round trip, too little to be missed when it is recalled."""
+
+
+def main() -> None:
+    """Serve an agent until it is gone or says stop."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--agent", required=True, help="address of the agent's socket")
+    parser.add_argument("--agent-pid", type=int, required=True)
+    parser.add_argument("--manager-id", required=True)
+    parser.add_argument("--slots", type=int, required=True)
+    parser.add_argument("--prefetch", type=int, required=True, help="most tasks to keep behind a running one")
+    parser.add_argument("--working-dir", type=Path, required=True)
+    parser.add_argument("--log-file", type=Path)
+    parser.add_argument("--log-format", choices=("text", "json"), default="text")
+    parser.add_argument("--debug", action="store_true")
+    options = parser.parse_args()
+    set_up_logging(
+        file=options.log_file,
+        to_console=options.log_file is None,
+        role="manager",
+        level=logging.DEBUG if options.debug else logging.INFO,
+        style=options.log_format,
+    )
+    with zmq.Context() as context:
+        Manager(
+            core=ManagerCore(
+                slots=options.slots, prefetch=PrefetchPolicy(horizon_s=_HORIZON_S, limit=options.prefetch)
+            ),
+            launcher=FreshProcessLauncher(working_dir=options.working_dir, environment=os.environ),
+            agent=agent_socket(context, address=options.agent, manager_id=options.manager_id),
+            agent_pid=options.agent_pid,
+            registered=protocol.Registered(
+                options.manager_id,
+                protocol.software_fingerprint(),
+                options.slots,
+                os.getpid(),
+                socket.gethostname(),
+            ),
+        ).run()
+
+
+if __name__ == "__main__":
+    main()

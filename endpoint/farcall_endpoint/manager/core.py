@@ -1,0 +1,397 @@
+"""What a manager decides: which worker gets which task, which worker must die, what the agent hears. No I/O, no clock.
+
+The shell tells the core what happened and performs the actions that it gives back. Tasks are pipelined: a ready worker
+may have several in its socket, so that short tasks do not wait for a round trip each. What a worker has not read yet
+can be recalled (see :mod:`farcall_endpoint.worker.channel`), so that pipelining never hides a task behind a long one,
+and never blurs which single task was running when a worker died. Instants are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from farcall_common.wire import TaskState
+
+from farcall_endpoint import outcomes
+from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.protocol import Died, Finished, Progress, Started, TaskOrder
+from farcall_endpoint.worker.channel import Done, Run
+
+__all__ = ["Action", "Job", "Kill", "Launch", "ManagerCore", "Recall", "Send"]
+
+STARTED_AFTER_S: Final = 0.05
+"""A task that runs for so long is reported as running; for a shorter one its end says it all."""
+_OVERDUE_S: Final = 0.01
+"""A task that runs for so long gives up what waits behind it."""
+_START_LIMIT_S: Final = 60.0
+_MAX_BACKOFF_S: Final = 10.0
+_MAX_KNOWN_FUNCTIONS: Final = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A task with its user bytes."""
+
+    order: TaskOrder
+    function: bytes
+    payload: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Start a worker. Answered by ``ready`` or ``died``."""
+
+    worker_id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Send:
+    """Put a task into a worker's socket. Answered by ``refused``, with it and all behind it, when that is full."""
+
+    worker_id: int
+    packet: Run
+    body: tuple[bytes, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall:
+    """Take back what a worker has not read (``taken_back``), then pass on what it has sent, then say ``recalled``."""
+
+    worker_id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Kill:
+    """End a worker's process group. Answered by ``died``."""
+
+    worker_id: int
+
+
+Action = Launch | Send | Recall | Kill
+
+
+class _Stop(enum.Enum):
+    CANCELLED = enum.auto()
+    WALLTIME = enum.auto()
+
+
+@dataclasses.dataclass(slots=True)
+class _Worker:
+    worker_id: int
+    since: float  # start of the launch, later of the task at the head of ``jobs``
+    ready: bool = False
+    jobs: collections.deque[Job] = dataclasses.field(default_factory=collections.deque)
+    head_reported: bool = False
+    overdue: bool = False
+    full: bool = False
+    known: set[str] = dataclasses.field(default_factory=set)
+    stops: dict[str, _Stop] = dataclasses.field(default_factory=dict)
+    recalling: bool = False
+    doomed: bool = False
+
+    @property
+    def open(self) -> bool:
+        return self.ready and not (self.doomed or self.recalling or self.full)
+
+
+class ManagerCore:
+    """One per manager.
+
+    :param slots: workers to keep; each runs one task at a time.
+    :param prefetch: how many tasks to keep in a worker's socket behind the one that runs.
+    """
+
+    def __init__(self, *, slots: int, prefetch: PrefetchPolicy) -> None:
+        self._slots = slots
+        self._prefetch = prefetch
+        self._queue: collections.deque[Job] = collections.deque()
+        self._workers: dict[int, _Worker] = {}
+        self._next_worker_id = 0
+        self._start_failures = 0
+        self._launch_at = 0.0
+        self._stop_at: float | None = None
+        self._problem = ""
+        self._actions: list[Action] = []
+        self._finished: list[Finished] = []
+        self._results: list[bytes] = []
+        self._died: list[Died] = []
+        self._started: list[Started] = []
+
+    # -- what the agent wants ------------------------------------------------------------------------------------------
+
+    def run(self, jobs: Iterable[Job]) -> None:
+        """Queue tasks."""
+        if self._stop_at is None:
+            self._queue.extend(jobs)
+
+    def cancel(self, task_ids: Iterable[str]) -> None:
+        """Stop tasks; those that are not here any more have been answered for already."""
+        wanted = set(task_ids)
+        waiting = [job for job in self._queue if job.order.task_id in wanted]
+        if waiting:
+            self._queue = collections.deque(job for job in self._queue if job.order.task_id not in wanted)
+        for job in waiting:
+            self._end(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
+        for worker in self._workers.values():
+            for job in worker.jobs:
+                if job.order.task_id in wanted:
+                    self._stop_task(worker, job.order.task_id, _Stop.CANCELLED)
+
+    def stop(self, *, grace_s: float, now: float) -> None:
+        """Take nothing on, let what runs finish within ``grace_s`` seconds, then end everything."""
+        self._stop_at = now + grace_s if self._stop_at is None else min(self._stop_at, now + grace_s)
+        self._queue.clear()
+        for worker in self._workers.values():
+            if worker.ready:
+                self._recall(worker)
+            else:
+                self._kill(worker)
+
+    @property
+    def is_over(self) -> bool:
+        """Stopped, and all workers are gone."""
+        return self._stop_at is not None and not self._workers
+
+    # -- what happens to workers ---------------------------------------------------------------------------------------
+
+    def ready(self, worker_id: int) -> None:
+        """A worker has started."""
+        self._workers[worker_id].ready = True
+        self._start_failures = 0
+        self._problem = ""
+
+    def refused(self, worker_id: int, packets: Sequence[Run]) -> None:
+        """A worker's socket was full: these, the last that were meant for it, were not sent."""
+        worker = self._workers[worker_id]
+        self.taken_back(worker_id, packets)
+        worker.full = bool(worker.jobs)
+
+    def done(self, worker_id: int, done: Done, result: bytes, *, now: float) -> None:
+        """A worker ended a task."""
+        worker = self._workers[worker_id]
+        job = worker.jobs.popleft()
+        assert job.order.task_id == done.task_id
+        worker.since, worker.head_reported, worker.overdue, worker.full = now, False, False, False
+        worker.stops.pop(done.task_id, None)
+        self._prefetch.observe(done.ended_at - done.started_at)
+        state = TaskState.SUCCESS if done.error is None else TaskState.FAILED
+        self._end(job, state, done.error, result=result, started_at=done.started_at, ended_at=done.ended_at)
+        if self._stop_at is not None and not worker.recalling:
+            self._kill(worker)
+
+    def missing(self, worker_id: int, task_id: str) -> None:
+        """A worker read a task without knowing its function: the packet with that was taken back under its nose."""
+        worker = self._workers[worker_id]
+        job = worker.jobs.popleft()
+        assert job.order.task_id == task_id
+        worker.known.discard(job.order.function_hash)
+        self._requeue(worker, job)
+
+    def taken_back(self, worker_id: int, packets: Sequence[Run]) -> None:
+        """These, of those that were meant for a worker, will never be read by it. Not always the last: it reads on."""
+        worker = self._workers[worker_id]
+        taken = {packet.task_id for packet in packets}
+        if not taken:
+            return
+        worker.known.difference_update(packet.function_hash for packet in packets if packet.function_bytes)
+        jobs = worker.jobs
+        worker.jobs = collections.deque(job for job in jobs if job.order.task_id not in taken)
+        for job in reversed(jobs):
+            if job.order.task_id in taken:
+                self._requeue(worker, job)
+
+    def recalled(self, worker_id: int) -> None:
+        """A Recall was performed: what is left at the worker runs, and is one task at most."""
+        worker = self._workers[worker_id]
+        worker.recalling = False
+        idle_at_the_end = self._stop_at is not None and not worker.jobs
+        if idle_at_the_end or any(job.order.task_id in worker.stops for job in worker.jobs):
+            self._kill(worker)
+        else:
+            worker.stops.clear()
+
+    def died(self, worker_id: int, *, reason: str, tails: tuple[str, str], now: float) -> None:
+        """A worker's process ended. What it had not read was taken back, and what it sent was passed on already."""
+        worker = self._workers.pop(worker_id)
+        stdout_tail, stderr_tail = tails
+        if not worker.ready and self._stop_at is None:
+            self._start_failures += 1
+            self._launch_at = now + min(0.1 * 2**self._start_failures, _MAX_BACKOFF_S)
+            lines = stderr_tail.strip().splitlines()
+            self._problem = f"a worker did not start: {reason}; {lines[-1] if lines else 'it said nothing'}"
+        for job in worker.jobs:
+            task_id = job.order.task_id
+            match worker.stops.get(task_id):
+                case _Stop.CANCELLED:
+                    self._end(job, TaskState.CANCELLED, outcomes.cancelled(running=True).to_json())
+                case _Stop.WALLTIME:
+                    limit_s = job.order.walltime_s or 0.0
+                    record = outcomes.walltime_exceeded(limit_s, stdout_tail=stdout_tail, stderr_tail=stderr_tail)
+                    self._end(job, TaskState.FAILED, record.to_json())
+                case None if self._stop_at is None:
+                    self._died.append(Died(task_id, reason, stdout_tail, stderr_tail))
+                case None:
+                    pass  # stopped with the endpoint; the agent knows that it had it
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def pump(self, *, now: float, epoch: float) -> list[Action]:
+        """What to do now. Perform all of it in order, report what it led to, and ask again until nothing is left.
+
+        :param epoch: epoch seconds at ``now``, for what is reported.
+        """
+        if self._stop_at is not None and now >= self._stop_at:
+            for worker in self._workers.values():
+                self._kill(worker)
+        for worker in self._workers.values():
+            self._watch(worker, now=now, epoch=epoch)
+        if self._stop_at is None:
+            self._launch(now)
+            self._assign(now)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def next_deadline(self) -> float | None:
+        """The monotonic second at which ``pump`` may have something to do although nothing happened."""
+        deadlines = [self._deadline(worker) for worker in self._workers.values() if not worker.doomed]
+        if self._stop_at is not None and self._workers:
+            deadlines.append(self._stop_at)
+        elif len(self._workers) < self._slots and self._stop_at is None:
+            deadlines.append(self._launch_at)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def take_progress(self) -> tuple[Progress, list[bytes]] | None:
+        """What the agent should hear now, if anything, with the results that it refers to."""
+        if not (self._finished or self._died or self._started):
+            return None
+        progress = self.progress()
+        results = self._results
+        self._finished, self._results, self._died, self._started = [], [], [], []
+        return progress, results
+
+    def progress(self) -> Progress:
+        """How the manager is, and what it has not yet reported."""
+        ready = [worker for worker in self._workers.values() if worker.ready]
+        return Progress(
+            finished=tuple(self._finished),
+            died=tuple(self._died),
+            started=tuple(self._started),
+            workers=len(ready),
+            idle_workers=sum(not worker.jobs for worker in ready),
+            problem=self._problem,
+        )
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _watch(self, worker: _Worker, *, now: float, epoch: float) -> None:
+        if worker.doomed:
+            return
+        age_s = now - worker.since
+        if not worker.ready:
+            if age_s >= _START_LIMIT_S:
+                self._kill(worker)
+            return
+        if not worker.jobs:
+            return
+        head = worker.jobs[0].order
+        if not worker.head_reported and age_s >= STARTED_AFTER_S:
+            worker.head_reported = True
+            self._started.append(Started(head.task_id, epoch - age_s))
+        if not worker.overdue and age_s >= _OVERDUE_S and len(worker.jobs) > 1:
+            worker.overdue = True
+            self._recall(worker)
+        if head.walltime_s is not None and age_s >= head.walltime_s and head.task_id not in worker.stops:
+            self._stop_task(worker, head.task_id, _Stop.WALLTIME)
+
+    def _deadline(self, worker: _Worker) -> float | None:
+        if not worker.ready:
+            return worker.since + _START_LIMIT_S
+        if not worker.jobs:
+            return None
+        head = worker.jobs[0].order
+        delays = [STARTED_AFTER_S] if not worker.head_reported else []
+        if len(worker.jobs) > 1 and not worker.overdue:
+            delays.append(_OVERDUE_S)
+        if head.walltime_s is not None and head.task_id not in worker.stops:
+            delays.append(head.walltime_s)
+        return worker.since + min(delays) if delays else None
+
+    def _launch(self, now: float) -> None:
+        while len(self._workers) < self._slots and now >= self._launch_at:
+            worker = _Worker(self._next_worker_id, now)
+            self._next_worker_id += 1
+            self._workers[worker.worker_id] = worker
+            self._actions.append(Launch(worker.worker_id))
+
+    def _assign(self, now: float) -> None:
+        if not self._queue:
+            return
+        candidates = [worker for worker in self._workers.values() if worker.open]
+        for worker in candidates:
+            if not worker.jobs and self._queue:
+                self._give(worker, self._queue.popleft(), now)
+        depth = self._prefetch.depth
+        if not (self._queue and depth and candidates):
+            return
+        share = -(-len(self._queue) // len(candidates))
+        for worker in candidates:
+            if worker.overdue:
+                continue
+            for _ in range(min(share, 1 + depth - len(worker.jobs), len(self._queue))):
+                self._give(worker, self._queue.popleft(), now)
+
+    def _give(self, worker: _Worker, job: Job, now: float) -> None:
+        if not worker.jobs:
+            worker.since, worker.head_reported, worker.overdue = now, False, False
+        worker.jobs.append(job)
+        order, function, forget = job.order, b"", False
+        if order.function_hash not in worker.known:
+            function = job.function
+            forget = len(worker.known) >= _MAX_KNOWN_FUNCTIONS
+            if forget:
+                worker.known.clear()
+            worker.known.add(order.function_hash)
+        packet = Run(order.task_id, order.attempt, order.function_hash, len(function), forget, order.result_serializers)
+        self._actions.append(Send(worker.worker_id, packet, (function, job.payload)))
+
+    def _requeue(self, worker: _Worker, job: Job) -> None:
+        """Put a job that a worker did not start at the head of the queue, or end it if that is what was wanted."""
+        if worker.stops.pop(job.order.task_id, None) is _Stop.CANCELLED:
+            self._end(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
+        elif self._stop_at is None:
+            self._queue.appendleft(job)
+
+    def _stop_task(self, worker: _Worker, task_id: str, stop: _Stop) -> None:
+        worker.stops[task_id] = stop
+        self._recall(worker)
+
+    def _recall(self, worker: _Worker) -> None:
+        if not (worker.recalling or worker.doomed):
+            worker.recalling = True
+            self._actions.append(Recall(worker.worker_id))
+
+    def _kill(self, worker: _Worker) -> None:
+        if not worker.doomed:
+            worker.doomed = True
+            self._actions.append(Kill(worker.worker_id))
+
+    def _end(
+        self,
+        job: Job,
+        state: TaskState,
+        error: Mapping[str, Any] | None,
+        *,
+        result: bytes = b"",
+        started_at: float | None = None,
+        ended_at: float | None = None,
+    ) -> None:
+        frame = None
+        if state is TaskState.SUCCESS:
+            frame = len(self._results)
+            self._results.append(result)
+        record = dict(error) if error is not None else None
+        self._finished.append(Finished(job.order.task_id, state, frame, record, started_at, ended_at))

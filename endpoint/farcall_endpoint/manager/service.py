@@ -1,0 +1,247 @@
+"""The manager's shell: an epoll loop around its core, its workers' sockets, and one socket to the agent."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from farcall_endpoint import protocol
+from farcall_endpoint.manager import guardian
+from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
+from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
+from farcall_endpoint.worker.channel import Done, Missing, Ready, Run
+
+__all__ = ["Manager"]
+
+_logger = logging.getLogger(__name__)
+
+_REPORT_PERIOD_S: Final = 1.0
+"""At least so often the agent hears how the manager is; a local agent also sees it die."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Worker:
+    worker_id: int
+    process: WorkerProcess
+
+
+class Manager:
+    """Runs until the agent stops it or is gone.
+
+    :param agent: a connected DEALER socket; owned by this object from now on.
+    :param agent_pid: of an agent on this machine, to notice its death at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        core: ManagerCore,
+        launcher: WorkerLauncher,
+        agent: zmq.Socket[bytes],
+        agent_pid: int,
+        registered: protocol.Registered,
+    ) -> None:
+        self._core = core
+        self._launcher = launcher
+        self._agent = agent
+        self._agent_pidfd = os.pidfd_open(agent_pid)
+        self._registered = registered
+        self._workers: dict[int, WorkerProcess] = {}
+        self._by_descriptor: dict[int, _Worker] = {}
+        self._functions: dict[str, bytes] = {}
+        self._guardian = _start_guardian()
+        self._epoll = select.epoll()
+        self._epoll.register(self._agent.fileno(), select.EPOLLIN)
+        self._epoll.register(self._agent_pidfd, select.EPOLLIN)
+        self._report_at = 0.0
+        self._signals, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._epoll.register(self._signals, select.EPOLLIN)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Serve until stopped; then no worker is left."""
+        signal.signal(signal.SIGTERM, lambda *_: None)  # its number arrives on the wake-up descriptor
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides; it stops its managers
+        self._tell(self._registered)
+        try:
+            while not self._core.is_over:
+                self._turn()
+        finally:
+            for worker in self._workers.values():
+                worker.kill()
+                worker.process.wait()
+            self._guardian.communicate()
+            self._agent.close(linger=1000)
+
+    def _turn(self) -> None:
+        for descriptor, _ in self._epoll.poll(self._timeout_s()):
+            worker = self._by_descriptor.get(descriptor)
+            if worker is not None and worker.worker_id in self._workers:
+                if descriptor == worker.process.pidfd:
+                    self._bury(worker)
+                else:
+                    self._hear(worker)
+            elif descriptor == self._agent_pidfd:
+                _logger.warning("the agent is gone; ending all workers")
+                self._epoll.unregister(self._agent_pidfd)
+                self._core.stop(grace_s=0, now=time.monotonic())
+            elif descriptor == self._signals and signal.SIGTERM in os.read(self._signals, 64):
+                self._core.stop(grace_s=0, now=time.monotonic())
+        self._obey()
+        while actions := self._core.pump(now=time.monotonic(), epoch=time.time()):
+            self._perform(actions)
+        self._report()
+
+    def _timeout_s(self) -> float:
+        # The descriptor of a ZeroMQ socket is edge-triggered: before waiting on it, look whether something is there.
+        if self._agent.get(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator, arg-type]
+            return 0.0
+        deadline = self._core.next_deadline()
+        deadline = self._report_at if deadline is None else min(deadline, self._report_at)
+        return max(0.0, deadline - time.monotonic())
+
+    # -- agent ---------------------------------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                frames = self._agent.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            match protocol.decode_from_agent(frames):
+                case protocol.RunTasks() as message:
+                    self._take(message, frames[1:])
+                case protocol.CancelTasks(task_ids=task_ids):
+                    self._core.cancel(task_ids)
+                case protocol.Stop(grace_s=grace_s):
+                    self._core.stop(grace_s=grace_s, now=time.monotonic())
+
+    def _take(self, message: protocol.RunTasks, frames: list[bytes]) -> None:
+        if message.forget:
+            self._functions.clear()
+        for function_hash, frame in message.functions:
+            self._functions[function_hash] = frames[frame]
+        functions = self._functions
+        self._core.run([Job(order, functions[order.function_hash], frames[order.payload]) for order in message.tasks])
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        report = self._core.take_progress()
+        if report is not None:
+            self._tell(*report)
+            self._report_at = now + _REPORT_PERIOD_S
+        elif now >= self._report_at:
+            self._tell(self._core.progress())
+            self._report_at = now + _REPORT_PERIOD_S
+
+    def _tell(self, message: protocol.FromManager, bodies: list[bytes] | None = None) -> None:
+        self._agent.send_multipart(protocol.encode(message, bodies or ()), copy=False)
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def _perform(self, actions: list[Action]) -> None:
+        full: set[int] = set()
+        for index, action in enumerate(actions):
+            match action:
+                case Send(worker_id=worker_id, packet=packet, body=body):
+                    if worker_id not in full and not self._send(worker_id, packet, body):
+                        full.add(worker_id)
+                        rest = [a.packet for a in actions[index:] if isinstance(a, Send) and a.worker_id == worker_id]
+                        self._core.refused(worker_id, rest)
+                case Launch(worker_id=worker_id):
+                    self._launch(worker_id)
+                case Recall(worker_id=worker_id):
+                    worker = self._workers[worker_id]
+                    self._core.taken_back(worker_id, _unread(worker))
+                    self._hear(_Worker(worker_id, worker))
+                    self._core.recalled(worker_id)
+                case Kill(worker_id=worker_id):
+                    self._workers[worker_id].kill()
+
+    def _send(self, worker_id: int, packet: Run, body: tuple[bytes, ...]) -> bool:
+        try:
+            self._workers[worker_id].channel.send(packet, body)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return False  # it is dying; its pidfd says so next
+        return True
+
+    def _launch(self, worker_id: int) -> None:
+        try:
+            process = self._launcher.launch(worker_id)
+        except OSError as error:
+            _logger.exception("cannot start worker %d", worker_id)
+            self._core.died(worker_id, reason=str(error), tails=("", ""), now=time.monotonic())
+            return
+        self._guard(f"+{process.pid}")
+        worker = _Worker(worker_id, process)
+        self._workers[worker_id] = process
+        for descriptor in (process.pidfd, process.channel.fileno()):
+            self._by_descriptor[descriptor] = worker
+            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def _hear(self, worker: _Worker) -> None:
+        """Take in all that a worker has sent."""
+        while True:
+            try:
+                received = worker.process.channel.receive()
+            except BlockingIOError:
+                return
+            if received is None:
+                return
+            packet, body = received
+            if isinstance(packet, Done):
+                self._core.done(worker.worker_id, packet, body, now=time.monotonic())
+            elif isinstance(packet, Missing):
+                self._core.missing(worker.worker_id, packet.task_id)
+            elif isinstance(packet, Ready):
+                _logger.debug("worker %d is ready, pid %d", worker.worker_id, packet.pid)
+                self._core.ready(worker.worker_id)
+
+    def _bury(self, worker: _Worker) -> None:
+        process = worker.process
+        self._core.taken_back(worker.worker_id, _unread(process))
+        self._hear(worker)
+        tails = process.tails()
+        for descriptor in (process.pidfd, process.channel.fileno()):
+            self._epoll.unregister(descriptor)
+            del self._by_descriptor[descriptor]
+        del self._workers[worker.worker_id]
+        reason = process.bury()
+        self._guard(f"-{process.pid}")
+        _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
+        self._core.died(worker.worker_id, reason=reason, tails=tails, now=time.monotonic())
+
+    def _guard(self, line: str) -> None:
+        """Tell the guardian about a process group; a guardian that was killed is replaced."""
+        stdin = self._guardian.stdin
+        assert stdin is not None
+        try:
+            stdin.write(f"{line}\n".encode())
+            stdin.flush()
+        except BrokenPipeError:
+            self._guardian.wait()
+            self._guardian = _start_guardian()
+            for process in self._workers.values():
+                self._guard(f"+{process.pid}")
+
+
+def _unread(process: WorkerProcess) -> list[Run]:
+    packets = [packet for packet, _ in process.channel.recall(process.worker_end)]
+    return [packet for packet in packets if isinstance(packet, Run)]
+
+
+def _start_guardian() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", str(Path(guardian.__file__))]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

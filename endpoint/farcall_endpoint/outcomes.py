@@ -1,0 +1,129 @@
+"""The ends of a task that are not its function's doing: one place for their codes, texts and hints."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from farcall_common.errors import ErrorRecord, Fault
+
+__all__ = [
+    "MAX_INLINE_BYTES",
+    "MAX_RESULT_BYTES",
+    "cancelled",
+    "containers_unsupported",
+    "function_missing",
+    "lost",
+    "payload_unavailable",
+    "result_not_serializable",
+    "result_not_uploaded",
+    "result_too_large",
+    "walltime_exceeded",
+    "worker_died",
+]
+
+#: Results up to here travel in the session; larger ones through the blob store.
+MAX_INLINE_BYTES = 64 * 1024
+#: No result may be larger.
+MAX_RESULT_BYTES = 10 * 1024 * 1024
+
+
+def cancelled(*, running: bool) -> ErrorRecord:
+    """The caller cancelled the task."""
+    when = "while it ran; its processes were ended" if running else "before it ran"
+    return ErrorRecord("TASK_CANCELLED", f"The task was cancelled {when}.", fault=Fault.CALLER)
+
+
+def walltime_exceeded(walltime_s: float, *, stdout_tail: str, stderr_tail: str) -> ErrorRecord:
+    """The task ran into its limit."""
+    return ErrorRecord(
+        "WALLTIME_EXCEEDED",
+        f"The task ran longer than its limit of {walltime_s:g} s and was stopped.",
+        hint="Give it a higher walltime_s, or less to do.",
+        fault=Fault.USER_CODE,
+        stdout_tail=stdout_tail or None,
+        stderr_tail=stderr_tail or None,
+    )
+
+
+def worker_died(reason: str, *, starts: int, stdout_tail: str = "", stderr_tail: str = "") -> ErrorRecord:
+    """The task took its worker process down in each of its ``starts``."""
+    times = "" if starts == 1 else f", {starts} times in a row"
+    return ErrorRecord(
+        "WORKER_DIED",
+        f"The worker process died while it ran the task{times}: {reason}.",
+        hint="Look for os._exit, a crash in compiled code, or more memory used than there is.",
+        fault=Fault.USER_CODE,
+        stdout_tail=stdout_tail or None,
+        stderr_tail=stderr_tail or None,
+    )
+
+
+def lost(reason: str) -> ErrorRecord:
+    """Nobody knows whether the task ran, and it may not run twice."""
+    return ErrorRecord(
+        "TASK_LOST",
+        f"The task may have run, and its end was not seen: {reason}.",
+        hint="It was submitted with idempotent=False, so it is not started again; check what it did, then resubmit.",
+        fault=Fault.US,
+    )
+
+
+def function_missing(function_hash: str) -> ErrorRecord:
+    """A task came without its function."""
+    return ErrorRecord(
+        "FUNCTION_UNKNOWN",
+        f"The body of function {function_hash[:12]} did not reach the endpoint intact.",
+        hint="Submit the task again; report it if it happens twice.",
+        fault=Fault.US,
+    )
+
+
+def containers_unsupported(container_id: str) -> ErrorRecord:
+    """A task wants a container, and is never run outside of one instead."""
+    return ErrorRecord(
+        "CONTAINER_UNSUPPORTED",
+        f"This endpoint cannot run containers, and the task asks for container {container_id}.",
+        hint="Submit the function without a container, or choose another endpoint.",
+        fault=Fault.CALLER,
+    )
+
+
+def payload_unavailable(reason: str) -> ErrorRecord:
+    """The arguments could not be fetched from the blob store."""
+    return ErrorRecord(
+        "PAYLOAD_DOWNLOAD_FAILED",
+        f"The arguments could not be downloaded: {reason}.",
+        hint="Check that the endpoint reaches the blob store, then submit the task again.",
+        fault=Fault.NETWORK,
+    )
+
+
+def result_not_uploaded(reason: str, *, size_bytes: int) -> ErrorRecord:
+    """The result could not be put into the blob store."""
+    return ErrorRecord(
+        "RESULT_UPLOAD_FAILED",
+        f"The function returned, but its result of {size_bytes} bytes could not be uploaded: {reason}.",
+        hint="Check that the endpoint reaches the blob store, then submit the task again.",
+        fault=Fault.NETWORK,
+    )
+
+
+def result_too_large(size_bytes: int) -> ErrorRecord:
+    """The function returned more than may travel."""
+    return ErrorRecord(
+        "RESULT_TOO_LARGE",
+        f"The result has {size_bytes} bytes, more than the limit of {MAX_RESULT_BYTES}.",
+        hint="Write large data to a file or object store, and return where it is.",
+        fault=Fault.USER_CODE,
+    )
+
+
+def result_not_serializable(record: ErrorRecord) -> ErrorRecord:
+    """The function returned something that cannot travel; ``record`` says why."""
+    return dataclasses.replace(
+        record,
+        code="RESULT_NOT_SERIALIZABLE",
+        message=f"The function returned, but its result cannot be sent: {record.message}",
+        hint=record.hint or "Return plain data, and keep open files, connections and locks inside the function.",
+        fault=Fault.USER_CODE,
+    )

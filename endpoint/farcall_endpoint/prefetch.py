@@ -1,0 +1,44 @@
+"""How much work to keep ready behind what runs (HPDC 2020, section 5.2: internal batching and prefetching).
+
+Deep for short tasks, so that nobody waits for a message; none for long ones, so that a task never waits behind one that
+takes its time while another place is free.
+"""
+
+from __future__ import annotations
+
+__all__ = ["PrefetchPolicy"]
+
+_MEMORY = 0.1
+"""Weight of the newest observation: the last ten or so count."""
+
+
+class PrefetchPolicy:
+    """The number of tasks to keep waiting behind each running one, from the durations seen so far.
+
+    :param horizon_s: how many seconds of work should be ready.
+    :param limit: never more tasks than this; 0 switches prefetching off.
+    :param unseen: the answer before any task has ended.
+    """
+
+    def __init__(self, *, horizon_s: float, limit: int, unseen: int = 0) -> None:
+        self._horizon_s = horizon_s
+        self._limit = limit
+        self._unseen = min(unseen, limit)
+        self._mean_s: float | None = None
+
+    def observe(self, duration_s: float) -> None:
+        """Take note of how long a task ran, in seconds."""
+        duration_s = max(duration_s, 1e-6)
+        self._mean_s = duration_s if self._mean_s is None else self._mean_s + _MEMORY * (duration_s - self._mean_s)
+
+    @property
+    def mean_s(self) -> float | None:
+        """The moving average of durations in seconds; None before the first."""
+        return self._mean_s
+
+    @property
+    def depth(self) -> int:
+        """Tasks to keep ready behind each running one."""
+        if self._mean_s is None:
+            return self._unseen
+        return min(self._limit, int(self._horizon_s / self._mean_s))

@@ -1,0 +1,72 @@
+"""Where Farcall keeps a user's files, which API to ask, and what exit codes say. Cheap to import."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from farcall_common.errors import (
+    ConfigurationError,
+    EndpointInUse,
+    FarcallError,
+    Forbidden,
+    SessionRefused,
+    Unauthenticated,
+    Unavailable,
+)
+
+__all__ = ["Credentials", "exit_code", "find_home", "read_credentials"]
+
+_EXIT_CODES: Final[tuple[tuple[type[FarcallError], int], ...]] = (
+    (ConfigurationError, os.EX_CONFIG),
+    (EndpointInUse, os.EX_CANTCREAT),
+    (Unauthenticated, os.EX_NOPERM),
+    (Forbidden, os.EX_NOPERM),
+    (SessionRefused, os.EX_NOPERM),
+    (Unavailable, os.EX_UNAVAILABLE),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Credentials:
+    """Which API, and who asks."""
+
+    api_url: str
+    token: str = dataclasses.field(repr=False)
+
+
+def find_home(environ: Mapping[str, str]) -> Path:
+    """The directory for everything that Farcall keeps for a user."""
+    return Path(environ.get("FARCALL_HOME") or "~/.farcall").expanduser()
+
+
+def read_credentials(environ: Mapping[str, str], *, home: Path) -> Credentials:
+    """Environment before ``config.toml`` in the home directory.
+
+    :raises ConfigurationError: if neither says it, or the file cannot be read.
+    """
+    path = home / "config.toml"
+    stored: dict[str, Any] = {}
+    if path.exists():
+        try:
+            stored = tomllib.loads(path.read_text()).get("default", {})
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+    api_url = environ.get("FARCALL_API_URL") or stored.get("api_url")
+    token = environ.get("FARCALL_TOKEN") or stored.get("token")
+    if not api_url or not token:
+        missing = "address of the API" if not api_url else "token"
+        raise ConfigurationError(
+            f"The {missing} is not known.",
+            hint=f"Set FARCALL_API_URL and FARCALL_TOKEN, write {path}, or run `farcall local up`.",
+        )
+    return Credentials(str(api_url).rstrip("/"), str(token))
+
+
+def exit_code(error: FarcallError) -> int:
+    """The process exit code (sysexits.h) that says most about an error."""
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), os.EX_SOFTWARE)

@@ -1,0 +1,131 @@
+"""An endpoint as a user runs one: real processes, for tests that kill them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from farcall_endpoint.config import Config, EngineConfig, write_config
+from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.testing.fake_cloud import FakeCloud
+
+__all__ = ["EndpointProcess", "running_endpoint", "wait_until"]
+
+_STEP_S = 0.02
+
+
+class EndpointProcess:
+    """The endpoint "test" in a home directory, against a fake cloud."""
+
+    def __init__(self, home: Path, cloud: FakeCloud, *, workers: int = 2) -> None:
+        self.home = home
+        self.cloud = cloud
+        self.directory = EndpointDirectory.of(home, "test")
+        if not self.directory.exists:
+            self.directory.create()
+            write_config(self.directory.config_file, Config(engine=EngineConfig(max_workers_per_node=workers)))
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For commands that belong to this endpoint."""
+        return {
+            **os.environ,
+            "FARCALL_HOME": str(self.home),
+            "FARCALL_API_URL": self.cloud.http.url,
+            "FARCALL_TOKEN": "test",
+        }
+
+    def start(self, *, connected: bool = True) -> None:
+        """Start the agent, and wait for its session unless told otherwise."""
+        greeted = len(self.cloud.hellos)
+        command = [sys.executable, "-m", "farcall_endpoint.agent", "test", "--home", str(self.home), "--debug"]
+        self.agent = subprocess.Popen(command, env=self.environment, start_new_session=True)
+        if connected:
+            self.cloud.wait_for(lambda: len(self.cloud.hellos) > greeted)
+            self.cloud.wait_connected()
+
+    def wait(self, *, timeout_s: float = 20.0) -> int:
+        """Wait for the agent's end; its exit code."""
+        assert self.agent is not None
+        return self.agent.wait(timeout_s)
+
+    def stop(self) -> int:
+        """An orderly end; the exit code."""
+        assert self.agent is not None
+        if self.agent.poll() is None:
+            self.agent.terminate()
+        return self.wait()
+
+    def kill_agent(self) -> None:
+        """Kill -9, and wait until nothing of the endpoint is left."""
+        assert self.agent is not None
+        family = self.family()
+        self.agent.kill()
+        self.agent.wait()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive, f"orphans: {alive}"
+
+    def family(self) -> list[psutil.Process]:
+        """Everything that the agent has started, and what that has started."""
+        assert self.agent is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.agent.pid).children(recursive=True)
+        return []
+
+    def managers(self) -> list[psutil.Process]:
+        """The live managers."""
+        return [process for process in self.family() if _runs(process, "farcall_endpoint.manager")]
+
+    def workers(self) -> list[psutil.Process]:
+        """The live workers."""
+        return [process for process in self.family() if _runs(process, "farcall_endpoint.worker")]
+
+    def log(self) -> str:
+        """What agent and managers have written."""
+        return self.directory.log_file.read_text()
+
+
+def _runs(process: psutil.Process, module: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return module in process.cmdline()
+    return False
+
+
+@contextlib.contextmanager
+def running_endpoint(home: Path, *, workers: int = 2, start: bool = True) -> Iterator[EndpointProcess]:
+    """An endpoint with its own fake cloud; both are gone afterwards, and no process is left."""
+    cloud = FakeCloud()
+    try:
+        endpoint = EndpointProcess(home, cloud, workers=workers)
+        try:
+            if start:
+                endpoint.start()
+            yield endpoint
+        finally:
+            family = endpoint.family() if endpoint.agent else []
+            if endpoint.agent is not None:
+                endpoint.stop()
+            _, alive = psutil.wait_procs(family, timeout=10)
+            assert not alive, f"left behind: {alive}"
+    finally:
+        cloud.close()
+
+
+def wait_until(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:
+    """Wait for something in the outside world that cannot tell when it happens.
+
+    :raises TimeoutError: if it is not so in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not so within {timeout_s} s")
+        time.sleep(_STEP_S)

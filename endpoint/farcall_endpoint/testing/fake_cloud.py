@@ -1,0 +1,395 @@
+"""A forwarder that does what a test tells it, with the API beside it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+import zmq
+import zmq.utils.z85
+from farcall_common import wire
+from farcall_common.payload import Serializer
+
+from farcall_endpoint import outcomes
+from farcall_endpoint.testing.fake_http import ENDPOINT_ID, FakeHttp
+
+__all__ = ["Ended", "FakeCloud"]
+
+_TICKET: Final = "a ticket"
+_POLL_MS: Final = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a task ended, with its result deserialised."""
+
+    state: wire.TaskState
+    value: object
+    error: dict[str, Any]
+    spec: wire.ResultSpec
+
+
+@dataclasses.dataclass
+class _Task:
+    spec: wire.TaskSpec
+    payload: bytes
+    accepted: bool = False
+
+
+class FakeCloud:
+    """One endpoint's cloud. All methods may be called from the test's thread.
+
+    Set ``recording = False`` to keep silent about results that came in, ``refusal`` to an error record to refuse the
+    next greetings, ``admit_keys = False`` to know no new key. ``results`` are all that came, repeats included.
+    """
+
+    def __init__(self, *, heartbeat_s: float = 5.0) -> None:
+        self.heartbeat_s = heartbeat_s
+        self.recording = True
+        self.refusal: dict[str, Any] | None = None
+        self.admit_keys = True
+        self.hellos: list[wire.Hello] = []
+        self.moves: list[wire.TaskMove] = []
+        self.results: list[wire.ResultSpec] = []
+        self.reports: list[wire.EndpointReport] = []
+        self.goodbyes: list[wire.Goodbye] = []
+        self.accepted: list[str] = []
+        self.serializer = Serializer()
+        self.forget: tuple[wire.TaskRef, ...] = ()
+        self._ended: dict[str, Ended] = {}
+        self._tasks: dict[str, _Task] = {}
+        self._waiting: collections.deque[str] = collections.deque()
+        self._bodies: dict[str, bytes] = {}
+        self._sent_functions: set[str] = set()
+        self._keys: set[str] = set()
+        self._changed = threading.Condition()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._context = zmq.Context()
+        self._wake = self._context.socket(zmq.PUSH)
+        self._wake.bind("inproc://wake")
+        self._public, self._secret = zmq.curve_keypair()
+        self._session: wire.Session | None = None
+        self._peer = b""
+        self._socket: zmq.Socket[bytes] | None = None
+        self._over = False
+        self.address = ""
+        self.http = FakeHttp(self._connect)
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        self.online()
+
+    def close(self) -> None:
+        """End everything."""
+        self._call(self._end)
+        self._thread.join()
+        self._wake.close(linger=0)
+        self.http.close()
+        self._context.term()
+
+    # -- what tests do -------------------------------------------------------------------------------------------------
+
+    def submit(self, function: Callable[..., Any], *args: object, **options: Any) -> str:
+        """Queue one task; ``options`` are those of a TaskSpec."""
+        return self.submit_many(function, [args], **options)[0]
+
+    def submit_many(self, function: Callable[..., Any], calls: Iterable[Sequence[object]], **options: Any) -> list[str]:
+        """Queue a task for each tuple of arguments."""
+        return self.submit_raw(
+            self.serializer.pack_function(function), [self.serializer.pack_call(args) for args in calls], **options
+        )
+
+    def submit_raw(self, body: bytes, payloads: Sequence[bytes], **options: Any) -> list[str]:
+        """Queue tasks with ready bytes."""
+        function_hash = hashlib.sha256(body).hexdigest()
+        tasks = []
+        for payload in payloads:
+            task_id = wire.new_task_id()
+            blob = self._store(payload) if len(payload) > outcomes.MAX_INLINE_BYTES else None
+            spec = wire.TaskSpec(
+                task_id=task_id,
+                attempt=0,
+                function_id=wire.new_id(),
+                function_hash=function_hash,
+                payload_blob=blob,
+                **{"max_attempts": 3, **options},
+            )
+            tasks.append(_Task(spec, payload))
+
+        def queue_them() -> None:
+            self._bodies[function_hash] = body
+            for task in tasks:
+                self._tasks[task.spec.task_id] = task
+                self._waiting.append(task.spec.task_id)
+            self._dispatch()
+
+        self._call(queue_them)
+        return [task.spec.task_id for task in tasks]
+
+    def cancel(self, *task_ids: str) -> None:
+        """Order the endpoint to stop tasks."""
+        self._call(lambda: self._say(wire.CancelTasks(task_ids=task_ids)))
+
+    def say(self, message: wire.Message) -> None:
+        """Send any message to the agent."""
+        self._call(lambda: self._say(message))
+
+    def offline(self) -> None:
+        """Vanish, as a forwarder that was killed does."""
+        self._call(self._vanish)
+        self.wait_for(lambda: self._socket is None)
+
+    def online(self) -> None:
+        """Listen again, at a new address."""
+        self._call(self._listen)
+        self.wait_for(lambda: self._socket is not None)
+
+    def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+        """Wait until something is so.
+
+        :raises TimeoutError: if it is not in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(condition, timeout_s):
+                raise TimeoutError(f"not so within {timeout_s} s")
+
+    def wait_connected(self, *, timeout_s: float = 30.0) -> None:
+        """Wait for an open session."""
+        self.wait_for(lambda: self._session is not None and self._session.phase is wire.Phase.OPEN, timeout_s=timeout_s)
+
+    def ends(self, task_ids: Sequence[str], *, timeout_s: float = 30.0) -> list[Ended]:
+        """Wait until tasks have ended."""
+        missing = collections.deque(task_ids)
+
+        def all_in() -> bool:
+            while missing and missing[0] in self._ended:
+                missing.popleft()
+            return not missing
+
+        self.wait_for(all_in, timeout_s=timeout_s)
+        return [self._ended[task_id] for task_id in task_ids]
+
+    def end(self, task_id: str, *, timeout_s: float = 30.0) -> Ended:
+        """Wait until a task has ended."""
+        return self.ends([task_id], timeout_s=timeout_s)[0]
+
+    # -- the forwarder's thread ----------------------------------------------------------------------------------------
+
+    def _call(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+        self._wake.send(b"")
+
+    def _end(self) -> None:
+        self._vanish()
+        self._over = True
+
+    def _serve(self) -> None:
+        wake = self._context.socket(zmq.PULL)
+        wake.connect("inproc://wake")
+        zap = self._context.socket(zmq.REP)
+        zap.bind("inproc://zeromq.zap.01")
+        try:
+            while not self._over:
+                poller = zmq.Poller()
+                for socket in (wake, zap, self._socket):
+                    if socket is not None:
+                        poller.register(socket, zmq.POLLIN)
+                ready = dict(poller.poll(self._patience_ms()))
+                with self._changed:
+                    if wake in ready:
+                        wake.recv()
+                        self._calls.get()()
+                    if zap in ready:
+                        self._judge(zap)
+                    if self._socket is not None and self._socket in ready:
+                        identity, *frames = self._socket.recv_multipart()
+                        self._hear(identity, frames)
+                    if self._session is not None and self._session.heartbeat_due(now=time.monotonic()):
+                        self._say(wire.Heartbeat(at=time.time()))
+                    self._changed.notify_all()
+        finally:
+            wake.close(linger=0)
+            zap.close(linger=0)
+
+    def _patience_ms(self) -> int:
+        if self._session is None:
+            return _POLL_MS
+        return max(0, min(_POLL_MS, int((self._session.next_deadline() - time.monotonic()) * 1000) + 1))
+
+    def _listen(self) -> None:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = 0
+        socket.curve_server = True
+        socket.curve_secretkey = self._secret
+        self.address = f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._socket = socket
+
+    def _vanish(self) -> None:
+        if self._socket is not None:
+            self._socket.close(linger=0)
+        self._socket = self._session = None
+
+    def _connect(self, body: dict[str, Any]) -> dict[str, Any]:
+        with self._changed:
+            if self.admit_keys:
+                self._keys.add(body["public_key"])
+            if self._socket is None:
+                return {
+                    "http_status_code": 503,
+                    "code": "NO_FORWARDER",
+                    "message": "no forwarder lives",
+                    "fault": "us",
+                    "retryable": True,
+                }
+            return {
+                "forwarders": [{"address": self.address, "server_key": self._public.decode()}],
+                "ticket": _TICKET,
+                "ticket_expires_at": time.time() + 3600,
+                "endpoint_id": ENDPOINT_ID,
+                "heartbeat_s": self.heartbeat_s,
+            }
+
+    def _judge(self, zap: zmq.Socket[bytes]) -> None:
+        version, request_id, _, _, _, _, key = zap.recv_multipart()
+        known = zmq.utils.z85.encode(key).decode() in self._keys
+        verdict = (b"200", b"OK") if known else (b"400", b"unknown key")
+        zap.send_multipart([version, request_id, *verdict, b"agent", b""])
+
+    def _hear(self, identity: bytes, frames: list[bytes]) -> None:
+        envelope = wire.decode(frames)
+        message, now = envelope.message, time.monotonic()
+        if isinstance(message, wire.Hello):
+            self._peer = identity
+            self._session = wire.Session(
+                wire.Role.FORWARDER, facing=wire.Role.AGENT, heartbeat_s=self.heartbeat_s, now=now
+            )
+        if self._session is None or identity != self._peer:
+            return
+        self._session.received(message, now=now)
+        match message:
+            case wire.Hello():
+                self._greet(message)
+            case wire.Credit():
+                self._dispatch()
+            case wire.TasksAccepted(tasks=refs):
+                for ref in refs:
+                    self._tasks[ref.task_id].accepted = True
+                    self.accepted.append(ref.task_id)
+            case wire.TasksMoved(moves=moves):
+                self.moves.extend(moves)
+            case wire.TaskResults(results=specs):
+                self._take_results(specs, envelope.frames)
+            case wire.BlobRequest() as request:
+                self._grant(request)
+            case wire.Heartbeat(report=report):
+                if report is not None:
+                    self.reports.append(report)
+            case wire.Goodbye():
+                self.goodbyes.append(message)
+                self._session = None
+            case _:
+                pass
+
+    def _greet(self, hello: wire.Hello) -> None:
+        self.hellos.append(hello)
+        if self.refusal is not None:
+            self._say(wire.Refused(error=self.refusal))
+            self._session = None
+            return
+        self._sent_functions.clear()
+        self._say(
+            wire.Welcome(
+                session_id=wire.new_id(),
+                forwarder_id="fake",
+                protocol_version=1,
+                heartbeat_s=self.heartbeat_s,
+                forget=self.forget,
+            )
+        )
+        held = {task.task_id for task in hello.held}
+        for task_id, task in self._tasks.items():
+            if task_id not in held and task_id not in self._ended and task_id not in self._waiting:
+                self._waiting.append(task_id)
+                assert not task.accepted, f"the agent forgot {task_id}, which it had accepted"
+
+    def _dispatch(self) -> None:
+        session = self._session
+        if session is None or session.phase is not wire.Phase.OPEN:
+            return
+        while self._waiting and session.credit:
+            frames: list[bytes] = []
+            functions: list[wire.FunctionSpec] = []
+            specs: list[wire.TaskSpec] = []
+            for _ in range(min(session.credit, len(self._waiting), 500)):
+                task = self._tasks[self._waiting.popleft()]
+                name = task.spec.function_hash
+                if name not in self._sent_functions:
+                    self._sent_functions.add(name)
+                    functions.append(wire.FunctionSpec(function_hash=name, name="f", body=len(frames)))
+                    frames.append(self._bodies[name])
+                changes: dict[str, Any] = {"attempt": task.spec.attempt + 1}
+                if task.spec.payload_blob is None:
+                    changes["payload"] = len(frames)
+                    frames.append(task.payload)
+                task.spec = msgspec.structs.replace(task.spec, **changes)
+                specs.append(task.spec)
+            self._say(wire.RunTasks(tasks=tuple(specs), functions=tuple(functions)), tuple(frames))
+
+    def redeliver(self, *task_ids: str) -> None:
+        """Send tasks again with the next attempt number, as after an expired lease."""
+
+        def again() -> None:
+            self._waiting.extend(task_ids)
+            self._dispatch()
+
+        self._call(again)
+
+    def _take_results(self, specs: Sequence[wire.ResultSpec], frames: Sequence[bytes]) -> None:
+        self.results.extend(specs)
+        for spec in specs:
+            if spec.task_id in self._ended:
+                continue
+            buffer = None
+            if spec.result is not None:
+                buffer = frames[spec.result]
+            elif spec.result_blob is not None:
+                buffer = self.http.blobs[spec.result_blob.blob_key]
+                assert hashlib.sha256(buffer).hexdigest() == spec.result_blob.sha256
+            value = None if buffer is None else self.serializer.deserialize(buffer)
+            self._ended[spec.task_id] = Ended(spec.state, value, spec.error or {}, spec)
+        if self.recording:
+            refs = tuple(wire.TaskRef(task_id=spec.task_id, attempt=spec.attempt) for spec in specs)
+            self._say(wire.ResultsRecorded(tasks=refs))
+
+    def _grant(self, request: wire.BlobRequest) -> None:
+        key = f"results/{request.sha256}"
+        self._say(
+            wire.BlobGrant(
+                task_id=request.task_id,
+                attempt=request.attempt,
+                blob_key=key,
+                upload_url=f"{self.http.url}/blobs/{key}",
+                headers={"Content-Type": "application/octet-stream"},
+            )
+        )
+
+    def _store(self, payload: bytes) -> wire.BlobLocation:
+        sha256 = hashlib.sha256(payload).hexdigest()
+        self.http.blobs[sha256] = payload
+        url = f"{self.http.url}/blobs/{sha256}"
+        return wire.BlobLocation(blob_key=sha256, size_bytes=len(payload), sha256=sha256, url=url)
+
+    def _say(self, message: wire.Message, frames: tuple[bytes, ...] = ()) -> None:
+        if self._session is None or self._socket is None:
+            return
+        self._session.sent(message, now=time.monotonic())
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send_multipart([self._peer, *wire.encode(wire.Envelope(message, frames))])

@@ -1,0 +1,80 @@
+"""What a task writes to its standard output and error, by Python, by C, or by a program that it starts.
+
+A worker's descriptors 1 and 2 are two files that its launcher opened for appending. After each task their ends are read
+and they are emptied, so a chatty task costs disk only while it runs. The launcher keeps the files open too, and reads
+the last words of a worker that died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+__all__ = ["TAIL_BYTES", "Capture", "open_capture_file", "read_tail"]
+
+#: So much of each stream travels with a failure.
+TAIL_BYTES: Final = 4096
+
+
+def open_capture_file(directory: Path) -> int:
+    """A descriptor of a new file without a name, for reading and appending."""
+    descriptor, name = tempfile.mkstemp(dir=directory, prefix="output-")
+    os.close(descriptor)
+    try:
+        return os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    finally:
+        os.unlink(name)  # noqa: PTH108 - the name never was a Path
+
+
+def read_tail(descriptor: int) -> str:
+    """The last TAIL_BYTES of a capture file as text."""
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace").replace("\0", "\ufffd")
+
+
+class Capture:
+    """The worker's side. Call :meth:`tails` (if wanted) and :meth:`reset` after each task."""
+
+    def __init__(self) -> None:
+        self._streams = [sys.stdout, sys.stderr]
+        self._copies = tuple(_copy(number) for number in (1, 2))  # user code may close 1 and 2
+
+    def tails(self) -> tuple[str, str]:
+        """The ends of what was written to standard output and error since the last reset."""
+        self._flush()
+        stdout, stderr = (read_tail(copy) for copy in self._copies)
+        return stdout, stderr
+
+    def reset(self) -> None:
+        """Forget what was written, and repair the streams if the task replaced or closed them."""
+        self._flush()
+        for number, copy in enumerate(self._copies, start=1):
+            if not _same_file(number, copy):
+                os.dup2(copy, number)
+            if self._streams[number - 1].closed:
+                self._streams[number - 1] = os.fdopen(number, "w", closefd=False)
+            if os.fstat(copy).st_size:
+                os.ftruncate(copy, 0)
+        sys.stdout, sys.stderr = self._streams
+
+    def _flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr, *self._streams):
+            with contextlib.suppress(Exception):  # a stream of the task's own may be closed, None, or worse
+                stream.flush()
+
+
+def _copy(number: int) -> int:
+    copy = os.dup(number)
+    os.set_inheritable(copy, False)
+    return copy
+
+
+def _same_file(number: int, copy: int) -> bool:
+    try:
+        return os.path.sameopenfile(number, copy)
+    except OSError:
+        return False

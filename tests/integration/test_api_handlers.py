@@ -1,0 +1,105 @@
+"""The Lambda handlers in a process of their own, on real stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from farcall_common.store.migrate import HEAD
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.testing import ALICE, proxy_event
+
+from tests.integration.store_servers import Valkey
+
+DEADLINE_S = 30.0
+
+#: As a Lambda runtime does it: import the handler by name, call it with events, keep it for the next one.
+RUNTIME = """
+import importlib, json, sys
+for line in sys.stdin:
+    name, event = json.loads(line)
+    handle = importlib.import_module(f"farcall_lambdas.handlers.{name}").handle
+    try:
+        answer = {"result": handle(event, None)}
+    except Exception as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Runtime:
+    """The process."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", RUNTIME], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def invoke(self, handler: str, event: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([handler, event]), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def call(self, method: str, path: str, body: Any = None, *, caller: Identity | None = ALICE) -> tuple[int, Any]:
+        text = None if body is None else json.dumps(body)
+        answer = self.invoke("api", proxy_event(method, path, text, caller=caller))["result"]
+        return answer["statusCode"], json.loads(answer["body"])
+
+    def close(self) -> None:
+        self._process.communicate(timeout=DEADLINE_S)
+
+
+@pytest.fixture
+def runtime(postgres_url: str, valkey: Valkey, s3_environment: None) -> Iterator[Runtime]:
+    boto3.client("s3").create_bucket(Bucket="farcall-test")
+    runtime = Runtime(
+        {
+            **os.environ,
+            "FARCALL_DATABASE_URL": postgres_url,
+            "FARCALL_QUEUE_URL": valkey.url,
+            "FARCALL_BLOB_BUCKET": "farcall-test",
+            "FARCALL_TICKET_KEY": "k" * 32,
+            "FARCALL_AUTH_PROVIDER": "dev",
+            "FARCALL_DEV_TOKENS": json.dumps({"sesame": {"identity_id": ALICE.identity_id, "username": "alice"}}),
+        }
+    )
+    yield runtime
+    runtime.close()
+
+
+def test_the_handlers_work_together(runtime: Runtime) -> None:
+    arn = "arn:aws:execute-api:eu-central-1:123456789012:abcdef/api/GET/v3/tasks"
+    token = {"type": "TOKEN", "methodArn": arn, "authorizationToken": "Bearer sesame"}
+    context = runtime.invoke("authorizer", token)["result"]["context"]
+    assert runtime.invoke("authorizer", {**token, "authorizationToken": "Bearer x"}) == {"error": "Unauthorized"}
+    assert runtime.invoke("migrator", {}) == {"result": {"revision": HEAD, "changed": False}}
+
+    caller = Identity.from_context(context)
+    _, function = runtime.call("POST", "/v3/functions", {"function_name": "f", "function_code": "c"}, caller=caller)
+    _, endpoint = runtime.call("POST", "/v3/endpoints", {"endpoint_name": "e"}, caller=caller)
+    path = f"/v3/endpoints/{endpoint['endpoint_id']}/submit"
+    status, submitted = runtime.call("POST", path, {"tasks": {function["function_uuid"]: ["p", "q"]}}, caller=caller)
+
+    assert status == 200
+    assert len(submitted["tasks"][function["function_uuid"]]) == 2
+    assert runtime.invoke("reconciler", {}) == {"result": {"endpoints": 0, "offered": 0, "recorded": 0}}
+    assert runtime.call("GET", "/v3/tasks", caller=None)[0] == 401
+
+
+def test_text_that_only_json_can_hold_is_refused_and_not_an_error_of_ours(runtime: Runtime) -> None:
+    odd = {"function_name": "f", "function_code": "c\u0000", "description": "\ud83d\ude00", "meta": {"a": "é"}}
+
+    status, function = runtime.call("POST", "/v3/functions", odd)
+
+    assert status == 200
+    shown = runtime.call("GET", f"/v2/functions/{function['function_uuid']}")[1]
+    assert (shown["function_code"], shown["description"], shown["metadata"]) == ("c\0", "😀", {"a": "é"})
+    assert runtime.call("GET", "/v3/functions?search=%00")[0] in (200, 400, 422)
+    assert runtime.call("POST", "/v3/functions", {**odd, "description": "\u0000"})[0] == 422

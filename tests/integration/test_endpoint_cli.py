@@ -1,0 +1,242 @@
+"""``farcall-endpoint`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.testing import FakeCloud, wait_until
+from farcall_endpoint.testing.fake_http import ENDPOINT_ID
+
+TIMEOUT_S = 60
+
+
+class Shell:
+    """Runs commands against a home directory and a fake cloud."""
+
+    def __init__(self, home: Path, cloud: FakeCloud) -> None:
+        self.home = home
+        self.cloud = cloud
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("FARCALL_")},
+            "FARCALL_HOME": str(home),
+            "FARCALL_API_URL": cloud.http.url,
+            "FARCALL_TOKEN": "test",
+            "COLUMNS": "200",
+        }
+
+    def run(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(Path(sys.executable).with_name("farcall-endpoint")), *arguments],
+            env={**self.environment, **changes},
+            text=True,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def ok(self, *arguments: str, **changes: str) -> str:
+        finished = self.run(*arguments, **changes)
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout
+
+    def directory(self, name: str = "default") -> EndpointDirectory:
+        return EndpointDirectory.of(self.home, name)
+
+    def pid(self, name: str = "default") -> int:
+        agent = self.directory(name).read_agent()
+        assert agent is not None
+        return agent.pid
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    cloud = FakeCloud()
+    shell = Shell(tmp_path, cloud)
+    try:
+        yield shell
+    finally:
+        for path in (tmp_path / "endpoints").glob("*"):
+            agent = EndpointDirectory(path).read_agent()
+            process = agent.find() if agent else None
+            if process is not None:
+                family = [process, *process.children(recursive=True)]
+                process.kill()
+                psutil.wait_procs(family, timeout=10)
+        cloud.close()
+
+
+def test_the_life_of_an_endpoint(shell: Shell) -> None:
+    assert "Configured default" in shell.ok("configure", "--display-name", "My laptop", "--max-workers", "1")
+    secret = shell.directory().path / "curve.secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert "display_name: My laptop" in shell.directory().config_file.read_text()
+    assert "Initialized" in shell.ok("list")
+
+    assert "is connected" in shell.ok("start", "--detach")
+    endpoint_id = shell.directory().read_endpoint_id()
+    assert endpoint_id
+    assert endpoint_id in shell.ok("list")
+    assert "Running" in shell.ok("list")
+    assert shell.cloud.end(shell.cloud.submit(abs, -5)).value == 5
+    facts = json.loads(shell.ok("status", "--json"))
+    assert facts["status"] == "Running"
+    assert facts["pid"] == shell.pid()
+    assert facts["managers"] == 1
+    assert "Running" in shell.ok("status")
+    family = psutil.Process(shell.pid()).children(recursive=True)
+    assert len(family) >= 3
+
+    assert "is connected" in shell.ok("restart")
+    assert shell.directory().read_endpoint_id() == endpoint_id
+    assert shell.cloud.http.requests.count("POST /v3/endpoints") == 1
+
+    assert "Stopped default" in shell.ok("stop")
+    assert "was not running" in shell.ok("stop")
+    assert "Stopped" in shell.ok("list")
+    assert shell.run("status").returncode == 1
+    assert not [process for process in family if process.is_running()]
+
+    assert shell.run("delete").returncode != 0, "it asks, and nobody answers"
+    assert "Deleted default" in shell.ok("delete", "--yes")
+    assert f"DELETE /v2/endpoints/{endpoint_id}" in shell.cloud.http.requests
+    assert not shell.directory().path.exists()
+
+
+def test_a_second_start_names_the_process_that_runs(shell: Shell) -> None:
+    shell.ok("configure", "lab", "--max-workers", "1")
+    shell.ok("start", "lab", "--detach")
+    for arguments in (["start", "lab", "--detach"], ["start", "lab"]):
+        second = shell.run(*arguments)
+        assert second.returncode == os.EX_CANTCREAT
+        assert f"process {shell.pid('lab')}" in second.stderr
+    refused = shell.run("delete", "lab", "--yes")
+    assert f"process {shell.pid('lab')}" in refused.stderr
+    assert "Running" in shell.ok("list")
+    assert "Deleted" in shell.ok("delete", "lab", "--yes", "--force")
+
+
+def test_a_crash_is_seen_and_the_next_start_works(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    shell.ok("start", "--detach")
+    process = psutil.Process(shell.pid())
+    family = process.children(recursive=True)
+    process.kill()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+    listed = shell.ok("list")
+    assert "Disconnected" in listed
+    assert f"process {process.pid} died" in listed
+    assert "was not running" in shell.ok("stop")
+    assert "Stopped" in shell.ok("list")
+    assert "is connected" in shell.ok("start", "--detach")
+
+
+def test_a_reused_process_id_is_not_taken_for_the_agent(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    directory = shell.directory()
+    me = psutil.Process()
+    lie = {"pid": me.pid, "started_at": me.create_time() - 1000, "hostname": socket.gethostname()}
+    directory.pid_file.write_text(json.dumps(lie))
+    assert "Disconnected" in shell.ok("list")
+    assert "was not running" in shell.ok("stop"), "and this test lives on"
+
+
+def test_a_start_that_fails_says_why(shell: Shell) -> None:
+    assert "farcall-endpoint configure" in shell.run("start").stderr
+    assert shell.run("start").returncode == os.EX_CONFIG
+    shell.ok("configure", "--max-workers", "1")
+
+    shell.cloud.http.failing = 401
+    for arguments in (["start"], ["start", "--detach"]):
+        refused = shell.run(*arguments)
+        assert refused.returncode == os.EX_NOPERM
+        assert "HTTP 401" in refused.stderr
+    shell.cloud.http.failing = None
+
+    unreachable = shell.run("start", "--detach", FARCALL_API_URL="http://127.0.0.1:9")
+    assert unreachable.returncode == os.EX_UNAVAILABLE
+    assert "http://127.0.0.1:9" in unreachable.stderr
+
+    unknown = shell.run("start", "--detach", FARCALL_API_URL="")
+    assert unknown.returncode == os.EX_CONFIG
+    assert "farcall local up" in unknown.stderr
+
+    config = shell.directory().config_file
+    config.write_text("engine:\n  max_workers_per_nod: 3\n")
+    wrong = shell.run("start", "--detach")
+    assert wrong.returncode == os.EX_CONFIG
+    assert "max_workers_per_nod" in wrong.stderr
+    assert shell.directory().read_agent() is None
+
+
+def test_a_start_that_cannot_connect_in_time_leaves_nothing(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    shell.cloud.offline()
+    late = shell.run("start", "--detach", "--timeout", "3")
+    assert late.returncode == os.EX_UNAVAILABLE
+    assert "NO_FORWARDER" in late.stderr
+    assert shell.directory().read_agent() is None
+    assert "Stopped" in shell.ok("list")
+
+
+def test_a_refused_endpoint_says_so_at_start(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    shell.cloud.refusal = {"code": "ENDPOINT_IN_USE", "message": "another agent runs", "fault": "caller"}
+    refused = shell.run("start", "--detach")
+    assert refused.returncode == os.EX_CANTCREAT
+    assert "another agent runs" in refused.stderr
+
+
+def test_foreground_start_ends_on_ctrl_c(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    command = [str(Path(sys.executable).with_name("farcall-endpoint")), "start"]
+    process = subprocess.Popen(
+        command, env=shell.environment, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    shell.cloud.wait_connected()
+    assert shell.pid() == process.pid
+    wait_until(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 3)
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    _, log = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert "has ended" in log
+    assert not [child for child in family if child.is_running()]
+
+
+def test_adopting_a_registration(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    assert shell.run("start", "--endpoint-uuid", "nonsense").returncode == os.EX_CONFIG
+    shell.ok("start", "--detach", "--endpoint-uuid", ENDPOINT_ID)
+    assert "POST /v3/endpoints" not in shell.cloud.http.requests
+    assert shell.cloud.hellos[0].endpoint_id == ENDPOINT_ID
+
+
+def test_small_commands(shell: Shell) -> None:
+    assert shell.ok("version").strip().count(".") == 2
+    assert "Endpoint ID" in shell.ok("list")
+    assert "no name" in shell.run("configure", "../elsewhere").stderr
+    shell.ok("configure", "one")
+    assert "configured already" in shell.run("configure", "one").stderr
+    elsewhere = shell.home / "elsewhere"
+    shell.ok("--config-dir", str(elsewhere), "configure", "two")
+    assert (elsewhere / "endpoints" / "two" / "config.yaml").exists()
+
+
+def test_a_secret_key_that_others_may_read_is_refused(shell: Shell) -> None:
+    shell.ok("configure")
+    (shell.directory().path / "curve.secret").chmod(0o644)
+    refused = shell.run("start", "--detach")
+    assert refused.returncode == os.EX_CONFIG
+    assert "chmod 600" in refused.stderr
