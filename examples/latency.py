@@ -49,14 +49,14 @@ class Breakdown:
         service = stations["enqueued_at"] - stations["submitted_at"]
         execution = stations["ended_at"] - stations["started_at"]
         endpoint = stations["returned_at"] - stations["leased_at"] - execution
-        forwarder = stations["leased_at"] - stations["enqueued_at"]
+        forwarder = stations["leased_at"] - stations["enqueued_at"] + stations["recorded_at"] - stations["returned_at"]
         return cls(total_s - service - execution - endpoint - forwarder, service, forwarder, endpoint, execution)
 
 
 PARTS = {
     "client": "SDK, HTTP and result stream",
     "service": "API: check, write ahead, queue",
-    "forwarder": "queue to the endpoint's wire",
+    "forwarder": "queue to wire, and result to record",
     "endpoint": "agent, manager, worker, and back",
     "execution": "the function itself",
     "total": "submit to result",

@@ -175,18 +175,19 @@ def test_what_ended_meanwhile_is_forgotten(stores: Stores, cloud: Cloud, endpoin
 def test_an_agent_that_moved_is_served_by_the_new_forwarder_alone(
     stores: Stores, cloud: Cloud, endpoint_id: str
 ) -> None:
-    with forwarding(stores) as first, forwarding(stores) as second:
-        with (
-            Agent(cloud, endpoint_id, first) as there,
-            Agent(cloud, endpoint_id, second, spool_id=there.spool_id) as here,
-        ):
-            there.greet(credit=10)
-            here.greet(credit=10)
-            there.hear(wire.Move)  # the first one was fenced
-            task_ids = cloud.submit_new(endpoint_id, 3)
-            here.finish(here.take(3))
-            here.until_recorded(task_ids)
-            assert not there.received
+    with (
+        forwarding(stores) as first,
+        forwarding(stores) as second,
+        Agent(cloud, endpoint_id, first) as there,
+        Agent(cloud, endpoint_id, second, spool_id=there.spool_id) as here,
+    ):
+        there.greet(credit=10)
+        here.greet(credit=10)
+        there.hear(wire.Move)  # the first one was fenced
+        task_ids = cloud.submit_new(endpoint_id, 3)
+        here.finish(here.take(3))
+        here.until_recorded(task_ids)
+        assert not there.received
 
 
 # -- an agent dies -----------------------------------------------------------------------------------------------------

@@ -402,7 +402,7 @@ def test_health_knows_one_request(path: str, method: str, code: int, forwarder: 
 def test_a_forwarder_is_in_the_registry_while_it_lives(stores: Stores, forwarder: RunningForwarder) -> None:
     until(lambda: bool(stores.queue.forwarders(now=time.time())), "the forwarder is announced")
     [info] = stores.queue.forwarders(now=time.time())
-    assert (info.address, info.server_key) == (forwarder.address, forwarder.service.ready["server_key"])
+    assert (info.address, info.server_key) == (forwarder.address, forwarder.server_key)
 
 
 # -- drain -------------------------------------------------------------------------------------------------------------

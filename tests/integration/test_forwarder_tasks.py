@@ -286,7 +286,9 @@ def test_a_result_that_says_nothing_ends_the_task_all_the_same(
         results = (
             wire.ResultSpec(task_id=task_ids[0], attempt=1, state=TaskState.SUCCESS),
             wire.ResultSpec(task_id=task_ids[1], attempt=1, state=TaskState.RUNNING),
-            wire.ResultSpec(task_id=task_ids[2], attempt=1, state=TaskState.RECEIVED, error={"code": "A", "message": "B"}),
+            wire.ResultSpec(
+                task_id=task_ids[2], attempt=1, state=TaskState.RECEIVED, error={"code": "A", "message": "B"}
+            ),
         )
         agent.say(wire.TaskResults(results=results))
         agent.until_recorded(task_ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ def outcome(
     *,
     held: int | None = None,
     leased: int | None = None,
-    task: Mapping[str, Any] | None = None,
+    task: dict[str, Any] | None = None,
     spools: frozenset[str] = frozenset(),
 ) -> Comparison:
     """The comparison of one task."""
@@ -55,7 +54,7 @@ def test_held_but_waiting_stays_in_the_queue() -> None:
 @pytest.mark.parametrize(
     "task", [None, {"endpoint_id": "another"}, {"state": TaskState.SUCCESS}, {"state": TaskState.LOST}]
 )
-def test_held_but_over_or_never_ours_is_forgotten(task: Mapping[str, Any] | None) -> None:
+def test_held_but_over_or_never_ours_is_forgotten(task: dict[str, Any] | None) -> None:
     found = outcome(held=3, task=task)
     assert [(ref.task_id, ref.attempt) for ref in found.forget] == [("task", 3)]
     assert found.keep == []
