@@ -32,13 +32,14 @@ _IDENTITIES: Final = uuid.UUID("5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a")
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-    """A deployed cloud tier.
+    """A deployed cloud tier; its stacks' names begin with ``name``.
 
     ``api_url`` and ``token`` are what a client needs; ``tokens`` has one for each user. ``endpoint_url`` is
     LocalStack's own address, ``localstack_pid`` its process (None if it is somebody else's), and ``directory`` holds
     logs and state.
     """
 
+    name: str
     api_url: str
     token: str
     tokens: dict[str, str]
@@ -62,7 +63,8 @@ class Tier:
     def environment(self) -> dict[str, str]:
         """The API function's variables: where database, queue and bucket are, for tests that break them."""
         for function in Deployer(self.endpoint_url).client("lambda").list_functions()["Functions"]:
-            if function["Handler"] == "farcall_lambdas.handlers.api.handle":
+            ours = function["FunctionName"].startswith(f"{self.name}-api-")
+            if ours and function["Handler"] == "farcall_lambdas.handlers.api.handle":
                 return dict(function["Environment"]["Variables"])
         raise ConfigurationError("there is no API function; is the tier deployed?")
 
@@ -226,6 +228,7 @@ class LocalStackTier:
             self._undo.callback(deployer.delete, assembly)
         outputs = deployer.deploy(assembly, parameters=_parameters(self._tokens))
         tier = Tier(
+            name=self._name,
             api_url=f"{endpoint_url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}",
             token=next(iter(self._tokens.values())),
             tokens=self._tokens,

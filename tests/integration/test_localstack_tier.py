@@ -117,6 +117,17 @@ def test_deploying_the_same_templates_again_changes_nothing(tier: Tier, assembly
     assert _get(tier, "/v2/version", tier.token)[0] == 200
 
 
+def test_a_second_deployment_fits_beside_the_first_and_goes_without_it(tier: Tier) -> None:
+    second = LocalStackTier(name="second", mode="endpoint", endpoint_url=tier.endpoint_url)
+    with second:
+        assert _get(second.tier, "/v2/version", second.token)[0] == 200
+        assert _get(second.tier, "/v2/version", tier.token)[0] == 401
+        assert second.tier.environment()["FARCALL_DATABASE_PORT"] != tier.environment()["FARCALL_DATABASE_PORT"]
+        assert len(tier.forwarder_pids()) == 2
+    _wait_for(lambda: len(tier.forwarder_pids()) == 1)
+    tier.require_healthy()
+
+
 def _assembly(directory: Path, resources: dict[str, Any]) -> Path:
     """A cloud assembly of one stack without assets."""
     stack = {"type": "aws:cloudformation:stack", "properties": {"templateFile": "odd.template.json"}}
