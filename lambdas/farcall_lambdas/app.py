@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import time
@@ -44,7 +45,11 @@ def assemble(resolver: ApiGatewayResolver) -> None:
     """Put the routes and the error table on a resolver."""
 
     def on_error(error: Exception) -> Response[str]:
-        return error_response(error, request_id=str(resolver.current_event["requestContext"].get("requestId", "")))
+        event = resolver.current_event
+        if isinstance(error, UnicodeDecodeError) and error.object == _binary_body(event):
+            # Powertools decodes the body before anything of ours sees it.
+            error = InvalidRequest("The body is not UTF-8 text.", hint="Send a JSON object.")
+        return error_response(error, request_id=str(event["requestContext"].get("requestId", "")))
 
     for router in ROUTERS:
         resolver.include_router(router)
@@ -77,6 +82,11 @@ class Application:
         """Answer a proxy event."""
         self.resolver.context.update(services=self.services, settings=self.settings)
         return self.resolver.resolve(event, context)
+
+
+def _binary_body(event: Mapping[str, Any]) -> bytes | None:
+    """The body, if API Gateway took it for binary because it is not text."""
+    return base64.b64decode(event["body"]) if event.get("isBase64Encoded") and event.get("body") else None
 
 
 def _refuse(constant: str) -> NoReturn:

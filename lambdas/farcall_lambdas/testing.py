@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import uuid
@@ -59,9 +60,9 @@ class MemoryApi:
         caller: Identity | None = ALICE,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One request. A ``body`` that is text is sent as it is, anything else as JSON; ``path`` may have a query."""
-        text = body if isinstance(body, str) or body is None else json.dumps(body)
-        event = proxy_event(method, path, text, caller=caller, headers=headers)
+        """One request. A ``body`` of text or bytes is sent as it is, any other as JSON; ``path`` may have a query."""
+        sent = body if isinstance(body, str | bytes) or body is None else json.dumps(body)
+        event = proxy_event(method, path, sent, caller=caller, headers=headers)
         answer = self.application.answer(event, LambdaContext())
         flat = {name: values[0] for name, values in answer["multiValueHeaders"].items()}
         return Answer(answer["statusCode"], json.loads(answer["body"]), flat)
@@ -75,12 +76,15 @@ def memory_stores() -> Stores:
 def proxy_event(
     method: str,
     path: str,
-    body: str | None = None,
+    body: str | bytes | None = None,
     *,
     caller: Identity | None = ALICE,
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """A REST API (v1) proxy event as API Gateway sends it, after its authorizer let ``caller`` through."""
+    """A REST API (v1) proxy event as API Gateway sends it, after its authorizer let ``caller`` through.
+
+    A body of bytes is one that API Gateway took for binary.
+    """
     bare_path, _, query = path.partition("?")
     queries = parse_qs(query, keep_blank_values=True)
     sent = {"Content-Type": "application/json", "Host": "api.example.org", **(headers or {})}
@@ -103,6 +107,6 @@ def proxy_event(
         "multiValueQueryStringParameters": queries or None,
         "pathParameters": {"proxy": bare_path.lstrip("/")},
         "requestContext": context,
-        "body": body,
-        "isBase64Encoded": False,
+        "body": base64.b64encode(body).decode() if isinstance(body, bytes) else body,
+        "isBase64Encoded": isinstance(body, bytes),
     }

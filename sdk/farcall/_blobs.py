@@ -10,8 +10,9 @@ import time
 from collections import OrderedDict
 from typing import Any, Final
 
-from farcall._api import Api
 from farcall_common.errors import DeserializationError
+
+from farcall._api import Api
 
 __all__ = ["INLINE_BYTES", "MAX_PAYLOAD_BYTES", "BlobRef", "Blobs"]
 

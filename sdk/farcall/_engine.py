@@ -12,6 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from farcall_common.errors import FarcallError
+from farcall_common.wire import new_task_id
+
 from farcall._api import Api
 from farcall._blobs import INLINE_BYTES, Blobs
 from farcall._budget import Budget
@@ -23,8 +26,6 @@ from farcall._poller import Poller
 from farcall._sender import Call, Sender
 from farcall._stream import Stream
 from farcall._submission import TaskOptions, encode_payload
-from farcall_common.errors import FarcallError
-from farcall_common.wire import new_task_id
 
 __all__ = ["Engine"]
 
@@ -34,7 +35,6 @@ _PARALLEL_UPLOADS: Final = 4
 #: Payloads that wait to be sent may take this much memory; whoever submits more waits.
 _UNSENT_BYTES: Final = 256 * 1024 * 1024
 _COUNTED_BYTES: Final = 4 * 1024
-_SAFETY_POLL_S: Final = 15.0
 _JOIN_TIMEOUT_S: Final = 15.0
 
 _thread: Final = threading.local()
@@ -48,6 +48,8 @@ class Engine:
     """Turns calls into futures, sends them, and waits for their ends.
 
     It lives as long as a future is open, also when its executor is forgotten.
+
+    :param on_ended: called when the last thread has ended.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Engine:
         options: TaskOptions,
         patience_s: float,
         label: str,
+        on_ended: Callable[[], None],
     ) -> None:
         self.functions = FunctionTable()
         self._task_group_id = task_group_id
@@ -73,7 +76,6 @@ class Engine:
             api,
             self._collector,
             stream_is_open=self._stream.is_open,
-            safety_s=_SAFETY_POLL_S,
             patience_s=patience_s,
         )
         self._sender = Sender(
@@ -89,10 +91,11 @@ class Engine:
         self._uploads = ThreadPoolExecutor(
             _PARALLEL_UPLOADS, thread_name_prefix=f"{label}-upload", initializer=_mark_thread
         )
-        self._threads = [
-            self._spawn(run, f"{label}-{name}")
-            for name, run in (("sender", self._sender.run), ("stream", self._stream.run), ("poller", self._poller.run))
-        ]
+        self._on_ended = on_ended
+        parts = (("sender", self._sender.run), ("stream", self._stream.run), ("poller", self._poller.run))
+        self._alive = len(parts)
+        self._alive_lock = threading.Lock()
+        self._threads = [self._spawn(run, f"{label}-{name}") for name, run in parts]
         _running.add(self)
 
     def submit(
@@ -179,6 +182,12 @@ class Engine:
                 self._broken = error
                 self._collector.fail([future.task_id for future in self.unsettled()], error)
                 raise
+            finally:
+                with self._alive_lock:
+                    self._alive -= 1
+                    last = self._alive == 0
+                if last:
+                    self._on_ended()
 
         thread = threading.Thread(target=watched, name=name, daemon=True)
         thread.start()

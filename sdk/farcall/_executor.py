@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from farcall_common.errors import ConfigurationError
+
 from farcall._client import Client
 from farcall._future import ComputeFuture
-from farcall_common.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from farcall._calls import FunctionHandle
@@ -72,7 +73,6 @@ class Executor(concurrent.futures.Executor):
         self.task_group_id = str(task_group_id or uuid.uuid4())
         self.label = label
         options = TaskOptions(idempotent=idempotent, max_attempts=max_attempts, walltime_s=walltime_s)
-        self._own_client = client is None
         self.client = client or Client()
         self._shut_down = False
         self._engine = Engine(
@@ -83,6 +83,7 @@ class Executor(concurrent.futures.Executor):
             options=options,
             patience_s=patience_s,
             label=label,
+            on_ended=self.client.close if client is None else _nothing,
         )
         # An executor that is forgotten ends when its last future is done, as those of the standard library do.
         weakref.finalize(self, self._engine.close).atexit = False
@@ -172,13 +173,15 @@ class Executor(concurrent.futures.Executor):
         if wait:
             concurrent.futures.wait(unsettled)
             self._engine.join()
-            if self._own_client:
-                self.client.close()
 
     def _submit(self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ComputeFuture[Any]:
         if self.endpoint_id is None:
             raise ConfigurationError("the executor has no endpoint", hint="Executor(endpoint_id) says where to run.")
         return self._engine.submit(handle, args, kwargs, endpoint_id=self.endpoint_id)
+
+
+def _nothing() -> None:
+    """The client was given to us: it is not ours to close."""
 
 
 def _by_chunk(function: Callable[..., T]) -> Callable[[Sequence[Sequence[Any]]], list[T]]:

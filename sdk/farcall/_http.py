@@ -13,9 +13,6 @@ from typing import Any, Final
 
 import httpx
 import msgspec
-
-from farcall._backoff import Backoff
-from farcall._settings import Settings
 from farcall_common.errors import (
     ConfigurationError,
     Conflict,
@@ -32,6 +29,9 @@ from farcall_common.errors import (
     Unavailable,
     error_from_record,
 )
+
+from farcall._backoff import Backoff
+from farcall._settings import Settings
 
 __all__ = ["Http"]
 
@@ -218,7 +218,8 @@ def _after_fork() -> None:
         http._after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _error(response: httpx.Response) -> FarcallError:

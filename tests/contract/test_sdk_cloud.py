@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import httpx
 import pytest
-
 from farcall import (
     Client,
     EndpointUnknown,

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import http.server
 import importlib.metadata
 import json
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-
 from farcall.cli import main
 from farcall.cli._run import load_function, parse_argument, parse_kwargs
 from farcall.testing import FakeCloud
 from farcall_common.errors import InvalidRequest
+
+from tests.integration.sdk_served_cloud import serving
 
 SCRIPT = '''
 """A script."""
@@ -54,44 +52,6 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeCloud
         yield cloud
 
 
-class serving:  # noqa: N801 - reads as the verb it is
-    """A fake cloud behind a real port."""
-
-    def __init__(self, cloud: FakeCloud) -> None:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            timeout = 10
-
-            def answer(self) -> None:
-                content = self.rfile.read(int(self.headers.get("content-length", 0)))
-                request = httpx.Request(
-                    self.command, f"http://farcall.test{self.path}", headers=dict(self.headers.items()), content=content
-                )
-                response = cloud.transport.handle_request(request)
-                self.send_response(response.status_code)
-                self.send_header("content-length", str(len(response.content)))
-                self.end_headers()
-                self.wfile.write(response.content)
-
-            do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the base class calls them so
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as in the base class
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    def __enter__(self) -> str:
-        self._thread.start()
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -121,6 +81,8 @@ def test_run_shows_what_the_function_returns(cloud: FakeCloud, script: str, run:
     assert capsys.readouterr().out == ""
     assert run("run", "math:sqrt", "9") == 0
     assert capsys.readouterr().out == "3.0\n"
+    assert run("run", "--", "math:fabs", "-2") == 0
+    assert capsys.readouterr().out == "2.0\n"
 
 
 def test_run_for_programs(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-
 from farcall import Client, ComputeFuture, Executor, TaskFailed
 from farcall.testing import FakeCloud
 from farcall_common.errors import TaskFailed as RemoteFailure
@@ -28,6 +27,7 @@ from farcall_common.wire import (
     StreamResult,
     TaskState,
 )
+
 from tests.integration.sdk_scripted_forwarder import WAIT_S, ScriptedForwarder
 
 serializer = Serializer()
@@ -288,3 +288,23 @@ def test_what_ended_before_the_stream_was_open_is_asked_for(cloud: StreamingClou
     with cloud.executor() as executor:
         assert executor.submit(pow, 2, 3).result(WAIT_S) == 8  # the scripted forwarder pushed nothing
     cloud.cloud.close()
+
+
+def test_a_stream_that_brings_nothing_is_found_out(cloud: StreamingCloud, forwarder: ScriptedForwarder) -> None:
+    with cloud.executor() as executor:
+        forwarder.wait_for(lambda it: it.streams_opened == 1)
+        first, second = executor.submit(pow, 2, 2), executor.submit(pow, 2, 3)
+        forwarder.push([success(first, 0)], [serializer.serialize(4)])
+        assert first.result(WAIT_S) == 4
+        assert executor._engine.flush(WAIT_S)
+        cloud.cloud.run_waiting()  # the other ends too, and no push tells of it
+        assert second.result(WAIT_S) == 8
+
+
+def test_an_open_stream_spares_the_api(executor: Executor, forwarder: ScriptedForwarder, cloud: StreamingCloud) -> None:
+    for n in range(30):
+        future = executor.submit(pow, 2, n)
+        assert executor._engine.flush(WAIT_S)
+        forwarder.push([success(future, 0)], [serializer.serialize(2**n)])
+        assert future.result(WAIT_S) == 2**n
+    assert cloud.polls <= 2  # one when the stream opened, and a sample if the machine was slow

@@ -38,6 +38,14 @@ def test_what_is_not_json(api: MemoryApi, text: str) -> None:
     check(api.call("POST", "/v2/batch_status", text), 400, "INVALID_REQUEST")
 
 
+def test_a_body_that_is_not_text(api: MemoryApi) -> None:
+    check(api.call("POST", "/v2/batch_status", b"\xff\xfe"), 400, "INVALID_REQUEST")
+
+
+def test_a_binary_body_that_is_json_after_all_is_read(api: MemoryApi) -> None:
+    assert api.call("POST", "/v2/batch_status", b'{"task_ids": []}').status == 422
+
+
 @pytest.mark.parametrize("body", ["", "{}", "[]", "null", '"x"', "1", '{"task_ids": 1}', '{"task_ids": ["x"]}'])
 def test_json_of_the_wrong_shape(api: MemoryApi, body: str) -> None:
     check(api.call("POST", "/v2/batch_status", body), 422, "INVALID_REQUEST")

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-
 from farcall import PayloadTooLarge, SerializationError
 from farcall._blobs import MAX_PAYLOAD_BYTES, BlobRef
 from farcall._budget import Budget

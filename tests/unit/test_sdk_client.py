@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-
 from farcall import (
     Client,
     EndpointUnknown,

@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-
 from farcall import (
     Client,
     ConfigurationError,

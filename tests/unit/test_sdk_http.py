@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from farcall import Settings
 from farcall._backoff import Backoff
 from farcall._http import Http

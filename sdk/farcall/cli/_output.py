@@ -9,10 +9,6 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from farcall_common.errors import (
     FarcallError,
     Forbidden,
@@ -24,6 +20,9 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 __all__ = [
     "EXIT_CODES",
@@ -104,7 +103,7 @@ def show_value(value: object) -> None:
         typer.echo(repr(value))
 
 
-def show_table(columns: Iterable[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
     """Write rows under headings; in a pipe, plain lines with tabs between the cells."""
     lines = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if not _stdout().is_terminal:
@@ -113,7 +112,7 @@ def show_table(columns: Iterable[str], rows: Iterable[Sequence[object]], *, empt
     elif not lines:
         _stdout().print(empty, style="dim")
     else:
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold", show_header=any(columns))
         for line in lines:
             table.add_row(*map(Text, line))
         _stdout().print(table)

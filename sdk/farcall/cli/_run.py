@@ -12,13 +12,13 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
+from farcall_common.errors import InvalidRequest, TaskCancelled, TaskPending
 
 from farcall._client import Client
 from farcall._executor import Executor
 from farcall._future import ComputeFuture
 from farcall.cli._output import AsJson, show_json, show_value, stderr
 from farcall.cli._resolve import EndpointName, resolve_endpoint
-from farcall_common.errors import InvalidRequest, TaskCancelled, TaskPending
 
 __all__ = ["run"]
 
@@ -30,7 +30,10 @@ _MODULE_PREFIX: Final = "farcall_script_"
 def run(
     function: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Also PACKAGE.MODULE:FUNCTION.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="JSON values; what is not JSON is text.")
+        list[str] | None,
+        typer.Argument(
+            metavar="ARGUMENT", help="JSON values; what is not JSON is text. Write -- before negative numbers."
+        ),
     ] = None,
     kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments: a JSON object.")] = "{}",
     endpoint: EndpointName = None,

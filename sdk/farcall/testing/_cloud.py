@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final
 
 import httpx
 import msgspec
-
-from farcall._blobs import INLINE_BYTES, MAX_PAYLOAD_BYTES
-from farcall._client import Client
 from farcall_common.errors import (
     BlobUnknown,
     EndpointUnknown,
@@ -37,6 +33,10 @@ from farcall_common.errors import (
 from farcall_common.payload import Serializer, describe_exception
 from farcall_common.wire import Reporter, TaskState, is_uuid
 
+from farcall._blobs import INLINE_BYTES, MAX_PAYLOAD_BYTES
+from farcall._client import Client
+from farcall.testing._shapes import Task, read_json, refusal, unknown_task
+
 __all__ = ["FakeCloud"]
 
 Json = dict[str, Any]
@@ -45,49 +45,8 @@ _API_URL: Final = "http://farcall.test"
 _BLOB_URL: Final = "http://blobs.farcall.test"
 #: Frames of these are left out of tracebacks, as an endpoint leaves out its own.
 _OURS: Final = frozenset({"farcall", "farcall_common"})
-_STATUS: Final[Mapping[str, int]] = {
-    "UNAUTHENTICATED": 401,
-    "FUNCTION_UNKNOWN": 404,
-    "ENDPOINT_UNKNOWN": 404,
-    "TASK_UNKNOWN": 404,
-    "TASK_GROUP_UNKNOWN": 404,
-    "BLOB_UNKNOWN": 404,
-    "NOT_FOUND": 404,
-    "TASK_ID_REUSED": 409,
-    "PAYLOAD_TOO_LARGE": 413,
-    "NO_FORWARDER": 503,
-}
 
 _serializer: Final = Serializer()
-
-
-@dataclasses.dataclass
-class _Task:
-    task_id: str
-    task_group_id: str
-    endpoint_id: str
-    function_id: str
-    payload: bytes
-    state: TaskState = TaskState.RECEIVED
-    attempt: int = 0
-    result: bytes | None = None
-    error: ErrorRecord | None = None
-    timings: dict[str, float] = dataclasses.field(default_factory=dict)
-    events: list[Json] = dataclasses.field(default_factory=list)
-
-    def ended(self) -> bool:
-        return self.state.is_terminal
-
-    def move(self, state: TaskState, reporter: Reporter) -> None:
-        self.state = state
-        event = {
-            "state": str(state),
-            "reporter": str(reporter),
-            "at": time.time(),
-            "attempt": self.attempt,
-            "detail": {},
-        }
-        self.events.append(event)
 
 
 class FakeCloud:
@@ -113,7 +72,7 @@ class FakeCloud:
         self._owner_id = str(uuid.uuid4())
         self._lock = threading.RLock()
         self._functions: dict[str, Json] = {}
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: dict[str, Task] = {}
         self._blobs: dict[str, bytes] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._routes: list[tuple[str, re.Pattern[str], Callable[..., Any]]] = [
@@ -176,7 +135,7 @@ class FakeCloud:
 
     # -- the endpoint --------------------------------------------------------------------------------------------------
 
-    def _run(self, task: _Task) -> None:
+    def _run(self, task: Task) -> None:
         with self._lock:
             if task.ended():
                 return
@@ -210,12 +169,12 @@ class FakeCloud:
             for method, pattern, handle in self._routes:
                 match = pattern.fullmatch(request.url.path)
                 if match and method == request.method:
-                    body = _json(request.content) if request.content else dict(request.url.params)
+                    body = read_json(request.content) if request.content else dict(request.url.params)
                     with self._lock:
                         return httpx.Response(200, content=msgspec.json.encode(handle(body, *match.groups())))
             raise NotFound(f"no route {request.method} {request.url.path}")
         except FarcallError as error:
-            return _refusal(error)
+            return refusal(error)
 
     def _answer_blob(self, request: httpx.Request) -> httpx.Response:
         key = request.url.path.lstrip("/")
@@ -318,7 +277,7 @@ class FakeCloud:
             for task_id, payload in zip(ids[function_id], payloads, strict=True):
                 if not is_uuid(task_id):
                     raise InvalidRequest(f"{task_id!r} is not a UUID")
-                task = _Task(task_id, group_id, endpoint_id, function_id, self._payload(payload))
+                task = Task(task_id, group_id, endpoint_id, function_id, self._payload(payload))
                 known = self._tasks.get(task_id)
                 if known is None:
                     tasks.append(task)
@@ -347,7 +306,9 @@ class FakeCloud:
         return self._shown(self._task(task_id))
 
     def _batch_status(self, body: Json) -> Json:
-        shown = {id_: self._shown(self._tasks[id_]) if id_ in self._tasks else _nobody(id_) for id_ in body["task_ids"]}
+        shown = {
+            id_: self._shown(self._tasks[id_]) if id_ in self._tasks else unknown_task(id_) for id_ in body["task_ids"]
+        }
         return {"response": "batch", "results": shown}
 
     def _get_group(self, _: Json, task_group_id: str) -> Json:
@@ -407,7 +368,7 @@ class FakeCloud:
             raise FunctionUnknown(f"there is no function {function_id}")
         return self._functions[function_id]
 
-    def _task(self, task_id: str) -> _Task:
+    def _task(self, task_id: str) -> Task:
         if task_id not in self._tasks:
             raise TaskUnknown(f"there is no task {task_id}")
         return self._tasks[task_id]
@@ -416,7 +377,7 @@ class FakeCloud:
         if endpoint_id != self.endpoint_id:
             raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
 
-    def _shown(self, task: _Task) -> Json:
+    def _shown(self, task: Task) -> Json:
         shown: Json = {
             "task_id": task.task_id,
             "status": str(task.state),
@@ -441,29 +402,3 @@ class FakeCloud:
             ref = {"blob_key": key, "size_bytes": len(task.result), "sha256": sha256, "url": f"{_BLOB_URL}/{key}"}
             shown["result_ref"] = ref
         return shown
-
-
-def _nobody(task_id: str) -> Json:
-    error = TaskUnknown(f"there is no task {task_id}").record
-    return {"task_id": task_id, "status": "failed", "reason": error.message, "details": {}, "error": error.to_json()}
-
-
-def _json(content: bytes) -> Json:
-    try:
-        body = msgspec.json.decode(content)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidRequest("not a JSON object")
-    return body
-
-
-def _refusal(error: FarcallError) -> httpx.Response:
-    status = _STATUS.get(error.record.code, 400)
-    body = error.record.to_json() | {
-        "status": "Failed",
-        "http_status_code": status,
-        "reason": error.record.message,
-        "error_args": [],
-    }
-    return httpx.Response(status, content=msgspec.json.encode(body))

@@ -1,0 +1,82 @@
+"""When to ask the API for ends next. No I/O and no clock: it is told what happened, and when."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["Pace"]
+
+_FIRST_DELAY_S: Final = 0.02
+_FIRST_ERROR_DELAY_S: Final = 0.1
+_GROWTH: Final = 1.5
+_LONGEST_DELAY_S: Final = 2.0
+#: A sample is taken behind an open stream after so long, then after twice as long, up to the longest.
+_FIRST_SAMPLE_S: Final = 2.0
+_LONGEST_SAMPLE_S: Final = 15.0
+#: After so many samples in a row with ends that should have been pushed, the stream is not trusted for a while.
+_MISSES: Final = 2
+_DISTRUST_S: Final = 60.0
+
+
+class Pace:
+    """The rhythm of polling. Every ``now`` is monotonic seconds.
+
+    Without a stream the delay starts small after each submit and grows while nothing ends, and is never less than twice
+    what polling itself takes: a slow API is not asked more for being slow. Behind an open stream, samples suffice; if
+    they show that the stream leaves ends out (it may lead to a forwarder that does not hold the endpoint), polling
+    goes on as if there were none.
+    """
+
+    def __init__(self, *, now: float) -> None:
+        self._polled_at = now
+        self._took_s = 0.0
+        self._delay_s = _FIRST_DELAY_S
+        self._sample_every_s = _FIRST_SAMPLE_S
+        self._misses = 0
+        self._distrusted_until = now
+        self._hurrying = False
+
+    def hurry(self) -> None:
+        """Ends may have passed unseen: poll soon, whether there is a stream or not."""
+        self._hurrying = True
+        self._delay_s = _FIRST_DELAY_S
+
+    def samples(self, *, stream_is_open: bool, now: float) -> bool:
+        """Whether the next poll is a sample behind a stream that is trusted."""
+        return stream_is_open and not self._hurrying and now >= self._distrusted_until
+
+    def due_at(self, *, stream_is_open: bool, now: float) -> float:
+        """When to poll next."""
+        if self._hurrying:
+            return self._polled_at + max(_FIRST_DELAY_S, self._took_s)
+        if self.samples(stream_is_open=stream_is_open, now=now):
+            return self._polled_at + self._sample_every_s
+        return self._polled_at + max(self._delay_s, 2 * self._took_s)
+
+    def begun(self) -> None:
+        """A poll begins; from now on :meth:`hurry` is about the next one."""
+        self._hurrying = False
+
+    def polled(self, *, ended: int, took_s: float, now: float) -> None:
+        """A full poll found this many ends."""
+        self._polled_at, self._took_s = now, took_s
+        self._delay_s = _FIRST_DELAY_S if ended else min(self._delay_s * _GROWTH, _LONGEST_DELAY_S)
+
+    def sampled(self, *, ended: int, took_s: float, now: float) -> None:
+        """A sample found this many ends that the stream had not brought."""
+        self._polled_at, self._took_s = now, took_s
+        if not ended:
+            self._misses = 0
+            self._sample_every_s = min(2 * self._sample_every_s, _LONGEST_SAMPLE_S)
+            return
+        self._misses += 1
+        self._sample_every_s = _FIRST_SAMPLE_S
+        if self._misses >= _MISSES:
+            self._misses = 0
+            self._distrusted_until = now + _DISTRUST_S
+            self._delay_s = _FIRST_DELAY_S
+
+    def failed(self, *, took_s: float, now: float) -> None:
+        """The API did not answer."""
+        self._polled_at, self._took_s = now, took_s
+        self._delay_s = min(max(2 * self._delay_s, _FIRST_ERROR_DELAY_S), _LONGEST_DELAY_S)

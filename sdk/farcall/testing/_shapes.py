@@ -1,0 +1,85 @@
+"""What the fake cloud holds, and how answers about it look."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+import msgspec
+from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskUnknown
+from farcall_common.wire import Reporter, TaskState
+
+__all__ = ["Task", "read_json", "refusal", "unknown_task"]
+
+Json = dict[str, Any]
+
+_STATUS: Final[Mapping[str, int]] = {
+    "UNAUTHENTICATED": 401,
+    "FUNCTION_UNKNOWN": 404,
+    "ENDPOINT_UNKNOWN": 404,
+    "TASK_UNKNOWN": 404,
+    "TASK_GROUP_UNKNOWN": 404,
+    "BLOB_UNKNOWN": 404,
+    "NOT_FOUND": 404,
+    "TASK_ID_REUSED": 409,
+    "PAYLOAD_TOO_LARGE": 413,
+    "NO_FORWARDER": 503,
+}
+
+
+@dataclasses.dataclass
+class Task:
+    task_id: str
+    task_group_id: str
+    endpoint_id: str
+    function_id: str
+    payload: bytes
+    state: TaskState = TaskState.RECEIVED
+    attempt: int = 0
+    result: bytes | None = None
+    error: ErrorRecord | None = None
+    timings: dict[str, float] = dataclasses.field(default_factory=dict)
+    events: list[Json] = dataclasses.field(default_factory=list)
+
+    def ended(self) -> bool:
+        return self.state.is_terminal
+
+    def move(self, state: TaskState, reporter: Reporter) -> None:
+        self.state = state
+        event = {
+            "state": str(state),
+            "reporter": str(reporter),
+            "at": time.time(),
+            "attempt": self.attempt,
+            "detail": {},
+        }
+        self.events.append(event)
+
+
+def unknown_task(task_id: str) -> Json:
+    error = TaskUnknown(f"there is no task {task_id}").record
+    return {"task_id": task_id, "status": "failed", "reason": error.message, "details": {}, "error": error.to_json()}
+
+
+def read_json(content: bytes) -> Json:
+    try:
+        body = msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("not a JSON object")
+    return body
+
+
+def refusal(error: FarcallError) -> httpx.Response:
+    status = _STATUS.get(error.record.code, 400)
+    body = error.record.to_json() | {
+        "status": "Failed",
+        "http_status_code": status,
+        "reason": error.record.message,
+        "error_args": [],
+    }
+    return httpx.Response(status, content=msgspec.json.encode(body))

@@ -1,0 +1,71 @@
+"""How programs that use the SDK end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from farcall.testing import FakeCloud
+
+from tests.integration.sdk_served_cloud import serving
+
+WAIT_S = 30.0
+
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def cloud() -> Iterator[FakeCloud]:
+    with FakeCloud(workers=0) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def start(cloud: FakeCloud, tmp_path: Path) -> Iterator[Start]:
+    """Starts a program that has an ``executor``."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(body: str) -> subprocess.Popen[str]:
+        script = tmp_path / "program.py"
+        script.write_text(f"from farcall import Executor\nexecutor = Executor({cloud.endpoint_id!r})\n{body}\n")
+        environ = os.environ | {"FARCALL_API_URL": address, "FARCALL_TOKEN": cloud.token}
+        pipe = subprocess.PIPE
+        arguments = [sys.executable, "-W", "error", str(script)]
+        started.append(subprocess.Popen(arguments, env=environ, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    with serving(cloud) as address:
+        yield start
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def test_what_was_submitted_is_sent_before_the_process_ends(start: Start, cloud: FakeCloud) -> None:
+    program = start("for n in range(100): executor.submit(pow, 2, n)")
+    _, errors = program.communicate(timeout=WAIT_S)
+    assert (program.returncode, errors) == (0, "")
+    with cloud.client() as client:
+        assert [task["status"] for task in client.get_tasks()] == ["received"] * 100
+
+
+def test_ctrl_c_cancels_what_is_open_and_ends(start: Start, cloud: FakeCloud) -> None:
+    program = start(
+        "with executor:\n"
+        "    futures = [executor.submit(pow, 2, n) for n in range(10)]\n"
+        "    executor._engine.flush(20)\n"
+        "    print('ready', flush=True)\n"
+        "    futures[0].result()\n"
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    program.send_signal(signal.SIGINT)
+    _, errors = program.communicate(timeout=WAIT_S)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    with cloud.client() as client:
+        assert [task["status"] for task in client.get_tasks()] == ["cancelled"] * 10
