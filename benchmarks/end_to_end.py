@@ -23,18 +23,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import farcall
 import psutil
+from rich.console import Console
+from rich.table import Table
+
+import farcall
+from benchmarks.machine import facts, pss_mib
+from examples import latency
 from farcall_local.control import wipe
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.postgres_files import PostgresInstall
 from farcall_local.postgres_template import template_path
 from farcall_local.tier import LocalTier
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.machine import facts, pss_mib
-from examples import latency
 
 WARM_STARTS = 3
 

@@ -18,17 +18,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 import farcall
+from examples import digits, latency, metadata, stills, tomography
 from farcall_common.errors import FarcallError, TaskCancelled, TaskFailed, TaskUnknown
 from farcall_common.wire import TaskState
 from farcall_local.control import wipe
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.process import log_tail
 from farcall_local.tier import LocalTier
-from rich.console import Console
-from rich.table import Table
-
-from examples import digits, latency, metadata, stills, tomography
 
 BATCH = 1_000
 MEGABYTES = 5

@@ -14,11 +14,11 @@ import ast
 import csv
 import dataclasses
 import gzip
-import itertools
+import importlib.util
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -151,32 +151,25 @@ class Catalogue:
         return [word for word, _ in words.most_common(most)]
 
 
-def files_below(tree: Path) -> Iterator[str]:
-    """Every file that is not a compiled one, in a fixed order."""
-    for path in sorted(tree.rglob("*")):
-        if path.is_file() and path.suffix not in (".pyc", ".so"):
-            yield str(path)
+def files_below(tree: str | None) -> list[str]:
+    """Every file that is not a compiled one, in a fixed order. Runs on a worker.
 
-
-def default_tree() -> Path:
-    """The data sets in the installed scikit-learn package."""
-    import sklearn
-
-    return Path(sklearn.__file__).parent / "datasets"
-
-
-def in_groups(paths: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Lists of up to ``size`` paths."""
-    remaining = iter(paths)
-    while group := list(itertools.islice(remaining, size)):
-        yield group
+    Without a tree: those of the data sets in the installed scikit-learn package.
+    """
+    if tree is None:
+        package = importlib.util.find_spec("sklearn")
+        if package is None or package.origin is None:
+            raise LookupError("scikit-learn is not installed on the endpoint; name a tree")
+        tree = str(Path(package.origin).parent / "datasets")
+    paths = sorted(Path(tree).rglob("*"))
+    return [str(path) for path in paths if path.is_file() and path.suffix not in (".pyc", ".so")]
 
 
 def run(executor: Executor, tree: Path | None = None) -> Catalogue:
     """Extract the metadata of every file below ``tree``."""
-    groups = in_groups(files_below(tree or default_tree()), FILES_PER_TASK)
-    records = itertools.chain.from_iterable(executor.map(extract, groups))
-    return Catalogue({record["path"]: record for record in records})
+    paths = executor.submit(files_below, None if tree is None else str(tree)).result()
+    groups = [paths[start : start + FILES_PER_TASK] for start in range(0, len(paths), FILES_PER_TASK)]
+    return Catalogue({record["path"]: record for records in executor.map(extract, groups) for record in records})
 
 
 def main() -> None:

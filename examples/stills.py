@@ -3,7 +3,8 @@
     python examples/stills.py --endpoint ENDPOINT_ID
 
 The frames are cut from the Hubble deep field that ships with scikit-image: faint and bright spots of all sizes on an
-uneven background, 128 pixels square, one task per frame. Each frame travels to its worker as an argument.
+uneven background, 128 pixels square. They lie where the endpoint is, as at a beamline: one task per frame reads it and
+returns a number. The machine that runs this program needs none of the packages that the workers use.
 """
 
 # The scientific packages carry no types.
@@ -17,6 +18,8 @@ from concurrent.futures import Executor
 from typing import Any
 
 FRAME_PIXELS = 128
+ROWS, COLUMNS = 6, 7
+FRAMES = ROWS * COLUMNS
 
 
 def find_spots(frame: Any, *, sigmas: float = 10.0) -> list[tuple[float, float, float]]:
@@ -43,23 +46,29 @@ def find_spots(frame: Any, *, sigmas: float = 10.0) -> list[tuple[float, float, 
     return sorted(spots, key=lambda spot: -spot[2])
 
 
-def frames() -> list[Any]:
-    """The frames of the measurement: 8-bit arrays of 128 x 128 pixels."""
+def read_frame(number: int) -> Any:
+    """A frame of the measurement: an 8-bit array of 128 x 128 pixels. Runs on a worker.
+
+    :raises ValueError: if there is no such frame.
+    """
     from skimage import data
     from skimage.color import rgb2gray
 
-    sky = (rgb2gray(data.hubble_deep_field()) * 255).astype("uint8")
-    rows, columns = (pixels // FRAME_PIXELS for pixels in sky.shape)
-    return [
-        sky[row * FRAME_PIXELS :, column * FRAME_PIXELS :][:FRAME_PIXELS, :FRAME_PIXELS].copy()
-        for row in range(rows)
-        for column in range(columns)
-    ]
+    row, column = divmod(number, COLUMNS)
+    if not 0 <= number < FRAMES:
+        raise ValueError(f"there are {FRAMES} frames, and none has the number {number}")
+    part = data.hubble_deep_field()[row * FRAME_PIXELS :, column * FRAME_PIXELS :][:FRAME_PIXELS, :FRAME_PIXELS]
+    return (rgb2gray(part) * 255).astype("uint8")
+
+
+def count_spots(number: int) -> int:
+    """The number of spots on a frame. Runs on a worker."""
+    return len(find_spots(read_frame(number)))
 
 
 def run(executor: Executor) -> list[int]:
     """Count the spots of every frame, in the order of the frames."""
-    return [len(spots) for spots in executor.map(find_spots, frames())]
+    return list(executor.map(count_spots, range(FRAMES)))
 
 
 def hits(counts: Sequence[int], *, at_least: int = 25) -> list[int]:

@@ -31,14 +31,15 @@ def project(angles: list[float], pixels: int) -> Any:
     return radon(phantom, theta=np.asarray(angles), circle=True)
 
 
-def reconstruct(sinogram: Any, angles: list[float]) -> bytes:
-    """A PNG of the slice that belongs to a sinogram, by filtered back projection. Runs on a worker."""
+def reconstruct(sinograms: list[Any], angles: list[float]) -> bytes:
+    """A PNG of the slice with these parts of its sinogram, by filtered back projection. Runs on a worker."""
     import io
 
     import imageio.v3 as iio
     import numpy as np
     from skimage.transform import iradon
 
+    sinogram = np.concatenate(sinograms, axis=1)
     slice_ = iradon(sinogram, theta=np.asarray(angles), filter_name="hann", circle=True)
     low, high = np.percentile(slice_, (0.5, 99.5))
     grey = (np.clip((slice_ - low) / (high - low), 0, 1) * 255).astype("uint8")
@@ -49,12 +50,10 @@ def reconstruct(sinogram: Any, angles: list[float]) -> bytes:
 
 def run(executor: Executor, preview: Path) -> Path:
     """Measure and reconstruct the slice, and write it to ``preview``."""
-    import numpy as np
-
     angles = [180.0 * number / ANGLES for number in range(ANGLES)]
     ranges = [angles[start : start + ANGLES_PER_TASK] for start in range(0, ANGLES, ANGLES_PER_TASK)]
-    sinogram = np.concatenate(list(executor.map(project, ranges, [SLICE_PIXELS] * len(ranges))), axis=1)
-    preview.write_bytes(executor.submit(reconstruct, sinogram, angles).result())
+    sinograms = list(executor.map(project, ranges, [SLICE_PIXELS] * len(ranges)))
+    preview.write_bytes(executor.submit(reconstruct, sinograms, angles).result())
     return preview
 
 

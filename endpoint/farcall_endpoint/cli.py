@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
-from farcall_common.wire import is_uuid
 from rich.console import Console
 from rich.table import Table
 
+from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
+from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon
 from farcall_endpoint.config import Config, EngineConfig, read_config, write_config
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints

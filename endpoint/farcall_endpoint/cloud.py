@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import httpx
+
 from farcall_common.errors import (
     ConfigurationError,
     ErrorRecord,
@@ -18,7 +19,6 @@ from farcall_common.errors import (
     error_from_record,
 )
 from farcall_common.wire import Capabilities
-
 from farcall_endpoint.settings import Credentials
 
 __all__ = ["Cloud", "ConnectAnswer"]
@@ -55,7 +55,8 @@ class Cloud:
         :raises FarcallError: what the API answers, or Unavailable.
         """
         body = {"endpoint_name": name, "display_name": display_name, "multi_user": False, "metadata": dict(metadata)}
-        return str(self._call("POST", "/v3/endpoints", body)["endpoint_id"])
+        with _believing("POST /v3/endpoints"):
+            return str(self._call("POST", "/v3/endpoints", body)["endpoint_id"])
 
     def connect(self, endpoint_id: str, *, public_key: str, spool_id: str, capabilities: Capabilities) -> ConnectAnswer:
         """Ask for forwarders and a ticket, and let the key speak for the endpoint.
@@ -68,9 +69,10 @@ class Cloud:
             "python_version": capabilities.python_version,
             "packages": capabilities.packages,
         }
-        answer = self._call("POST", f"/v3/endpoints/{endpoint_id}/connect", body)
-        forwarders = tuple((str(item["address"]), str(item["server_key"])) for item in answer["forwarders"])
-        return ConnectAnswer(forwarders, str(answer["ticket"]), float(answer["ticket_expires_at"]))
+        with _believing("a connect request"):
+            answer = self._call("POST", f"/v3/endpoints/{endpoint_id}/connect", body)
+            forwarders = tuple((str(item["address"]), str(item["server_key"])) for item in answer["forwarders"])
+            return ConnectAnswer(forwarders, str(answer["ticket"]), float(answer["ticket_expires_at"]))
 
     def delete(self, endpoint_id: str) -> None:
         """Forget an endpoint.
@@ -91,6 +93,15 @@ class Cloud:
         raise _error_of(response)
 
 
+@contextlib.contextmanager
+def _believing(what: str) -> Iterator[None]:
+    """An answer of another shape comes from something that is not the API, or from a much newer one."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unavailable(f"The answer to {what} lacks something: {error!r}.") from error
+
+
 def _object(response: httpx.Response) -> dict[str, Any]:
     try:
         answer = response.json() if response.content else {}
@@ -103,8 +114,8 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 def _error_of(response: httpx.Response) -> FarcallError:
     try:
-        return error_from_record(ErrorRecord.from_json(response.json()))
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        return error_from_record(ErrorRecord.from_json(_object(response)))
+    except (Unavailable, KeyError, ValueError):
         pass  # not one of ours: a gateway or proxy on the way
     message = f"{response.request.method} {response.request.url.path} was answered with HTTP {response.status_code}."
     if response.status_code in (401, 403):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import yaml
+
 from farcall_common.errors import ConfigurationError
 
 __all__ = ["Config", "EngineConfig", "LocalProviderConfig", "read_config", "write_config"]

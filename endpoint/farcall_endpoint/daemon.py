@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, Unavailable
 
+from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, Unavailable
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory
 
 __all__ = ["LocalState", "StartFailed", "State", "agent_command", "read_state", "start_detached", "stop_agent"]

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError
 
+from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError
 from farcall_endpoint.transport import CurveKeys, new_curve_keys
 
 __all__ = ["AgentProcess", "EndpointDirectory", "list_endpoints"]
@@ -205,7 +205,7 @@ class EndpointDirectory:
             data = json.dumps(dataclasses.asdict(AgentProcess.current())).encode()
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, data, 0)
-            # Left empty at an orderly end, also one with an error of ours; full and without a lock, it tells of a crash.
+            # Left empty at an orderly end, also one with an error of ours; full and unlocked, it tells of a crash.
             try:
                 yield
             except FarcallError:

@@ -1,7 +1,9 @@
 """The messages between an agent and its managers. Internal: both ends are always of the same package version.
 
-A message is a list of frames: a MessagePack header, then user bytes, each in its own frame. A ``Frame`` in a header is
-the index of such a frame, counted from the first behind the header. Instants are epoch seconds.
+A message is a MessagePack header and a list of bodies, which are user bytes that nobody here looks into; a ``Body`` in
+a header is the index of one. On the socket small bodies travel joined in one frame, behind a frame with their lengths,
+because a frame costs more than the bytes in it; with a large one among them, each travels in its own, uncopied.
+Instants are epoch seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+
 from farcall_common.wire import TaskState
 
 __all__ = [
@@ -32,7 +35,9 @@ __all__ = [
     "software_fingerprint",
 ]
 
-Frame = int
+Body = int
+
+_MAX_JOINED_BYTES: Final = 16 * 1024
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -52,17 +57,17 @@ class TaskOrder(_Part, frozen=True):
     task_id: str
     attempt: int
     function_hash: str
-    payload: Frame
+    payload: Body
     walltime_s: float | None = None
     result_serializers: tuple[str, ...] = ()
 
 
 class RunTasks(_Message, frozen=True):
-    """Run these, in order. ``functions`` are the bodies (hash, frame) that this manager has not seen; before them it
+    """Run these, in order. ``functions`` are the bodies (hash, body) that this manager has not seen; before them it
     forgets all others when ``forget`` is set, so that neither side grows for ever."""
 
     tasks: tuple[TaskOrder, ...]
-    functions: tuple[tuple[str, Frame], ...] = ()
+    functions: tuple[tuple[str, Body], ...] = ()
     forget: bool = False
 
 
@@ -105,7 +110,7 @@ class Finished(_Part, frozen=True):
 
     task_id: str
     state: TaskState
-    result: Frame | None = None
+    result: Body | None = None
     error: dict[str, Any] | None = None
     started_at: float | None = None
     ended_at: float | None = None
@@ -136,27 +141,46 @@ FromManager = Registered | Progress
 _encoder: Final = msgspec.msgpack.Encoder()
 _from_agent: Final[msgspec.msgpack.Decoder[FromAgent]] = msgspec.msgpack.Decoder(FromAgent)
 _from_manager: Final[msgspec.msgpack.Decoder[FromManager]] = msgspec.msgpack.Decoder(FromManager)
+_lengths: Final[msgspec.msgpack.Decoder[list[int]]] = msgspec.msgpack.Decoder(list[int])
 
 
 def encode(message: FromAgent | FromManager, bodies: Sequence[bytes] = ()) -> list[bytes]:
     """The frames of a message."""
-    return [_encoder.encode(message), *bodies]
+    header = _encoder.encode(message)
+    if not bodies:
+        return [header]
+    lengths = [len(body) for body in bodies]
+    if max(lengths) > _MAX_JOINED_BYTES:
+        return [header, b"", *bodies]
+    return [header, _encoder.encode(lengths), b"".join(bodies)]
 
 
-def decode_from_agent(frames: Sequence[bytes]) -> FromAgent:
-    """Read the header of a message of the agent.
-
-    :raises msgspec.DecodeError: if it is none.
-    """
-    return _from_agent.decode(frames[0])
-
-
-def decode_from_manager(frames: Sequence[bytes]) -> FromManager:
-    """Read the header of a message of a manager.
+def decode_from_agent(frames: Sequence[bytes]) -> tuple[FromAgent, list[bytes]]:
+    """Read a message of the agent: header and bodies.
 
     :raises msgspec.DecodeError: if it is none.
     """
-    return _from_manager.decode(frames[0])
+    return _from_agent.decode(frames[0]), _bodies(frames)
+
+
+def decode_from_manager(frames: Sequence[bytes]) -> tuple[FromManager, list[bytes]]:
+    """Read a message of a manager: header and bodies.
+
+    :raises msgspec.DecodeError: if it is none.
+    """
+    return _from_manager.decode(frames[0]), _bodies(frames)
+
+
+def _bodies(frames: Sequence[bytes]) -> list[bytes]:
+    if len(frames) < 2:
+        return []
+    if not frames[1]:
+        return list(frames[2:])
+    joined, bodies, start = frames[2], [], 0
+    for length in _lengths.decode(frames[1]):
+        bodies.append(joined[start : start + length])
+        start += length
+    return bodies
 
 
 def software_fingerprint() -> str:

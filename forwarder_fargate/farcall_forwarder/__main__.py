@@ -10,7 +10,6 @@ import sys
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.store.settings import StoreSettings, open_stores
-
 from farcall_forwarder import logs
 from farcall_forwarder.service import Service
 from farcall_forwarder.settings import Settings

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import zmq
+
 from farcall_common.store.settings import Stores
 from farcall_common.wire import new_id
-
 from farcall_forwarder.adapters.health import HealthServer
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.router import Router

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common.errors import ConfigurationError
-
 from farcall_forwarder.core.policy import Policy
 
 __all__ = ["Settings"]

@@ -13,7 +13,6 @@ from typing import Any, Final
 from farcall_common.errors import ProtocolError
 from farcall_common.store.model import ForwarderInfo
 from farcall_common.wire import decode, encode, new_id
-
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.router import Inbound, Router, Trouble
 from farcall_forwarder.adapters.zap import Authenticator

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import uv
+
 from farcall_common.errors import ConfigurationError
 
 __all__ = ["ARM64", "FORWARDER", "HOST", "LAMBDAS", "WORKSPACE", "Bundle", "WheelPlatform"]

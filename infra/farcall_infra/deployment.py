@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from farcall_common.errors import ConfigurationError
-
 from farcall_infra.bundles import ARM64, HOST, WheelPlatform
 from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile
 

@@ -12,8 +12,9 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Final
 
-from farcall_common.errors import ConfigurationError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from farcall_common.errors import ConfigurationError
 
 __all__ = [
     "DEFAULT_PROFILES",

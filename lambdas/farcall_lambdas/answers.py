@@ -12,6 +12,7 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import (
     RequestUnsupportedContentType,
     RequestValidationError,
 )
+
 from farcall_common.errors import (
     Conflict,
     ErrorRecord,
@@ -25,7 +26,6 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.errors import ErrorAnswer
 

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from aws_lambda_powertools.event_handler import ApiGatewayResolver, APIGatewayRestResolver, Response
 from aws_lambda_powertools.utilities.typing import LambdaContext
+
 from farcall_common.errors import InvalidRequest, PayloadTooLarge
 from farcall_common.store import Stores
-
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.routes import ROUTERS
 from farcall_lambdas.services import Services

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from farcall_common.errors import Unauthenticated
-
 from farcall_lambdas.identity import Identity, IdentityProvider
 
 __all__ = ["Authorizer", "policy"]

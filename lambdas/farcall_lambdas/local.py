@@ -30,9 +30,9 @@ import uvloop
 from aws_lambda_powertools.event_handler import HttpResolverLocal
 from aws_lambda_powertools.event_handler.http_resolver import HttpProxyEvent
 from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
+
 from farcall_common.errors import ConfigurationError, InvalidRequest, PayloadTooLarge, Unavailable
 from farcall_common.store import StoreSettings, open_stores
-
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.app import JsonReader, assemble
 from farcall_lambdas.auth import provider_from_settings

@@ -6,7 +6,6 @@ import os
 import sys
 
 from farcall_common.errors import FarcallError
-
 from farcall_lambdas.handlers.migrator import migrate
 from farcall_lambdas.logs import logger
 

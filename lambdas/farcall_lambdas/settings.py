@@ -31,7 +31,6 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeVar
 
 from farcall_common.errors import ConfigurationError
-
 from farcall_lambdas.identity import Identity
 
 __all__ = ["ApiSettings", "AuthSettings"]

@@ -11,9 +11,9 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
+
 from farcall_common.store import Stores, Tickets
 from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
-
 from farcall_lambdas.app import Application
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from farcall_common.errors import FarcallError
 from rich.console import Console
 from rich.table import Table
 
+from farcall_common.errors import FarcallError
 from farcall_local import control
 from farcall_local.state import TierState
 

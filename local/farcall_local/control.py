@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from farcall_common.errors import ErrorRecord, Unavailable, error_from_record
 
+from farcall_common.errors import ErrorRecord, Unavailable, error_from_record
 from farcall_local.postgres_files import forget_database
 from farcall_local.process import log_tail
 from farcall_local.state import TierState

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 import psutil
-from farcall_common.errors import ConfigurationError, Unavailable
 
+from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_local.process import log_tail
 
 __all__ = ["LocalEndpoint"]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from farcall_common.errors import ConfigurationError
-
 from farcall_local.postgres_files import PostgresInstall, await_predecessor, database_home
 from farcall_local.postgres_template import Cluster, initialise, schema_digest
 from farcall_local.process import Program, free_port

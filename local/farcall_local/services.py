@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from farcall_common.errors import Unavailable
-
 from farcall_local.engines import BUCKET, Blobs, Postgres, Valkey
 from farcall_local.process import Program
 from farcall_local.state import TierSecrets

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from farcall_common.errors import ConfigurationError, FarcallError, Unavailable
-
 from farcall_local.engines import Blobs, Postgres, Valkey
 from farcall_local.process import Child, free_port
 from farcall_local.services import Api, Forwarder, Part, base_environment, migrate, service_environment
@@ -60,8 +59,11 @@ class Supervisor:
                 await self._start_in_order(keepers)
                 self._publish(phase="ready", started_in_s=round(time.monotonic() - began, 3))
                 _announce({"ready": True})
-        except* FarcallError as failures:
-            first = _first_leaf(failures)
+        except BaseExceptionGroup as group:
+            ours, others = group.split(FarcallError)
+            if ours is None or others is not None:
+                raise
+            first = _first_leaf(ours)
             self._publish(error=str(first))
             raise first from None
         finally:

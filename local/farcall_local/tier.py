@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Self
 
 from farcall_common.errors import FarcallError, Unavailable
-
 from farcall_local.control import launch
 from farcall_local.engines import Valkey
 from farcall_local.postgres_files import forget_database
@@ -135,3 +134,7 @@ class LocalTier:
         forget_database(self.directory)
         if not keep_logs:
             shutil.rmtree(self.directory, ignore_errors=True)
+            return
+        for path in self.directory.iterdir():
+            if path.name != "logs":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

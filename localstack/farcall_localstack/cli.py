@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from farcall_common.errors import FarcallError
 from rich.console import Console
 
+from farcall_common.errors import FarcallError
 from farcall_localstack.deploy import Deployer, DeployFailed
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.synth import ensure_assembly

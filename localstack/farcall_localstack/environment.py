@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import uv
-from farcall_common.errors import ConfigurationError
 
+from farcall_common.errors import ConfigurationError
 from farcall_localstack.locks import locked
 from farcall_localstack.workspace import ASSEMBLIES, CONSTRAINTS, ENVIRONMENT, PLUGIN
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from farcall_common.errors import Unavailable
 
+from farcall_common.errors import Unavailable
 from farcall_localstack.engines import postgres_bin, valkey_server
 
 __all__ = ["HOST", "READY_FILE", "LocalStackServer", "answers", "end_group", "group_members", "remove_state"]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common.errors import ConfigurationError
-
 from farcall_localstack.locks import locked
 from farcall_localstack.workspace import ASSEMBLIES, SOURCES, WORKSPACE
 

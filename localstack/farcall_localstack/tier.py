@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from farcall_common.errors import ConfigurationError, Unavailable
-
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.server import READY_FILE, LocalStackServer, answers, end_group, remove_state

@@ -1,5 +1,12 @@
 """Call a Python function on any computer you may use: client, executor and command line of Farcall."""
 
+from farcall._client import Client
+from farcall._executor import Executor
+from farcall._future import ComputeFuture
+from farcall._settings import Settings
+from farcall._tasks import TaskInfo
+from farcall._track import track
+from farcall._version import __version__
 from farcall_common.errors import (
     ConfigurationError,
     DeserializationError,
@@ -22,14 +29,6 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-
-from farcall._client import Client
-from farcall._executor import Executor
-from farcall._future import ComputeFuture
-from farcall._settings import Settings
-from farcall._tasks import TaskInfo
-from farcall._track import track
-from farcall._version import __version__
 
 __all__ = [
     "Client",

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from farcall_common.wire import new_id, new_task_id
-
 from farcall._blobs import INLINE_BYTES, Blobs
 from farcall._calls import pack_call
 from farcall._submission import Prepared, TaskOptions, encode_payload
+from farcall_common.wire import new_id, new_task_id
 
 __all__ = ["Batch"]
 

@@ -10,9 +10,8 @@ import time
 from collections import OrderedDict
 from typing import Any, Final
 
-from farcall_common.errors import DeserializationError
-
 from farcall._api import Api
+from farcall_common.errors import DeserializationError
 
 __all__ = ["INLINE_BYTES", "MAX_PAYLOAD_BYTES", "BlobRef", "Blobs"]
 

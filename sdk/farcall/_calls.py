@@ -8,11 +8,10 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from farcall_common.errors import PayloadTooLarge, SerializationError
-from farcall_common.payload import Serializer
-
 from farcall._blobs import MAX_PAYLOAD_BYTES
 from farcall._version import __version__
+from farcall_common.errors import PayloadTooLarge, SerializationError
+from farcall_common.payload import Serializer
 
 __all__ = ["FunctionHandle", "FunctionTable", "display_name", "pack_call", "registration", "unpack_result"]
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from farcall_common.errors import FarcallError, TaskUnknown
-
 from farcall._backoff import Backoff
 from farcall._settings import Settings
 from farcall._tasks import TaskInfo
+from farcall_common.errors import FarcallError, TaskUnknown
 
 if TYPE_CHECKING:
     from types import TracebackType

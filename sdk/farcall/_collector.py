@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, Final
 
-from farcall_common.errors import FarcallError
-from farcall_common.wire import StreamResult, TaskState
-
 from farcall._ends import ResultReader, end_from_json
 from farcall._future import ComputeFuture
+from farcall_common.errors import FarcallError
+from farcall_common.wire import StreamResult, TaskState
 
 __all__ = ["Collector"]
 

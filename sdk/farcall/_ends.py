@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from farcall._api import Api
+from farcall._blobs import BlobRef, Blobs
+from farcall._calls import unpack_result
 from farcall_common.errors import (
     ErrorRecord,
     Forbidden,
@@ -18,10 +21,6 @@ from farcall_common.errors import (
     error_from_record,
 )
 from farcall_common.wire import BlobLocation, StreamResult, TaskState
-
-from farcall._api import Api
-from farcall._blobs import BlobRef, Blobs
-from farcall._calls import unpack_result
 
 __all__ = ["ResultReader", "end_from_json", "task_error"]
 

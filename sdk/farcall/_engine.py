@@ -12,9 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from farcall_common.errors import FarcallError
-from farcall_common.wire import new_task_id
-
 from farcall._api import Api
 from farcall._blobs import INLINE_BYTES, Blobs
 from farcall._budget import Budget
@@ -26,6 +23,8 @@ from farcall._poller import Poller
 from farcall._sender import Call, Sender
 from farcall._stream import Stream
 from farcall._submission import TaskOptions, encode_payload
+from farcall_common.errors import FarcallError
+from farcall_common.wire import new_task_id
 
 __all__ = ["Engine"]
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from farcall_common.errors import ConfigurationError
-
 from farcall._client import Client
 from farcall._future import ComputeFuture
+from farcall_common.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from farcall._calls import FunctionHandle

@@ -13,6 +13,9 @@ from typing import Any, Final
 
 import httpx
 import msgspec
+
+from farcall._backoff import Backoff
+from farcall._settings import Settings
 from farcall_common.errors import (
     ConfigurationError,
     Conflict,
@@ -29,9 +32,6 @@ from farcall_common.errors import (
     Unavailable,
     error_from_record,
 )
-
-from farcall._backoff import Backoff
-from farcall._settings import Settings
 
 __all__ = ["Http"]
 

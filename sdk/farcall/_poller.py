@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from farcall_common.errors import FarcallError, Forbidden, TaskUnknown, Unauthenticated, Unavailable
-
 from farcall._api import Api
 from farcall._collector import Collector
 from farcall._pace import Pace
+from farcall_common.errors import FarcallError, Forbidden, TaskUnknown, Unauthenticated, Unavailable
 
 __all__ = ["Poller"]
 

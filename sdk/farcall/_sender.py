@@ -10,6 +10,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from farcall._api import Api
+from farcall._calls import FunctionHandle
+from farcall._collector import Collector
+from farcall._future import ComputeFuture
+from farcall._submission import MAX_BYTES, Prepared, TaskOptions, check_answer, encode_submit, size_bytes
 from farcall_common.errors import (
     ConfigurationError,
     EndpointUnknown,
@@ -18,12 +23,6 @@ from farcall_common.errors import (
     TaskUnknown,
     Unauthenticated,
 )
-
-from farcall._api import Api
-from farcall._calls import FunctionHandle
-from farcall._collector import Collector
-from farcall._future import ComputeFuture
-from farcall._submission import MAX_BYTES, Prepared, TaskOptions, check_answer, encode_submit, size_bytes
 
 __all__ = ["Call", "Sender"]
 

@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from farcall._api import Api
+from farcall._backoff import Backoff
+from farcall._collector import Collector
 from farcall_common.errors import ErrorRecord, FarcallError, Unavailable, error_from_record
 from farcall_common.wire import (
     PROTOCOL_VERSION,
@@ -28,11 +33,6 @@ from farcall_common.wire import (
     decode,
     encode,
 )
-from zmq.utils.monitor import parse_monitor_message
-
-from farcall._api import Api
-from farcall._backoff import Backoff
-from farcall._collector import Collector
 
 __all__ = ["Stream"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
-from farcall_common.errors import ProtocolError
 
 from farcall._blobs import BlobRef
+from farcall_common.errors import ProtocolError
 
 __all__ = ["Prepared", "TaskOptions", "check_answer", "chunks", "encode_payload", "encode_submit"]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from farcall_common.errors import DeserializationError
 from farcall_common.payload import (
     STRATEGIES,

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import httpx
 import pytest
+
 from farcall import (
     Client,
     EndpointUnknown,

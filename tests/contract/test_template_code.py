@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from farcall_common.store.settings import DatabaseSettings, StoreSettings
 from farcall_forwarder.settings import Settings as ForwarderSettings
 from farcall_lambdas.settings import ApiSettings, AuthSettings

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 import pytest
-from farcall_common.wire import Envelope, Message, decode, encode
 
+from farcall_common.wire import Envelope, Message, decode, encode
 from tests.contract.wire_samples import SAMPLES
 
 GOLDEN = Path(__file__).parent / "data" / "wire"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from farcall_common.wire import Message, TaskState
 from farcall_common.wire import messages as m
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import farcall
 import pytest
+
+import farcall
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.process import log_tail

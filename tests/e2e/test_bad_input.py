@@ -9,9 +9,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import farcall
 import httpx
 import pytest
+
+import farcall
 from farcall_common.errors import (
     EndpointUnknown,
     FarcallError,

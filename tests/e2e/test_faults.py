@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 
-import farcall
 import psutil
 import pytest
+
+import farcall
 from farcall_common.errors import TaskLost, TaskUnknown, Unavailable
 from farcall_common.wire import TaskState
 from farcall_local.deployment import Deployment

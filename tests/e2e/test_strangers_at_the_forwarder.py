@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import farcall
 import httpx
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+import farcall
 from farcall_common.wire import (
     PROTOCOL_VERSION,
     Envelope,
@@ -26,7 +28,6 @@ from farcall_common.wire import (
 )
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
-from zmq.utils.monitor import recv_monitor_message
 
 WITHIN_MS = 20_000
 REFUSED_HANDSHAKE = (

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import pytest
 import zmq
+
 from farcall_common import wire
 from farcall_common.store import StoreSettings, Tickets, open_stores
 from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords

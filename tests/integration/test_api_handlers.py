@@ -11,10 +11,10 @@ from typing import Any
 
 import boto3
 import pytest
+
 from farcall_common.store.migrate import HEAD
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.testing import ALICE, proxy_event
-
 from tests.integration.store_servers import Valkey
 
 DEADLINE_S = 30.0

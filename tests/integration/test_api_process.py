@@ -18,10 +18,10 @@ from typing import Any
 import boto3
 import httpx
 import pytest
+
 from farcall_common.store import ForwarderInfo, Stores, StoreSettings, TaskResult, open_stores
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
-
 from tests.integration.store_servers import Valkey
 
 DEADLINE_S = 20.0

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.testing import FakeCloud, wait_until
+from farcall_endpoint.testing import FakeCloud, wait_gone, wait_until
 from farcall_endpoint.testing.fake_http import ENDPOINT_ID
 
 TIMEOUT_S = 60
@@ -72,7 +73,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
             if process is not None:
                 family = [process, *process.children(recursive=True)]
                 process.kill()
-                psutil.wait_procs(family, timeout=10)
+                wait_gone(family)
         cloud.close()
 
 
@@ -105,7 +106,7 @@ def test_the_life_of_an_endpoint(shell: Shell) -> None:
     assert "was not running" in shell.ok("stop")
     assert "Stopped" in shell.ok("list")
     assert shell.run("status").returncode == 1
-    assert not [process for process in family if process.is_running()]
+    wait_gone(family, timeout_s=2)
 
     assert shell.run("delete").returncode != 0, "it asks, and nobody answers"
     assert "Deleted default" in shell.ok("delete", "--yes")
@@ -132,8 +133,7 @@ def test_a_crash_is_seen_and_the_next_start_works(shell: Shell) -> None:
     process = psutil.Process(shell.pid())
     family = process.children(recursive=True)
     process.kill()
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive
+    wait_gone(family)
     listed = shell.ok("list")
     assert "Disconnected" in listed
     assert f"process {process.pid} died" in listed
@@ -212,7 +212,7 @@ def test_foreground_start_ends_on_ctrl_c(shell: Shell) -> None:
     _, log = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
     assert "has ended" in log
-    assert not [child for child in family if child.is_running()]
+    wait_gone(family, timeout_s=2)
 
 
 def test_adopting_a_registration(shell: Shell) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from farcall_common.wire import Move, TaskRef, TaskState
-from farcall_endpoint.testing import EndpointProcess, running_endpoint, wait_until
+from farcall_endpoint.testing import EndpointProcess, running_endpoint, wait_gone, wait_until
 
 
 @pytest.fixture
@@ -249,7 +250,7 @@ def test_a_stop_leaves_unfinished_tasks_in_the_spool_and_no_process(endpoint: En
     started = time.monotonic()
     assert endpoint.stop() == 0
     assert 4 < time.monotonic() - started < 10, "running tasks get their grace"
-    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    wait_gone(family, timeout_s=2)
     assert cloud.end(quick).value == 0
     assert set(runs(log)) == {0, 1}
     assert len(cloud.goodbyes) == 1
@@ -281,6 +282,7 @@ def test_children_of_a_task_do_not_outlive_a_killed_manager(endpoint: EndpointPr
 
     path = tmp_path / "pid"
     endpoint.cloud.submit(spawn, str(path), max_attempts=1)
-    wait_until(path.exists)
+    wait_until(lambda: path.exists() and path.read_text())
+    child = psutil.Process(int(path.read_text()))
     the_manager(endpoint)
-    wait_until(lambda: not psutil.pid_exists(int(path.read_text())))
+    wait_gone([child])

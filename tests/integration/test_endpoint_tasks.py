@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from farcall_common.wire import TaskState
-from farcall_endpoint.testing import EndpointProcess, FakeCloud, running_endpoint, wait_until
+from farcall_endpoint.testing import EndpointProcess, FakeCloud, running_endpoint, wait_gone, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -268,10 +269,13 @@ def test_walltime_ends_a_task_and_its_children(cloud: FakeCloud, tmp_path: Path)
         time.sleep(1000)
 
     path = tmp_path / "pid"
-    end = cloud.end(cloud.submit(hang, str(path), walltime_s=1.0))
+    task_id = cloud.submit(hang, str(path), walltime_s=1.0)
+    wait_until(lambda: path.exists() and path.read_text())
+    child = psutil.Process(int(path.read_text()))
+    end = cloud.end(task_id)
     assert end.error["code"] == "WALLTIME_EXCEEDED"
     assert end.error["stdout_tail"] == "last words\n"
-    wait_until(lambda: not psutil.pid_exists(int(path.read_text())))
+    wait_gone([child])
 
 
 def test_a_long_task_hides_no_work_behind_it(cloud: FakeCloud) -> None:

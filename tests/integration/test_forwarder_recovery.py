@@ -6,11 +6,11 @@ import time
 from collections import Counter
 
 import pytest
+
 from farcall_common import wire
 from farcall_common.store.fakes import FakeQueue, FakeRecords
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
-
 from tests.integration.forwarder_peers import (
     FAST,
     Agent,
@@ -296,6 +296,24 @@ def test_sessions_and_results_outlast_a_store_that_is_away(away: str) -> None:
         agent.finish(agent.take(5))
         agent.until_recorded(more)
     assert cloud.states(task_ids + more) == {TaskState.SUCCESS}
+
+
+def test_a_late_enqueue_does_not_start_again_what_may_run_once(
+    request: pytest.FixtureRequest, stores: Stores, cloud: Cloud, endpoint_id: str
+) -> None:
+    tasks = cloud.tasks(endpoint_id, 1, idempotent=False)
+    first = RunningForwarder(stores)
+    with Agent(cloud, endpoint_id, first) as agent:
+        agent.greet(credit=1)
+        cloud.submit(tasks)
+        agent.take(1)
+        first.kill()
+    wipe(stores, request)
+    cloud.enqueue(tasks)  # by somebody who read the record before the task was dispatched
+    with forwarding(stores) as second, Agent(cloud, endpoint_id, second) as agent:
+        agent.greet(credit=1)
+        assert agent.hears_no(wire.RunTasks, for_s=0.5)
+        cloud.until_all([tasks[0].task_id], TaskState.LOST)
 
 
 def test_no_task_that_may_run_once_is_ever_sent_twice(

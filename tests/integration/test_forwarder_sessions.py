@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+
 from farcall_common import wire
 from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import PeerKey, PeerKind
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
-
 from tests.integration.forwarder_peers import (
     FAST,
     Agent,
@@ -48,7 +48,8 @@ def health(forwarder: RunningForwarder) -> tuple[int, dict[str, Any]]:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+        with error:
+            return error.code, json.loads(error.read())
 
 
 def counter(forwarder: RunningForwarder, name: str) -> int:

@@ -10,7 +10,6 @@ from farcall_common import wire
 from farcall_common.store.model import BlobRef, QueuedTask
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
-
 from tests.integration.forwarder_peers import (
     FUNCTION_BODY,
     Agent,
@@ -271,7 +270,8 @@ def test_results_for_other_endpoints_tasks_are_ignored(cloud: Cloud, forwarder: 
         [spec] = agent.take(1)
         forged = wire.TaskSpec(task_id=their_task, attempt=1, function_id="f", function_hash="h")
         agent.finish([forged, spec])
-        agent.until_recorded([my_task])
+        told, _ = agent.hear(wire.ResultsRecorded)
+        assert [ref.task_id for ref in told.tasks] == [my_task]
     assert cloud.task(my_task).state is TaskState.SUCCESS
     assert not cloud.task(their_task).state.is_terminal
 

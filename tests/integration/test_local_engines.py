@@ -19,6 +19,7 @@ import pytest
 import redis
 from botocore.config import Config
 from botocore.exceptions import ClientError
+
 from farcall_common.errors import Unavailable
 from farcall_local.engines import BUCKET, Blobs, Postgres, Valkey
 from farcall_local.postgres_files import forget_database

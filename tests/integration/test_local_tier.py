@@ -11,16 +11,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import farcall
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
+
+import farcall
 from farcall_common.errors import ConfigurationError
 from farcall_local.cli import app
 from farcall_local.control import launch, wipe
 from farcall_local.state import TierState
 from farcall_local.tier import LocalTier
-from typer.testing import CliRunner
 
 
 def greet() -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from farcall_localstack.synth import ensure_assembly
 
 pytestmark = pytest.mark.slow

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from farcall_localstack.engines import postgres_bin, public_copy, valkey_server
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from farcall_localstack import DeployFailed, LocalStackTier, Tier
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import group_members

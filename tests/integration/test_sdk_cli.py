@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from farcall.cli import main
 from farcall.cli._run import load_function, parse_argument, parse_kwargs
 from farcall.testing import FakeCloud
 from farcall_common.errors import InvalidRequest
-
 from tests.integration.sdk_served_cloud import serving
 
 SCRIPT = '''

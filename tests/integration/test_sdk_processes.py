@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from farcall.testing import FakeCloud
 
+from farcall.testing import FakeCloud
 from tests.integration.sdk_served_cloud import serving
 
 WAIT_S = 30.0

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+
 from farcall import Client, ComputeFuture, Executor, TaskFailed
 from farcall.testing import FakeCloud
 from farcall_common.errors import TaskFailed as RemoteFailure
@@ -27,7 +28,6 @@ from farcall_common.wire import (
     StreamResult,
     TaskState,
 )
-
 from tests.integration.sdk_scripted_forwarder import WAIT_S, ScriptedForwarder
 
 serializer = Serializer()

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import boto3
 import httpx
 import pytest
+
 from farcall_common.errors import Unavailable
 from farcall_common.store import BlobRef, Blobs, S3Blobs
-
 from tests.integration.store_servers import free_port
 from tests.unit.test_store_blobs import DATA, REF, BlobsSuite
 

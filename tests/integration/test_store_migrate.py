@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+
 from farcall_common.errors import Unavailable
 from farcall_common.store import migrate
-
 from tests.integration.store_servers import execute, free_port
 
 

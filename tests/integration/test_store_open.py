@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import boto3
 import pytest
+
 from farcall_common.errors import Unavailable
 from farcall_common.store import PeerKey, PeerKind, StoreSettings, Tickets, open_stores
-
 from tests.integration.store_servers import Valkey
 
 KEY = "k" * 32

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from farcall_common.store import PostgresRecords, Queue, Records, ValkeyQueue
 from farcall_common.store.fakes import FakeRecords
-
 from tests.integration.store_servers import Valkey
 from tests.unit.test_store_queue_model import World
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import redis
+
 from farcall_common.errors import QueueDataLost, Unavailable
 from farcall_common.store import ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue
 from farcall_common.store.queue_valkey import MARKER_TTL_S
-
 from tests.integration.store_servers import Valkey
 from tests.unit.test_store_queue import QueueSuite, lease, make_queued, make_result, own
 

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+
 from farcall_common.errors import InvalidRequest, Unavailable
 from farcall_common.store import PostgresRecords, Records
 from farcall_common.wire.states import TaskState
-
 from tests.integration.store_servers import execute, free_port
 from tests.unit.test_store_records import RecordsSuite, at, make_end, make_function, make_task, move
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from farcall_common import errors
 from farcall_common.errors import ErrorRecord, FarcallError, Fault, TaskFailed, error_from_record
 

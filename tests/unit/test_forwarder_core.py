@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
 from farcall_common import wire
 from farcall_common.errors import FrameMalformed
 from farcall_common.store.model import EndpointStatus, LeasedTask, PeerKey, PeerKind, QueuedTask, Task, TaskResult

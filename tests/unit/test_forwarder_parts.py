@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from farcall_common.errors import ConfigurationError, Fault, Unavailable
 from farcall_common.store.fakes import FakeQueue, FakeRecords
 from farcall_common.store.model import Endpoint, LeasedTask, PeerKey, PeerKind, QueuedTask, TaskResult
 from farcall_common.wire import EndpointReport, Reporter, TaskState
+from farcall_forwarder.adapters.pool import StorePool
+from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.adapters.zap import find_peer
-from farcall_forwarder.core.actions import FlushResults
+from farcall_forwarder.core.actions import FlushResults, StoreStep, Withdraw
 from farcall_forwarder.core.dispatch import orders
 from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.moves import MoveBuffer
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.untrusted import clean_error, clean_map, clean_status, clean_time
 from farcall_forwarder.settings import Settings
-from hypothesis import given
-from hypothesis import strategies as st
 
 # -- outbox ------------------------------------------------------------------------------------------------------------
 
@@ -217,6 +222,41 @@ def test_without_the_queue_endpoints_are_known_and_others_may_not_be_refused_for
         find_peer(queue, records, "key")
     records._keys["key"] = "endpoint"
     assert find_peer(queue, records, "key") == PeerKey("key", PeerKind.AGENT, "endpoint")
+
+
+# -- the pool ----------------------------------------------------------------------------------------------------------
+
+
+class SlowSteps(StoreSteps):
+    """Steps that last until they are let go."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.may_end = threading.Event()
+        self.has_ended = False
+
+    def perform(self, step: StoreStep) -> None:
+        self.began.set()
+        self.may_end.wait(10)
+        self.has_ended = True
+
+
+def test_a_closed_pool_leaves_no_call_under_way() -> None:
+    steps = SlowSteps()
+
+    async def close_in_the_middle() -> None:
+        pool = StorePool(steps)
+        task = asyncio.create_task(pool.perform(Withdraw("forwarder")))
+        await asyncio.to_thread(steps.began.wait, 10)
+        task.cancel()
+        closing = asyncio.create_task(asyncio.to_thread(pool.close))
+        done, _ = await asyncio.wait([closing], timeout=0.05)
+        assert not done
+        steps.may_end.set()
+        await closing
+
+    asyncio.run(close_in_the_middle())
+    assert steps.has_ended
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from farcall_common.store.model import Task
 from farcall_common.wire import TaskState
 from farcall_forwarder.core.resume import Comparison, compare

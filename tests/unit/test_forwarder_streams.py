@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+
 from farcall_common.errors import ErrorRecord, LimitExceeded
 from farcall_common.store.model import BlobRef, TaskResult
 from farcall_common.wire import Reporter, TaskState

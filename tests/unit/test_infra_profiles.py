@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from farcall_common.errors import ConfigurationError
 from farcall_infra.deployment import TARGETS, deployment_from_context
 from farcall_infra.profiles import DEFAULT_PROFILES, load_profile

@@ -12,6 +12,8 @@ import pytest
 import requests
 import responses
 from aws_lambda_powertools.utilities.typing import LambdaContext
+from globus_sdk.testing import RegisteredResponse, get_response_set
+
 from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
 from farcall_lambdas.auth import CachedProvider, DevProvider, GlobusProvider
 from farcall_lambdas.authorizer import Authorizer, policy
@@ -19,7 +21,6 @@ from farcall_lambdas.handlers import authorizer as authorizer_handler
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import AuthSettings
 from farcall_lambdas.testing import ALICE, Clock
-from globus_sdk.testing import RegisteredResponse, get_response_set
 
 PUBLISHED = cast(
     RegisteredResponse, get_response_set(globus_sdk.ConfidentialAppAuthClient.oauth2_token_introspect).lookup("default")

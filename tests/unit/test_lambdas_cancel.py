@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 import pytest
+
 from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import TaskResult
 from farcall_common.wire.states import Reporter, TaskState

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
 from farcall_lambdas.services.connect import rank

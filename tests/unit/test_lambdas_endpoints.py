@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
+
 from farcall_common.store.model import EndpointStatus
 from farcall_lambdas.testing import ALICE, BOB, MemoryApi
 

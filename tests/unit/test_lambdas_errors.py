@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
+
 from farcall_common import errors
 from farcall_lambdas.answers import status_of
 from farcall_lambdas.settings import ApiSettings

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from farcall_common.errors import Unavailable
 from farcall_common.store import Stores
 from farcall_lambdas.auth import DevProvider

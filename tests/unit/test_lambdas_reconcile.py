@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
+
 from farcall_common.errors import Unavailable
 from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import TaskEvent, TaskResult

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from farcall_common.errors import ConfigurationError
 from farcall_lambdas.settings import ApiSettings
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+
 from farcall_common.store.fakes import FakeQueue, FakeRecords
 from farcall_common.store.model import BlobRef, ForwarderInfo, TaskResult
 from farcall_common.wire.ids import new_task_id

@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
+
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.store.fakes import FakeBlobs
 from farcall_common.store.model import BlobRef, TaskEvent, TaskResult

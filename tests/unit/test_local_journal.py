@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farcall_local.journal import Journal
 from werkzeug.test import Client
 from werkzeug.wrappers import Request, Response
+
+from farcall_local.journal import Journal
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from farcall_local.control import is_up, stop
 from farcall_local.services import base_environment
 from farcall_local.state import ProcessState, TierSecrets, TierState

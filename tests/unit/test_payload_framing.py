@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from farcall_common.errors import DeserializationError
-from farcall_common.payload.framing import pack, unpack
 from hypothesis import given
 from hypothesis import strategies as st
+
+from farcall_common.errors import DeserializationError
+from farcall_common.payload.framing import pack, unpack
 
 texts = st.text(st.characters(exclude_categories=["Cs"])).map(str.encode)
 

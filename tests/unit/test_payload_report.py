@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.payload import Serializer, describe_exception
 from farcall_common.payload.source import function_from_source

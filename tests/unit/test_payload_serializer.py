@@ -18,8 +18,11 @@ from fractions import Fraction
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
-import farcall_common.payload as payload
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import farcall_common.payload as payload
 from farcall_common.errors import ConfigurationError, DeserializationError, ErrorRecord, Fault, SerializationError
 from farcall_common.payload import (
     STRATEGIES,
@@ -37,8 +40,6 @@ from farcall_common.payload import (
     parse_allowed,
     strategy_named,
 )
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 serializer = Serializer()
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from farcall_common.payload.source import (
     NotSelfContained,
     function_from_source,

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from farcall import PayloadTooLarge, SerializationError
 from farcall._blobs import MAX_PAYLOAD_BYTES, BlobRef
 from farcall._budget import Budget

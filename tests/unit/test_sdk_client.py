@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+
 from farcall import (
     Client,
     EndpointUnknown,

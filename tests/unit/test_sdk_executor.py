@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+
 from farcall import (
     Client,
     ConfigurationError,

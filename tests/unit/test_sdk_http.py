@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from farcall import Settings
 from farcall._backoff import Backoff
 from farcall._http import Http

@@ -6,6 +6,7 @@ import concurrent.futures
 import time
 
 import pytest
+
 from farcall import track
 
 

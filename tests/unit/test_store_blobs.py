@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 import pytest
+
 from farcall_common.errors import BlobUnknown, InvalidRequest, Unavailable
 from farcall_common.store import BlobRef, Blobs
 from farcall_common.store.fakes import FakeBlobs

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+
 from farcall_common.errors import Fenced, QueueDataLost, Unavailable
 from farcall_common.store import (
     AckOutcome,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 
 import pytest
+
 from farcall_common.errors import ErrorRecord, Fenced, QueueDataLost, Unavailable
 from farcall_common.store import (
     CancelOutcome,

@@ -7,6 +7,7 @@ import datetime as dt
 from typing import Any
 
 import pytest
+
 from farcall_common.errors import Conflict, EndpointUnknown, ErrorRecord, Fault, InvalidRequest, Unavailable
 from farcall_common.store import (
     BlobRef,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from farcall_common.errors import ConfigurationError
 from farcall_common.store import DatabaseSettings, StoreSettings
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import jwt
 import pytest
+
 from farcall_common.errors import ConfigurationError, Unauthenticated
 from farcall_common.store import PeerKey, PeerKind, Ticket, Tickets
 

@@ -7,6 +7,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from farcall_common.errors import FrameMalformed, ProtocolError, VersionUnsupported
 from farcall_common.wire import (
     MAX_FRAME_BYTES,
@@ -26,8 +29,6 @@ from farcall_common.wire import (
     decode,
     encode,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 KINDS = sorted(Message.__subclasses__(), key=lambda cls: cls.__name__)
 TEXT = st.text(max_size=20)

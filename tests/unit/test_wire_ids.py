@@ -7,6 +7,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from farcall_common.wire.ids import is_uuid, new_id, new_task_id
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from farcall_common.errors import ProtocolError
 from farcall_common.wire import messages as m
 from farcall_common.wire.session import SILENT_PERIODS, Phase, Role, Session
-from hypothesis import given
-from hypothesis import strategies as st
 
 HELLO = m.Hello(endpoint_id="e", ticket="t", instance_id="i", spool_id="s", protocol_versions=(1,), heartbeat_s=30)
 WELCOME = m.Welcome(session_id="x", forwarder_id="f", protocol_version=1, heartbeat_s=10)

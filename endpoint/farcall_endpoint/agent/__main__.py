@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -11,7 +12,6 @@ import sys
 from pathlib import Path
 
 from farcall_common.errors import FarcallError
-
 from farcall_endpoint.agent.launch import run_agent
 from farcall_endpoint.config import read_config
 from farcall_endpoint.directory import EndpointDirectory
@@ -19,6 +19,9 @@ from farcall_endpoint.logs import set_up_logging
 from farcall_endpoint.settings import exit_code, read_credentials
 
 _logger = logging.getLogger(__name__)
+
+_COLLECT_AFTER = 100_000
+"""Thousands of tasks are alive at a time and none of them is garbage: look for it less often than the default."""
 
 
 def main() -> int:
@@ -39,6 +42,8 @@ def main() -> int:
         set_up_logging(
             file=directory.log_file, to_console=options.console, role="agent", level=level, style=config.log_format
         )
+        gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER)
         run_agent(
             directory,
             config=config,

@@ -25,7 +25,6 @@ from farcall_common.wire import (
     TaskRef,
     TaskState,
 )
-
 from farcall_endpoint import outcomes
 from farcall_endpoint.agent.scheduling import ManagerLoad, SchedulingPolicy
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
@@ -245,14 +244,14 @@ class AgentCore:
         """A manager is there."""
         self._managers[manager_id] = _Manager(slots)
 
-    def progress(self, manager_id: str, progress: Progress, frames: Sequence[bytes], *, now: float) -> None:
+    def progress(self, manager_id: str, progress: Progress, bodies: Sequence[bytes], *, now: float) -> None:
         """A manager reports. A result counts even if the manager was given up meanwhile."""
         manager = self._managers.get(manager_id)
         if manager is not None:
             manager.workers, manager.idle_workers = progress.workers, progress.idle_workers
             manager.problem = progress.problem
         for finished in progress.finished:
-            self._finished(manager_id, finished, frames)
+            self._finished(manager_id, finished, bodies)
         for died in progress.died:
             self._died(manager_id, died, now)
         for started in progress.started:
@@ -345,7 +344,7 @@ class AgentCore:
             self._credit += due
             self._decisions.credit += due
 
-    def _finished(self, manager_id: str, finished: Finished, frames: Sequence[bytes]) -> None:
+    def _finished(self, manager_id: str, finished: Finished, bodies: Sequence[bytes]) -> None:
         task = self._release(manager_id, finished.task_id)
         if task is None:
             return
@@ -354,7 +353,7 @@ class AgentCore:
         if finished.error is not None:
             end.error = {"attempt": task.attempt, "endpoint_id": self._endpoint_id, **finished.error}
         if finished.result is not None:
-            end.body = frames[finished.result]
+            end.body = bodies[finished.result]
             end.size_bytes = len(end.body)
             if end.size_bytes > outcomes.MAX_INLINE_BYTES:
                 end.sha256 = _sha256(end.body)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import zmq
-from farcall_common.wire import new_id
 
+from farcall_common.wire import new_id
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.providers import Block, Provider
-from farcall_endpoint.transport import fleet_socket
+from farcall_endpoint.transport import fleet_socket, send_frames
 
 __all__ = ["Fleet", "Lost"]
 
@@ -123,7 +123,7 @@ class Fleet:
         return not self._managers
 
     def receive(self, *, now: float) -> Iterator[tuple[str, protocol.FromManager, list[bytes]]]:
-        """What managers report: id, message, user frames. A manager of another version is sent away."""
+        """What managers report: id, message, bodies. A manager of another version is sent away."""
         for _ in range(_MOST_PER_TURN):
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -131,7 +131,7 @@ class Fleet:
                 return
             manager_id = identity.decode()
             manager = self._managers.get(manager_id)
-            message = protocol.decode_from_manager(frames)
+            message, bodies = protocol.decode_from_manager(frames)
             if manager is not None:
                 manager.heard_at = now
             if isinstance(message, protocol.Registered) and manager is not None:
@@ -141,7 +141,7 @@ class Fleet:
                     continue
                 manager.registered = True
                 self._failures = 0
-            yield manager_id, message, frames[1:]
+            yield manager_id, message, bodies
 
     def order(self, manager_id: str, tasks: Sequence[Task]) -> None:
         """Let a manager run tasks."""
@@ -216,7 +216,7 @@ class Fleet:
 
     def _send(self, manager_id: str, message: protocol.FromAgent, bodies: Sequence[bytes] = ()) -> None:
         try:
-            self._socket.send_multipart([manager_id.encode(), *protocol.encode(message, bodies)], copy=False)
+            send_frames(self._socket, [manager_id.encode(), *protocol.encode(message, bodies)])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import zmq
+
 from farcall_common.payload import STRATEGIES
 from farcall_common.wire import Capabilities
-
 from farcall_endpoint.agent.background import Background
 from farcall_endpoint.agent.connection import Connection
 from farcall_endpoint.agent.core import AgentCore

@@ -8,39 +8,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import zmq
+
 from farcall_common.errors import FarcallError, ProtocolError
 from farcall_common.wire import (
     PROTOCOL_VERSION,
     BlobGrant,
     BlobLocation,
-    BlobRequest,
     CancelTasks,
     Capabilities,
-    Credit,
     Envelope,
     Goodbye,
     Heartbeat,
     Hello,
     Message,
-    ResultSpec,
     ResultsRecorded,
     RunTasks,
-    TaskRef,
-    TaskResults,
-    TasksAccepted,
-    TasksMoved,
     new_id,
 )
-
 from farcall_endpoint import protocol
 from farcall_endpoint.agent import connection as c
 from farcall_endpoint.agent.background import Background
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
+from farcall_endpoint.agent.messages import messages_to_cloud
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.tasks import Decisions, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
@@ -51,8 +45,6 @@ __all__ = ["Agent", "Clock"]
 
 _logger = logging.getLogger(__name__)
 
-_MAX_BATCH: Final = 1000
-_MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 _KEEP_BYTES: Final = 16 * 1024
 """Payloads up to here stay in memory until they are dispatched; larger ones are read from the spool again."""
 _STATUS_PERIOD_S: Final = 1.0
@@ -313,7 +305,7 @@ class Agent:
     # -- managers ------------------------------------------------------------------------------------------------------
 
     def _hear_managers(self, now: float, epoch: float) -> None:
-        for manager_id, message, frames in self._fleet.receive(now=now):
+        for manager_id, message, bodies in self._fleet.receive(now=now):
             match message:
                 case protocol.Registered() as registered:
                     _logger.info(
@@ -323,7 +315,7 @@ class Agent:
                 case protocol.Progress() as progress:
                     if progress.problem:
                         _logger.warning("%s: %s", manager_id, progress.problem)
-                    self._core.progress(manager_id, progress, frames, now=epoch)
+                    self._core.progress(manager_id, progress, bodies, now=epoch)
 
     def _function_body(self, function_hash: str) -> bytes:
         return self._spool.function(function_hash)
@@ -354,55 +346,13 @@ class Agent:
                 task.end.body = None
 
     def _tell(self, decisions: Decisions) -> None:
-        if decisions.acknowledged and self._connection.may_send(TasksAccepted):
-            self._say(TasksAccepted(tasks=tuple(_ref(task) for task in decisions.acknowledged)))
-        if decisions.credit and self._connection.may_send(Credit):
-            self._say(Credit(tasks=decisions.credit))
-        if decisions.moves and self._connection.may_send(TasksMoved):
-            for start in range(0, len(decisions.moves), _MAX_BATCH):
-                self._say(TasksMoved(moves=tuple(decisions.moves[start : start + _MAX_BATCH])))
-        if decisions.results and self._connection.may_send(TaskResults):
-            self._send_results(decisions.results)
-        if decisions.blob_requests and self._connection.may_send(BlobRequest):
-            for task in decisions.blob_requests:
-                end = task.end
-                assert end is not None
-                self._say(
-                    BlobRequest(
-                        task_id=task.task_id, attempt=task.attempt, size_bytes=end.size_bytes, sha256=end.sha256
-                    )
-                )
+        for envelope in messages_to_cloud(decisions, body=self._body):
+            if self._connection.may_send(type(envelope.message)):
+                self._say(envelope.message, envelope.frames)
 
-    def _send_results(self, tasks: Sequence[Task]) -> None:
-        specs: list[ResultSpec] = []
-        frames: list[bytes] = []
-        size_bytes = 0
-        for task in tasks:
-            end = task.end
-            assert end is not None
-            frame = None
-            if end.size_bytes and end.blob is None:
-                body = self._spool.body(task) if end.body is None else end.body
-                frame = len(frames)
-                frames.append(body)
-                size_bytes += len(body)
-            specs.append(
-                ResultSpec(
-                    task_id=task.task_id,
-                    attempt=task.attempt,
-                    state=end.state,
-                    result=frame,
-                    result_blob=end.blob,
-                    error=end.error,
-                    started_at=end.started_at,
-                    ended_at=end.ended_at,
-                )
-            )
-            if len(specs) >= _MAX_BATCH or size_bytes >= _MAX_BATCH_BYTES:
-                self._say(TaskResults(results=tuple(specs)), tuple(frames))
-                specs, frames, size_bytes = [], [], 0
-        if specs:
-            self._say(TaskResults(results=tuple(specs)), tuple(frames))
+    def _body(self, task: Task) -> bytes:
+        end = task.end
+        return self._spool.body(task) if end is None or end.body is None else end.body
 
     def _fetch(self, task: Task) -> None:
         blob = task.spec.payload_blob
@@ -422,7 +372,7 @@ class Agent:
     def _upload(self, task: Task, grant: BlobGrant) -> None:
         end = task.end
         assert end is not None
-        body = self._spool.body(task) if end.body is None else end.body
+        body = self._body(task)
         location = BlobLocation(blob_key=grant.blob_key, size_bytes=end.size_bytes, sha256=end.sha256)
 
         def job() -> Callable[[], None]:
@@ -434,7 +384,3 @@ class Agent:
             return lambda: self._core.uploaded(task, location)
 
         self._background.submit(job)
-
-
-def _ref(task: Task) -> TaskRef:
-    return TaskRef(task_id=task.task_id, attempt=task.attempt)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+
 from farcall_common.errors import ConfigurationError
 from farcall_common.wire import TaskSpec, TaskState, new_id
-
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 
 __all__ = ["Spool"]

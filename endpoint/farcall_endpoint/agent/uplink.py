@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import zmq
-from farcall_common.wire import Envelope, decode, encode
 from zmq.utils.monitor import recv_monitor_message
 
+from farcall_common.wire import Envelope, decode, encode
 from farcall_endpoint.agent.connection import Address
-from farcall_endpoint.transport import CurveKeys, forwarder_socket
+from farcall_endpoint.transport import CurveKeys, forwarder_socket, send_frames
 
 __all__ = ["KEY_REFUSED", "SHAKEN", "Uplink"]
 
@@ -66,7 +66,7 @@ class Uplink:
     def send(self, envelope: Envelope) -> None:
         """Send; never blocks."""
         assert self._socket is not None
-        self._socket.send_multipart(encode(envelope), copy=False)
+        send_frames(self._socket, encode(envelope))
 
     def receive(self) -> Iterator[Envelope]:
         """What has come in, up to a limit that leaves others their turn.

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from farcall_common.wire import TaskState
-
 from farcall_endpoint import outcomes
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started, TaskOrder

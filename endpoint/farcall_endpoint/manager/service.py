@@ -19,6 +19,7 @@ from farcall_endpoint import protocol
 from farcall_endpoint.manager import guardian
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
+from farcall_endpoint.transport import send_frames
 from farcall_endpoint.worker.channel import Done, Missing, Ready, Run
 
 __all__ = ["Manager"]
@@ -27,6 +28,9 @@ _logger = logging.getLogger(__name__)
 
 _REPORT_PERIOD_S: Final = 1.0
 """At least so often the agent hears how the manager is; a local agent also sees it die."""
+
+
+_LAST_WORDS_MS: Final = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Manager:
         self._epoll.register(self._agent.fileno(), select.EPOLLIN)
         self._epoll.register(self._agent_pidfd, select.EPOLLIN)
         self._report_at = 0.0
+        self._abandoned = False
         self._signals, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll.register(self._signals, select.EPOLLIN)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -81,7 +86,7 @@ class Manager:
                 worker.kill()
                 worker.process.wait()
             self._guardian.communicate()
-            self._agent.close(linger=1000)
+            self._agent.close(linger=0 if self._abandoned else _LAST_WORDS_MS)
 
     def _turn(self) -> None:
         for descriptor, _ in self._epoll.poll(self._timeout_s()):
@@ -93,6 +98,7 @@ class Manager:
                     self._hear(worker)
             elif descriptor == self._agent_pidfd:
                 _logger.warning("the agent is gone; ending all workers")
+                self._abandoned = True
                 self._epoll.unregister(self._agent_pidfd)
                 self._core.stop(grace_s=0, now=time.monotonic())
             elif descriptor == self._signals and signal.SIGTERM in os.read(self._signals, 64):
@@ -118,21 +124,22 @@ class Manager:
                 frames = self._agent.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            match protocol.decode_from_agent(frames):
-                case protocol.RunTasks() as message:
-                    self._take(message, frames[1:])
+            message, bodies = protocol.decode_from_agent(frames)
+            match message:
+                case protocol.RunTasks():
+                    self._take(message, bodies)
                 case protocol.CancelTasks(task_ids=task_ids):
                     self._core.cancel(task_ids)
                 case protocol.Stop(grace_s=grace_s):
                     self._core.stop(grace_s=grace_s, now=time.monotonic())
 
-    def _take(self, message: protocol.RunTasks, frames: list[bytes]) -> None:
+    def _take(self, message: protocol.RunTasks, bodies: list[bytes]) -> None:
         if message.forget:
             self._functions.clear()
-        for function_hash, frame in message.functions:
-            self._functions[function_hash] = frames[frame]
+        for function_hash, body in message.functions:
+            self._functions[function_hash] = bodies[body]
         functions = self._functions
-        self._core.run([Job(order, functions[order.function_hash], frames[order.payload]) for order in message.tasks])
+        self._core.run([Job(order, functions[order.function_hash], bodies[order.payload]) for order in message.tasks])
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -145,7 +152,7 @@ class Manager:
             self._report_at = now + _REPORT_PERIOD_S
 
     def _tell(self, message: protocol.FromManager, bodies: list[bytes] | None = None) -> None:
-        self._agent.send_multipart(protocol.encode(message, bodies or ()), copy=False)
+        send_frames(self._agent, protocol.encode(message, bodies or ()))
 
     # -- workers -------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -16,7 +16,7 @@ from farcall_endpoint.config import Config, EngineConfig, write_config
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.testing.fake_cloud import FakeCloud
 
-__all__ = ["EndpointProcess", "running_endpoint", "wait_until"]
+__all__ = ["EndpointProcess", "running_endpoint", "wait_gone", "wait_until"]
 
 _STEP_S = 0.02
 
@@ -70,8 +70,7 @@ class EndpointProcess:
         family = self.family()
         self.agent.kill()
         self.agent.wait()
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert not alive, f"orphans: {alive}"
+        wait_gone(family)
 
     def family(self) -> list[psutil.Process]:
         """Everything that the agent has started, and what that has started."""
@@ -113,10 +112,32 @@ def running_endpoint(home: Path, *, workers: int = 2, start: bool = True) -> Ite
             family = endpoint.family() if endpoint.agent else []
             if endpoint.agent is not None:
                 endpoint.stop()
-            _, alive = psutil.wait_procs(family, timeout=10)
-            assert not alive, f"left behind: {alive}"
+            wait_gone(family)
     finally:
         cloud.close()
+
+
+def wait_gone(processes: Iterable[psutil.Process], *, timeout_s: float = 10.0) -> None:
+    """Wait for the end of processes; one that only waits to be collected by init has ended.
+
+    :raises TimeoutError: naming those that live on.
+    """
+    left = list(processes)
+
+    def ended() -> bool:
+        left[:] = [process for process in left if _lives(process)]
+        return not left
+
+    try:
+        wait_until(ended, timeout_s=timeout_s)
+    except TimeoutError as error:
+        raise TimeoutError(f"still alive: {left}") from error
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def wait_until(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:

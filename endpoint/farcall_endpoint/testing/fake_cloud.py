@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 import zmq
 import zmq.utils.z85
+
 from farcall_common import wire
 from farcall_common.payload import Serializer
-
 from farcall_endpoint import outcomes
 from farcall_endpoint.testing.fake_http import ENDPOINT_ID, FakeHttp
 

@@ -41,7 +41,8 @@ class Capture:
 
     def __init__(self) -> None:
         self._streams = [sys.stdout, sys.stderr]
-        self._copies = tuple(_copy(number) for number in (1, 2))  # user code may close 1 and 2
+        self._copies = [_copy(number) for number in (1, 2)]  # user code may close 1 and 2
+        self._inodes = [os.fstat(copy).st_ino for copy in self._copies]
 
     def tails(self) -> tuple[str, str]:
         """The ends of what was written to standard output and error since the last reset."""
@@ -52,17 +53,21 @@ class Capture:
     def reset(self) -> None:
         """Forget what was written, and repair the streams if the task replaced or closed them."""
         self._flush()
-        for number, copy in enumerate(self._copies, start=1):
-            if not _same_file(number, copy):
+        for index, (copy, inode) in enumerate(zip(self._copies, self._inodes, strict=True)):
+            number = index + 1
+            state = _state(number)
+            if state is None or state.st_ino != inode:
                 os.dup2(copy, number)
-            if self._streams[number - 1].closed:
-                self._streams[number - 1] = os.fdopen(number, "w", closefd=False)
-            if os.fstat(copy).st_size:
+                state = os.fstat(copy)
+            if self._streams[index].closed:
+                self._streams[index] = os.fdopen(number, "w", closefd=False)
+            if state.st_size:
                 os.ftruncate(copy, 0)
         sys.stdout, sys.stderr = self._streams
 
     def _flush(self) -> None:
-        for stream in (sys.stdout, sys.stderr, *self._streams):
+        streams = [sys.stdout, sys.stderr]
+        for stream in streams if streams == self._streams else (*streams, *self._streams):
             with contextlib.suppress(Exception):  # a stream of the task's own may be closed, None, or worse
                 stream.flush()
 
@@ -73,8 +78,8 @@ def _copy(number: int) -> int:
     return copy
 
 
-def _same_file(number: int, copy: int) -> bool:
+def _state(number: int) -> os.stat_result | None:
     try:
-        return os.path.sameopenfile(number, copy)
+        return os.fstat(number)
     except OSError:
-        return False
+        return None

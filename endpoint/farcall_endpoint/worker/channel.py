@@ -28,6 +28,8 @@ _MAX_HEADER_BYTES: Final = 1024 * 1024
 _LENGTH: Final = struct.Struct("<I")
 _FD_BYTES: Final = array.array("i").itemsize
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_FD_BYTES)
+_BLOCKING: Final = int(socket.MSG_CMSG_CLOEXEC)  # plain numbers: enums are slow to combine
+_NOT_BLOCKING: Final = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -121,15 +123,15 @@ class Channel:
         taken: list[tuple[Packet, bytes]] = []
         while True:
             try:
-                packet = self._take(other_end, socket.MSG_DONTWAIT)
+                packet = self._take(other_end, _NOT_BLOCKING)
             except (BlockingIOError, ConnectionResetError):
                 return taken
             if packet is None:
                 return taken
             taken.append(packet)
 
-    def _take(self, end: socket.socket, flags: int = 0) -> tuple[Packet, bytes] | None:
-        size, ancillary, _, _ = end.recvmsg_into([self._buffer], _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC)
+    def _take(self, end: socket.socket, flags: int = _BLOCKING) -> tuple[Packet, bytes] | None:
+        size, ancillary, _, _ = end.recvmsg_into([self._buffer], _ANCILLARY_BYTES, flags)
         if size == 0:
             return None
         view = memoryview(self._buffer)

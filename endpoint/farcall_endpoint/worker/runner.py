@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from farcall_common.errors import ConfigurationError, DeserializationError, ErrorRecord, SerializationError
 from farcall_common.payload import Serializer, Strategy, describe_exception, strategy_named
-
 from farcall_endpoint import outcomes
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Done, Missing, Run
@@ -20,6 +19,8 @@ from farcall_endpoint.worker.channel import Done, Missing, Run
 __all__ = ["Runner"]
 
 _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE)
+_get_handler: Final = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+"""The function in C: the one around it turns each answer into an enum, which takes longer than a short task."""
 _CANNOT_SEND: Final = (SerializationError, ConfigurationError)
 
 
@@ -35,7 +36,7 @@ class Runner:
         self._strategies: dict[tuple[str, ...], Sequence[Strategy]] = {}
         self._pid = os.getpid()
         self._home = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._handlers = {number: signal.getsignal(number) for number in _GUARDED_SIGNALS}
+        self._handlers = {int(number): _get_handler(number) for number in _GUARDED_SIGNALS}
 
     def run(self, order: Run, body: bytes) -> tuple[Done | Missing, bytes]:
         """Run a task. The second half of the answer is its result, empty when there is none."""
@@ -110,7 +111,7 @@ class Runner:
         """Undo what a task may have done to the process, so that the next one starts as it did."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) is not handler:
+            if _get_handler(number) is not handler:
                 signal.signal(number, handler)
         with contextlib.suppress(OSError):  # the directory may have been removed; that is the administrator's affair
             os.fchdir(self._home)

@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 
 from farcall_common.errors import Unavailable
 from farcall_common.store.model import PeerKey
-
 from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.events import Event
@@ -82,6 +81,10 @@ class StorePool:
         return await asyncio.get_running_loop().run_in_executor(threads, call, asked)
 
     def close(self) -> None:
-        """Start nothing more. Steps under way end by themselves."""
-        for threads in (self._flushes, self._queue, self._others, self._lookups):
+        """Start nothing more, and wait for the calls under way: the stores are closed next, and a call that came later
+        would open a connection again. Each call has its store's timeout."""
+        pools = (self._flushes, self._queue, self._others, self._lookups)
+        for threads in pools:
             threads.shutdown(wait=False, cancel_futures=True)
+        for threads in pools:
+            threads.shutdown()

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Final
 
 import zmq
+
 from farcall_common.store.model import PeerKey, PeerKind
 from farcall_common.wire import MAX_FRAME_BYTES, MAX_HEADER_BYTES
-
 from farcall_forwarder.adapters.readiness import Readiness
 
 __all__ = ["ZAP_DOMAIN", "Inbound", "Router", "Trouble", "pack_peer"]

@@ -11,7 +11,6 @@ from farcall_common.errors import Fenced, QueueDataLost
 from farcall_common.store.model import BlobRef, Function, QueuedTask, Task, TaskResult
 from farcall_common.store.settings import Stores
 from farcall_common.wire import Reporter
-
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import zmq
+from zmq.utils import z85
+
 from farcall_common.errors import Unavailable
 from farcall_common.store.model import PeerKey, PeerKind
 from farcall_common.store.ports import Queue, Records
-from zmq.utils import z85
-
 from farcall_forwarder.adapters.readiness import Readiness
 from farcall_forwarder.adapters.router import ZAP_DOMAIN, pack_peer
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from farcall_common.errors import ProtocolError
 from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, Task, TaskResult
 from farcall_common.wire import Envelope
-
 from farcall_forwarder.core.actions import EndpointStep, PrepareTasks, ResultBatch
 
 __all__ = [

@@ -10,7 +10,6 @@ from typing import Final, Protocol
 from farcall_common import wire
 from farcall_common.errors import EndpointInUse, ErrorRecord, FarcallError, LimitExceeded, ProtocolError
 from farcall_common.store.model import ForwarderInfo
-
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action

@@ -9,7 +9,6 @@ from farcall_common.errors import ErrorRecord, FarcallError, ProtocolError, Sess
 from farcall_common.store.model import PeerKey
 from farcall_common.store.tickets import Ticket
 from farcall_common.wire import is_uuid
-
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.results import MAX_ATTEMPTS
 

@@ -24,7 +24,6 @@ from typing import Final
 from farcall_common import wire
 from farcall_common.store.model import EndpointStatus, LeasedTask, TaskResult
 from farcall_common.wire import Reporter, TaskState, is_uuid
-
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core import results, uploads

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterable
 
 from farcall_common.store.model import TaskResult
-
 from farcall_forwarder.core.actions import FlushResults, ResultBatch
 
 __all__ = ["Outbox"]

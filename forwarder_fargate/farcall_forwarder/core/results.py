@@ -10,7 +10,6 @@ from typing import Final
 from farcall_common.errors import ErrorRecord, Fault, TaskCancelled, TaskLost
 from farcall_common.store.model import BlobRef, LeasedTask, QueuedTask, Task, TaskResult
 from farcall_common.wire import Reporter, ResultSpec, TaskState
-
 from farcall_forwarder.core.leases import Lease
 from farcall_forwarder.core.untrusted import clean_error, clean_map, clean_time
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from farcall_common.store.model import Task, TaskResult
 from farcall_common.wire import TaskRef
-
 from farcall_forwarder.core.leases import Lease
 from farcall_forwarder.core.results import lost, recorded_end
 

@@ -7,7 +7,6 @@ import dataclasses
 from farcall_common.errors import ErrorRecord
 from farcall_common.store.model import PeerKey, PeerKind
 from farcall_common.wire import Envelope, Message, Refused, Role, Session
-
 from farcall_forwarder.core.actions import Action, Send
 from farcall_forwarder.core.policy import Instant
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
+
 from farcall_common.errors import LimitExceeded
 from farcall_common.store.model import TaskResult
 from farcall_common.wire import ResultsReady, StreamResult
-
 from farcall_forwarder.core.dispatch import locate
 from farcall_forwarder.core.policy import Instant, Policy
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from farcall_common.errors import ErrorRecord, Fault, ProtocolError, TaskUnknown
 from farcall_common.wire import BlobGrant, BlobRequest, is_uuid
-
 from farcall_forwarder.core.actions import GrantUpload
 from farcall_forwarder.core.events import UploadGranted
 from farcall_forwarder.core.policy import Policy

@@ -12,8 +12,8 @@ import aws_cdk as cdk
 from aws_cdk import aws_apigateway as apigateway
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
-from farcall_common.errors import FarcallError, Fault, Forbidden, LimitExceeded, Unauthenticated, Unavailable
 
+from farcall_common.errors import FarcallError, Fault, Forbidden, LimitExceeded, Unauthenticated, Unavailable
 from farcall_infra.profiles import ApiSize
 
 __all__ = ["STAGE", "WebApi"]

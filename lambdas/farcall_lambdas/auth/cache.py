@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 
 from farcall_common.errors import Unauthenticated
-
 from farcall_lambdas.identity import Identity, IdentityProvider
 
 __all__ = ["CachedProvider"]

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 
 import globus_sdk
-from farcall_common.errors import Unauthenticated, Unavailable
 
+from farcall_common.errors import Unauthenticated, Unavailable
 from farcall_lambdas.auth.cache import CachedProvider
 from farcall_lambdas.identity import Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings

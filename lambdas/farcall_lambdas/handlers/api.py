@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
-from farcall_common.store import StoreSettings, open_stores
 
+from farcall_common.store import StoreSettings, open_stores
 from farcall_lambdas.app import Application
 from farcall_lambdas.logs import configure
 from farcall_lambdas.settings import ApiSettings

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
-from farcall_common.errors import Unauthenticated
 
+from farcall_common.errors import Unauthenticated
 from farcall_lambdas.auth import provider_from_settings
 from farcall_lambdas.authorizer import Authorizer, policy
 from farcall_lambdas.logs import configure

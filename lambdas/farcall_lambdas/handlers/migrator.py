@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
+
 from farcall_common.store import DatabaseSettings
 from farcall_common.store.migrate import HEAD, upgrade
-
 from farcall_lambdas.logs import configure, logger
 
 __all__ = ["handle", "migrate"]

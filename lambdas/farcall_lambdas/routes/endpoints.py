@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
-from farcall_common.store.model import Endpoint
 
+from farcall_common.store.model import Endpoint
 from farcall_lambdas.models.endpoints import (
     AllowedFunctions,
     Connect,

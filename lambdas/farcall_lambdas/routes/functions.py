@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
-from farcall_common.store.model import Function
 
+from farcall_common.store.model import Function
 from farcall_lambdas.models.fields import Id
 from farcall_lambdas.models.functions import (
     FunctionAnswer,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from farcall_common.errors import FarcallError
 from farcall_common.wire.ids import new_id
-
 from farcall_lambdas.answers import status_of
 from farcall_lambdas.models.fields import Id
 from farcall_lambdas.models.tasks import Submit, SubmitAnswer, SubmitV2, SubmitV2Answer, SubmitV2Result

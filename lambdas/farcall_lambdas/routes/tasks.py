@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
+
 from farcall_common.errors import TaskUnknown
 from farcall_common.store.model import Task
 from farcall_common.wire.states import TaskState
-
 from farcall_lambdas.models.fields import Id
 from farcall_lambdas.models.tasks import (
     BatchStatus,

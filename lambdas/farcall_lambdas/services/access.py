@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from farcall_common.errors import EndpointUnknown, Forbidden, FunctionUnknown
 from farcall_common.store.model import Endpoint, Function
 from farcall_common.store.ports import Records
-
 from farcall_lambdas.identity import Identity
 
 __all__ = ["Access"]

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from farcall_common.errors import BlobUnknown, Forbidden, InvalidRequest, PayloadTooLarge
 from farcall_common.store.model import BlobRef
 from farcall_common.store.ports import Blobs
-
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
 

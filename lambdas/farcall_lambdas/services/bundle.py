@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from farcall_common.store import Stores
-
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.cancel import CancelService

@@ -20,7 +20,6 @@ from farcall_common.store import Stores
 from farcall_common.store.model import CancelOutcome, Task
 from farcall_common.store.moves import cancelled_while_waiting
 from farcall_common.wire.states import TaskState
-
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.limits import check_count
 from farcall_lambdas.settings import ApiSettings

@@ -11,7 +11,6 @@ from typing import Final
 from farcall_common.errors import Forbidden, NoForwarder
 from farcall_common.store import Stores
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
-
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.endpoints import Connect
 from farcall_lambdas.services.access import Access

@@ -12,7 +12,6 @@ from farcall_common.store.model import Endpoint
 from farcall_common.store.ports import Records
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState
-
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.endpoints import RegisterEndpoint, UpdateEndpoint
 from farcall_lambdas.services.access import Access

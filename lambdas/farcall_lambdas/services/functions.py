@@ -10,7 +10,6 @@ from farcall_common.errors import InvalidRequest, PayloadTooLarge
 from farcall_common.store.model import Function
 from farcall_common.store.ports import Records
 from farcall_common.wire.ids import new_id
-
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.functions import RegisterFunction
 from farcall_lambdas.services.access import Access

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from farcall_common.errors import InvalidRequest
-
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["check_count"]

@@ -14,9 +14,9 @@ import datetime as dt
 from collections.abc import Callable
 
 from aws_lambda_powertools import Logger
+
 from farcall_common.store import Stores
 from farcall_common.store.model import TaskResult
-
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.services.submit import queue_tasks, was_dispatched
 from farcall_lambdas.settings import ApiSettings

@@ -11,7 +11,6 @@ from farcall_common.errors import BlobUnknown, TaskGroupUnknown, TaskUnknown
 from farcall_common.store import Stores
 from farcall_common.store.model import BlobRef, Task, TaskEvent
 from farcall_common.wire.states import TaskState
-
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.limits import check_count
 from farcall_lambdas.settings import ApiSettings

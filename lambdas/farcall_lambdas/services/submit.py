@@ -11,11 +11,11 @@ import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 
 from aws_lambda_powertools import Logger
+
 from farcall_common.errors import ErrorRecord, Fault, Forbidden, InvalidRequest, TaskIdReused, Unavailable
 from farcall_common.store import Stores
 from farcall_common.store.model import BlobRef, Endpoint, Function, QueuedTask, Task
 from farcall_common.wire.ids import new_id, new_task_id
-
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit

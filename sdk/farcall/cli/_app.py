@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from farcall_common.errors import ConfigurationError, FarcallError
 
 from farcall._version import __version__
 from farcall.cli import _endpoints, _functions, _tasks
 from farcall.cli._output import EXIT_CODES, AsJson, exit_code, show_error, show_json
 from farcall.cli._run import run
+from farcall_common.errors import ConfigurationError, FarcallError
 
 __all__ = ["main"]
 

@@ -9,6 +9,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from farcall_common.errors import (
     FarcallError,
     Forbidden,
@@ -20,9 +24,6 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 __all__ = [
     "EXIT_CODES",

@@ -6,9 +6,9 @@ import uuid
 from typing import Annotated
 
 import typer
-from farcall_common.errors import ConfigurationError, EndpointUnknown
 
 from farcall._client import Client
+from farcall_common.errors import ConfigurationError, EndpointUnknown
 
 __all__ = ["EndpointName", "resolve_endpoint"]
 

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from farcall_common.errors import InvalidRequest, TaskCancelled, TaskPending
 
 from farcall._client import Client
 from farcall._executor import Executor
 from farcall._future import ComputeFuture
 from farcall.cli._output import AsJson, show_json, show_value, stderr
 from farcall.cli._resolve import EndpointName, resolve_endpoint
+from farcall_common.errors import InvalidRequest, TaskCancelled, TaskPending
 
 __all__ = ["run"]
 

@@ -14,6 +14,10 @@ from typing import Any, Final
 
 import httpx
 import msgspec
+
+from farcall._blobs import INLINE_BYTES, MAX_PAYLOAD_BYTES
+from farcall._client import Client
+from farcall.testing._shapes import Task, read_json, refusal, unknown_task
 from farcall_common.errors import (
     BlobUnknown,
     EndpointUnknown,
@@ -32,10 +36,6 @@ from farcall_common.errors import (
 )
 from farcall_common.payload import Serializer, describe_exception
 from farcall_common.wire import Reporter, TaskState, is_uuid
-
-from farcall._blobs import INLINE_BYTES, MAX_PAYLOAD_BYTES
-from farcall._client import Client
-from farcall.testing._shapes import Task, read_json, refusal, unknown_task
 
 __all__ = ["FakeCloud"]
 

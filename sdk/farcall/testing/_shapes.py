@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import httpx
 import msgspec
+
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskUnknown
 from farcall_common.wire import Reporter, TaskState
 
