@@ -37,7 +37,7 @@ def test_task_ids_of_many_threads_differ() -> None:
     assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.parametrize("text", [new_id(), new_task_id()])
+@pytest.mark.parametrize("text", [new_id(), new_task_id()], ids=["random", "task"])
 def test_is_uuid(text: str) -> None:
     assert is_uuid(text)
     assert not is_uuid(text.upper())

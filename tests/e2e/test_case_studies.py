@@ -1,0 +1,96 @@
+"""The case studies and the demo, run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import psutil
+import pytest
+
+import farcall
+from examples import digits, latency, metadata, stills, tomography
+from farcall_local.deployment import Deployment
+from farcall_local.endpoint import LocalEndpoint
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_stills(executor: farcall.Executor) -> None:
+    counts = stills.run(executor)
+    assert counts == [stills.count_spots(number) for number in range(stills.FRAMES)]
+
+
+def test_metadata(executor: farcall.Executor) -> None:
+    catalogue = metadata.run(executor)
+    assert len(catalogue.records) == len(metadata.files_below(None))
+    assert catalogue.kinds["table"] >= 5
+
+
+def test_digits(executor: farcall.Executor) -> None:
+    assert digits.run(executor).accuracy > 0.97
+
+
+def test_tomography(executor: farcall.Executor, tmp_path: Path) -> None:
+    preview = iio.imread(tomography.run(executor, tmp_path / "slice.png"))
+    from skimage.data import shepp_logan_phantom
+    from skimage.transform import resize
+
+    phantom = resize(shepp_logan_phantom(), preview.shape, anti_aliasing=True)  # type: ignore[no-untyped-call]
+    assert np.corrcoef(preview.ravel(), phantom.ravel())[0, 1] > 0.95
+
+
+def test_latency(client: farcall.Client, endpoint: LocalEndpoint) -> None:
+    measured = latency.measure(client, endpoint.endpoint_id, calls=20, warm_up=3)
+    assert len(measured) == 20
+    assert all(each.total > each.service > 0 for each in measured)
+
+
+def test_an_example_is_a_program(cloud: Deployment, endpoint: LocalEndpoint) -> None:
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "examples" / "digits.py", "--endpoint", endpoint.endpoint_id],
+        env={**os.environ, **cloud.environment("ada")},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    assert "899 digits read" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_cleans_up_when_it_is_interrupted(tier_name: str, tmp_path: Path, number: signal.Signals) -> None:
+    if tier_name != "local":
+        pytest.skip("the demo brings its own tier")
+    with subprocess.Popen(
+        [sys.executable, "-m", "examples.demo", "--pictures", str(tmp_path)],
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as demo:
+        assert demo.stdout is not None
+        seen = ""
+        while "cancel a long one" not in seen:
+            seen = demo.stdout.readline()
+            assert seen, "the demo ended too early"
+        family = psutil.Process(demo.pid).children(recursive=True)
+        family += [process for process in psutil.process_iter() if str(tmp_path) in " ".join(command_line(process))]
+        demo.send_signal(number)
+        assert demo.wait(timeout=60) == 130
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not list(tmp_path.glob("farcall-demo-*"))
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

@@ -1,0 +1,352 @@
+"""What an agent decides, as values: no process, no clock, no disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from farcall_common import wire
+from farcall_common.wire import TaskState
+from farcall_endpoint.agent.core import REPORT_AFTER_S, AgentCore
+from farcall_endpoint.agent.scheduling import RoundRobinPolicy
+from farcall_endpoint.agent.tasks import Decisions, Stage, Task
+from farcall_endpoint.outcomes import MAX_INLINE_BYTES
+from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.protocol import Died, Finished, Progress, Started
+
+BODY = b"a function"
+HASH = hashlib.sha256(BODY).hexdigest()
+FUNCTION = wire.FunctionSpec(function_hash=HASH, name="f", body=0)
+
+
+def make_core(*, prefetch: int = 0, slots_hint: int = 2) -> AgentCore:
+    return AgentCore(
+        endpoint_id="e",
+        policy=RoundRobinPolicy(),
+        slots_hint=slots_hint,
+        prefetch=PrefetchPolicy(horizon_s=1.0, limit=prefetch, unseen=prefetch),
+        window=PrefetchPolicy(horizon_s=1.0, limit=0),
+        max_window=100,
+    )
+
+
+def spec(task_id: str, **options: object) -> wire.TaskSpec:
+    values: dict[str, object] = {
+        "task_id": task_id,
+        "attempt": 1,
+        "function_id": "f",
+        "function_hash": HASH,
+        "payload": 1,
+        "max_attempts": 3,
+    }
+    return wire.TaskSpec(**{**values, **options})  # type: ignore[arg-type]
+
+
+def send(core: AgentCore, *specs: wire.TaskSpec, now: float = 0.0) -> Decisions:
+    core.run_tasks(wire.RunTasks(tasks=specs, functions=(FUNCTION,)), [BODY, b"payload"], now=now)
+    return core.decide(now=now)
+
+
+def connected(**options: int) -> AgentCore:
+    core = make_core(**options)
+    core.manager_registered("m", slots=2)
+    core.opened(())
+    core.decide(now=0.0)
+    return core
+
+
+def finish(core: AgentCore, task_id: str, result: bytes = b"r", *, manager: str = "m", now: float = 1.0) -> Decisions:
+    finished = Finished(task_id, TaskState.SUCCESS, 0, None, 0.0, 0.5)
+    core.progress(manager, Progress(finished=(finished,)), [result], now=now)
+    return core.decide(now=now)
+
+
+def ids(tasks: Sequence[Task]) -> list[str]:
+    return [task.task_id for task in tasks]
+
+
+def test_tasks_are_spooled_then_acknowledged_then_dispatched_up_to_the_slots() -> None:
+    decisions = send(connected(), spec("a"), spec("b"), spec("c"))
+    assert ids(decisions.accepted) == ids(decisions.acknowledged) == ["a", "b", "c"]
+    assert [function for function, _ in decisions.functions] == [FUNCTION]
+    assert {name: ids(tasks) for name, tasks in decisions.orders.items()} == {"m": ["a", "b"]}
+    assert [(task.task_id, task.starts) for task in decisions.starts] == [("a", 1), ("b", 1)]
+
+
+def test_a_result_frees_a_slot_and_is_spooled_and_sent() -> None:
+    core = connected()
+    send(core, spec("a"), spec("b"), spec("c"))
+    decisions = finish(core, "a")
+    assert ids(decisions.ended) == ids(decisions.results) == ["a"]
+    assert ids(decisions.orders["m"]) == ["c"]
+    end = decisions.results[0].end
+    assert end is not None
+    assert (end.state, end.body, end.started_at, end.ended_at) == (TaskState.SUCCESS, b"r", 0.0, 0.5)
+
+
+def test_a_recorded_result_is_forgotten() -> None:
+    core = connected()
+    [task] = send(core, spec("a")).accepted
+    finish(core, "a")
+    core.recorded([wire.TaskRef(task_id="a", attempt=1)])
+    assert core.decide(now=2.0).forgotten == [task.seq]
+    assert core.held() == ()
+    core.recorded([wire.TaskRef(task_id="a", attempt=1)])
+    assert core.decide(now=2.0).forgotten == []
+
+
+def test_results_wait_for_a_session_and_are_repeated_in_the_next() -> None:
+    core = connected()
+    send(core, spec("a"))
+    core.closed()
+    assert finish(core, "a").results == []
+    assert core.held() == (wire.HeldTask(task_id="a", attempt=1, finished=True),)
+    for _ in range(2):
+        core.opened(())
+        assert ids(core.decide(now=2.0).results) == ["a"]
+
+
+def test_what_the_cloud_forgets_is_dropped_and_stopped() -> None:
+    core = connected()
+    tasks = send(core, spec("a"), spec("b"), spec("c")).accepted
+    core.closed()
+    core.opened([wire.TaskRef(task_id="a", attempt=1), wire.TaskRef(task_id="c", attempt=1)])
+    decisions = core.decide(now=1.0)
+    assert decisions.forgotten == [tasks[0].seq, tasks[2].seq]
+    assert decisions.cancels == {"m": ["a"]}
+    assert finish(core, "a").ended == []
+    assert [held.task_id for held in core.held()] == ["b"]
+
+
+def test_credit_is_a_window_that_is_refilled() -> None:
+    core = make_core(slots_hint=2)
+    core.opened(())
+    assert core.decide(now=0.0).credit == 4
+    send(core, spec("a"), spec("b"), spec("c"))
+    assert core.decide(now=0.0).credit == 0
+    core.manager_registered("m", slots=2)
+    core.decide(now=0.0)
+    assert finish(core, "a").credit == 1
+
+
+def test_no_credit_and_no_dispatch_while_draining() -> None:
+    core = connected()
+    core.drain()
+    decisions = send(core, spec("a"))
+    assert ids(decisions.accepted) == ["a"]
+    assert not decisions.orders
+    assert decisions.credit == 0
+
+
+def test_prefetching_sends_idempotent_tasks_ahead_and_no_others() -> None:
+    core = connected(prefetch=1)
+    assert len(send(core, *(spec(f"i{n}") for n in range(6))).orders["m"]) == 4
+    core = connected(prefetch=1)
+    decisions = send(core, *(spec(f"n{n}", idempotent=False) for n in range(6)))
+    assert len(decisions.orders["m"]) == 2
+
+
+def test_long_tasks_switch_prefetching_off() -> None:
+    core = connected(prefetch=5)
+    send(core, spec("a"), spec("b"))
+    finished = Finished("a", TaskState.SUCCESS, 0, None, 0.0, 60.0)
+    core.progress("m", Progress(finished=(finished,)), [b"r"], now=60.0)
+    core.decide(now=60.0)
+    assert len(send(core, spec("c"), spec("d"), spec("e")).orders["m"]) == 1
+
+
+def test_a_death_is_tried_again_until_the_attempts_are_used_up() -> None:
+    core = connected()
+    send(core, spec("a", max_attempts=2))
+    core.progress("m", Progress(died=(Died("a", "exit code 1"),)), [], now=1.0)
+    assert ids(core.decide(now=1.0).orders["m"]) == ["a"]
+    core.progress("m", Progress(died=(Died("a", "exit code 1", "out", "err"),)), [], now=2.0)
+    [task] = core.decide(now=2.0).results
+    assert task.end is not None
+    assert task.end.error is not None
+    assert task.end.error["code"] == "WORKER_DIED"
+    assert task.end.error["stderr_tail"] == "err"
+
+
+def test_a_lost_manager_blames_only_what_can_have_run() -> None:
+    core = connected(prefetch=2)
+    send(core, *(spec(name, max_attempts=1) for name in "abcd"))
+    core.manager_lost("m", "its manager died", now=1.0)
+    decisions = core.decide(now=1.0)
+    assert {task.task_id: task.end.error["code"] for task in decisions.ended if task.end and task.end.error} == {
+        "a": "WORKER_DIED",
+        "b": "WORKER_DIED",
+    }
+    core.manager_registered("n", slots=2)
+    assert ids(core.decide(now=1.0).orders["n"]) == ["c", "d"]
+
+
+def test_an_expected_end_of_a_manager_blames_nobody() -> None:
+    core = connected()
+    send(core, spec("a", max_attempts=1))
+    core.manager_lost("m", "stopped", expected=True, now=1.0)
+    assert core.decide(now=1.0).ended == []
+
+
+def test_what_may_not_run_twice_is_lost_with_its_manager() -> None:
+    core = connected()
+    send(core, spec("a", idempotent=False), spec("b", idempotent=False), spec("c", idempotent=False))
+    core.manager_lost("m", "its manager died", now=1.0)
+    ended = core.decide(now=1.0).ended
+    assert [(task.task_id, task.end.state) for task in ended if task.end] == [
+        ("a", TaskState.LOST),
+        ("b", TaskState.LOST),
+    ]
+
+
+def test_a_result_that_comes_after_all_counts_once() -> None:
+    core = connected()
+    send(core, spec("a"))
+    core.manager_lost("m", "silent", now=1.0)
+    core.manager_registered("n", slots=1)
+    assert ids(core.decide(now=1.0).orders["n"]) == ["a"]
+    assert ids(finish(core, "a", manager="m").ended) == ["a"]
+    assert finish(core, "a", manager="n").ended == []
+
+
+def test_restart_loses_nothing_and_runs_nothing_twice_that_must_not() -> None:
+    def restored(task_id: str, seq: int, starts: int, **options: object) -> Task:
+        return Task(seq, spec(task_id, **options), 1, Stage.QUEUED, 0.0, starts=starts)
+
+    tasks = [
+        restored("again", 1, 1),
+        restored("used up", 2, 3),
+        restored("must not", 3, 1, idempotent=False),
+        restored("not begun", 4, 0, idempotent=False),
+    ]
+    core = make_core(slots_hint=4)
+    core.restore(tasks, [HASH], now=0.0)
+    core.manager_registered("m", slots=4)
+    decisions = core.decide(now=0.0)
+    assert ids(decisions.orders["m"]) == ["again", "not begun"]
+    assert {task.task_id: task.end.state for task in decisions.ended if task.end} == {
+        "used up": TaskState.FAILED,
+        "must not": TaskState.LOST,
+    }
+
+
+def test_a_redelivery_raises_the_attempt_and_starts_nothing() -> None:
+    core = connected()
+    send(core, spec("a"))
+    decisions = send(core, spec("a", attempt=2))
+    assert ids(decisions.redelivered) == ids(decisions.acknowledged) == ["a"]
+    assert not decisions.accepted
+    assert not decisions.orders
+    [task] = finish(core, "a").results
+    assert task.attempt == 2
+    assert ids(send(core, spec("a", attempt=3)).results) == ["a"]
+
+
+def test_cancel_before_and_while_running_and_after() -> None:
+    core = connected()
+    send(core, spec("a"), spec("b"), spec("c"))
+    core.cancel(["a", "c", "unknown"])
+    decisions = core.decide(now=1.0)
+    assert decisions.cancels == {"m": ["a"]}
+    assert [(task.task_id, task.end.state) for task in decisions.results if task.end] == [("c", TaskState.CANCELLED)]
+    core.progress("m", Progress(died=(Died("a", "killed"),)), [], now=1.0)
+    [task] = core.decide(now=1.0).results
+    assert task.end is not None
+    assert task.end.state is TaskState.CANCELLED
+    core.cancel(["a"])
+    assert core.decide(now=1.0) == Decisions()
+
+
+def test_a_task_without_its_function_fails() -> None:
+    core = connected()
+    core.run_tasks(wire.RunTasks(tasks=(spec("a"),), functions=(FUNCTION,)), [b"not it", b"p"], now=0.0)
+    [task] = core.decide(now=0.0).ended
+    assert task.end is not None
+    assert task.end.error is not None
+    assert task.end.error["code"] == "FUNCTION_UNKNOWN"
+
+
+def test_a_blob_is_fetched_before_its_task_is_dispatched() -> None:
+    core = connected()
+    blob = wire.BlobLocation(blob_key="k", size_bytes=1, sha256="s", url="u")
+    decisions = send(core, spec("a", payload=None, payload_blob=blob), spec("b", payload=None, payload_blob=blob))
+    assert ids(decisions.fetches) == ["a", "b"]
+    assert not decisions.orders
+    core.fetched(decisions.fetches[0], b"p")
+    core.fetch_failed(decisions.fetches[1], "HTTP 403")
+    decisions = core.decide(now=1.0)
+    assert ids(decisions.fetched) == ids(decisions.orders["m"]) == ["a"]
+    assert [task.end.error["code"] for task in decisions.ended if task.end and task.end.error] == [
+        "PAYLOAD_DOWNLOAD_FAILED"
+    ]
+
+
+def test_a_large_result_is_uploaded_before_it_is_reported() -> None:
+    core = connected()
+    send(core, spec("a"))
+    data = b"x" * (MAX_INLINE_BYTES + 1)
+    decisions = finish(core, "a", data)
+    assert ids(decisions.ended) == ids(decisions.blob_requests) == ["a"]
+    assert decisions.results == []
+    core.granted(wire.BlobGrant(task_id="a", attempt=1, blob_key="k", upload_url="u"), now=1.0)
+    [(task, grant)] = core.decide(now=1.0).uploads
+    location = wire.BlobLocation(blob_key=grant.blob_key, size_bytes=len(data), sha256="s")
+    core.uploaded(task, location)
+    assert ids(core.decide(now=1.0).results) == ["a"]
+    assert task.end is not None
+    assert task.end.blob == location
+    assert task.end.sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_an_upload_is_tried_again_with_a_new_grant_and_then_fails_the_task() -> None:
+    core = connected()
+    send(core, spec("a"))
+    [task] = finish(core, "a", b"x" * (MAX_INLINE_BYTES + 1)).blob_requests
+    now = 1.0
+    for _ in range(4):
+        core.upload_failed(task, "HTTP 500", retryable=True, now=now)
+        assert core.decide(now=now).blob_requests == []
+        due_at = core.next_deadline()
+        assert due_at is not None
+        now = max(now, due_at) + 10
+        assert ids(core.decide(now=now).blob_requests) == ["a"]
+    core.upload_failed(task, "HTTP 500", retryable=True, now=now)
+    decisions = core.decide(now=now)
+    assert ids(decisions.ended) == ids(decisions.results) == ["a"]
+    assert task.end is not None
+    assert task.end.error is not None
+    assert task.end.error["code"] == "RESULT_UPLOAD_FAILED"
+
+
+def test_a_grant_that_says_no_fails_the_task() -> None:
+    core = connected()
+    send(core, spec("a"))
+    finish(core, "a", b"x" * (MAX_INLINE_BYTES + 1))
+    error = {"code": "FORBIDDEN", "message": "no", "fault": "caller"}
+    core.granted(wire.BlobGrant(task_id="a", attempt=1, error=error), now=1.0)
+    assert ids(core.decide(now=1.0).results) == ["a"]
+
+
+def test_states_are_reported_only_when_they_last() -> None:
+    core = connected()
+    send(core, spec("a"), spec("b"), spec("c"))
+    finish(core, "a", now=0.1)
+    assert core.decide(now=REPORT_AFTER_S - 0.01).moves == []
+    core.progress("m", Progress(started=(Started("b", 0.05),)), [], now=0.1)
+    moves = core.decide(now=REPORT_AFTER_S + 0.2).moves
+    assert [(move.task_id, move.state) for move in moves] == [
+        ("b", TaskState.RUNNING),
+        ("c", TaskState.WAITING_FOR_LAUNCH),
+    ]
+    assert core.decide(now=100.0).moves == []
+
+
+def test_the_report_counts() -> None:
+    core = connected()
+    send(core, spec("a"), spec("b"), spec("c"))
+    core.progress("m", Progress(workers=2, idle_workers=1, problem="no disk"), [], now=1.0)
+    report = core.report()
+    assert (report.managers, report.total_workers, report.idle_workers) == (1, 2, 1)
+    assert (report.pending_tasks, report.outstanding_tasks) == (1, 3)
+    assert report.detail == {"problem": "no disk"}
+    assert not core.is_idle

@@ -1,0 +1,220 @@
+"""How an agent gets, keeps and regains its session, as lists of actions."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from farcall_common import wire
+from farcall_common.errors import ErrorRecord, NoForwarder, ProtocolError, Unauthenticated, Unavailable
+from farcall_endpoint.agent.connection import (
+    Action,
+    Address,
+    AskApi,
+    Beat,
+    Close,
+    Closed,
+    Connection,
+    Dial,
+    GiveUp,
+    Greet,
+    Opened,
+)
+
+A, B = Address("tcp://a", "ka"), Address("tcp://b", "kb")
+HELLO = wire.Hello(endpoint_id="e", ticket="t", instance_id="i", spool_id="s", protocol_versions=(1,), heartbeat_s=10.0)
+WELCOME = wire.Welcome(session_id="s", forwarder_id="f", protocol_version=1, heartbeat_s=10.0)
+
+
+def make(seed: int = 1) -> Connection:
+    return Connection(heartbeat_s=10.0, rng=random.Random(seed))
+
+
+def asked(connection: Connection, *forwarders: Address, now: float = 0.0) -> list[Action]:
+    return connection.answered(forwarders, ticket="t", ticket_ttl_s=3600.0, now=now)
+
+
+def open_session(connection: Connection, *forwarders: Address, now: float = 0.0) -> None:
+    assert connection.start() == [AskApi()]
+    [dial] = asked(connection, *(forwarders or (A,)), now=now)
+    assert isinstance(dial, Dial)
+    assert connection.shaken(now=now) == [Greet("t")]
+    connection.sent(HELLO, now=now)
+    assert connection.received(WELCOME, now=now) == [Opened(WELCOME)]
+
+
+def wait_out(connection: Connection) -> tuple[float, list[Action]]:
+    due_at = connection.next_deadline()
+    assert due_at is not None
+    return due_at, connection.tick(now=due_at)
+
+
+def test_the_straight_way() -> None:
+    connection = make()
+    before = connection.is_open
+    open_session(connection)
+    assert (before, connection.is_open) == (False, True)
+    assert connection.trouble == ""
+    assert connection.may_send(wire.TaskResults)
+
+
+def test_each_forwarder_is_tried_and_then_the_api_after_a_wait() -> None:
+    connection = make()
+    connection.start()
+    tried = asked(connection, A, B)
+    tried += connection.lost("refused", now=1.0)
+    waiting = connection.lost("refused", now=2.0)
+    assert {action.to for action in tried if isinstance(action, Dial)} == {A, B}
+    assert waiting == [Close()]
+    assert connection.tick(now=2.0) == []
+    due_at, actions = wait_out(connection)
+    assert 2.0 <= due_at <= 2.4
+    assert actions == [AskApi()]
+    assert connection.trouble == "refused"
+
+
+def test_waits_grow_with_full_jitter_up_to_a_cap() -> None:
+    longest = [0.0] * 12
+    for seed in range(200):
+        connection = make(seed)
+        connection.start()
+        now = 0.0
+        for failure in range(12):
+            connection.unanswered(NoForwarder("none"), now=now)
+            due_at, actions = wait_out(connection)
+            assert actions == [AskApi()]
+            longest[failure] = max(longest[failure], due_at - now)
+            now = due_at
+    assert longest[0] <= 0.4
+    assert longest[3] <= 3.2
+    assert 25 < longest[-1] <= 30
+
+
+def test_the_api_decides_how_long_to_wait_at_least() -> None:
+    connection = make()
+    connection.start()
+    record = ErrorRecord("NO_FORWARDER", "none", retryable=True, retry_after_s=7.0)
+    connection.unanswered(NoForwarder("none", record=record), now=0.0)
+    assert (connection.next_deadline() or 0) >= 7.0
+
+
+def test_an_error_that_waiting_cannot_mend_ends_it() -> None:
+    connection = make()
+    connection.start()
+    error = Unauthenticated("no")
+    assert connection.unanswered(error, now=0.0) == [GiveUp(error)]
+    assert connection.next_deadline() is None
+
+
+def test_a_lost_session_is_sought_where_it_was_and_then_through_the_api() -> None:
+    connection = make()
+    open_session(connection)
+    assert connection.lost("gone", now=50.0) == [Close(), Closed("gone")]
+    due_at, actions = wait_out(connection)
+    assert due_at <= 50.4
+    assert actions == [Dial(A)]
+    assert connection.lost("refused", now=51.0) == [Close(), AskApi()]
+
+
+def test_an_expired_ticket_is_not_tried() -> None:
+    connection = make()
+    open_session(connection)
+    connection.lost("gone", now=3590.0)
+    assert wait_out(connection)[1] == [AskApi()]
+
+
+def test_a_refused_key_goes_through_the_api() -> None:
+    connection = make()
+    connection.start()
+    asked(connection, A, B)
+    assert connection.lost("unknown key", key_refused=True, now=0.0) == [Close()]
+    assert wait_out(connection)[1] == [AskApi()]
+
+
+def test_a_forwarder_that_does_not_answer_is_given_up() -> None:
+    connection = make()
+    connection.start()
+    asked(connection, A)
+    due_at, actions = wait_out(connection)
+    assert due_at == 15.0
+    assert actions == [Close()]
+
+
+def refuse(connection: Connection, code: str, *, retryable: bool = False) -> list[Action]:
+    connection.shaken(now=0.0)
+    connection.sent(HELLO, now=0.0)
+    error = ErrorRecord(code, "no", retryable=retryable).to_json()
+    return connection.received(wire.Refused(error=error), now=0.0)
+
+
+@pytest.mark.parametrize("code", ["ENDPOINT_IN_USE", "ENDPOINT_TAKEN_OVER", "SOMETHING_NEW"])
+def test_a_final_refusal(code: str) -> None:
+    connection = make()
+    connection.start()
+    asked(connection, A)
+    close, give_up = refuse(connection, code)
+    assert close == Close()
+    assert isinstance(give_up, GiveUp)
+    assert give_up.error.record.code == code
+
+
+def test_a_refusal_that_may_pass() -> None:
+    connection = make()
+    connection.start()
+    asked(connection, A)
+    assert refuse(connection, "BUSY", retryable=True) == [Close()]
+    assert wait_out(connection)[1] == [AskApi()]
+
+
+def test_a_bad_ticket_is_renewed_once() -> None:
+    connection = make()
+    connection.start()
+    asked(connection, A)
+    assert refuse(connection, "TICKET_INVALID") == [Close()]
+    due_at, actions = wait_out(connection)
+    assert actions == [AskApi()]
+    asked(connection, A, now=due_at)
+    assert isinstance(refuse(connection, "TICKET_INVALID")[-1], GiveUp)
+
+
+def test_heartbeats_and_their_absence() -> None:
+    connection = make()
+    open_session(connection)
+    assert connection.tick(now=9.9) == []
+    assert connection.next_deadline() == 10.0
+    assert connection.tick(now=10.0) == [Beat()]
+    connection.sent(wire.Heartbeat(at=0.0), now=10.0)
+    connection.received(wire.Heartbeat(at=0.0), now=12.0)
+    assert connection.tick(now=12.0) == []
+    assert Closed("the forwarder has been silent for too long") in connection.tick(now=42.0)
+
+
+def test_a_draining_forwarder_is_left_after_the_time_that_it_names() -> None:
+    connection = make()
+    open_session(connection)
+    connection.received(wire.Move(reason="new version", retry_after_s=3.0), now=1.0)
+    assert not connection.is_open
+    assert connection.may_send(wire.TaskResults)
+    assert connection.tick(now=3.9) == []
+    actions = connection.tick(now=4.0)
+    assert actions == [Close(politely=True), Closed("the forwarder drains: new version"), AskApi()]
+    assert connection.may_send(wire.Goodbye)
+
+
+def test_messages_outside_of_a_session_break_the_protocol() -> None:
+    connection = make()
+    with pytest.raises(ProtocolError):
+        connection.received(WELCOME, now=0.0)
+    with pytest.raises(ProtocolError):
+        connection.sent(HELLO, now=0.0)
+
+
+def test_late_answers_change_nothing() -> None:
+    connection = make()
+    open_session(connection)
+    assert asked(connection, B) == []
+    assert connection.unanswered(Unavailable("late"), now=0.0) == []
+    assert connection.shaken(now=0.0) == []
+    connection.lost("gone", now=0.0)
+    assert connection.lost("gone again", now=0.0) == []

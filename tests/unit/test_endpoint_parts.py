@@ -1,0 +1,361 @@
+"""The small parts of an endpoint: scheduling, prefetching, configuration, directory, API client, channel."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from farcall_common import wire
+from farcall_common.errors import (
+    ConfigurationError,
+    EndpointInUse,
+    EndpointUnknown,
+    FarcallError,
+    Fault,
+    Unauthenticated,
+    Unavailable,
+)
+from farcall_endpoint.agent.scheduling import ManagerLoad, RandomPolicy, RoundRobinPolicy, SchedulingPolicy
+from farcall_endpoint.agent.tasks import Stage, Task
+from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+from farcall_endpoint.cloud import Cloud
+from farcall_endpoint.config import Config, EngineConfig, read_config, write_config
+from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_endpoints
+from farcall_endpoint.manager import guardian
+from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.settings import Credentials, exit_code, read_credentials
+from farcall_endpoint.worker.channel import Channel, Done, Run, socket_pair
+
+# -- scheduling --------------------------------------------------------------------------------------------------------
+
+
+def tasks(count: int, *, idempotent: bool = True) -> list[Task]:
+    return [
+        Task(
+            number,
+            wire.TaskSpec(task_id=f"t{number}", attempt=1, function_id="f", function_hash="h", idempotent=idempotent),
+            1,
+            Stage.QUEUED,
+            0.0,
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("policy", [RandomPolicy(random.Random(1)), RoundRobinPolicy()])
+def test_policies_fill_slots_before_they_prefetch_and_keep_the_order(policy: SchedulingPolicy) -> None:
+    loads = [ManagerLoad("a", 2, 4), ManagerLoad("b", 1, 3), ManagerLoad("full", 0, 0)]
+    placed = policy.place(tasks(10), loads)
+    assert [task.task_id for task, _ in placed] == [f"t{number}" for number in range(7)]
+    first = [name for _, name in placed[:3]]
+    assert sorted(first) == ["a", "a", "b"]
+    assert {name: [n for _, n in placed].count(name) for name in "ab"} == {"a": 4, "b": 3}
+
+
+def test_round_robin_takes_turns() -> None:
+    loads = [ManagerLoad(name, 10, 10) for name in "abc"]
+    names = [name for _, name in RoundRobinPolicy().place(tasks(6), loads)]
+    assert names[:3] == names[3:]
+    assert len(set(names)) == 3
+
+
+def test_a_task_that_may_not_run_twice_never_waits_at_a_manager() -> None:
+    placed = RoundRobinPolicy().place(tasks(5, idempotent=False), [ManagerLoad("a", 2, 100)])
+    assert len(placed) == 2
+
+
+# -- prefetching -------------------------------------------------------------------------------------------------------
+
+
+def test_prefetching_is_deep_for_short_tasks_and_absent_for_long_ones() -> None:
+    policy = PrefetchPolicy(horizon_s=0.1, limit=50, unseen=3)
+    assert policy.depth == 3
+    assert policy.mean_s is None
+    policy.observe(0.0)
+    assert policy.depth == 50
+    for _ in range(200):
+        policy.observe(0.01)
+    assert policy.depth in (9, 10)
+    policy.observe(60.0)
+    assert policy.depth == 0
+
+
+def test_prefetching_can_be_switched_off() -> None:
+    policy = PrefetchPolicy(horizon_s=10.0, limit=0, unseen=5)
+    policy.observe(0.001)
+    assert policy.depth == 0
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+def test_configuration_survives_writing_and_reading(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    write_config(path, Config(display_name="Ein Rechner", engine=EngineConfig(max_workers_per_node=3)))
+    config = read_config(path)
+    assert config.display_name == "Ein Rechner"
+    assert config.engine.slots == 3
+    assert config.heartbeat_period == 30.0
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    assert read_config(tmp_path / "config.yaml").engine.slots == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("heartbeat_perod: 3", "heartbeat_perod"),
+        ("engine: {max_workers_per_node: 0}", "max_workers_per_node"),
+        ("engine: {provider: {type: SlurmProvider}}", "type"),
+        ("engine: {provider", "not YAML"),
+        ("- a list", "object"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, text: str, names: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=names):
+        read_config(path)
+
+
+def test_credentials_come_from_the_environment_before_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="address of the API"):
+        read_credentials({}, home=tmp_path)
+    (tmp_path / "config.toml").write_text('[default]\napi_url = "http://file/"\ntoken = "f"\n')
+    assert read_credentials({}, home=tmp_path) == Credentials("http://file", "f")
+    environ = {"FARCALL_API_URL": "http://env", "FARCALL_TOKEN": "e"}
+    assert read_credentials(environ, home=tmp_path) == Credentials("http://env", "e")
+    assert "e" not in repr(Credentials("", "e")).replace("Credentials", "").replace("api_url", "")
+    (tmp_path / "config.toml").write_text("[default")
+    with pytest.raises(ConfigurationError, match=r"config\.toml"):
+        read_credentials({}, home=tmp_path)
+
+
+def test_exit_codes_tell_errors_apart() -> None:
+    errors = [ConfigurationError("x"), EndpointInUse("x"), Unauthenticated("x"), Unavailable("x"), FarcallError("x")]
+    assert [exit_code(error) for error in errors] == [78, 73, 77, 69, 70]
+
+
+# -- directory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> EndpointDirectory:
+    directory = EndpointDirectory.of(tmp_path, "lab")
+    directory.create()
+    write_config(directory.config_file, Config())
+    return directory
+
+
+def test_only_one_agent_at_a_time(directory: EndpointDirectory) -> None:
+    with directory.lock():
+        assert directory.read_agent() == AgentProcess.current()
+        with pytest.raises(EndpointInUse, match=f"process {os.getpid()}"), directory.lock():
+            pass
+    assert directory.read_agent() is None
+
+
+def test_a_crash_leaves_its_trace_and_an_error_does_not(directory: EndpointDirectory) -> None:
+    with pytest.raises(Unavailable), directory.lock():
+        raise Unavailable("an error of ours")
+    assert directory.read_agent() is None
+    with pytest.raises(ZeroDivisionError), directory.lock():
+        raise ZeroDivisionError
+    agent = directory.read_agent()
+    assert agent is not None
+    assert agent.find() is not None, "this process lives"
+    assert AgentProcess(agent.pid, agent.started_at - 100, agent.hostname).find() is None
+    assert not AgentProcess(1, 0.0, "elsewhere").is_here()
+
+
+def test_keys_are_a_pair_that_only_the_owner_reads(directory: EndpointDirectory) -> None:
+    keys = directory.read_keys()
+    assert len(keys.public) == len(keys.secret) == 40
+    assert keys.secret not in repr(keys)
+    (directory.path / "curve.secret").unlink()
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        directory.read_keys()
+
+
+def test_the_id_is_kept(directory: EndpointDirectory, tmp_path: Path) -> None:
+    assert directory.read_endpoint_id() is None
+    directory.write_endpoint_id("an id")
+    assert directory.read_endpoint_id() == "an id"
+    assert [found.name for found in list_endpoints(tmp_path)] == ["lab"]
+    assert list_endpoints(tmp_path / "nowhere") == []
+
+
+def test_a_deep_directory_still_gets_a_socket_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = EndpointDirectory(Path("/short"))
+    assert short.fleet_address() == "ipc:///short/managers.sock"
+    deep = EndpointDirectory(tmp_path / ("d" * 100))
+    deep.path.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    address = deep.fleet_address()
+    assert len(address) < 100
+    assert address == deep.fleet_address(), "the same for every process"
+
+
+# -- the API client ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cloud_answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[httpx.Response], Cloud]]:
+    made: list[Cloud] = []
+
+    def make(response: httpx.Response) -> Cloud:
+        cloud = Cloud(Credentials("http://api", "token"))
+        cloud._client = httpx.Client(base_url="http://api", transport=httpx.MockTransport(lambda request: response))
+        made.append(cloud)
+        return cloud
+
+    yield make
+    for cloud in made:
+        cloud.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "retryable"),
+    [
+        (404, {"code": "ENDPOINT_UNKNOWN", "message": "no", "fault": "caller"}, EndpointUnknown, False),
+        (503, {"code": "NO_FORWARDER", "message": "no", "fault": "us", "retryable": True}, Unavailable, True),
+        (503, {"message": "Service Unavailable"}, Unavailable, True),
+        (403, {"message": "Forbidden"}, Unauthenticated, False),
+        (418, ["teapot"], FarcallError, False),
+    ],
+)
+def test_answers_become_errors_of_ours(
+    cloud_answering: Callable[[httpx.Response], Cloud],
+    status: int,
+    body: object,
+    kind: type[FarcallError],
+    retryable: bool,
+) -> None:
+    cloud = cloud_answering(httpx.Response(status, json=body))
+    with pytest.raises(kind) as caught:
+        cloud.register(name="n", display_name="d", metadata={})
+    assert caught.value.record.retryable is retryable
+
+
+def test_an_answer_that_is_not_json_is_not_believed(cloud_answering: Callable[[httpx.Response], Cloud]) -> None:
+    with pytest.raises(Unavailable, match="not a JSON object"):
+        cloud_answering(httpx.Response(200, text="<html>log in to the hotel's network</html>")).register(
+            name="n", display_name="d", metadata={}
+        )
+
+
+def test_an_answer_without_what_was_asked_for_is_not_believed(
+    cloud_answering: Callable[[httpx.Response], Cloud],
+) -> None:
+    with pytest.raises(Unavailable, match="endpoint_id"):
+        cloud_answering(httpx.Response(200, json={})).register(name="n", display_name="d", metadata={})
+
+
+def test_a_network_that_is_away_is_the_networks_fault() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        cloud = Cloud(Credentials(f"http://127.0.0.1:{unused.getsockname()[1]}", "token"))
+        with pytest.raises(Unavailable) as caught:
+            cloud.delete("e")
+        cloud.close()
+    assert caught.value.record.fault is Fault.NETWORK
+    assert caught.value.record.retryable
+
+
+def transfers(*statuses: int) -> tuple[Transfers, list[float]]:
+    left = iter(statuses)
+    pauses: list[float] = []
+    transport = httpx.MockTransport(lambda request: httpx.Response(next(left), content=b"data"))
+    return Transfers(transport=transport, pause=pauses.append), pauses
+
+
+def test_transfers_are_tried_again_when_the_store_fails_and_not_when_it_refuses() -> None:
+    good, pauses = transfers(503, 500, 200)
+    sha256 = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
+    assert good.download("http://store/x", sha256=sha256, size_bytes=4) == b"data"
+    assert pauses == sorted(pauses)
+    assert len(pauses) == 2
+    expired, pauses = transfers(403)
+    with pytest.raises(TransferFailed, match="HTTP 403") as caught:
+        expired.upload("http://store/x", b"data", headers={})
+    assert caught.value.retryable
+    assert not pauses
+    for wrong in ({"sha256": "0" * 64, "size_bytes": 4}, {"sha256": sha256, "size_bytes": 5}):
+        spoiled, _ = transfers(200)
+        with pytest.raises(TransferFailed, match="not what was uploaded"):
+            spoiled.download("http://store/x", **wrong)  # type: ignore[arg-type]
+    for each in (good, expired, spoiled):
+        each.close()
+
+
+# -- between manager and worker ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    manager_end, worker_end = socket_pair()
+    pair = Channel(manager_end), Channel(worker_end)
+    yield pair
+    for end in pair:
+        end.close()
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 60_000, 70_000, 3_000_000])
+def test_packets_arrive_whole_whatever_their_size(ends: tuple[Channel, Channel], size_bytes: int) -> None:
+    manager, worker = ends
+    body = os.urandom(size_bytes)
+    run = Run("t", 1, "h", 3, True, ("JSONData",))
+    manager.send(run, (b"fun", body))
+    assert worker.receive() == (run, b"fun" + body)
+    done = Done("t", 1.0, 2.0, {"code": "X"})
+    worker.send(done, (body,))
+    assert manager.receive() == (done, body)
+
+
+def test_what_was_not_read_can_be_taken_back(ends: tuple[Channel, Channel]) -> None:
+    manager, worker = ends
+    orders = [Run(f"t{number}", 1, "h") for number in range(5)]
+    for order in orders:
+        manager.send(order, (b"x" * 70_000,))
+    assert worker.receive() == (orders[0], b"x" * 70_000)
+    assert [packet for packet, _ in manager.recall(worker.socket)] == orders[1:]
+    worker.socket.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        worker.receive()
+
+
+def test_a_full_socket_refuses_whole_packets(ends: tuple[Channel, Channel]) -> None:
+    manager, worker = ends
+    sent: list[str] = []
+
+    def fill() -> None:
+        while True:
+            manager.send(Run(f"t{len(sent)}", 1, "h"), (b"x" * 30_000,))
+            sent.append(f"t{len(sent)}")
+
+    with pytest.raises(BlockingIOError):
+        fill()
+    assert len(sent) >= 3
+    taken = [packet for packet, _ in manager.recall(worker.socket)]
+    assert [packet.task_id for packet in taken if isinstance(packet, Run)] == sent
+
+
+def test_the_end_of_the_other_side_is_seen(ends: tuple[Channel, Channel]) -> None:
+    manager, worker = ends
+    worker.close()
+    assert manager.receive() is None
+
+
+def test_the_guardian_kills_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(group))
+    guardian.guard(["+11\n", "+12\n", "-11\n", "+13\n", "-99\n"])
+    assert sorted(killed) == [12, 13]
