@@ -150,16 +150,13 @@ class Cloud:
         ]
 
     def submit(self, tasks: Sequence[Task]) -> list[str]:
-        """Write tasks ahead, queue them, wake the owner."""
+        """Write tasks ahead and queue them."""
         self.stores.records.add_tasks(tasks)
         self.enqueue(tasks)
         return [task.task_id for task in tasks]
 
     def enqueue(self, tasks: Sequence[Task]) -> None:
-        endpoint_id = tasks[0].endpoint_id
-        owner = self.stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=time.time())
-        if owner:
-            self.stores.queue.wake(owner, endpoint_id)
+        self.stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=time.time())
 
     def submit_new(self, endpoint_id: str, count: int, **fields: Any) -> list[str]:
         return self.submit(self.tasks(endpoint_id, count, **fields))

@@ -95,7 +95,7 @@ class QueueSuite:
 
     def test_nothing_is_a_batch_too(self, queue: Queue) -> None:
         fence = own(queue)
-        assert queue.enqueue([], now=0) is None
+        queue.enqueue([], now=0)
         assert queue.ack(fence, [], now=0) == {}
         assert queue.cancel("e1", [], now=0) == {}
         assert queue.renew("e1", fence, [], lease_s=1, now=0) == []
@@ -270,16 +270,23 @@ class QueueSuite:
 
     # owning
 
-    def test_enqueue_names_the_owner_while_it_lives(self, queue: Queue) -> None:
-        assert queue.enqueue([make_queued("t1")], now=0) is None
+    def test_enqueue_wakes_the_owner_while_it_lives(self, queue: Queue) -> None:
+        wake_ups = queue.listen("w1")
+
+        def wakes(now: float) -> bool:
+            queue.enqueue([make_queued("t1")], now=now)
+            return bool(wake_ups.get(0.2))
+
+        assert not wakes(now=0)
         fence = own(queue, now=0)
-        assert queue.enqueue([make_queued("t2")], now=44) == "w1"
-        assert queue.enqueue([make_queued("t2")], now=46) is None
+        assert wakes(now=44)
+        assert not wakes(now=46)
         queue.keep("e1", "w1", fence, ttl_s=45, now=46)
-        assert queue.enqueue([make_queued("t2")], now=46) == "w1"
+        assert wakes(now=46)
         queue.release("e1", "w1", fence)
         queue.release("e1", "w1", fence)
-        assert queue.enqueue([make_queued("t2")], now=46) is None
+        assert not wakes(now=46)
+        wake_ups.close()
 
     def test_a_stale_owner_can_do_nothing(self, queue: Queue) -> None:
         stale = own(queue, "w1")
@@ -294,7 +301,7 @@ class QueueSuite:
             with pytest.raises(Fenced):
                 rebuild()
         queue.release("e1", "w1", stale)
-        assert queue.enqueue([make_queued("t3")], now=1) == "w2"
+        queue.enqueue([make_queued("t3")], now=1)
         assert queue.leased("e1", fence) == {"t1": 1}
         assert lease(queue, fence) == ["t2", "t3"]
 
@@ -413,17 +420,21 @@ class QueueSuite:
     def test_a_forwarder_hears_of_work_and_of_cancellations(self, queue: Queue) -> None:
         wake_ups = queue.listen("w1")
         assert wake_ups.get(0.0) == []
-        queue.wake("w1", "e1")
-        queue.wake("w1", "e2")
-        queue.wake("w1", "e1")
-        queue.wake("w2", "e3")
-        assert _hear(queue, wake_ups.get, "e2") == {"e1", "e2"}
         fence = own(queue)
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
-        lease(queue, fence, limit=1)
-        queue.cancel("e1", ["t2"], now=1)
+        queue.claim("e2", "w1", ttl_s=45, now=0)
+        queue.claim("e3", "w2", ttl_s=45, now=0)
+        queue.claim("e4", "w1", ttl_s=45, now=-100)
+        for endpoint_id in ("e4", "e3", "e1", "e1", "e2"):
+            queue.enqueue([make_queued(f"t-{endpoint_id}", endpoint_id=endpoint_id)], now=0)
+        assert _hear(queue, wake_ups.get, "e2") == {"e1", "e2"}
+        assert lease(queue, fence) == ["t-e1"]
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=50)  # by now nobody owns e1
         assert wake_ups.get(0.0) == []
-        queue.cancel("e1", ["t1"], now=1)
+        fence = own(queue, now=50)
+        lease(queue, fence, limit=1)
+        queue.cancel("e1", ["t2"], now=51)
+        assert wake_ups.get(0.0) == []
+        queue.cancel("e1", ["t1"], now=51)
         assert wake_ups.get(5.0) == ["e1"]
         wake_ups.close()
 

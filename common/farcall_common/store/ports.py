@@ -128,11 +128,11 @@ class Queue(Protocol):
     def close(self) -> None: ...
 
     # producing
-    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> str | None:
-        """Queue tasks of ONE endpoint; ids that the queue holds already are skipped. Returns the owning forwarder."""
+    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> None:
+        """Queue tasks of ONE endpoint; ids that the queue holds already are skipped. Wakes the endpoint's owner.
 
-    def wake(self, forwarder_id: str, endpoint_id: str) -> None:
-        """Tell a forwarder that an endpoint has work. Lossy: a sweep stands behind it."""
+        Wake-ups are lossy; the owner's sweep stands behind them.
+        """
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
         """Take waiting tasks out; mark leased ones and wake their owner, which tells the endpoint.

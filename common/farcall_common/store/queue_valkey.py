@@ -112,25 +112,18 @@ class ValkeyQueue:
 
     # producing
 
-    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> str | None:
-        owner: bytes | None = None
+    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> None:
         for batch in _batches(tasks):
+            endpoint_id = batch[0].endpoint_id
             arguments = itertools.chain.from_iterable(map(_task_arguments, batch))
-            owner = self._run("enqueue", batch[0].endpoint_id, now, now + RESCUE_LEASE_S, *arguments)
-        return owner.decode() if owner else None
-
-    def wake(self, forwarder_id: str, endpoint_id: str) -> None:
-        with _mapped():
-            self._client.publish(f"wake:{forwarder_id}", endpoint_id)
+            self._run("enqueue", endpoint_id, endpoint_id, now, now + RESCUE_LEASE_S, *arguments)
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
         end = codec.pack(moves.cancelled_while_waiting("", endpoint_id))
         outcomes: dict[str, CancelOutcome] = {}
         for batch in _batches(task_ids):
-            owner, *found = self._run("cancel", endpoint_id, now, end, *batch)
+            found = self._run("cancel", endpoint_id, endpoint_id, now, end, *batch)
             outcomes |= zip(batch, map(CancelOutcome, _texts(found)), strict=True)
-            if owner and b"requested" in found:
-                self.wake(owner.decode(), endpoint_id)
         return outcomes
 
     # owning

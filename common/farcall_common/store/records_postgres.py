@@ -232,20 +232,18 @@ class PostgresRecords:
 
     def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
         moves.check_moves(events)
-        with self._database.connection() as connection, connection.transaction():
+        # Pipelined, a transaction is two round trips: begin and lock, write and commit.
+        with self._database.connection() as connection, connection.pipeline(), connection.transaction():
             before = _lock_tasks(connection, {event.task_id for event in events})
             after = moves.moved(before, events)
             changes = [{"task_id": id_, "state": str(s.state), "attempt": s.attempt} for id_, s in after.items()]
-            with connection.pipeline():
-                _write(connection, task_rows.MOVE_TASKS, changes)
-                _write(
-                    connection, task_rows.ADD_EVENTS, [task_rows.event_row(e) for e in events if e.task_id in before]
-                )
+            _write(connection, task_rows.MOVE_TASKS, changes)
+            _write(connection, task_rows.ADD_EVENTS, [task_rows.event_row(e) for e in events if e.task_id in before])
         return [task_id for task_id, standing in after.items() if standing.attempt > before[task_id].attempt]
 
     def record_results(self, results: Sequence[TaskResult], *, at: dt.datetime) -> Mapping[str, TaskResult]:
         moves.check_ends(results)
-        with self._database.connection() as connection, connection.transaction():
+        with self._database.connection() as connection, connection.pipeline(), connection.transaction():
             first = moves.first_ends(_lock_tasks(connection, {result.task_id for result in results}), results)
             _write(connection, task_rows.END_TASKS, [task_rows.end_row(result, at=at) for result in first.values()])
         return first

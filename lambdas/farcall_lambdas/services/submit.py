@@ -169,16 +169,12 @@ def was_dispatched(task: Task) -> bool:
 
 
 def queue_tasks(stores: Stores, tasks: Sequence[Task], *, now: float) -> None:
-    """Queue committed tasks of one endpoint and wake its forwarder. Harmless to repeat.
+    """Queue committed tasks of one endpoint. Harmless to repeat.
 
     :raises Unavailable: when the queue cannot be reached.
     """
-    if not tasks:
-        return
-    endpoint_id = tasks[0].endpoint_id
-    forwarder_id = stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=now)
-    if forwarder_id is not None:
-        stores.queue.wake(forwarder_id, endpoint_id)
+    if tasks:
+        stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=now)
 
 
 def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:

@@ -111,29 +111,27 @@ class FakeQueue(Reach):
 
     # producing
 
-    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> str | None:
+    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> None:
         with self._call():
             if not tasks:
-                return None
+                return
             lane = self._lane(tasks[0].endpoint_id)
             for task in tasks:
                 if task.task_id not in lane.entries:
                     lane.add(task, attempt=task.attempt, held=False, deadline=now + _RESCUE_LEASE_S, now=now)
-            return lane.live_owner(now)
-
-    def wake(self, forwarder_id: str, endpoint_id: str) -> None:
-        with self._call():
-            for listener in self._listeners.get(forwarder_id, []):
-                listener.hear(endpoint_id)
+            self._wake_owner(lane, tasks[0].endpoint_id, now)
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
         with self._call():
             lane = self._lane(endpoint_id)
             outcomes = {task_id: self._cancel(lane, endpoint_id, task_id) for task_id in dict.fromkeys(task_ids)}
-            owner = lane.live_owner(now)
-            if owner and CancelOutcome.REQUESTED in outcomes.values():
-                self.wake(owner, endpoint_id)
+            if CancelOutcome.REQUESTED in outcomes.values():
+                self._wake_owner(lane, endpoint_id, now)
             return outcomes
+
+    def _wake_owner(self, lane: _Lane, endpoint_id: str, now: float) -> None:
+        for listener in self._listeners.get(lane.live_owner(now) or "", []):
+            listener.hear(endpoint_id)
 
     def _cancel(self, lane: _Lane, endpoint_id: str, task_id: str) -> CancelOutcome:
         if task_id not in lane.entries:

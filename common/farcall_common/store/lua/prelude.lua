@@ -62,9 +62,8 @@ local function finish(id, state, result)
   redis.call('RPUSH', OUTBOX, id)
 end
 
--- The forwarder to wake, or false.
-local function live_owner(now)
+-- Tell the forwarder that owns the endpoint, if one does, to look into the queue.
+local function wake_owner(endpoint, now)
   local owner = redis.call('HMGET', OWNER, 'forwarder', 'until')
-  return owner[1] and tonumber(owner[2]) > tonumber(now) and owner[1]
+  if owner[1] and tonumber(owner[2]) > tonumber(now) then redis.call('PUBLISH', 'wake:' .. owner[1], endpoint) end
 end
-
