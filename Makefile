@@ -55,7 +55,7 @@ test-unit: setup
 	$(RUN) pytest tests/unit tests/contract -q -n 2
 
 test-integration: setup
-	$(RUN) pytest tests/integration -q
+	$(RUN) pytest tests/integration -q -n 2 --dist loadfile
 
 test-e2e: setup
 	$(RUN) pytest tests/e2e -q --tier local
