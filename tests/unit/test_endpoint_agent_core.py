@@ -9,7 +9,7 @@ from farcall_common import wire
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent.core import REPORT_AFTER_S, AgentCore
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
-from farcall_endpoint.agent.tasks import Decisions, Stage, Task
+from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 from farcall_endpoint.outcomes import MAX_INLINE_BYTES
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started
@@ -112,7 +112,8 @@ def test_what_the_cloud_forgets_is_dropped_and_stopped() -> None:
     core.closed()
     core.opened([wire.TaskRef(task_id="a", attempt=1), wire.TaskRef(task_id="c", attempt=1)])
     decisions = core.decide(now=1.0)
-    assert decisions.forgotten == [tasks[0].seq, tasks[2].seq]
+    assert decisions.dropped == [tasks[0].seq, tasks[2].seq]
+    assert decisions.forgotten == []
     assert decisions.cancels == {"m": ["a"]}
     assert finish(core, "a").ended == []
     assert [held.task_id for held in core.held()] == ["b"]
@@ -242,6 +243,27 @@ def test_a_redelivery_raises_the_attempt_and_starts_nothing() -> None:
     assert ids(send(core, spec("a", attempt=3)).results) == ["a"]
 
 
+def test_what_is_recorded_is_not_reported_again_in_the_same_turn() -> None:
+    core = connected()
+    send(core, spec("a"))
+    finish(core, "a")
+    core.run_tasks(wire.RunTasks(tasks=(spec("a", attempt=2),)), [b"", b"p"], now=2.0)
+    core.recorded([wire.TaskRef(task_id="a", attempt=1)])
+    decisions = core.decide(now=2.0)
+    assert len(decisions.forgotten) == 1
+    assert decisions.results == []
+
+
+def test_a_result_that_the_spool_did_not_come_to_forget_makes_way() -> None:
+    old = Task(1, spec("a"), 1, Stage.ENDED, 0.0, end=End(TaskState.SUCCESS))
+    core = make_core()
+    core.restore([old, Task(2, spec("a"), 2, Stage.QUEUED, 0.0)], [HASH], now=0.0)
+    core.manager_registered("m", slots=1)
+    decisions = core.decide(now=0.0)
+    assert decisions.forgotten == [1]
+    assert ids(decisions.orders["m"]) == ["a"]
+
+
 def test_cancel_before_and_while_running_and_after() -> None:
     core = connected()
     send(core, spec("a"), spec("b"), spec("c"))
@@ -349,4 +371,3 @@ def test_the_report_counts() -> None:
     assert (report.managers, report.total_workers, report.idle_workers) == (1, 2, 1)
     assert (report.pending_tasks, report.outstanding_tasks) == (1, 3)
     assert report.detail == {"problem": "no disk"}
-    assert not core.is_idle

@@ -71,6 +71,23 @@ def test_an_end_replaces_its_task_until_it_is_forgotten() -> None:
     assert spool.load()[0] == []
 
 
+def test_forgetting_has_no_hurry_and_dropping_has(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    ended, unwanted = finish(make_task(1)), make_task(2)
+    spool.commit(Decisions(accepted=[make_task(1), unwanted], ended=[ended]))
+    spool.commit(Decisions(forgotten=[1]))
+    assert spool.body(ended) == b"r", "this turn had nothing else to write"
+    spool.commit(Decisions(dropped=[2]))
+    with pytest.raises(TypeError):
+        spool.body(ended)
+    spool.commit(Decisions(accepted=[make_task(3)], ended=[finish(make_task(3))]))
+    spool.commit(Decisions(forgotten=[3]))
+    spool.close()
+    again = Spool(tmp_path / "spool")
+    assert again.load()[0] == []
+    again.close()
+
+
 def test_a_task_that_ends_in_the_turn_of_its_acceptance() -> None:
     spool = Spool(None)
     task = finish(make_task(1), None)

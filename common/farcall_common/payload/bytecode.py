@@ -10,9 +10,9 @@ from __future__ import annotations
 import binascii
 import dis
 import json
+import opcode
 import pickle
 import sys
-from types import CodeType
 from typing import Any
 
 from farcall_common.errors import DeserializationError
@@ -64,16 +64,31 @@ def load(text: bytes) -> object:
     return pickle.loads(binascii.a2b_base64(pickled, strict_mode=True))
 
 
-def is_foreign(code: CodeType) -> bool:
-    """Whether byte code is plainly not of this Python version; running it could take the process down.
+def is_foreign(code: bytes) -> bool:
+    """Whether instructions are plainly not of this Python version. Merely making a code object of such ones can
+    overwrite memory, so they are looked at before that.
 
     For byte code that does not name its version. It is a sieve, not a proof: every code object starts with RESUME,
-    whose number changes between versions, and holds no operation that this version lacks.
+    whose number changes between versions, holds no operation that this version lacks, and has room for exactly the
+    caches that this version keeps behind each operation.
     """
-    operations = [dis.opname[operation] for operation in code.co_code[::2]]
-    start = next((name for name in operations if name not in _BEFORE_RESUME), "")
-    return (
-        start != "RESUME"
-        or any(name.startswith("<") for name in operations)
-        or any(is_foreign(inner) for inner in code.co_consts if isinstance(inner, CodeType))
-    )
+    operations = code[::2]
+    started = False
+    position = 0
+    while position < len(operations):
+        name = dis.opname[operations[position]]
+        behind = position + 1 + _caches_behind(name)
+        if name.startswith("<") or behind > len(operations) or any(operations[position + 1 : behind]):
+            return True
+        if not started and name not in _BEFORE_RESUME:
+            if name != "RESUME":
+                return True
+            started = True
+        position = behind
+    return not started
+
+
+def _caches_behind(name: str) -> int:
+    """How many units of cache follow an operation. The table changed from numbers to names in Python 3.13."""
+    table: Any = getattr(opcode, "_inline_cache_entries", {})
+    return int(table.get(name, 0) if isinstance(table, dict) else table[opcode.opmap.get(name, 0)])

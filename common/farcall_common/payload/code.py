@@ -10,7 +10,6 @@ import pickle
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from types import CodeType
 from typing import Any, ClassVar
 
 from farcall_common.errors import DeserializationError, SerializationError
@@ -62,20 +61,12 @@ class DillCode(Strategy):
     def load(self, text: bytes) -> object:
         pickled = binascii.a2b_base64(text)
         try:
-            function = dilling.loads(pickled)
+            return dilling.loads(pickled)
         except (SystemError, TypeError, ValueError) as error:  # how byte code of another version shows itself
-            raise _foreign(f": {error}") from error
-        code = getattr(function, "__code__", None)
-        if isinstance(code, CodeType) and bytecode.is_foreign(code):
-            raise _foreign("")
-        return function
-
-
-def _foreign(reason: str) -> DeserializationError:
-    return DeserializationError(
-        f"This is byte code of another version, and here runs Python {bytecode.THIS_PYTHON}{reason}.",
-        hint="Register the function with the Python version of the endpoint, or as source text.",
-    )
+            raise DeserializationError(
+                f"This is byte code of another version, and here runs Python {bytecode.THIS_PYTHON}: {error}.",
+                hint="Register the function with the Python version of the endpoint, or as source text.",
+            ) from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,6 +93,10 @@ class AgentCore:
         self._functions.update(functions)
         dispatched = []
         for task in tasks:
+            former = self._tasks.get(task.task_id)
+            if former is not None and former.end is not None:
+                self._ended -= 1  # recorded and delivered anew before the spool came to forget it
+                self._decisions.forgotten.append(former.seq)
             self._tasks[task.task_id] = task
             if task.end is not None:
                 self._ended += 1
@@ -184,10 +188,12 @@ class AgentCore:
             task = self._tasks.pop(ref.task_id, None)
             if task is None:
                 continue
-            self._decisions.forgotten.append(task.seq)
             if task.end is not None:
                 self._ended -= 1
-            elif task.stage is Stage.DISPATCHED and task.manager_id is not None:
+                self._decisions.forgotten.append(task.seq)
+                continue
+            self._decisions.dropped.append(task.seq)
+            if task.stage is Stage.DISPATCHED and task.manager_id is not None:
                 self._decisions.cancels[task.manager_id].append(task.task_id)
             else:
                 self._unqueue(task)
@@ -287,6 +293,10 @@ class AgentCore:
             if self._connected and task.end is not None and task.end.needs_upload:
                 self._decisions.blob_requests.append(task)
         decisions, self._decisions = self._decisions, Decisions()
+        if decisions.forgotten:  # what was to be said of these in the same turn has nothing to stand on any more
+            decisions.results = [task for task in decisions.results if task.task_id in self._tasks]
+            decisions.blob_requests = [task for task in decisions.blob_requests if task.task_id in self._tasks]
+            decisions.uploads = [(task, grant) for task, grant in decisions.uploads if task.task_id in self._tasks]
         return decisions
 
     def report(self) -> EndpointReport:
@@ -302,11 +312,6 @@ class AgentCore:
             outstanding_tasks=unfinished,
             detail={"problem": problems[0]} if problems else {},
         )
-
-    @property
-    def is_idle(self) -> bool:
-        """No manager has a task."""
-        return not any(manager.outstanding for manager in self._managers.values())
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

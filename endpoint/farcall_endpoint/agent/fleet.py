@@ -66,8 +66,9 @@ class Fleet:
         function_body: Callable[[str], bytes],
         payload: Callable[[Task], bytes],
     ) -> None:
-        self._socket = fleet_socket(context)
-        self._socket.bind(address)
+        #: Readable when :meth:`receive` has something.
+        self.socket = fleet_socket(context)
+        self.socket.bind(address)
         self._address = address
         self._poller = poller
         self._provider = provider
@@ -80,7 +81,7 @@ class Fleet:
         self._start_at: float | None = 0.0
         self._stopping = False
         self._software = protocol.software_fingerprint()
-        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self.socket, zmq.POLLIN)
 
     def tend(self, *, now: float) -> list[Lost]:
         """Start what should run; collect what has ended, or has not been heard of for too long."""
@@ -126,7 +127,7 @@ class Fleet:
         """What managers report: id, message, bodies. A manager of another version is sent away."""
         for _ in range(_MOST_PER_TURN):
             try:
-                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             manager_id = identity.decode()
@@ -194,8 +195,8 @@ class Fleet:
 
     def close(self) -> None:
         """Give back the socket."""
-        self._poller.unregister(self._socket)
-        self._socket.close(linger=0)
+        self._poller.unregister(self.socket)
+        self.socket.close(linger=0)
 
     def _start(self, now: float) -> None:
         manager_id = f"local-{new_id()[:8]}"
@@ -216,7 +217,7 @@ class Fleet:
 
     def _send(self, manager_id: str, message: protocol.FromAgent, bodies: Sequence[bytes] = ()) -> None:
         try:
-            send_frames(self._socket, [manager_id.encode(), *protocol.encode(message, bodies)])
+            send_frames(self.socket, [manager_id.encode(), *protocol.encode(message, bodies)])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -149,17 +149,14 @@ class Agent:
         self._background.wake()
 
     def _turn(self) -> None:
-        self._poller.poll(self._timeout_ms())
+        ready = {source for source, _ in self._poller.poll(self._timeout_ms())}
         now, epoch = self._clock.monotonic(), self._clock.epoch()
-        self._background.finish()
-        self._hear_managers(now, epoch)
-        for fate in self._uplink.fates():
-            if fate is SHAKEN:
-                self._follow(self._connection.shaken(now=now))
-            else:
-                self._hear_forwarder(now, epoch)  # its last words
-                self._follow(self._connection.lost(fate, key_refused=fate is KEY_REFUSED, now=now))
-        self._hear_forwarder(now, epoch)
+        if self._background.fileno() in ready:
+            self._background.finish()
+        if self._fleet.socket in ready:
+            self._hear_managers(now, epoch)
+        if not ready.isdisjoint(self._uplink.sockets):
+            self._hear_cloud(now, epoch)
         for lost in self._fleet.tend(now=now):
             _logger.log(logging.INFO if self._kill_at else logging.ERROR, "%s: %s", lost.manager_id, lost.reason)
             reason = "the endpoint was stopped while it ran" if self._kill_at else lost.reason
@@ -275,6 +272,16 @@ class Agent:
                 capabilities=self._capabilities,
             )
         )
+
+    def _hear_cloud(self, now: float, epoch: float) -> None:
+        for fate in self._uplink.fates():
+            if fate is SHAKEN:
+                self._follow(self._connection.shaken(now=now))
+            else:
+                self._hear_forwarder(now, epoch)  # its last words
+                _logger.warning("the way to the forwarder failed: %s", fate)
+                self._follow(self._connection.lost(fate, key_refused=fate is KEY_REFUSED, now=now))
+        self._hear_forwarder(now, epoch)
 
     def _hear_forwarder(self, now: float, epoch: float) -> None:
         try:

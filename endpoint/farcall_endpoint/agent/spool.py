@@ -20,6 +20,7 @@ from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 
 __all__ = ["Spool"]
 
+_MOST_FORGOTTEN: Final = 1000
 _FORMAT: Final = "1"
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -66,6 +67,7 @@ class Spool:
                 f"The spool {path} cannot be read: {error}.",
                 hint="Another process may use it, or it is damaged; move it away to start with an empty one.",
             ) from error
+        self._forgotten: list[tuple[int]] = []
         self.spool_id = self._spool_id(path)
 
     def _open(self) -> None:
@@ -88,10 +90,12 @@ class Spool:
 
     def close(self) -> None:
         """Write everything into one file."""
+        self._forget()
         self._database.close()
 
     def load(self) -> tuple[list[Task], set[str]]:
         """All tasks, oldest first, without their user bytes; and the hashes of the functions that are here."""
+        self._forget()
         tasks = []
         query = "SELECT seq, attempt, starts, at, spec, payload IS NULL FROM tasks"
         for seq, attempt, starts, at, spec, unfetched in self._database.execute(query):
@@ -120,8 +124,10 @@ class Spool:
         """Make the spool's part of a turn durable, all of it or nothing."""
         many = self._database.executemany
         d = decisions
-        if not (d.functions or d.accepted or d.redelivered or d.fetched or d.starts or d.ended or d.forgotten):
-            return
+        self._forgotten += [(seq,) for seq in d.forgotten]
+        matters = d.functions or d.accepted or d.redelivered or d.fetched or d.starts or d.ended or d.dropped
+        if not matters and len(self._forgotten) < _MOST_FORGOTTEN:
+            return  # what a process that dies did not come to forget is reported and recorded once more
         ended = {task.seq for task in d.ended}
         self._database.execute("BEGIN IMMEDIATE")
         try:
@@ -144,14 +150,18 @@ class Spool:
                 many("DELETE FROM tasks WHERE seq = ?", [(seq,) for seq in ended])
                 ends = [_result_row(task, task.end) for task in d.ended if task.end is not None]
                 many("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)", ends)
-            if d.forgotten:
-                seqs = [(seq,) for seq in d.forgotten]
-                many("DELETE FROM results WHERE seq = ?", seqs)
-                many("DELETE FROM tasks WHERE seq = ?", seqs)
+            if d.dropped:
+                many("DELETE FROM tasks WHERE seq = ?", [(seq,) for seq in d.dropped])
+            self._forget()
             self._database.execute("COMMIT")
         except BaseException:
             self._database.execute("ROLLBACK")
             raise
+
+    def _forget(self) -> None:
+        if self._forgotten:
+            self._database.executemany("DELETE FROM results WHERE seq = ?", self._forgotten)
+            self._forgotten.clear()
 
     def _bytes(self, query: str, key: int | str) -> bytes:
         row = self._database.execute(query, (key,)).fetchone()

@@ -84,7 +84,8 @@ class Decisions:
     fetched: list[Task] = dataclasses.field(default_factory=list)
     starts: list[Task] = dataclasses.field(default_factory=list)
     ended: list[Task] = dataclasses.field(default_factory=list)
-    forgotten: list[int] = dataclasses.field(default_factory=list)
+    dropped: list[int] = dataclasses.field(default_factory=list)  # unfinished, and not wanted any more
+    forgotten: list[int] = dataclasses.field(default_factory=list)  # ended and recorded: there is no hurry
     # to managers
     orders: dict[str, list[Task]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
     cancels: dict[str, list[str]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))

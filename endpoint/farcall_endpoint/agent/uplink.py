@@ -40,6 +40,11 @@ class Uplink:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
 
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What the poller may find readable."""
+        return () if self._socket is None or self._monitor is None else (self._socket, self._monitor)
+
     def dial(self, to: Address) -> None:
         """Open a socket to a forwarder.
 

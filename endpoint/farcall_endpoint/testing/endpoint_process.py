@@ -46,7 +46,7 @@ class EndpointProcess:
     def start(self, *, connected: bool = True) -> None:
         """Start the agent, and wait for its session unless told otherwise."""
         greeted = len(self.cloud.hellos)
-        command = [sys.executable, "-m", "farcall_endpoint.agent", "test", "--home", str(self.home), "--debug"]
+        command = [sys.executable, "-m", "farcall_endpoint.agent", "test", "--home", str(self.home)]
         self.agent = subprocess.Popen(command, env=self.environment, start_new_session=True)
         if connected:
             self.cloud.wait_for(lambda: len(self.cloud.hellos) > greeted)
