@@ -46,12 +46,12 @@ def reversed_bytes(data: bytes) -> bytes:
 
 
 def estimate_pi(seed: int) -> float:
-    """Pi from 20,000 random points in a square."""
+    """Pi from 10,000 random points in a square."""
     import random
 
     draw = random.Random(seed).random
-    inside = sum(draw() ** 2 + draw() ** 2 <= 1 for _ in range(20_000))
-    return 4 * inside / 20_000
+    inside = sum(draw() ** 2 + draw() ** 2 <= 1 for _ in range(10_000))
+    return 4 * inside / 10_000
 
 
 def weigh(sample: dict[str, float]) -> float:
@@ -135,7 +135,7 @@ def main_job(client: farcall.Client, endpoint_id: str, results: Results, *, pict
             except TaskCancelled as end:
                 said.append(end.record.message)
         case_studies(executor, results, pictures=pictures)
-    console.print(latency.table(latency.measure(client, endpoint_id, calls=100)))
+    console.print(latency.table(latency.measure(client, endpoint_id, calls=60)))
 
 
 def case_studies(executor: farcall.Executor, results: Results, *, pictures: Path) -> None:

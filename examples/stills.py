@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any
 
 FRAME_PIXELS = 128
@@ -51,14 +52,15 @@ def read_frame(number: int) -> Any:
 
     :raises ValueError: if there is no such frame.
     """
-    from skimage import data
-    from skimage.color import rgb2gray
+    import imageio.v3 as iio
+    import skimage
 
     row, column = divmod(number, COLUMNS)
     if not 0 <= number < FRAMES:
         raise ValueError(f"there are {FRAMES} frames, and none has the number {number}")
-    part = data.hubble_deep_field()[row * FRAME_PIXELS :, column * FRAME_PIXELS :][:FRAME_PIXELS, :FRAME_PIXELS]
-    return (rgb2gray(part) * 255).astype("uint8")
+    sky = iio.imread(Path(skimage.__file__).parent / "data" / "hubble_deep_field.jpg")
+    part = sky[row * FRAME_PIXELS :, column * FRAME_PIXELS :][:FRAME_PIXELS, :FRAME_PIXELS]
+    return part.mean(axis=2).astype("uint8")
 
 
 def count_spots(number: int) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import sys
 from pathlib import Path
 
 from moto.moto_server.werkzeug_app import create_backend_app
@@ -31,13 +29,12 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 def main() -> None:
-    """Serve until SIGTERM."""
+    """Serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--bucket", required=True)
     parser.add_argument("--directory", type=Path, required=True)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     journal = Journal(
         create_backend_app("s3"), directory=arguments.directory, access_key=os.environ["AWS_ACCESS_KEY_ID"]
     )

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from farcall_common.errors import ErrorRecord, Unavailable, error_from_record
 from farcall_local.postgres_files import forget_database
 from farcall_local.process import log_tail
-from farcall_local.state import TierState
 
 __all__ = ["is_up", "launch", "stop", "wipe"]
+
+_LOOK_EVERY_S = 0.02
 
 #: A process object that is dropped while its process runs complains about it; these are meant to run on.
 _left_running: list[subprocess.Popen[bytes]] = []
@@ -74,20 +77,28 @@ def is_up(directory: Path) -> bool:
 
 
 def stop(directory: Path, *, within_s: float = 30.0) -> bool:
-    """Stop the tier and wait for its end, at most ``within_s`` seconds before it is killed. False if none ran."""
-    state = TierState.read(directory)
-    if state is None or not is_up(directory):
+    """Stop the tier and wait for its end, at most ``within_s`` seconds before it is killed. False if none ran.
+
+    :raises Unavailable: if not even that ends it.
+    """
+    if not is_up(directory):
         return False
-    try:
-        supervisor = psutil.Process(state.supervisor_pid)
-        supervisor.terminate()
-        try:
-            supervisor.wait(timeout=within_s)
-        except psutil.TimeoutExpired:
-            supervisor.kill()  # and the kernel ends its children
-            supervisor.wait(timeout=within_s)
-    except psutil.NoSuchProcess:
-        pass
+    supervisor_pid = int((directory / "lock").read_text())
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):  # after the latter, the kernel ends its children
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor_pid, signal_number)
+        if _wait_until_down(directory, within_s=within_s):
+            return True
+    raise Unavailable(f"the supervisor, process {supervisor_pid}, cannot be ended")
+
+
+def _wait_until_down(directory: Path, *, within_s: float) -> bool:
+    """Wait for the lock, not for the process: where nobody reaps orphans, as in many containers, those stay on."""
+    deadline = time.monotonic() + within_s
+    while is_up(directory):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_EVERY_S)
     return True
 
 

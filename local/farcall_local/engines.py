@@ -183,7 +183,10 @@ class Blobs:
         return self  # its address is given away before it is up
 
     def prepare(self) -> None:
-        (self.directory / "objects").mkdir(exist_ok=True, mode=0o700)
+        objects = self.directory / "objects"
+        objects.mkdir(exist_ok=True, mode=0o700)
+        for unfinished in objects.glob("new-*"):
+            unfinished.unlink()
 
     def program(self, *, environment: Mapping[str, str], logs: Path) -> Program:
         module = "farcall_local.blobs"
@@ -194,6 +197,7 @@ class Blobs:
             environment={**environment, "AWS_ACCESS_KEY_ID": self.access_key},
             log_path=logs / f"{self.name}.log",
             cwd=self.directory,
+            stop_signal=signal.SIGKILL,  # what it accepted is on disk; it has nothing to finish
         )
 
     async def is_ready(self) -> bool:

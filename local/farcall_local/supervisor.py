@@ -208,13 +208,16 @@ async def _until_told(supervisor: Supervisor, *, until_eof: bool) -> None:
 @contextlib.contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
     """Hold the directory's lock. The kernel lets go of it when the process dies, however it dies."""
-    with (directory / "lock").open("w") as lock:
+    with (directory / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigurationError(
                 f"a local tier runs already in {directory}", hint="`farcall local status` shows it."
             ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
         yield
 
 

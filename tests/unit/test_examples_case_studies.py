@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
-from examples import digits, metadata, stills, tomography
+from examples import digits, hello, metadata, stills, tomography
 
 
 @pytest.fixture
@@ -108,3 +109,7 @@ def test_the_preview_shows_the_phantom(tmp_path: Path, threads: Executor) -> Non
     assert image.shape == (tomography.SLICE_PIXELS, tomography.SLICE_PIXELS)
     truth = resize(shepp_logan_phantom(), image.shape, anti_aliasing=True)  # type: ignore[no-untyped-call]
     assert np.corrcoef(image.ravel(), truth.ravel())[0, 1] > 0.95
+
+
+def test_hello_says_where_it_ran() -> None:
+    assert hello.hello("world") == f"hello, world, from {socket.gethostname()}"
