@@ -8,7 +8,6 @@ UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 
 export UV_SYSTEM_CERTS := true
 export UV_PYTHON_DOWNLOADS := never
-export PYTHONDONTWRITEBYTECODE := 1
 
 RUN := .venv/bin/python -m
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks tests
