@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def facts() -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "byte_code_cached": not sys.dont_write_bytecode,
         "load_1min_before": round(os.getloadavg()[0], 2),
     }
 
