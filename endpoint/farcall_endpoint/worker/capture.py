@@ -8,6 +8,7 @@ the last words of a worker that died.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -40,6 +41,11 @@ class Capture:
     """The worker's side. Call :meth:`tails` (if wanted) and :meth:`reset` after each task."""
 
     def __init__(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            # To a file, Python would hold lines back: they would come behind what a child wrote after them, and be lost
+            # with a worker that dies.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)
         self._streams = [sys.stdout, sys.stderr]
         self._copies = [_copy(number) for number in (1, 2)]  # user code may close 1 and 2
         self._inodes = [os.fstat(copy).st_ino for copy in self._copies]
@@ -60,7 +66,7 @@ class Capture:
                 os.dup2(copy, number)
                 state = os.fstat(copy)
             if self._streams[index].closed:
-                self._streams[index] = os.fdopen(number, "w", closefd=False)
+                self._streams[index] = os.fdopen(number, "w", buffering=1, closefd=False)
             if state.st_size:
                 os.ftruncate(copy, 0)
         sys.stdout, sys.stderr = self._streams
