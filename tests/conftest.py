@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,12 @@ import psutil
 import pytest
 
 GRACE_S = 5.0
+
+
+def pytest_configure() -> None:
+    """A background job inherits an ignored SIGINT and hands it on; the programs under test must hear Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

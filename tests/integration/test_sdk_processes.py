@@ -56,8 +56,6 @@ def test_what_was_submitted_is_sent_before_the_process_ends(start: Start, cloud:
 
 def test_ctrl_c_cancels_what_is_open_and_ends(start: Start, cloud: FakeCloud) -> None:
     program = start(
-        "import signal\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs\n"
         "with executor:\n"
         "    futures = [executor.submit(pow, 2, n) for n in range(10)]\n"
         "    executor._engine.flush(20)\n"
