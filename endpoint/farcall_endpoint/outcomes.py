@@ -33,7 +33,7 @@ def cancelled(*, running: bool) -> ErrorRecord:
     return ErrorRecord("TASK_CANCELLED", f"The task was cancelled {when}.", fault=Fault.CALLER)
 
 
-def walltime_exceeded(walltime_s: float, *, stdout_tail: str, stderr_tail: str) -> ErrorRecord:
+def walltime_exceeded(walltime_s: float, *, stdout_tail: str = "", stderr_tail: str = "") -> ErrorRecord:
     """The task ran into its limit."""
     return ErrorRecord(
         "WALLTIME_EXCEEDED",

@@ -19,10 +19,12 @@ from farcall_common.wire import TaskState
 
 __all__ = [
     "CancelTasks",
+    "Capacity",
     "Died",
     "Finished",
     "FromAgent",
     "FromManager",
+    "Ping",
     "Progress",
     "Registered",
     "RunTasks",
@@ -52,7 +54,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class TaskOrder(_Part, frozen=True):
-    """One attempt to run. ``walltime_s`` limits it; ``result_serializers`` are the submitter's choice, may be empty."""
+    """One attempt to run, and its limits. ``result_serializers`` are the submitter's choice, may be empty."""
 
     task_id: str
     attempt: int
@@ -60,6 +62,8 @@ class TaskOrder(_Part, frozen=True):
     payload: Body
     walltime_s: float | None = None
     result_serializers: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    max_output_bytes: int | None = None
 
 
 class RunTasks(_Message, frozen=True):
@@ -83,19 +87,35 @@ class Stop(_Message, frozen=True):
     grace_s: float
 
 
-FromAgent = RunTasks | CancelTasks | Stop
+class Ping(_Message, frozen=True):
+    """The agent lives. Whoever hears nothing for too long ends itself."""
+
+
+FromAgent = RunTasks | CancelTasks | Stop | Ping
 
 # -- manager to agent --------------------------------------------------------------------------------------------------
 
 
+class Capacity(_Part, frozen=True):
+    """What a node has for its workers together. ``accelerators`` are names as their vendors' tools give them."""
+
+    cores: int
+    memory_bytes: int
+    accelerators: tuple[str, ...] = ()
+
+
 class Registered(_Message, frozen=True):
-    """A manager is there, with so many slots. ``software`` must equal the agent's own."""
+    """A manager is there, with so many slots, as part of a block. ``software`` must equal the agent's own. ``ends_at``
+    is when the block's time is over, where that is known."""
 
     manager_id: str
     software: str
     slots: int
     pid: int
     hostname: str
+    block_id: str = ""
+    capacity: Capacity | None = None
+    ends_at: float | None = None
 
 
 class Started(_Part, frozen=True):

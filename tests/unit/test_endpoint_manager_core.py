@@ -7,24 +7,63 @@ import random
 
 import pytest
 
+from farcall_common.errors import ErrorRecord
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.core import STARTED_AFTER_S, Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Progress, TaskOrder
-from farcall_endpoint.worker.channel import Done, Run
+from farcall_endpoint.worker.channel import Done, Order, Run, Sync
+
+
+class Worker:
+    """What a worker's process does with its channel: packets that it has not read, the one that it is at, claims."""
+
+    def __init__(self) -> None:
+        self.packets: collections.deque[Run | Sync] = collections.deque()
+        self.orders: collections.deque[Order] = collections.deque()
+        self.claims = 0
+        self.running: Order | None = None
+        self.known: set[str] = set()
+        self.synced = 0
+
+    @property
+    def ahead(self) -> list[str]:
+        """What it will start, in order."""
+        orders = [*self.orders, *(o for packet in self.packets if isinstance(packet, Run) for o in packet.orders)]
+        return [order.task_id for order in orders[len(orders) - self.claims :]]
+
+    def step(self) -> bool:
+        """Start the next task; False when there is none."""
+        assert self.running is None
+        while True:
+            while self.orders:
+                order = self.orders.popleft()
+                if self.claims:
+                    self.claims -= 1
+                    assert order.function_hash in self.known
+                    self.running = order
+                    return True
+            if not self.packets:
+                return False
+            packet = self.packets.popleft()
+            if isinstance(packet, Sync):
+                self.synced += 1
+                continue
+            if packet.forget:
+                self.known.clear()
+            self.known.update(function_hash for function_hash, _ in packet.functions)
+            self.orders.extend(packet.orders)
 
 
 class Rig:
-    """A manager's shell without processes: each worker is a list of packets that it has not read."""
+    """A manager's shell without processes."""
 
-    def __init__(self, *, slots: int = 1, prefetch: int = 0) -> None:
-        self.core = ManagerCore(slots=slots, prefetch=PrefetchPolicy(horizon_s=1.0, limit=prefetch, unseen=prefetch))
+    def __init__(self, *, slots: int = 1, prefetch: int = 0, batching: bool = True) -> None:
+        policy = PrefetchPolicy(horizon_s=1.0, limit=prefetch, unseen=prefetch)
+        self.core = ManagerCore(slots=slots, prefetch=policy, batching=batching)
         self.now = 0.0
-        self.unread: dict[int, collections.deque[Run]] = {}
-        self.running: dict[int, Run | None] = {}
+        self.workers: dict[int, Worker] = {}
         self.killed: list[int] = []
-        self.room = 100
-        self.known: dict[int, set[str]] = {}
 
     def jobs(self, *names: str, walltime_s: float | None = None, function: str = "h") -> None:
         self.core.run([Job(TaskOrder(name, 1, function, 0, walltime_s), b"body", b"payload") for name in names])
@@ -33,60 +72,63 @@ class Rig:
         everything: list[Action] = []
         while actions := self.core.pump(now=self.now, epoch=1000.0 + self.now):
             everything += actions
-            for index, action in enumerate(actions):
-                self._perform(action, actions[index:])
+            for action in actions:
+                self._perform(action)
         return everything
 
-    def _perform(self, action: Action, rest: list[Action]) -> None:
+    def _perform(self, action: Action) -> None:
         match action:
             case Launch(worker_id=worker_id):
-                self.unread[worker_id] = collections.deque()
-                self.running[worker_id] = None
-                self.known[worker_id] = set()
+                self.workers[worker_id] = Worker()
             case Send(worker_id=worker_id, packet=packet):
-                if len(self.unread[worker_id]) < self.room:
-                    self.unread[worker_id].append(packet)
-                else:
-                    later = [a.packet for a in rest if isinstance(a, Send) and a.worker_id == worker_id]
-                    self.core.refused(worker_id, later)
+                self.workers[worker_id].packets.append(packet)
+                self.workers[worker_id].claims += len(packet.orders)
             case Recall(worker_id=worker_id):
-                packets = list(self.unread[worker_id])
-                self.unread[worker_id].clear()
-                self.core.taken_back(worker_id, packets)
-                self.core.recalled(worker_id)
+                worker = self.workers[worker_id]
+                revoked, worker.claims = worker.claims, 0
+                if revoked:
+                    worker.packets.append(Sync())
+                self.core.recalled(worker_id, revoked)
             case Kill(worker_id=worker_id):
                 self.killed.append(worker_id)
 
     def start_all(self) -> None:
         self.pump()
-        for worker_id in list(self.unread):
+        for worker_id in list(self.workers):
             self.core.ready(worker_id)
         self.pump()
 
-    def read(self, worker_id: int = 0) -> Run:
-        """The worker takes its next packet; one whose function it lacks goes back."""
-        while True:
-            packet = self.unread[worker_id].popleft()
-            if packet.forget:
-                self.known[worker_id].clear()
-            if packet.function_bytes:
-                self.known[worker_id].add(packet.function_hash)
-            if packet.function_hash in self.known[worker_id]:
-                self.running[worker_id] = packet
-                return packet
-            self.core.missing(worker_id, packet.task_id)
-            self.pump()
+    def read(self, worker_id: int = 0) -> str:
+        """The worker starts its next task, if it has not done so already."""
+        worker = self.workers[worker_id]
+        if worker.running is None and not self._step(worker_id):
+            self.pump()  # it has passed over what was recalled, and gets new ones
+            assert self._step(worker_id), "nothing to start"
+        assert worker.running is not None
+        return worker.running.task_id
+
+    def _step(self, worker_id: int) -> bool:
+        worker = self.workers[worker_id]
+        began = worker.step()
+        for _ in range(worker.synced):
+            self.core.synced(worker_id)
+        worker.synced = 0
+        return began
 
     def done(self, worker_id: int = 0, *, duration_s: float = 0.001) -> str:
-        packet = self.running[worker_id] or self.read(worker_id)
-        self.running[worker_id] = None
-        self.core.done(worker_id, Done(packet.task_id, 0.0, duration_s), b"r", now=self.now)
+        """The worker ends its task, after starting one if need be, and goes on to the next packet."""
+        worker = self.workers[worker_id]
+        self.read(worker_id)
+        order, worker.running = worker.running, None
+        assert order is not None
+        self.core.done(worker_id, Done(order.task_id, 0.0, duration_s), b"r", now=self.now)
+        self._step(worker_id)
         self.pump()
-        return packet.task_id
+        return order.task_id
 
     def die(self, worker_id: int, *, reason: str = "exit code 1") -> None:
-        self.core.taken_back(worker_id, list(self.unread.pop(worker_id)))
-        self.core.died(worker_id, reason=reason, tails=("out", "err"), now=self.now)
+        revoked = self.workers.pop(worker_id).claims
+        self.core.died(worker_id, revoked=revoked, reason=reason, tails=("out", "err"), now=self.now)
         self.pump()
 
     def progress(self) -> Progress:
@@ -94,8 +136,8 @@ class Rig:
         return report[0] if report else Progress()
 
 
-def started(**options: int) -> Rig:
-    rig = Rig(**options)
+def started(*, slots: int = 1, prefetch: int = 0) -> Rig:
+    rig = Rig(slots=slots, prefetch=prefetch)
     rig.start_all()
     return rig
 
@@ -103,11 +145,20 @@ def started(**options: int) -> Rig:
 def test_workers_are_started_at_once_and_get_tasks_when_ready() -> None:
     rig = Rig(slots=2)
     rig.jobs("a", "b", "c")
-    assert rig.pump() == [Launch(0), Launch(1)]
+    assert rig.pump() == [Launch(0, 0), Launch(1, 1)]
     rig.core.ready(1)
     rig.pump()
-    assert [packet.task_id for packet in rig.unread[1]] == ["a"]
-    assert not rig.unread[0]
+    assert rig.workers[1].ahead == ["a"]
+    assert not rig.workers[0].ahead
+
+
+def test_a_new_worker_gets_the_slot_of_the_one_that_died() -> None:
+    rig = started(slots=3)
+    rig.jobs("a")
+    rig.pump()
+    rig.workers.pop(1)
+    rig.core.died(1, revoked=0, reason="exit code 1", tails=("", ""), now=0.0)
+    assert Launch(3, 1) in rig.pump()
 
 
 def test_results_are_reported_with_their_bytes() -> None:
@@ -126,10 +177,13 @@ def test_results_are_reported_with_their_bytes() -> None:
 def test_a_function_travels_once_to_each_worker() -> None:
     rig = started()
     rig.jobs("a", "b")
-    rig.pump()
-    assert rig.unread[0][0].function_bytes == 4
-    rig.done()
-    assert rig.unread[0][0].function_bytes == 0
+    [send] = [action for action in rig.pump() if isinstance(action, Send)]
+    assert send.packet.functions == (("h", 4),)
+    rig.read()
+    rig.workers[0].running = None
+    rig.core.done(0, Done("a", 0.0, 0.1), b"r", now=0.0)
+    [send] = [action for action in rig.pump() if isinstance(action, Send)]
+    assert send.packet.functions == ()
 
 
 def test_a_worker_forgets_functions_before_it_holds_too_many() -> None:
@@ -138,7 +192,7 @@ def test_a_worker_forgets_functions_before_it_holds_too_many() -> None:
         rig.jobs("t", function=f"h{number}")
         rig.pump()
         rig.done()
-    assert len(rig.known[0]) < 260
+    assert len(rig.workers[0].known) < 260
     rig.jobs("again", function="h0")
     rig.pump()
     assert rig.done() == "again"
@@ -148,7 +202,31 @@ def test_pipelining_follows_the_policy_and_shares_fairly() -> None:
     rig = started(slots=2, prefetch=3)
     rig.jobs(*"abcdef")
     rig.pump()
-    assert {worker: len(packets) for worker, packets in rig.unread.items()} == {0: 3, 1: 3}
+    assert {worker_id: len(worker.ahead) for worker_id, worker in rig.workers.items()} == {0: 3, 1: 3}
+
+
+def test_nobody_works_ahead_while_another_has_nothing() -> None:
+    rig = started(slots=4, prefetch=9)
+    rig.jobs(*"abcde")
+    rig.pump()
+    assert sorted(len(worker.ahead) for worker in rig.workers.values()) == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("batching", "packets"), [(True, 1), (False, 6)])
+def test_tasks_for_the_same_worker_share_a_packet(batching: bool, packets: int) -> None:
+    rig = Rig(prefetch=5, batching=batching)
+    rig.start_all()
+    rig.jobs(*"abcdef")
+    assert len(rig.pump()) == packets
+    assert rig.workers[0].ahead == list("abcdef")
+
+
+def test_large_payloads_travel_alone_and_few_at_a_time() -> None:
+    rig = started(prefetch=100)
+    rig.core.run([Job(TaskOrder(str(number), 1, "h", 0), b"body", bytes(1_000_000)) for number in range(9)])
+    sends = [action for action in rig.pump() if isinstance(action, Send)]
+    assert [len(send.packet.orders) for send in sends] == [1] * len(sends)
+    assert len(sends) < 5
 
 
 def test_what_waits_behind_a_slow_task_is_recalled_and_keeps_its_place() -> None:
@@ -156,37 +234,63 @@ def test_what_waits_behind_a_slow_task_is_recalled_and_keeps_its_place() -> None
     rig.jobs(*"abcdef")
     rig.pump()
     rig.read(0)
-    rig.now = 0.02
-    behind = [packet.task_id for packet in rig.unread[0]]
+    rig.now = 0.009
+    rig.done(1)
+    rig.now = 0.015
+    behind = rig.workers[0].ahead
     deadline = rig.core.next_deadline()
     assert deadline is not None
     assert deadline <= rig.now
     rig.pump()
-    assert not rig.unread[0]
-    ran = [rig.done(1) for _ in range(3)]
-    rig.pump()
-    assert set(behind) <= set(ran) | {packet.task_id for packet in rig.unread[1]}
+    assert not rig.workers[0].ahead
+    assert [rig.done(1) for _ in range(4)] == ["e", "f", *behind]
 
 
-def test_a_full_socket_is_tried_again_when_the_worker_has_read() -> None:
-    rig = started(prefetch=5)
-    rig.room = 2
-    rig.jobs(*"abcde")
-    rig.pump()
-    assert len(rig.unread[0]) == 2
-    assert [rig.done() for _ in range(5)] == list("abcde")
-
-
-def test_a_function_whose_packet_was_recalled_is_sent_again() -> None:
-    rig = started(prefetch=1)
-    rig.jobs("a")
-    rig.jobs("b", function="other")
+def test_a_worker_gets_nothing_new_before_it_has_passed_over_what_was_recalled() -> None:
+    rig = started(prefetch=3)
+    rig.jobs(*"abc")
     rig.pump()
     rig.read()
-    lost = rig.unread[0].popleft()  # recalled under the worker's nose, before the next packet of that function
-    rig.core.taken_back(0, [lost])
-    assert rig.done() == "a"
-    assert rig.done() == "b"
+    rig.now = 0.02
+    rig.pump()
+    worker = rig.workers[0]
+    worker.running = None
+    rig.core.done(0, Done("a", 0.0, 0.02), b"r", now=rig.now)
+    rig.pump()
+    assert not worker.ahead
+    assert not worker.step()
+    assert worker.synced == 1
+    rig.core.synced(0)
+    rig.pump()
+    assert worker.ahead == ["b", "c"]
+
+
+def test_a_worker_that_was_between_two_tasks_when_they_were_recalled_gets_new_ones() -> None:
+    rig = started(prefetch=3)
+    rig.jobs(*"abc")
+    rig.pump()
+    rig.now = 0.02  # it was held up before it could start anything
+    rig.pump()
+    assert not rig.workers[0].step()
+    rig.core.synced(0)
+    rig.pump()
+    assert [rig.done() for _ in range(3)] == list("abc")
+
+
+def test_a_breach_of_a_limit_ends_the_running_task_with_its_record() -> None:
+    rig = started(prefetch=1)
+    rig.jobs("a", "b")
+    rig.pump()
+    rig.read()
+    rig.core.breached(0, "b", ErrorRecord("TOO_MUCH", "of it"))  # not what runs: too late, or too early
+    rig.core.breached(0, "a", ErrorRecord("TOO_MUCH", "of it"))
+    rig.pump()
+    assert rig.killed == [0]
+    rig.die(0)
+    [finished] = rig.progress().finished
+    assert finished.error is not None
+    assert (finished.task_id, finished.error["code"]) == ("a", "TOO_MUCH")
+    assert (finished.error["stdout_tail"], finished.error["stderr_tail"]) == ("out", "err")
 
 
 def test_cancel_of_waiting_pipelined_and_running_tasks() -> None:
@@ -255,10 +359,10 @@ def test_a_death_names_the_one_task_that_ran_and_reassigns_the_rest() -> None:
         ("a", "killed by SIGSEGV", "err")
     ]
     assert not progress.finished
-    [worker_id] = rig.unread
+    [worker_id] = rig.workers
     rig.core.ready(worker_id)
     rig.pump()
-    assert [packet.task_id for packet in rig.unread[worker_id]] == ["b", "c"]
+    assert rig.workers[worker_id].ahead == ["b", "c"]
 
 
 def test_workers_that_do_not_start_are_tried_less_and_less_often_and_the_reason_is_told() -> None:
@@ -266,7 +370,7 @@ def test_workers_that_do_not_start_are_tried_less_and_less_often_and_the_reason_
     waits = []
     for _ in range(5):
         rig.pump()
-        [worker_id] = rig.unread
+        [worker_id] = rig.workers
         began = rig.now
         rig.die(worker_id)
         rig.now = rig.core.next_deadline() or 0.0
@@ -340,20 +444,20 @@ def test_every_task_is_answered_once_whatever_happens(seed: int) -> None:
                 batch, waiting = waiting[:20], waiting[20:]
                 rig.jobs(*batch, function=f"h{rng.randrange(5)}")
             case 1 | 2 | 3:
-                for worker_id in list(rig.unread):
+                for worker_id, worker in list(rig.workers.items()):
                     rig.core.ready(worker_id)
-                    if rig.running[worker_id] or rig.unread[worker_id]:
+                    if worker.running or worker.ahead:
                         rig.done(worker_id)
             case 4 if rng.random() < 0.1:
-                worker_id = rng.choice(list(rig.unread))
-                if rig.running[worker_id] is None and rig.unread[worker_id]:
+                worker_id = rng.choice(list(rig.workers))
+                if rig.workers[worker_id].running is None and rig.workers[worker_id].ahead:
                     rig.read(worker_id)
                 rig.die(worker_id)
             case 5:
                 rig.core.cancel([rng.choice(names)])
         rig.pump()
         for worker_id in rig.killed:
-            if worker_id in rig.unread:
+            if worker_id in rig.workers:
                 rig.die(worker_id)
         rig.killed.clear()
         progress = rig.progress()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_end
 from farcall_endpoint.manager import guardian
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.settings import Credentials, exit_code, read_credentials
-from farcall_endpoint.worker.channel import Channel, Done, Run, socket_pair
+from farcall_endpoint.worker.channel import Channel, Done, Order, Run, Sync, channel_pair
 
 # -- scheduling --------------------------------------------------------------------------------------------------------
 
@@ -301,35 +302,63 @@ def test_transfers_are_tried_again_when_the_store_fails_and_not_when_it_refuses(
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
-    manager_end, worker_end = socket_pair()
-    pair = Channel(manager_end), Channel(worker_end)
+    manager, socket, claims = channel_pair()
+    pair = manager, Channel(socket, claims)
     yield pair
     for end in pair:
         end.close()
+
+
+def orders(*names: str, payload_bytes: int = 0) -> Run:
+    return Run(tuple(Order(name, 1, "h", payload_bytes) for name in names))
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 60_000, 70_000, 3_000_000])
 def test_packets_arrive_whole_whatever_their_size(ends: tuple[Channel, Channel], size_bytes: int) -> None:
     manager, worker = ends
     body = os.urandom(size_bytes)
-    run = Run("t", 1, "h", 3, True, ("JSONData",))
-    manager.send(run, (b"fun", body))
+    run = Run((Order("t", 1, "h", size_bytes, ("JSONData",)),), (("h", 3),), True)
+    manager.order(run, (b"fun", body))
     assert worker.receive() == (run, b"fun" + body)
     done = Done("t", 1.0, 2.0, {"code": "X"})
     worker.send(done, (body,))
     assert manager.receive() == (done, body)
 
 
-def test_what_was_not_read_can_be_taken_back(ends: tuple[Channel, Channel]) -> None:
+def test_a_claim_is_had_by_one_side(ends: tuple[Channel, Channel]) -> None:
     manager, worker = ends
-    orders = [Run(f"t{number}", 1, "h") for number in range(5)]
-    for order in orders:
-        manager.send(order, (b"x" * 70_000,))
-    assert worker.receive() == (orders[0], b"x" * 70_000)
-    assert [packet for packet, _ in manager.recall(worker.socket)] == orders[1:]
-    worker.socket.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        worker.receive()
+    manager.order(orders("a", "b", "c"), ())
+    assert worker.claim()
+    manager.order(orders("d"), ())
+    assert manager.revoke() == 3
+    assert not worker.claim()
+    assert manager.revoke() == 0
+    manager.send(Sync())
+    manager.order(orders("e"), ())
+    assert worker.claim()
+
+
+def test_claims_are_never_had_twice_by_racing_sides(ends: tuple[Channel, Channel]) -> None:
+    manager, worker = ends
+    had = [0]
+    over = threading.Event()
+
+    def claim() -> None:
+        while not over.is_set():
+            had[0] += worker.claim()
+
+    thread = threading.Thread(target=claim)
+    thread.start()
+    try:
+        revoked = 0
+        for _ in range(200):
+            manager.order(orders("a", "b", "c"), ())
+            worker.receive()
+            revoked += manager.revoke()
+    finally:
+        over.set()
+        thread.join()
+    assert had[0] + revoked == 600
 
 
 def test_a_full_socket_refuses_whole_packets(ends: tuple[Channel, Channel]) -> None:
@@ -338,19 +367,21 @@ def test_a_full_socket_refuses_whole_packets(ends: tuple[Channel, Channel]) -> N
 
     def fill() -> None:
         while True:
-            manager.send(Run(f"t{len(sent)}", 1, "h"), (b"x" * 30_000,))
+            manager.order(orders(f"t{len(sent)}", payload_bytes=30_000), (b"x" * 30_000,))
             sent.append(f"t{len(sent)}")
 
     with pytest.raises(BlockingIOError):
         fill()
     assert len(sent) >= 3
-    taken = [packet for packet, _ in manager.recall(worker.socket)]
-    assert [packet.task_id for packet in taken if isinstance(packet, Run)] == sent
+    assert manager.revoke() == len(sent) + 1
+    worker.socket.setblocking(False)
+    for name in sent:
+        assert worker.receive() == (orders(name, payload_bytes=30_000), b"x" * 30_000)
 
 
 def test_the_end_of_the_other_side_is_seen(ends: tuple[Channel, Channel]) -> None:
     manager, worker = ends
-    worker.close()
+    worker.socket.close()
     assert manager.receive() is None
 
 

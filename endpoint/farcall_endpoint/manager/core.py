@@ -1,24 +1,24 @@
 """What a manager decides: which worker gets which task, which worker must die, what the agent hears. No I/O, no clock.
 
 The shell tells the core what happened and performs the actions that it gives back. Tasks are pipelined: a ready worker
-may have several in its socket, so that short tasks do not wait for a round trip each. What a worker has not read yet
-can be recalled (see :mod:`farcall_endpoint.worker.channel`), so that pipelining never hides a task behind a long one,
-and never blurs which single task was running when a worker died. Instants are monotonic seconds.
+has several ordered ahead, so that short tasks do not wait for a round trip each. What a worker has not started can be
+recalled (see :mod:`farcall_endpoint.worker.channel`), so that pipelining never hides a task behind a long one, and
+never blurs which single task was running when a worker died. Instants are monotonic seconds.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from farcall_common.errors import ErrorRecord
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started, TaskOrder
-from farcall_endpoint.worker.channel import Done, Run
+from farcall_endpoint.worker.channel import Done, Order, Run
 
 __all__ = ["Action", "Job", "Kill", "Launch", "ManagerCore", "Recall", "Send"]
 
@@ -29,9 +29,15 @@ _OVERDUE_S: Final = 0.01
 _START_LIMIT_S: Final = 60.0
 _MAX_BACKOFF_S: Final = 10.0
 _MAX_KNOWN_FUNCTIONS: Final = 256
+_MAX_PACKET_TASKS: Final = 64
+_MAX_PACKET_BYTES: Final = 32 * 1024
+"""Tasks are joined into packets up to here; one task may be larger."""
+_MAX_UNREAD_BYTES: Final = 96 * 1024
+_PACKET_BYTES: Final = 1024
+"""What a packet costs in a socket's buffer beside its bytes; what a task costs if it travels alone."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """A task with its user bytes."""
 
@@ -42,14 +48,15 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Start a worker. Answered by ``ready`` or ``died``."""
+    """Start a worker on a slot, which no other worker has meanwhile. Answered by ``ready`` or ``died``."""
 
     worker_id: int
+    slot: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Put a task into a worker's socket. Answered by ``refused``, with it and all behind it, when that is full."""
+    """Order tasks. If that cannot be done, the worker is to be killed."""
 
     worker_id: int
     packet: Run
@@ -58,14 +65,15 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class Recall:
-    """Take back what a worker has not read (``taken_back``), then pass on what it has sent, then say ``recalled``."""
+    """Revoke what a worker has not started, then pass on what it has sent, then say ``recalled``. If anything was
+    revoked, send Sync, which is answered by ``synced``."""
 
     worker_id: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """End a worker's process group. Answered by ``died``."""
+    """End a worker's process and all that it started. Answered by ``died``."""
 
     worker_id: int
 
@@ -73,40 +81,48 @@ class Kill:
 Action = Launch | Send | Recall | Kill
 
 
-class _Stop(enum.Enum):
-    CANCELLED = enum.auto()
-    WALLTIME = enum.auto()
+@dataclasses.dataclass(frozen=True)
+class _Stop:
+    """Why a task must not go on: how it is to end if it is running."""
+
+    state: TaskState
+    record: ErrorRecord
 
 
 @dataclasses.dataclass(slots=True)
 class _Worker:
     worker_id: int
+    slot: int
     since: float  # start of the launch, later of the task at the head of ``jobs``
     ready: bool = False
     jobs: collections.deque[Job] = dataclasses.field(default_factory=collections.deque)
+    ahead_bytes: int = 0  # what the jobs may take up in the socket's buffer
     head_reported: bool = False
     overdue: bool = False
-    full: bool = False
     known: set[str] = dataclasses.field(default_factory=set)
     stops: dict[str, _Stop] = dataclasses.field(default_factory=dict)
     recalling: bool = False
+    syncing: bool = False
     doomed: bool = False
 
     @property
     def open(self) -> bool:
-        return self.ready and not (self.doomed or self.recalling or self.full)
+        return self.ready and not (self.doomed or self.recalling or self.syncing)
 
 
 class ManagerCore:
     """One per manager.
 
     :param slots: workers to keep; each runs one task at a time.
-    :param prefetch: how many tasks to keep in a worker's socket behind the one that runs.
+    :param prefetch: how many tasks to order ahead, behind the one that runs.
+    :param batching: whether several tasks may travel in one packet.
     """
 
-    def __init__(self, *, slots: int, prefetch: PrefetchPolicy) -> None:
+    def __init__(self, *, slots: int, prefetch: PrefetchPolicy, batching: bool = True) -> None:
         self._slots = slots
         self._prefetch = prefetch
+        self._most_in_packet = _MAX_PACKET_TASKS if batching else 1
+        self._free_slots = collections.deque(range(slots))
         self._queue: collections.deque[Job] = collections.deque()
         self._workers: dict[int, _Worker] = {}
         self._next_worker_id = 0
@@ -138,7 +154,14 @@ class ManagerCore:
         for worker in self._workers.values():
             for job in worker.jobs:
                 if job.order.task_id in wanted:
-                    self._stop_task(worker, job.order.task_id, _Stop.CANCELLED)
+                    stop = _Stop(TaskState.CANCELLED, outcomes.cancelled(running=True))
+                    self._stop_task(worker, job.order.task_id, stop)
+
+    def breached(self, worker_id: int, task_id: str, record: ErrorRecord) -> None:
+        """A running task has gone beyond a limit: end it with that record, and its worker with it."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.jobs and worker.jobs[0].order.task_id == task_id:
+            self._stop_task(worker, task_id, _Stop(TaskState.FAILED, record))
 
     def stop(self, *, grace_s: float, now: float) -> None:
         """Take nothing on, let what runs finish within ``grace_s`` seconds, then end everything."""
@@ -163,59 +186,43 @@ class ManagerCore:
         self._start_failures = 0
         self._problem = ""
 
-    def refused(self, worker_id: int, packets: Sequence[Run]) -> None:
-        """A worker's socket was full: these, the last that were meant for it, were not sent."""
-        worker = self._workers[worker_id]
-        self.taken_back(worker_id, packets)
-        worker.full = bool(worker.jobs)
-
     def done(self, worker_id: int, done: Done, result: bytes, *, now: float) -> None:
         """A worker ended a task."""
         worker = self._workers[worker_id]
         job = worker.jobs.popleft()
         assert job.order.task_id == done.task_id
-        worker.since, worker.head_reported, worker.overdue, worker.full = now, False, False, False
-        worker.stops.pop(done.task_id, None)
+        worker.ahead_bytes -= _bytes_ahead(job)
+        worker.since, worker.head_reported, worker.overdue = now, False, False
+        if worker.stops:
+            worker.stops.pop(done.task_id, None)
         self._prefetch.observe(done.ended_at - done.started_at)
         state = TaskState.SUCCESS if done.error is None else TaskState.FAILED
         self._end(job, state, done.error, result=result, started_at=done.started_at, ended_at=done.ended_at)
         if self._stop_at is not None and not worker.recalling:
             self._kill(worker)
 
-    def missing(self, worker_id: int, task_id: str) -> None:
-        """A worker read a task without knowing its function: the packet with that was taken back under its nose."""
-        worker = self._workers[worker_id]
-        job = worker.jobs.popleft()
-        assert job.order.task_id == task_id
-        worker.known.discard(job.order.function_hash)
-        self._requeue(worker, job)
-
-    def taken_back(self, worker_id: int, packets: Sequence[Run]) -> None:
-        """These, of those that were meant for a worker, will never be read by it. Not always the last: it reads on."""
-        worker = self._workers[worker_id]
-        taken = {packet.task_id for packet in packets}
-        if not taken:
-            return
-        worker.known.difference_update(packet.function_hash for packet in packets if packet.function_bytes)
-        jobs = worker.jobs
-        worker.jobs = collections.deque(job for job in jobs if job.order.task_id not in taken)
-        for job in reversed(jobs):
-            if job.order.task_id in taken:
-                self._requeue(worker, job)
-
-    def recalled(self, worker_id: int) -> None:
-        """A Recall was performed: what is left at the worker runs, and is one task at most."""
+    def recalled(self, worker_id: int, revoked: int) -> None:
+        """A Recall was performed: the last ``revoked`` tasks will not be started; what is left is one at most."""
         worker = self._workers[worker_id]
         worker.recalling = False
+        worker.syncing = revoked > 0
+        self._take_back(worker, revoked)
+        worker.overdue = worker.overdue and bool(worker.jobs)
         idle_at_the_end = self._stop_at is not None and not worker.jobs
         if idle_at_the_end or any(job.order.task_id in worker.stops for job in worker.jobs):
             self._kill(worker)
         else:
             worker.stops.clear()
 
-    def died(self, worker_id: int, *, reason: str, tails: tuple[str, str], now: float) -> None:
-        """A worker's process ended. What it had not read was taken back, and what it sent was passed on already."""
+    def synced(self, worker_id: int) -> None:
+        """A worker has passed over all that was revoked."""
+        self._workers[worker_id].syncing = False
+
+    def died(self, worker_id: int, *, revoked: int, reason: str, tails: tuple[str, str], now: float) -> None:
+        """A worker's process ended. What it sent was passed on already; the last ``revoked`` tasks were not started."""
         worker = self._workers.pop(worker_id)
+        self._free_slots.append(worker.slot)
+        self._take_back(worker, revoked)
         stdout_tail, stderr_tail = tails
         if not worker.ready and self._stop_at is None:
             self._start_failures += 1
@@ -224,17 +231,17 @@ class ManagerCore:
             self._problem = f"a worker did not start: {reason}; {lines[-1] if lines else 'it said nothing'}"
         for job in worker.jobs:
             task_id = job.order.task_id
-            match worker.stops.get(task_id):
-                case _Stop.CANCELLED:
-                    self._end(job, TaskState.CANCELLED, outcomes.cancelled(running=True).to_json())
-                case _Stop.WALLTIME:
-                    limit_s = job.order.walltime_s or 0.0
-                    record = outcomes.walltime_exceeded(limit_s, stdout_tail=stdout_tail, stderr_tail=stderr_tail)
-                    self._end(job, TaskState.FAILED, record.to_json())
-                case None if self._stop_at is None:
-                    self._died.append(Died(task_id, reason, stdout_tail, stderr_tail))
-                case None:
-                    pass  # stopped with the endpoint; the agent knows that it had it
+            stop = worker.stops.get(task_id)
+            if stop is not None:
+                record = stop.record
+                if stop.state is TaskState.FAILED:
+                    record = dataclasses.replace(
+                        record, stdout_tail=stdout_tail or None, stderr_tail=stderr_tail or None
+                    )
+                self._end(job, stop.state, record.to_json())
+            elif self._stop_at is None:
+                self._died.append(Died(task_id, reason, stdout_tail, stderr_tail))
+            # else stopped with the endpoint; the agent knows that it had it
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -304,7 +311,8 @@ class ManagerCore:
             worker.overdue = True
             self._recall(worker)
         if head.walltime_s is not None and age_s >= head.walltime_s and head.task_id not in worker.stops:
-            self._stop_task(worker, head.task_id, _Stop.WALLTIME)
+            stop = _Stop(TaskState.FAILED, outcomes.walltime_exceeded(head.walltime_s))
+            self._stop_task(worker, head.task_id, stop)
 
     def _deadline(self, worker: _Worker) -> float | None:
         if not worker.ready:
@@ -321,48 +329,76 @@ class ManagerCore:
 
     def _launch(self, now: float) -> None:
         while len(self._workers) < self._slots and now >= self._launch_at:
-            worker = _Worker(self._next_worker_id, now)
+            worker = _Worker(self._next_worker_id, self._free_slots.popleft(), now)
             self._next_worker_id += 1
             self._workers[worker.worker_id] = worker
-            self._actions.append(Launch(worker.worker_id))
+            self._actions.append(Launch(worker.worker_id, worker.slot))
 
     def _assign(self, now: float) -> None:
-        if not self._queue:
+        """Share the queue out among those that are idle or soon will be; the others wait, so that packets are few."""
+        queue = self._queue
+        if not queue:
             return
-        candidates = [worker for worker in self._workers.values() if worker.open]
-        for worker in candidates:
-            if not worker.jobs and self._queue:
-                self._give(worker, self._queue.popleft(), now)
         depth = self._prefetch.depth
-        if not (self._queue and depth and candidates):
-            return
-        share = -(-len(self._queue) // len(candidates))
-        for worker in candidates:
-            if worker.overdue:
-                continue
-            for _ in range(min(share, 1 + depth - len(worker.jobs), len(self._queue))):
-                self._give(worker, self._queue.popleft(), now)
+        hungry = [w for w in self._workers.values() if w.open and not w.overdue and len(w.jobs) <= (depth + 1) // 2]
+        hungry.sort(key=lambda worker: len(worker.jobs))
+        for index, worker in enumerate(hungry):
+            share = -(-len(queue) // (len(hungry) - index))
+            jobs: list[Job] = []
+            ahead_bytes = worker.ahead_bytes
+            for _ in range(min(share, 1 + depth - len(worker.jobs))):
+                if ahead_bytes > _MAX_UNREAD_BYTES:
+                    break
+                ahead_bytes += _bytes_ahead(queue[0])
+                jobs.append(queue.popleft())
+            self._give(worker, jobs, now)
 
-    def _give(self, worker: _Worker, job: Job, now: float) -> None:
+    def _give(self, worker: _Worker, jobs: Sequence[Job], now: float) -> None:
+        """Order tasks from a worker, in as few packets as may be."""
+        if not jobs:
+            return
         if not worker.jobs:
             worker.since, worker.head_reported, worker.overdue = now, False, False
-        worker.jobs.append(job)
-        order, function, forget = job.order, b"", False
-        if order.function_hash not in worker.known:
-            function = job.function
-            forget = len(worker.known) >= _MAX_KNOWN_FUNCTIONS
-            if forget:
-                worker.known.clear()
-            worker.known.add(order.function_hash)
-        packet = Run(order.task_id, order.attempt, order.function_hash, len(function), forget, order.result_serializers)
-        self._actions.append(Send(worker.worker_id, packet, (function, job.payload)))
+        worker.jobs.extend(jobs)
+        start, size = 0, 0
+        for index, job in enumerate(jobs):
+            worker.ahead_bytes += _bytes_ahead(job)
+            size += len(job.payload)
+            if index > start and (index - start >= self._most_in_packet or size > _MAX_PACKET_BYTES):
+                self._send(worker, jobs[start:index])
+                start, size = index, len(job.payload)
+        self._send(worker, jobs[start:])
 
-    def _requeue(self, worker: _Worker, job: Job) -> None:
-        """Put a job that a worker did not start at the head of the queue, or end it if that is what was wanted."""
-        if worker.stops.pop(job.order.task_id, None) is _Stop.CANCELLED:
-            self._end(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
-        elif self._stop_at is None:
-            self._queue.appendleft(job)
+    def _send(self, worker: _Worker, jobs: Sequence[Job]) -> None:
+        known = worker.known
+        new = {job.order.function_hash: job.function for job in jobs if job.order.function_hash not in known}
+        forget = bool(new) and len(known) + len(new) > _MAX_KNOWN_FUNCTIONS
+        if forget:
+            known.clear()
+            new = {job.order.function_hash: job.function for job in jobs}
+        known.update(new)
+        orders = tuple(
+            [
+                Order(o.task_id, o.attempt, o.function_hash, len(job.payload), o.result_serializers)
+                for job in jobs
+                for o in (job.order,)
+            ]
+        )
+        functions = tuple([(function_hash, len(body)) for function_hash, body in new.items()])
+        body = (*new.values(), *[job.payload for job in jobs])
+        self._actions.append(Send(worker.worker_id, Run(orders, functions, forget), body))
+
+    def _take_back(self, worker: _Worker, count: int) -> None:
+        """Put the last jobs of a worker, which it did not start, at the head of the queue; or end them, if that is
+        what was wanted."""
+        for _ in range(count):
+            job = worker.jobs.pop()
+            worker.ahead_bytes -= _bytes_ahead(job)
+            stop = worker.stops.pop(job.order.task_id, None)
+            if stop is not None and stop.state is TaskState.CANCELLED:
+                self._end(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
+            elif self._stop_at is None:
+                self._queue.appendleft(job)
 
     def _stop_task(self, worker: _Worker, task_id: str, stop: _Stop) -> None:
         worker.stops[task_id] = stop
@@ -394,3 +430,8 @@ class ManagerCore:
             self._results.append(result)
         record = dict(error) if error is not None else None
         self._finished.append(Finished(job.order.task_id, state, frame, record, started_at, ended_at))
+
+
+def _bytes_ahead(job: Job) -> int:
+    """What a task may take up in a worker's socket; large ones travel beside it."""
+    return _PACKET_BYTES + min(len(job.payload), _MAX_PACKET_BYTES)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from farcall_endpoint.worker.capture import open_capture_file, read_tail
-from farcall_endpoint.worker.channel import Channel, socket_pair
+from farcall_endpoint.worker.channel import Channel, channel_pair
 
 __all__ = ["FreshProcessLauncher", "WorkerLauncher", "WorkerProcess"]
 
@@ -23,7 +23,8 @@ __all__ = ["FreshProcessLauncher", "WorkerLauncher", "WorkerProcess"]
 class WorkerProcess:
     """A worker as its manager holds it: the leader of its own session, so of its own process group.
 
-    ``worker_end`` is a copy of the worker's socket, for taking packets back. ``pidfd`` becomes readable at its death.
+    ``worker_end`` is a copy of the worker's socket: while it is open, what a worker sent can be read after its death.
+    ``pidfd`` becomes readable at that.
     """
 
     process: subprocess.Popen[bytes]
@@ -65,7 +66,7 @@ class WorkerProcess:
 class WorkerLauncher(Protocol):
     """Starts workers."""
 
-    def launch(self, worker_id: int) -> WorkerProcess:
+    def launch(self, worker_id: int, *, slot: int) -> WorkerProcess:
         """Start a worker; it says Ready on its channel when it is."""
 
 
@@ -80,23 +81,24 @@ class FreshProcessLauncher:
         self._working_dir = working_dir
         self._environment = environment
 
-    def launch(self, worker_id: int) -> WorkerProcess:
+    def launch(self, worker_id: int, *, slot: int) -> WorkerProcess:
         """Start a worker.
 
         :raises OSError: if the machine has no process, descriptor or disk left for it.
         """
-        manager_end, worker_end = socket_pair()
+        channel, worker_end, claims = channel_pair()
         output = (open_capture_file(self._working_dir), open_capture_file(self._working_dir))
         # -P: files in the working directory must not pass for modules
-        command = [sys.executable, "-P", "-m", "farcall_endpoint.worker", str(worker_end.fileno())]
+        command = [sys.executable, "-P", "-m", "farcall_endpoint.worker", str(worker_end.fileno()), str(claims)]
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output[0],
             stderr=output[1],
-            pass_fds=(worker_end.fileno(),),
+            pass_fds=(worker_end.fileno(), claims),
             cwd=self._working_dir,
-            env={**self._environment, "FARCALL_WORKER_ID": str(worker_id)},
+            env={**self._environment, "FARCALL_WORKER_ID": str(worker_id), "FARCALL_WORKER_SLOT": str(slot)},
             start_new_session=True,  # a Ctrl-C on the terminal is the agent's business; the group can be killed whole
         )
-        return WorkerProcess(process, Channel(manager_end), worker_end, os.pidfd_open(process.pid), output)
+        os.close(claims)
+        return WorkerProcess(process, channel, worker_end, os.pidfd_open(process.pid), output)

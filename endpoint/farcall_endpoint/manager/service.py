@@ -20,7 +20,7 @@ from farcall_endpoint.manager import guardian
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
 from farcall_endpoint.transport import send_frames
-from farcall_endpoint.worker.channel import Done, Missing, Ready, Run
+from farcall_endpoint.worker.channel import Done, Ready, Sync, Synced
 
 __all__ = ["Manager"]
 
@@ -157,39 +157,38 @@ class Manager:
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def _perform(self, actions: list[Action]) -> None:
-        full: set[int] = set()
-        for index, action in enumerate(actions):
+        for action in actions:
             match action:
                 case Send(worker_id=worker_id, packet=packet, body=body):
-                    if worker_id not in full and not self._send(worker_id, packet, body):
-                        full.add(worker_id)
-                        rest = [a.packet for a in actions[index:] if isinstance(a, Send) and a.worker_id == worker_id]
-                        self._core.refused(worker_id, rest)
-                case Launch(worker_id=worker_id):
-                    self._launch(worker_id)
-                case Recall(worker_id=worker_id):
                     worker = self._workers[worker_id]
-                    self._core.taken_back(worker_id, _unread(worker))
-                    self._hear(_Worker(worker_id, worker))
-                    self._core.recalled(worker_id)
+                    try:
+                        worker.channel.order(packet, body)
+                    except OSError:  # dying or stuck; what it does not start is given to others
+                        worker.kill()
+                case Launch(worker_id=worker_id, slot=slot):
+                    self._launch(worker_id, slot)
+                case Recall(worker_id=worker_id):
+                    self._recall(worker_id)
                 case Kill(worker_id=worker_id):
                     self._workers[worker_id].kill()
 
-    def _send(self, worker_id: int, packet: Run, body: tuple[bytes, ...]) -> bool:
-        try:
-            self._workers[worker_id].channel.send(packet, body)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return False  # it is dying; its pidfd says so next
-        return True
+    def _recall(self, worker_id: int) -> None:
+        worker = self._workers[worker_id]
+        revoked = worker.channel.revoke()
+        self._hear(_Worker(worker_id, worker))
+        if revoked:
+            try:
+                worker.channel.send(Sync())
+            except OSError:
+                worker.kill()
+        self._core.recalled(worker_id, revoked)
 
-    def _launch(self, worker_id: int) -> None:
+    def _launch(self, worker_id: int, slot: int) -> None:
         try:
-            process = self._launcher.launch(worker_id)
+            process = self._launcher.launch(worker_id, slot=slot)
         except OSError as error:
             _logger.exception("cannot start worker %d", worker_id)
-            self._core.died(worker_id, reason=str(error), tails=("", ""), now=time.monotonic())
+            self._core.died(worker_id, revoked=0, reason=str(error), tails=("", ""), now=time.monotonic())
             return
         self._guard(f"+{process.pid}")
         worker = _Worker(worker_id, process)
@@ -210,15 +209,15 @@ class Manager:
             packet, body = received
             if isinstance(packet, Done):
                 self._core.done(worker.worker_id, packet, body, now=time.monotonic())
-            elif isinstance(packet, Missing):
-                self._core.missing(worker.worker_id, packet.task_id)
+            elif isinstance(packet, Synced):
+                self._core.synced(worker.worker_id)
             elif isinstance(packet, Ready):
                 _logger.debug("worker %d is ready, pid %d", worker.worker_id, packet.pid)
                 self._core.ready(worker.worker_id)
 
     def _bury(self, worker: _Worker) -> None:
         process = worker.process
-        self._core.taken_back(worker.worker_id, _unread(process))
+        revoked = process.channel.revoke()
         self._hear(worker)
         tails = process.tails()
         for descriptor in (process.pidfd, process.channel.fileno()):
@@ -228,7 +227,7 @@ class Manager:
         reason = process.bury()
         self._guard(f"-{process.pid}")
         _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
-        self._core.died(worker.worker_id, reason=reason, tails=tails, now=time.monotonic())
+        self._core.died(worker.worker_id, revoked=revoked, reason=reason, tails=tails, now=time.monotonic())
 
     def _guard(self, line: str) -> None:
         """Tell the guardian about a process group; a guardian that was killed is replaced."""
@@ -242,11 +241,6 @@ class Manager:
             self._guardian = _start_guardian()
             for process in self._workers.values():
                 self._guard(f"+{process.pid}")
-
-
-def _unread(process: WorkerProcess) -> list[Run]:
-    packets = [packet for packet, _ in process.channel.recall(process.worker_end)]
-    return [packet for packet in packets if isinstance(packet, Run)]
 
 
 def _start_guardian() -> subprocess.Popen[bytes]:

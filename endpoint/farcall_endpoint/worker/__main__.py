@@ -1,4 +1,4 @@
-"""``python -m farcall_endpoint.worker DESCRIPTOR``: what a launcher starts. DESCRIPTOR is the worker's channel end."""
+"""``python -m farcall_endpoint.worker SOCKET CLAIMS``: what a launcher starts; both are inherited descriptors."""
 
 from __future__ import annotations
 
@@ -8,23 +8,35 @@ import socket
 import sys
 
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Channel, Ready, Run
+from farcall_endpoint.worker.channel import Channel, Ready, Run, Synced
 from farcall_endpoint.worker.runner import Runner
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, claims: int) -> None:
     """Serve tasks until the manager is gone."""
     faulthandler.enable()
-    os.set_inheritable(descriptor, False)
-    channel = Channel(socket.socket(fileno=descriptor))
+    for inherited in (descriptor, claims):
+        os.set_inheritable(inherited, False)
+    channel = Channel(socket.socket(fileno=descriptor), claims)
     runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""))
     channel.send(Ready(os.getpid()))
     while (received := channel.receive()) is not None:
-        order, body = received
-        assert isinstance(order, Run)
-        answer, result = runner.run(order, body)
-        channel.send(answer, (result,))
+        packet, body = received
+        if isinstance(packet, Run):
+            _work(channel, runner, packet, body)
+        else:
+            channel.send(Synced())
+
+
+def _work(channel: Channel, runner: Runner, packet: Run, body: bytes) -> None:
+    at = runner.learn(packet, body)
+    for order in packet.orders:
+        end = at + order.payload_bytes
+        if channel.claim():
+            done, result = runner.run(order, body[at:end])
+            channel.send(done, (result,))
+        at = end
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

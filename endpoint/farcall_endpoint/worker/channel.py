@@ -1,9 +1,11 @@
 """The pipe between a manager and one worker: packets over a Unix socket, large bodies in shared memory beside them.
 
-A ``SOCK_SEQPACKET`` socket keeps packets whole, and the kernel hands each packet to exactly one reader. The manager
-keeps a copy of the worker's end, so it can take packets back that the worker has not read yet (:meth:`Channel.recall`):
-whatever it gets back was certainly not started, and whatever it does not get back was certainly read. That makes it
-safe to queue tasks in the socket, which saves a short task the wait for a round trip.
+A packet to the worker may order many tasks, so that short ones do not cost a wake-up each. Which of them are really
+started is settled by *claims*: the manager puts as many into a counter that the kernel keeps (an ``eventfd`` in
+semaphore mode) as it orders tasks, and the worker takes one before it starts a task. A claim is had by exactly one
+side. So the manager can take back (:meth:`Channel.revoke`) what the worker has not started, also out of the middle of a
+packet that the worker has read already: the tasks that lose their claim are the last ones. The worker passes over them,
+up to the ``Sync`` that the manager sends behind them, and answers with ``Synced``; only then new tasks may follow.
 
 A packet is a header in MessagePack behind its length; then the body, or, when that would be too large for a packet,
 the descriptor of a memory file (``memfd_create``) that holds it.
@@ -20,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["Channel", "Done", "Missing", "Packet", "Ready", "Run", "socket_pair"]
+__all__ = ["Channel", "Done", "Order", "Packet", "Ready", "Run", "Sync", "Synced", "channel_pair"]
 
 #: A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed).
 _MAX_PACKET_BYTES: Final = 64 * 1024
@@ -28,22 +30,30 @@ _MAX_HEADER_BYTES: Final = 1024 * 1024
 _LENGTH: Final = struct.Struct("<I")
 _FD_BYTES: Final = array.array("i").itemsize
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_FD_BYTES)
-_BLOCKING: Final = int(socket.MSG_CMSG_CLOEXEC)  # plain numbers: enums are slow to combine
-_NOT_BLOCKING: Final = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Run a task. The body is the function's code (``function_bytes`` of it; 0: sent before) and then the payload.
-
-    ``forget``: drop all functions that were sent before this one.
-    """
+class Order(msgspec.Struct, frozen=True, array_like=True):
+    """A task to run. ``payload_bytes`` of the packet's body are its arguments."""
 
     task_id: str
     attempt: int
     function_hash: str
-    function_bytes: int = 0
-    forget: bool = False
+    payload_bytes: int
     result_serializers: tuple[str, ...] = ()
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Run tasks, one after the other. The body is the code of functions that the worker does not know yet (hash and
+    length of each), and then the payloads. ``forget``: drop all functions that were sent before these."""
+
+    orders: tuple[Order, ...]
+    functions: tuple[tuple[str, int], ...] = ()
+    forget: bool = False
+
+
+class Sync(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Answer with Synced: nothing of what was sent before this will be started any more."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -61,24 +71,27 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: dict[str, Any] | None = None
 
 
-class Missing(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The worker never got the function of this task: the packet with its code was recalled. Nothing was started."""
-
-    task_id: str
+class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The answer to Sync."""
 
 
-Packet = Run | Ready | Done | Missing
+Packet = Run | Sync | Ready | Done | Synced
 
-_encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final[msgspec.msgpack.Decoder[Packet]] = msgspec.msgpack.Decoder(Packet)
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Packet).decode
 
 
 class Channel:
-    """One end. Blocks or not as its socket does; owned by one thread."""
+    """One end. Blocks or not as its socket does; owned by one thread.
 
-    def __init__(self, end: socket.socket) -> None:
+    :param claims: the counter, an ``eventfd`` that both ends share.
+    """
+
+    def __init__(self, end: socket.socket, claims: int) -> None:
         self.socket = end
+        self.claims = claims
         self._buffer = bytearray(_MAX_PACKET_BYTES + _LENGTH.size + _MAX_HEADER_BYTES)
+        self._view = memoryview(self._buffer)
 
     def fileno(self) -> int:
         """For selectors."""
@@ -87,6 +100,40 @@ class Channel:
     def close(self) -> None:
         """Let the other end see that nobody is here any more."""
         self.socket.close()
+        os.close(self.claims)
+
+    # -- the manager's end ---------------------------------------------------------------------------------------------
+
+    def order(self, packet: Run, body: Sequence[bytes]) -> None:
+        """Send tasks, with a claim for each.
+
+        :raises BlockingIOError: if the socket is full; the worker will start none of them.
+        :raises OSError: if the worker is gone.
+        """
+        os.eventfd_write(self.claims, len(packet.orders))  # first: a task without a claim would be passed over
+        self.send(packet, body)
+
+    def revoke(self) -> int:
+        """Take back all claims that the worker has not taken; how many they were."""
+        count = 0
+        try:
+            while True:
+                os.eventfd_read(self.claims)
+                count += 1
+        except BlockingIOError:
+            return count
+
+    # -- the worker's end ----------------------------------------------------------------------------------------------
+
+    def claim(self) -> bool:
+        """Take the claim of the next task; False if the manager has taken it back."""
+        try:
+            os.eventfd_read(self.claims)
+        except BlockingIOError:
+            return False
+        return True
+
+    # -- both ends -----------------------------------------------------------------------------------------------------
 
     def send(self, packet: Packet, body: Sequence[bytes] = ()) -> None:
         """Send a packet and the joined parts of its body.
@@ -94,10 +141,9 @@ class Channel:
         :raises BlockingIOError: if the socket does not block and is full; nothing was sent then.
         :raises OSError: if the other end is gone.
         """
-        header = _encoder.encode(packet)
-        size = sum(map(len, body))
-        if len(header) + size <= _MAX_PACKET_BYTES:
-            self.socket.sendmsg([_LENGTH.pack(len(header)), header, *body])
+        header = _encode(packet)
+        if len(header) + sum(map(len, body)) <= _MAX_PACKET_BYTES:
+            self.socket.send(b"".join((_LENGTH.pack(len(header)), header, *body)))
             return
         memory = os.memfd_create("farcall", os.MFD_CLOEXEC)
         try:
@@ -114,39 +160,25 @@ class Channel:
         :raises BlockingIOError: if the socket does not block and is empty.
         """
         try:
-            return self._take(self.socket)
+            size, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES, _CLOEXEC)
         except ConnectionResetError:
             return None
-
-    def recall(self, other_end: socket.socket) -> list[tuple[Packet, bytes]]:
-        """Take back what the other end has not read, oldest first. ``other_end`` is a copy of its socket."""
-        taken: list[tuple[Packet, bytes]] = []
-        while True:
-            try:
-                packet = self._take(other_end, _NOT_BLOCKING)
-            except (BlockingIOError, ConnectionResetError):
-                return taken
-            if packet is None:
-                return taken
-            taken.append(packet)
-
-    def _take(self, end: socket.socket, flags: int = _BLOCKING) -> tuple[Packet, bytes] | None:
-        size, ancillary, _, _ = end.recvmsg_into([self._buffer], _ANCILLARY_BYTES, flags)
         if size == 0:
             return None
-        view = memoryview(self._buffer)
+        view = self._view
         body_at = _LENGTH.size + _LENGTH.unpack_from(view)[0]
-        packet = _decoder.decode(view[_LENGTH.size : body_at])
-        for _, _, data in ancillary:
-            return packet, _read_all(array.array("i", data[:_FD_BYTES])[0])
+        packet = _decode(view[_LENGTH.size : body_at])
+        if ancillary:
+            return packet, _read_all(array.array("i", ancillary[0][2][:_FD_BYTES])[0])
         return packet, bytes(view[body_at:size])
 
 
-def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends: the manager's (which does not block) and the worker's."""
+def channel_pair() -> tuple[Channel, socket.socket, int]:
+    """The manager's channel, which does not block, and what makes the worker's: its socket and its claims."""
     manager_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     manager_end.setblocking(False)
-    return manager_end, worker_end
+    claims = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    return Channel(manager_end, claims), worker_end, os.dup(claims)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -14,7 +14,7 @@ from farcall_common.errors import ConfigurationError, DeserializationError, Erro
 from farcall_common.payload import Serializer, Strategy, describe_exception, strategy_named
 from farcall_endpoint import outcomes
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Done, Missing, Run
+from farcall_endpoint.worker.channel import Done, Order, Run
 
 __all__ = ["Runner"]
 
@@ -38,25 +38,30 @@ class Runner:
         self._home = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._handlers = {int(number): _get_handler(number) for number in _GUARDED_SIGNALS}
 
-    def run(self, order: Run, body: bytes) -> tuple[Done | Missing, bytes]:
-        """Run a task. The second half of the answer is its result, empty when there is none."""
-        if order.forget:
+    def learn(self, packet: Run, body: bytes) -> int:
+        """Take in the functions of a packet; where in its body the payloads begin."""
+        if packet.forget:
             self._bodies.clear()
             self._functions.clear()
-        if order.function_bytes:
-            self._bodies[order.function_hash] = body[: order.function_bytes]
-        elif order.function_hash not in self._functions and order.function_hash not in self._bodies:
-            return Missing(order.task_id), b""
-        os.environ["FARCALL_TASK_ID"] = os.environ["GC_TASK_UUID"] = order.task_id
-        os.environ["FARCALL_ATTEMPT"] = str(order.attempt)
+        at = 0
+        for function_hash, size in packet.functions:
+            self._bodies[function_hash] = body[at : at + size]
+            at += size
+        return at
+
+    def run(self, order: Order, payload: bytes) -> tuple[Done, bytes]:
+        """Run a task. The second half of the answer is its result, empty when there is none."""
+        environ = os.environ
+        environ["FARCALL_TASK_ID"] = environ["GC_TASK_UUID"] = order.task_id
+        environ["FARCALL_ATTEMPT"] = str(order.attempt)
         try:
-            return self._run(order, body[order.function_bytes :])
+            return self._run(order, payload)
         finally:
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked, and this is the child that came back from user code
             self._restore()
 
-    def _run(self, order: Run, payload: bytes) -> tuple[Done, bytes]:
+    def _run(self, order: Order, payload: bytes) -> tuple[Done, bytes]:
         started_at = time.time()
         try:
             function = self._function(order.function_hash)
@@ -96,7 +101,7 @@ class Runner:
             self._strategies[names] = [strategy_named(name) for name in names]
         return self._strategies[names]
 
-    def _failed(self, order: Run, record: ErrorRecord, started_at: float, ended_at: float) -> tuple[Done, bytes]:
+    def _failed(self, order: Order, record: ErrorRecord, started_at: float, ended_at: float) -> tuple[Done, bytes]:
         stdout_tail, stderr_tail = self._capture.tails()
         record = dataclasses.replace(
             record,
