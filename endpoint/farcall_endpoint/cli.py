@@ -15,14 +15,16 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
 from farcall_common.wire import is_uuid
-from farcall_endpoint import daemon
+from farcall_endpoint import daemon, systemd
 from farcall_endpoint.config import Config, EngineConfig, read_config, write_config
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
 from farcall_endpoint.settings import exit_code, find_home, read_credentials
+from farcall_endpoint.status import facts_of, render
 
 __all__ = ["main"]
 
@@ -126,7 +128,7 @@ def list_(context: typer.Context) -> None:
     table = Table("Endpoint ID", "Status", "Endpoint Name", "Note")
     for directory in list_endpoints(_options(context).home):
         state = daemon.read_state(directory)
-        table.add_row(state.endpoint_id or "-", state.state, directory.name, state.note)
+        table.add_row(state.endpoint_id or "-", state.state, directory.name, escape(state.note))
     _out.print(table)
 
 
@@ -140,25 +142,78 @@ def status(
     with _errors():
         directory = _directory(context, name)
         directory.require()
-        state = daemon.read_state(directory)
-        facts: dict[str, object] = {
-            "name": name,
-            "status": state.state,
-            "endpoint_id": state.endpoint_id,
-            "pid": state.agent.pid if state.agent else None,
-            "note": state.note,
-            **{key: value for key, value in state.numbers.items() if key not in ("trouble", "problem", "at")},
-        }
-        if state.agent is not None:
-            facts["up_s"] = round(time.time() - state.agent.started_at, 1)
+        state, now = daemon.read_state(directory), time.time()
+        facts = facts_of(name, state, now=now)
         if as_json:
             _out.print_json(json.dumps(facts))
         else:
-            table = Table(show_header=False, box=None)
-            for key, value in facts.items():
-                table.add_row(key.replace("_", " "), "-" if value in (None, "") else str(value))
-            _out.print(table)
+            _out.print(render(facts, now=now))
     raise typer.Exit(0 if state.state == "Running" else 1)
+
+
+@app.command()
+def diagnose(
+    context: typer.Context,
+    name: Name = "default",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A new .tar.gz file, or a new directory for single files.")
+    ] = None,
+    network: Annotated[bool, typer.Option(help="Whether to try to reach the API and the forwarder.")] = True,
+) -> None:
+    """Gather what a bug report needs, without secrets: versions, configuration, logs, machine, spool, network."""
+    from farcall_endpoint.diagnose import gather  # here, because an HTTP client would slow every other command down
+
+    with _errors():
+        directory = _directory(context, name)
+        directory.require()
+        report = gather(directory, home=_options(context).home, environ=os.environ, with_network=network)
+        path = output or Path(f"farcall-diagnose-{name}-{time.strftime('%Y%m%dT%H%M%S')}.tar.gz")
+        try:
+            (report.write_archive if path.name.endswith(".tar.gz") else report.write_directory)(path)
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
+        marks = {True: "[green]good[/]", False: "[red]BAD[/] ", None: "  - "}
+        for finding in report.findings:
+            _out.print(f"{marks[finding.good]}  {escape(finding.text)}", soft_wrap=True)
+        _out.print(f"Written to {escape(str(path))}. Have a look at it before you pass it on.", soft_wrap=True)
+
+
+@app.command("enable-on-boot")
+def enable_on_boot(context: typer.Context, name: Name = "default") -> None:
+    """Let this user's systemd start an endpoint when the machine starts. Needs no root."""
+    with _errors():
+        directory, home = _directory(context, name), _options(context).home
+        directory.require()
+        _require_stored_credentials(home)
+        text = systemd.unit_text(
+            name,
+            command=daemon.agent_command(directory, home=home.absolute()),
+            working_dir=directory.path.absolute(),
+            environ=os.environ,
+            stop_s=_grace_s(directory) + daemon.STOP_MARGIN_S,
+        )
+        outcome = systemd.enable_on_boot(systemd.unit_file(os.environ, name), text, environ=os.environ)
+        _out.print(f"Wrote {escape(str(outcome.unit))}", soft_wrap=True)
+        if outcome.done:
+            _out.print(f"[bold]{name}[/] starts with your systemd. For a start at boot, before you log in, run once:")
+        else:
+            _out.print(f"systemd was not told: {escape(outcome.reason)}. Where it runs for you, run:", soft_wrap=True)
+        for command in outcome.to_do:
+            _out.print(f"  {command}", soft_wrap=True)
+
+
+@app.command("disable-on-boot")
+def disable_on_boot(context: typer.Context, name: Name = "default") -> None:
+    """Undo enable-on-boot. An endpoint that runs goes on."""
+    with _errors():
+        _directory(context, name)
+        outcome = systemd.disable_on_boot(systemd.unit_file(os.environ, name), environ=os.environ)
+        if outcome is None:
+            _out.print(f"[bold]{name}[/] was not started at boot")
+            return
+        _out.print(f"Removed {escape(str(outcome.unit))}", soft_wrap=True)
+        if not outcome.done:
+            _out.print(f"systemd was not told: {escape(outcome.reason)}", soft_wrap=True)
 
 
 @app.command()
@@ -178,6 +233,7 @@ def delete(
             daemon.stop_agent(directory, grace_s=0)
         with directory.lock():
             _forget(directory, home=_options(context).home, force=force)
+            systemd.disable_on_boot(systemd.unit_file(os.environ, name), environ=os.environ)
             shutil.rmtree(directory.path)
         _out.print(f"Deleted [bold]{name}[/]")
 
@@ -218,7 +274,18 @@ def _forget(directory: EndpointDirectory, *, home: Path, force: bool) -> None:
     except FarcallError as error:
         if not force:
             raise
-        _err.print(f"[yellow]The registration was not deleted:[/] {error}")
+        _err.print(f"[yellow]The registration was not deleted:[/] {escape(str(error))}")
+
+
+def _require_stored_credentials(home: Path) -> None:
+    """At boot there is no environment of a login."""
+    try:
+        read_credentials({}, home=home)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            "At boot the address of the API and the token can only come from a file.",
+            hint=f'Write {home / "config.toml"}: [default], api_url = "...", token = "..."; chmod 600.',
+        ) from error
 
 
 def _directory(context: typer.Context, name: str) -> EndpointDirectory:
@@ -241,8 +308,8 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except daemon.StartFailed as error:
-        _err.print(f"[red]Error:[/] {error.record.message}", soft_wrap=True)
+        _err.print(f"[red]Error:[/] {escape(error.record.message)}", soft_wrap=True)
         raise typer.Exit(error.exit_code) from error
     except FarcallError as error:
-        _err.print(f"[red]Error:[/] {error}", soft_wrap=True)
+        _err.print(f"[red]Error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(exit_code(error)) from error

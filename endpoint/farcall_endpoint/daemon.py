@@ -11,17 +11,31 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import psutil
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, Unavailable
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory
+from farcall_endpoint.logs import tail
 
-__all__ = ["LocalState", "StartFailed", "State", "agent_command", "read_state", "start_detached", "stop_agent"]
+__all__ = [
+    "STOP_MARGIN_S",
+    "LocalState",
+    "StartFailed",
+    "State",
+    "agent_command",
+    "read_state",
+    "start_detached",
+    "stop_agent",
+]
 
-_STOP_MARGIN_S = 15.0
+STOP_MARGIN_S = 15.0
+"""Seconds for an orderly end, beside what running tasks get."""
+
 _LOG_LINES = 5
+_LOG_BYTES = 4096
+_MAX_CONSOLE_BYTES = 2**20
 
 LocalState = Literal["Initialized", "Running", "Stopped", "Disconnected"]
 
@@ -76,12 +90,13 @@ def start_detached(directory: EndpointDirectory, *, home: Path, debug: bool, tim
     """
     readable, writable = os.pipe()
     options = ["--ready-fd", str(writable), *(["--debug"] if debug else [])]
-    with directory.log_file.open("ab") as log, os.fdopen(readable, "rb") as ready:
+    with _console(directory) as console, os.fdopen(readable, "rb") as ready:
+        said_before = console.tell()
         process = subprocess.Popen(
             agent_command(directory, home=home, options=options),
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=console,
+            stderr=console,
             pass_fds=(writable,),
             start_new_session=True,
             cwd=directory.path,
@@ -95,7 +110,7 @@ def start_detached(directory: EndpointDirectory, *, home: Path, debug: bool, tim
         trouble = directory.read_status().get("trouble") or "it said nothing"
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_MARGIN_S)
+            process.wait(STOP_MARGIN_S)
         process.kill()
         process.wait()
         raise Unavailable(
@@ -104,7 +119,8 @@ def start_detached(directory: EndpointDirectory, *, home: Path, debug: bool, tim
         )
     code = process.wait()
     raise StartFailed(
-        str(json.loads(line)["error"]) if line else _last_words(directory), exit_code=code or os.EX_SOFTWARE
+        str(json.loads(line)["error"]) if line else _last_words(directory, said_before),
+        exit_code=code or os.EX_SOFTWARE,
     )
 
 
@@ -128,10 +144,10 @@ def stop_agent(directory: EndpointDirectory, *, grace_s: float) -> bool:
     try:
         process.terminate()
         try:
-            process.wait(grace_s + _STOP_MARGIN_S)
+            process.wait(grace_s + STOP_MARGIN_S)
         except psutil.TimeoutExpired:
             process.kill()
-            process.wait(_STOP_MARGIN_S)
+            process.wait(STOP_MARGIN_S)
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied as error:
@@ -139,6 +155,18 @@ def stop_agent(directory: EndpointDirectory, *, grace_s: float) -> bool:
     return True
 
 
-def _last_words(directory: EndpointDirectory) -> str:
-    lines = directory.log_file.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-    return "The endpoint died while it started. Its log ends with:\n" + "\n".join(lines)
+def _console(directory: EndpointDirectory) -> BinaryIO:
+    """For what is printed past the logs; appended to, and begun anew when it has grown."""
+    directory.log_dir.mkdir(mode=0o700, exist_ok=True)
+    console = directory.console_file.open("ab")
+    if console.tell() > _MAX_CONSOLE_BYTES:
+        console.truncate(0)
+        console.seek(0)
+    return console
+
+
+def _last_words(directory: EndpointDirectory, said_before: int) -> str:
+    """What the process printed, or the end of its log."""
+    printed = directory.console_file.read_bytes()[said_before:].decode(errors="replace")
+    lines = (printed or tail(directory.log_file, _LOG_BYTES)).splitlines()[-_LOG_LINES:]
+    return "The endpoint died while it started. Its last words:\n" + "\n".join(lines)

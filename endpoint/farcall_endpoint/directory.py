@@ -8,7 +8,8 @@
         curve.public        its CURVE key pair in Z85 (the secret one readable by its owner alone)
         curve.secret
         spool.sqlite3       tasks and results
-        endpoint.log
+        endpoint.log        the agent's; the older ones are endpoint.log.1, .2, ...
+        logs/               of the managers, and what processes print when they crash
         daemon.pid          the running agent; locked for as long as it lives
         status.json         what it says about itself
         tasks_working_dir/  where tasks run
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -107,8 +109,18 @@ class EndpointDirectory:
 
     @property
     def log_file(self) -> Path:
-        """The log of agent and managers."""
+        """The log of the agent."""
         return self.path / "endpoint.log"
+
+    @property
+    def log_dir(self) -> Path:
+        """The logs of managers."""
+        return self.path / "logs"
+
+    @property
+    def console_file(self) -> Path:
+        """What a detached agent and its children print past their logs: last words."""
+        return self.log_dir / "console.log"
 
     @property
     def pid_file(self) -> Path:
@@ -146,6 +158,14 @@ class EndpointDirectory:
                 hint=f"Make it with `farcall-endpoint configure {self.name}`.",
             )
 
+    def require_writable(self) -> None:
+        """:raises ConfigurationError: if an agent cannot keep its files here."""
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ConfigurationError(
+                f"{self.path} cannot be written to.",
+                hint="Its file system is read only, or the directory is not yours; set FARCALL_HOME to another place.",
+            )
+
     def read_keys(self) -> CurveKeys:
         """The endpoint's key pair.
 
@@ -175,8 +195,17 @@ class EndpointDirectory:
         return _read_json(self.path / "status.json") or {}
 
     def write_status(self, status: dict[str, Any]) -> None:
-        """Say something about oneself."""
-        _write(self.path / "status.json", json.dumps(status))
+        """Say something about oneself; on a full disk, in the place of what was said before.
+
+        :raises OSError: if that cannot be done either.
+        """
+        path, text = self.path / "status.json", json.dumps(status)
+        try:
+            _write(path, text)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            _overwrite(path, text)
 
     def read_agent(self) -> AgentProcess | None:
         """Who runs the endpoint, or did when it died; None after an orderly end."""
@@ -203,8 +232,12 @@ class EndpointDirectory:
                     f"The endpoint {self.name} is run by {who}.", hint=f"`farcall-endpoint stop {self.name}` ends it."
                 ) from error
             data = json.dumps(dataclasses.asdict(AgentProcess.current())).encode()
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, data, 0)
+            try:
+                os.ftruncate(descriptor, os.pwrite(descriptor, data, 0))
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{self.pid_file} cannot be written: {error.strerror}.", hint="Make room, or raise the quota."
+                ) from error
             # Left empty at an orderly end, also one with an error of ours; full and unlocked, it tells of a crash.
             try:
                 yield
@@ -246,6 +279,15 @@ def _write(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _overwrite(path: Path, text: str) -> None:
+    """Write over the bytes of a file, which needs no room. Who reads just then may see no JSON."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, os.pwrite(descriptor, text.encode(), 0))
+    finally:
+        os.close(descriptor)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -1,18 +1,29 @@
-"""Log lines for whoever has to find out at three in the morning: one per event, ids in fields, never user bytes."""
+"""Log lines for whoever has to find out at three in the morning: one per event, ids in fields, never user bytes.
+
+Each process writes a file of its own and puts it aside when it has grown, so that no two processes ever rename one
+file under one another: the agent ``endpoint.log``, each manager ``logs/manager-<host>-<pid>.log``. A file that is put
+aside becomes ``….log.1``, that one ``….log.2``, and so on; the oldest goes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import logging.handlers
 import os
+import re
+import socket
 import time
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["LogFormat", "set_up_logging"]
+__all__ = ["LogFormat", "manager_log_file", "set_up_logging", "tail"]
 
 LogFormat = Literal["text", "json"]
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_KEEP_S: Final = 14 * 86_400.0
+_MAX_MANAGER_LOGS: Final = 500
 
 
 class _JsonFormatter(logging.Formatter):
@@ -30,17 +41,68 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """Begins a new file also when somebody has removed or moved the one that is written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.stream is not None and not Path(self.baseFilename).exists():
+            self.stream.close()
+            self.stream = None  # the base class opens it again
+        super().emit(record)
+
+
 def set_up_logging(
-    *, file: Path | None, to_console: bool, role: str, level: int = logging.INFO, style: LogFormat = "text"
+    *,
+    file: Path | None,
+    to_console: bool,
+    role: str,
+    level: int = logging.INFO,
+    style: LogFormat = "text",
+    max_bytes: int = 10 * 2**20,
+    backups: int = 4,
 ) -> None:
-    """Send this process's log to a file, to standard error, or to both. ``role`` names the process in text lines."""
+    """Send this process's log to a file, to standard error, or to both. ``role`` names the process in text lines.
+
+    The file is put aside when it has ``max_bytes``; ``backups`` of those are kept. No other process may write to it.
+    """
     text = f"%(asctime)s %(levelname)-7s {role}[{os.getpid()}] %(message)s"
     formatter = _JsonFormatter() if style == "json" else logging.Formatter(text)
     handlers: list[logging.Handler] = [logging.StreamHandler()] if to_console else []
     if file is not None:
-        handlers.append(logging.FileHandler(file))
+        handlers.append(_LogFile(file, maxBytes=max_bytes, backupCount=backups, encoding="utf-8"))
     for handler in handlers:
         handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=handlers, force=True)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def manager_log_file(directory: Path) -> Path:
+    """The file for this process if it is a manager. Those of managers that are long gone are removed."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _forget_old(directory, now=time.time())
+    return directory / f"manager-{re.sub(r'[^A-Za-z0-9.-]', '_', socket.gethostname())}-{os.getpid()}.log"
+
+
+def _forget_old(directory: Path, *, now: float) -> None:
+    """Managers of many nodes may do this at once."""
+    written: list[tuple[float, Path]] = []
+    for path in directory.glob("manager-*.log*"):
+        with contextlib.suppress(FileNotFoundError):
+            written.append((path.stat().st_mtime, path))
+    written.sort(reverse=True)
+    for place, (written_at, path) in enumerate(written):
+        if place >= _MAX_MANAGER_LOGS or now - written_at > _KEEP_S:
+            path.unlink(missing_ok=True)
+
+
+def tail(path: Path, max_bytes: int) -> str:
+    """The last whole lines of a file; nothing if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - max_bytes))
+            text = file.read(max_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+    return text if size <= max_bytes else text.partition("\n")[2]

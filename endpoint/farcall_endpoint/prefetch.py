@@ -26,10 +26,11 @@ class PrefetchPolicy:
         self._unseen = min(unseen, limit)
         self._mean_s: float | None = None
 
-    def observe(self, duration_s: float) -> None:
-        """Take note of how long a task ran, in seconds."""
+    def observe(self, duration_s: float, *, count: int = 1) -> None:
+        """Take note of how long a task ran, in seconds; or of the mean of several."""
         duration_s = max(duration_s, 1e-6)
-        self._mean_s = duration_s if self._mean_s is None else self._mean_s + _MEMORY * (duration_s - self._mean_s)
+        weight = _MEMORY if count == 1 else 1 - (1 - _MEMORY) ** count
+        self._mean_s = duration_s if self._mean_s is None else self._mean_s + weight * (duration_s - self._mean_s)
 
     @property
     def mean_s(self) -> float | None:

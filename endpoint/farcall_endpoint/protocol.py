@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.wire import TaskState
+from farcall_endpoint.transport import Bytes
 
 __all__ = [
     "CancelTasks",
@@ -42,7 +43,7 @@ Body = int
 _MAX_JOINED_BYTES: Final = 16 * 1024
 
 
-class _Part(msgspec.Struct, frozen=True, array_like=True):
+class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):  # thousands, and never part of a cycle
     pass
 
 
@@ -126,7 +127,8 @@ class Started(_Part, frozen=True):
 
 
 class Finished(_Part, frozen=True):
-    """The final word of a manager on an attempt. ``error`` is an ErrorRecord in its JSON form."""
+    """The final word of a manager on an attempt. ``error`` is an ErrorRecord in its JSON form; ``result`` beside it is
+    the exception itself, pickled, for an engine in the same hands."""
 
     task_id: str
     state: TaskState
@@ -164,7 +166,7 @@ _from_manager: Final[msgspec.msgpack.Decoder[FromManager]] = msgspec.msgpack.Dec
 _lengths: Final[msgspec.msgpack.Decoder[list[int]]] = msgspec.msgpack.Decoder(list[int])
 
 
-def encode(message: FromAgent | FromManager, bodies: Sequence[bytes] = ()) -> list[bytes]:
+def encode(message: FromAgent | FromManager, bodies: Sequence[Bytes] = ()) -> list[Bytes]:
     """The frames of a message."""
     header = _encoder.encode(message)
     if not bodies:
@@ -175,7 +177,7 @@ def encode(message: FromAgent | FromManager, bodies: Sequence[bytes] = ()) -> li
     return [header, _encoder.encode(lengths), b"".join(bodies)]
 
 
-def decode_from_agent(frames: Sequence[bytes]) -> tuple[FromAgent, list[bytes]]:
+def decode_from_agent(frames: Sequence[Bytes]) -> tuple[FromAgent, list[Bytes]]:
     """Read a message of the agent: header and bodies.
 
     :raises msgspec.DecodeError: if it is none.
@@ -183,7 +185,7 @@ def decode_from_agent(frames: Sequence[bytes]) -> tuple[FromAgent, list[bytes]]:
     return _from_agent.decode(frames[0]), _bodies(frames)
 
 
-def decode_from_manager(frames: Sequence[bytes]) -> tuple[FromManager, list[bytes]]:
+def decode_from_manager(frames: Sequence[Bytes]) -> tuple[FromManager, list[Bytes]]:
     """Read a message of a manager: header and bodies.
 
     :raises msgspec.DecodeError: if it is none.
@@ -191,12 +193,14 @@ def decode_from_manager(frames: Sequence[bytes]) -> tuple[FromManager, list[byte
     return _from_manager.decode(frames[0]), _bodies(frames)
 
 
-def _bodies(frames: Sequence[bytes]) -> list[bytes]:
+def _bodies(frames: Sequence[Bytes]) -> list[Bytes]:
     if len(frames) < 2:
         return []
     if not frames[1]:
         return list(frames[2:])
-    joined, bodies, start = frames[2], [], 0
+    joined = bytes(frames[2])
+    bodies: list[Bytes] = []
+    start = 0
     for length in _lengths.decode(frames[1]):
         bodies.append(joined[start : start + length])
         start += length

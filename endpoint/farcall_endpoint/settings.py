@@ -19,9 +19,9 @@ from farcall_common.errors import (
     Unavailable,
 )
 
-__all__ = ["Credentials", "exit_code", "find_home", "read_credentials"]
+__all__ = ["EXIT_CODES", "Credentials", "exit_code", "find_home", "read_credentials", "stored_values"]
 
-_EXIT_CODES: Final[tuple[tuple[type[FarcallError], int], ...]] = (
+EXIT_CODES: Final[tuple[tuple[type[FarcallError], int], ...]] = (
     (ConfigurationError, os.EX_CONFIG),
     (EndpointInUse, os.EX_CANTCREAT),
     (Unauthenticated, os.EX_NOPERM),
@@ -29,6 +29,7 @@ _EXIT_CODES: Final[tuple[tuple[type[FarcallError], int], ...]] = (
     (SessionRefused, os.EX_NOPERM),
     (Unavailable, os.EX_UNAVAILABLE),
 )
+"""What the commands and the agent end with (sysexits.h), first match first; everything else is ``EX_SOFTWARE``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,16 @@ def read_credentials(environ: Mapping[str, str], *, home: Path) -> Credentials:
     return Credentials(str(api_url).rstrip("/"), str(token))
 
 
+def stored_values(home: Path) -> list[tuple[str, str]]:
+    """Names and values in ``config.toml``; none if it cannot be read."""
+    try:
+        data = tomllib.loads((home / "config.toml").read_text())
+    except (OSError, ValueError):
+        return []
+    sections = [section for section in data.values() if isinstance(section, dict)]
+    return [(name, str(value)) for section in sections for name, value in section.items()]
+
+
 def exit_code(error: FarcallError) -> int:
     """The process exit code (sysexits.h) that says most about an error."""
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), os.EX_SOFTWARE)
+    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), os.EX_SOFTWARE)

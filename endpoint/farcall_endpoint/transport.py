@@ -8,7 +8,19 @@ from typing import Final
 
 import zmq
 
-__all__ = ["CurveKeys", "agent_socket", "fleet_socket", "forwarder_socket", "new_curve_keys", "send_frames"]
+__all__ = [
+    "Bytes",
+    "CurveKeys",
+    "agent_socket",
+    "fleet_socket",
+    "forwarder_socket",
+    "new_curve_keys",
+    "receive_frames",
+    "send_frames",
+]
+
+Bytes = bytes | memoryview
+"""User bytes on their way: small ones as bytes, large ones as views of where they are already."""
 
 _MORE: Final = int(zmq.SNDMORE)  # a plain number: enums are slow to combine
 _COPY_BYTES: Final = 64 * 1024
@@ -71,7 +83,7 @@ def agent_socket(context: zmq.Context[zmq.Socket[bytes]], *, address: str, manag
     return socket
 
 
-def send_frames(socket: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Bytes]) -> None:
     """Send a message whose frames are many and small, or few and large; faster than ``send_multipart`` for both.
 
     :raises zmq.ZMQError: as ``send`` does.
@@ -79,3 +91,12 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         socket.send(frame, _MORE if index < last else 0, copy=len(frame) < _COPY_BYTES)
+
+
+def receive_frames(socket: zmq.Socket[bytes]) -> list[Bytes]:
+    """The next message, without waiting for it; large frames are not copied.
+
+    :raises zmq.Again: if there is none.
+    """
+    frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    return [frame.bytes if len(frame) < _COPY_BYTES else frame.buffer for frame in frames]

@@ -26,7 +26,7 @@ from farcall_endpoint.agent.scheduling import ManagerLoad, RandomPolicy, RoundRo
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
 from farcall_endpoint.cloud import Cloud
-from farcall_endpoint.config import Config, EngineConfig, read_config, write_config
+from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_endpoints
 from farcall_endpoint.manager import guardian
 from farcall_endpoint.prefetch import PrefetchPolicy
@@ -93,38 +93,7 @@ def test_prefetching_can_be_switched_off() -> None:
     assert policy.depth == 0
 
 
-# -- configuration -----------------------------------------------------------------------------------------------------
-
-
-def test_configuration_survives_writing_and_reading(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    write_config(path, Config(display_name="Ein Rechner", engine=EngineConfig(max_workers_per_node=3)))
-    config = read_config(path)
-    assert config.display_name == "Ein Rechner"
-    assert config.engine.slots == 3
-    assert config.heartbeat_period == 30.0
-
-
-def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("")
-    assert read_config(tmp_path / "config.yaml").engine.slots == len(os.sched_getaffinity(0))
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("heartbeat_perod: 3", "heartbeat_perod"),
-        ("engine: {max_workers_per_node: 0}", "max_workers_per_node"),
-        ("engine: {provider: {type: SlurmProvider}}", "type"),
-        ("engine: {provider", "not YAML"),
-        ("- a list", "object"),
-    ],
-)
-def test_a_wrong_field_is_named(tmp_path: Path, text: str, names: str) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError, match=names):
-        read_config(path)
+# -- directory, credentials --------------------------------------------------------------------------------------------
 
 
 def test_credentials_come_from_the_environment_before_the_file(tmp_path: Path) -> None:
@@ -322,7 +291,7 @@ def test_packets_arrive_whole_whatever_their_size(ends: tuple[Channel, Channel],
     assert worker.receive() == (run, b"fun" + body)
     done = Done("t", 1.0, 2.0, {"code": "X"})
     worker.send(done, (body,))
-    assert manager.receive() == (done, body)
+    assert manager.receive() == (done, body)  # a view equals the bytes that it shows
 
 
 def test_a_claim_is_had_by_one_side(ends: tuple[Channel, Channel]) -> None:

@@ -13,13 +13,15 @@ from typing import Any
 
 from farcall_common.payload.origin import travels_by_value
 
-__all__ = ["PROTOCOL", "dumps_by_reference"]
+__all__ = ["PROTOCOL", "ReferencePickler", "dumps_by_reference"]
 
 PROTOCOL = 5
 """Written out, so that a newer Python on the client keeps writing what an older worker can read."""
 
 
-class _ReferencePickler(pickle.Pickler):
+class ReferencePickler(pickle.Pickler):
+    """Refuses classes and functions that must travel by value."""
+
     def reducer_override(self, obj: object, /) -> Any:
         if isinstance(obj, (type, FunctionType)):
             module: object = obj.__module__  # a class can set it to anything
@@ -35,5 +37,5 @@ def dumps_by_reference(value: object) -> bytes:
     :raises Exception: what the reduce methods of the value raise.
     """
     file = io.BytesIO()
-    _ReferencePickler(file, PROTOCOL).dump(value)
+    ReferencePickler(file, PROTOCOL).dump(value)
     return file.getvalue()

@@ -56,8 +56,8 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of a message."""
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A piece of a message: data, never part of a cycle."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):

@@ -37,10 +37,17 @@ def main() -> int:
     try:
         directory = EndpointDirectory.of(options.home, options.name)
         directory.require()
+        directory.require_writable()
         config = read_config(directory.config_file)
         level = logging.DEBUG if options.debug or config.debug else logging.INFO
         set_up_logging(
-            file=directory.log_file, to_console=options.console, role="agent", level=level, style=config.log_format
+            file=directory.log_file,
+            to_console=options.console,
+            role="agent",
+            level=level,
+            style=config.log_format,
+            max_bytes=config.log_max_bytes,
+            backups=config.log_backups,
         )
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)

@@ -23,6 +23,7 @@ from farcall_common.wire import (
     RunTasks,
     TaskMove,
     TaskRef,
+    TaskSpec,
     TaskState,
 )
 from farcall_endpoint import outcomes
@@ -30,6 +31,7 @@ from farcall_endpoint.agent.scheduling import ManagerLoad, SchedulingPolicy
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress
+from farcall_endpoint.transport import Bytes
 
 __all__ = ["REPORT_AFTER_S", "AgentCore"]
 
@@ -55,6 +57,7 @@ class AgentCore:
     :param slots_hint: workers to expect before a manager has registered.
     :param prefetch: tasks to keep at a manager behind each running one.
     :param window: tasks to hold here for each slot, so that the way to the cloud is hidden; at most ``max_window``.
+    :param max_inline_bytes: larger results must be uploaded before their end is reported.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class AgentCore:
         prefetch: PrefetchPolicy,
         window: PrefetchPolicy,
         max_window: int,
+        max_inline_bytes: int = outcomes.MAX_INLINE_BYTES,
     ) -> None:
         self._endpoint_id = endpoint_id
         self._policy = policy
@@ -73,6 +77,7 @@ class AgentCore:
         self._prefetch = prefetch
         self._window = window
         self._max_window = max_window
+        self._max_inline_bytes = max_inline_bytes
         self._tasks: dict[str, Task] = {}
         self._queue: collections.deque[Task] = collections.deque()
         self._functions: set[str] = set()
@@ -84,6 +89,7 @@ class AgentCore:
         self._connected = False
         self._draining = False
         self._credit = 0
+        self._spool_problem = ""
         self._decisions = Decisions()
 
     # -- start and end -------------------------------------------------------------------------------------------------
@@ -117,8 +123,13 @@ class AgentCore:
 
     def held(self) -> tuple[HeldTask, ...]:
         """For the greeting: every task that is in the spool."""
+        unwritten = {task.seq for task in self._decisions.ended}
         return tuple(
-            HeldTask(task_id=task.task_id, attempt=task.attempt, finished=task.end is not None)
+            HeldTask(
+                task_id=task.task_id,
+                attempt=task.attempt,
+                finished=task.end is not None and task.seq not in unwritten,
+            )
             for task in self._tasks.values()
         )
 
@@ -132,8 +143,9 @@ class AgentCore:
                 self._report_end(task)
 
     def closed(self) -> None:
-        """The session is gone; everything goes on without it."""
+        """The session is gone; everything goes on without it, except for what was never acknowledged in it."""
         self._connected = False
+        self._disown()
         for waiting in (
             self._decisions.acknowledged,
             self._decisions.moves,
@@ -141,6 +153,20 @@ class AgentCore:
             self._decisions.blob_requests,
         ):
             waiting.clear()  # the next greeting names them all
+
+    def _disown(self) -> None:
+        """Drop what was accepted and is not in the spool yet: the cloud still has it, and delivers it again."""
+        decisions = self._decisions
+        disowned = {task.seq for task in decisions.accepted}
+        for task in decisions.accepted:
+            if self._tasks.pop(task.task_id, None) is None:
+                continue  # recorded meanwhile
+            self._unqueue(task)
+            self._ended -= task.end is not None
+            task.stage = Stage.ENDED
+        decisions.accepted.clear()
+        decisions.ended = [task for task in decisions.ended if task.seq not in disowned]
+        decisions.fetches = [task for task in decisions.fetches if task.seq not in disowned]
 
     def run_tasks(self, message: RunTasks, frames: Sequence[bytes], *, now: float) -> None:
         """Accept tasks. One that is here already gets its new attempt number, and is not started again."""
@@ -151,23 +177,30 @@ class AgentCore:
                 self._functions.add(function.function_hash)
                 self._decisions.functions.append((function, body))
         for spec in message.tasks:
-            held = self._tasks.get(spec.task_id)
-            if held is not None:
-                self._redeliver(held, spec.attempt)
-                continue
-            payload = frames[spec.payload] if spec.payload is not None else None
-            stage = Stage.QUEUED if payload is not None else Stage.FETCHING
-            task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload)
-            self._tasks[task.task_id] = task
-            self._decisions.accepted.append(task)
-            self._decisions.acknowledged.append(task)
-            if spec.function_hash not in self._functions:
-                self._fail(task, outcomes.function_missing(spec.function_hash))
-            elif spec.container_id is not None:
-                self._fail(task, outcomes.containers_unsupported(spec.container_id))
-            else:
-                (self._queue if stage is Stage.QUEUED else self._decisions.fetches).append(task)
-                self._watch(task, now)
+            self.accept(spec, frames[spec.payload] if spec.payload is not None else None, now=now)
+
+    def know(self, function_hash: str) -> None:
+        """The body of a function is at hand."""
+        self._functions.add(function_hash)
+
+    def accept(self, spec: TaskSpec, payload: bytes | None, *, now: float) -> None:
+        """Accept one task. None for a payload that must be fetched first."""
+        held = self._tasks.get(spec.task_id)
+        if held is not None:
+            self._redeliver(held, spec.attempt)
+            return
+        stage = Stage.QUEUED if payload is not None else Stage.FETCHING
+        task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload)
+        self._tasks[task.task_id] = task
+        self._decisions.accepted.append(task)
+        self._decisions.acknowledged.append(task)
+        if spec.function_hash not in self._functions:
+            self._fail(task, outcomes.function_missing(spec.function_hash))
+        elif spec.container_id is not None:
+            self._fail(task, outcomes.containers_unsupported(spec.container_id))
+        else:
+            (self._queue if stage is Stage.QUEUED else self._decisions.fetches).append(task)
+            self._watch(task, now)
 
     def cancel(self, task_ids: Iterable[str]) -> None:
         """Stop tasks, running or not; a task that has ended keeps its end."""
@@ -198,6 +231,33 @@ class AgentCore:
             else:
                 self._unqueue(task)
             task.stage = Stage.ENDED
+
+    # -- spool ---------------------------------------------------------------------------------------------------------
+
+    def spool_problem(self, problem: str) -> None:
+        """Why the spool cannot hold more; while there is such a reason, the cloud is asked for no more tasks."""
+        self._spool_problem = problem
+
+    def take_back(self, decisions: Decisions, *, now: float) -> None:
+        """The latest decisions could not be made durable. They stand for the next turn that can; only what depends on
+        nothing but that turn is undone: tasks go back into the queue as if never placed, and credit was not given."""
+        placed = sum(map(len, decisions.orders.values()))
+        again = decisions.starts[len(decisions.starts) - placed :]  # placing comes last in a turn
+        del decisions.starts[len(decisions.starts) - placed :]
+        decisions.orders.clear()
+        for task in again:
+            assert task.manager_id is not None
+            self._managers[task.manager_id].outstanding.pop(task.task_id)
+            task.starts -= 1
+        self._requeue(again, now)
+        self._credit -= decisions.credit
+        decisions.credit = 0
+        self._decisions = decisions
+
+    def urgent(self) -> dict[str, list[str]]:
+        """Cancels, by manager, which need not wait for the spool: what they lead to is written when it comes."""
+        cancels, self._decisions.cancels = self._decisions.cancels, collections.defaultdict(list)
+        return cancels
 
     # -- blobs ---------------------------------------------------------------------------------------------------------
 
@@ -250,7 +310,7 @@ class AgentCore:
         """A manager is there."""
         self._managers[manager_id] = _Manager(slots)
 
-    def progress(self, manager_id: str, progress: Progress, bodies: Sequence[bytes], *, now: float) -> None:
+    def progress(self, manager_id: str, progress: Progress, bodies: Sequence[Bytes], *, now: float) -> None:
         """A manager reports. A result counts even if the manager was given up meanwhile."""
         manager = self._managers.get(manager_id)
         if manager is not None:
@@ -258,6 +318,7 @@ class AgentCore:
             manager.problem = progress.problem
         for finished in progress.finished:
             self._finished(manager_id, finished, bodies)
+        self._observe(progress.finished)
         for died in progress.died:
             self._died(manager_id, died, now)
         for started in progress.started:
@@ -301,7 +362,8 @@ class AgentCore:
 
     def report(self) -> EndpointReport:
         """The numbers for a heartbeat."""
-        problems = [manager.problem for manager in self._managers.values() if manager.problem]
+        problems = [self._spool_problem, *[manager.problem for manager in self._managers.values()]]
+        problem = next(filter(None, problems), "")
         unfinished = len(self._tasks) - self._ended
         dispatched = sum(len(manager.outstanding) for manager in self._managers.values())
         return EndpointReport(
@@ -310,7 +372,7 @@ class AgentCore:
             idle_workers=sum(manager.idle_workers for manager in self._managers.values()),
             pending_tasks=max(0, unfinished - dispatched),
             outstanding_tasks=unfinished,
-            detail={"problem": problems[0]} if problems else {},
+            detail={"problem": problem} if problem else {},
         )
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -340,7 +402,7 @@ class AgentCore:
             self._enter(task, TaskState.WAITING_FOR_LAUNCH, now)
 
     def _give_credit(self) -> None:
-        if not self._connected:
+        if not self._connected or self._spool_problem:
             return
         slots = sum(manager.slots for manager in self._managers.values()) or self._slots_hint
         window = min(slots * (2 + self._window.depth), max(self._max_window, 2 * slots))
@@ -349,24 +411,28 @@ class AgentCore:
             self._credit += due
             self._decisions.credit += due
 
-    def _finished(self, manager_id: str, finished: Finished, bodies: Sequence[bytes]) -> None:
+    def _finished(self, manager_id: str, finished: Finished, bodies: Sequence[Bytes]) -> None:
         task = self._release(manager_id, finished.task_id)
         if task is None:
             return
         self._unqueue(task)
-        end = End(finished.state, started_at=finished.started_at, ended_at=finished.ended_at)
+        end = End(finished.state, None, 0, "", finished.started_at, finished.ended_at)
         if finished.error is not None:
             end.error = {"attempt": task.attempt, "endpoint_id": self._endpoint_id, **finished.error}
         if finished.result is not None:
             end.body = bodies[finished.result]
             end.size_bytes = len(end.body)
-            if end.size_bytes > outcomes.MAX_INLINE_BYTES:
+            if end.size_bytes > self._max_inline_bytes:
                 end.sha256 = _sha256(end.body)
-        if finished.started_at is not None and finished.ended_at is not None:
-            duration_s = finished.ended_at - finished.started_at
-            self._prefetch.observe(duration_s)
-            self._window.observe(duration_s)
         self._end(task, end)
+
+    def _observe(self, ends: Sequence[Finished]) -> None:
+        """Learn from how long tasks ran."""
+        durations = [e.ended_at - e.started_at for e in ends if e.started_at is not None and e.ended_at is not None]
+        if durations:
+            mean_s = sum(durations) / len(durations)
+            self._prefetch.observe(mean_s, count=len(durations))
+            self._window.observe(mean_s, count=len(durations))
 
     def _died(self, manager_id: str, died: Died, now: float) -> None:
         task = self._release(manager_id, died.task_id)
@@ -467,5 +533,5 @@ class AgentCore:
             )
 
 
-def _sha256(data: bytes) -> str:
+def _sha256(data: Bytes) -> str:
     return hashlib.sha256(data).hexdigest()

@@ -15,13 +15,13 @@ from farcall_common.wire import new_id
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.providers import Block, Provider
-from farcall_endpoint.transport import fleet_socket, send_frames
+from farcall_endpoint.silence import Silence
+from farcall_endpoint.transport import Bytes, fleet_socket, receive_frames, send_frames
 
 __all__ = ["Fleet", "Lost"]
 
 _logger = logging.getLogger(__name__)
 
-_SILENCE_LIMIT_S: Final = 60.0
 _MAX_BACKOFF_S: Final = 30.0
 _MOST_PER_TURN: Final = 64
 _MAX_KNOWN_FUNCTIONS: Final = 1024
@@ -41,7 +41,7 @@ class Lost:
 @dataclasses.dataclass
 class _Manager:
     block: Block
-    heard_at: float
+    silence: Silence
     registered: bool = False
     ended_at: float | None = None
     functions: set[str] = dataclasses.field(default_factory=set)
@@ -50,6 +50,9 @@ class _Manager:
 class Fleet:
     """One manager on this machine now; more blocks come with more providers.
 
+    :param heartbeat_s: at least so often managers hear that the agent lives.
+    :param silence_limit_s: a manager that says nothing for so long is given up, and never believed again.
+    :param walltime_limit_s: no attempt may run longer, whatever its task asks for.
     :param function_body: gives the body of a function by its hash.
     :param payload: gives the arguments of a task.
     """
@@ -65,6 +68,9 @@ class Fleet:
         environment: Mapping[str, str],
         function_body: Callable[[str], bytes],
         payload: Callable[[Task], bytes],
+        heartbeat_s: float = 10.0,
+        silence_limit_s: float = 60.0,
+        walltime_limit_s: float | None = None,
     ) -> None:
         #: Readable when :meth:`receive` has something.
         self.socket = fleet_socket(context)
@@ -76,6 +82,10 @@ class Fleet:
         self._environment = {key: value for key, value in environment.items() if key not in _SECRETS}
         self._function_body = function_body
         self._payload = payload
+        self._heartbeat_s = heartbeat_s
+        self._silence_limit_s = silence_limit_s
+        self._walltime_limit_s = walltime_limit_s
+        self._ping_at = 0.0
         self._managers: dict[str, _Manager] = {}
         self._failures = 0
         self._start_at: float | None = 0.0
@@ -88,19 +98,23 @@ class Fleet:
         if self._start_at is not None and now >= self._start_at:
             self._start_at = None
             self._start(now)
+        if now >= self._ping_at:
+            self._ping_at = now + self._heartbeat_s
+            for manager_id in self._managers:
+                self._send(manager_id, protocol.Ping())
         lost = []
         for manager_id, manager in list(self._managers.items()):
-            if now - manager.heard_at > _SILENCE_LIMIT_S:
-                _logger.error("manager %s has been silent for %g s; ending it", manager_id, _SILENCE_LIMIT_S)
+            if manager.silence.is_over_limit(now=now):
+                _logger.error("manager %s has been silent for %g s; ending it", manager_id, self._silence_limit_s)
                 manager.block.kill()
-                manager.heard_at = now
+                manager.silence.heard(now=now)
             reason = manager.block.ended()
             if reason is None:
                 continue
             if manager.ended_at is None:
                 manager.ended_at = now
                 self._poller.unregister(manager.block.fileno())
-            elif now >= manager.ended_at + _LAST_WORDS_S:
+            elif now >= manager.ended_at + _LAST_WORDS_S and not self._has_unread():
                 lost.append(Lost(manager_id, f"its manager ended ({reason})"))
                 manager.block.close()
                 del self._managers[manager_id]
@@ -111,31 +125,33 @@ class Fleet:
     def next_deadline(self) -> float | None:
         """The monotonic second at which :meth:`tend` may have something to do."""
         deadlines = [
-            manager.heard_at + _SILENCE_LIMIT_S if manager.ended_at is None else manager.ended_at + _LAST_WORDS_S
+            manager.silence.deadline if manager.ended_at is None else manager.ended_at + _LAST_WORDS_S
             for manager in self._managers.values()
         ]
-        if self._start_at is not None:
-            deadlines.append(self._start_at)
-        return min(deadlines, default=None)
+        deadlines += [self._start_at, self._ping_at if self._managers else None]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
     def is_empty(self) -> bool:
         """Whether no manager is left."""
         return not self._managers
 
-    def receive(self, *, now: float) -> Iterator[tuple[str, protocol.FromManager, list[bytes]]]:
-        """What managers report: id, message, bodies. A manager of another version is sent away."""
+    def receive(self, *, now: float) -> Iterator[tuple[str, protocol.FromManager, list[Bytes]]]:
+        """What managers report: id, message, bodies. One of another version is sent away, and so is one that is not of
+        this fleet any more, or was of an earlier agent's: whatever it had is being done elsewhere."""
         for _ in range(_MOST_PER_TURN):
             try:
-                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                identity, *frames = receive_frames(self.socket)
             except zmq.Again:
                 return
-            manager_id = identity.decode()
+            manager_id = bytes(identity).decode()
             manager = self._managers.get(manager_id)
             message, bodies = protocol.decode_from_manager(frames)
-            if manager is not None:
-                manager.heard_at = now
-            if isinstance(message, protocol.Registered) and manager is not None:
+            if manager is None:
+                self._send(manager_id, protocol.Stop(0.0))
+                continue
+            manager.silence.heard(now=now)
+            if isinstance(message, protocol.Registered):
                 if message.software != self._software:
                     _logger.error("manager %s is of another version; restart the endpoint after an upgrade", manager_id)
                     manager.block.kill()
@@ -167,7 +183,7 @@ class Fleet:
                     task.attempt,
                     spec.function_hash,
                     len(bodies),
-                    spec.walltime_s,
+                    _least(spec.walltime_s, self._walltime_limit_s),
                     spec.result_serializers,
                 )
             )
@@ -198,6 +214,9 @@ class Fleet:
         self._poller.unregister(self.socket)
         self.socket.close(linger=0)
 
+    def _has_unread(self) -> bool:
+        return bool(self.socket.get(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator, arg-type]
+
     def _start(self, now: float) -> None:
         manager_id = f"local-{new_id()[:8]}"
         command = [sys.executable, "-P", "-m", "farcall_endpoint.manager", *self._options]
@@ -208,7 +227,7 @@ class Fleet:
             _logger.exception("cannot start a manager")
             self._back_off(now)
             return
-        self._managers[manager_id] = _Manager(block, now)
+        self._managers[manager_id] = _Manager(block, Silence(limit_s=self._silence_limit_s, now=now))
         self._poller.register(block.fileno(), zmq.POLLIN)
 
     def _back_off(self, now: float) -> None:
@@ -222,3 +241,8 @@ class Fleet:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             _logger.debug("manager %s is gone already", manager_id)
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    """The smaller of two limits, where None is none."""
+    return one if other is None else other if one is None else min(one, other)

@@ -22,6 +22,7 @@ from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.scheduling import POLICIES
 from farcall_endpoint.agent.service import Agent, Clock
 from farcall_endpoint.agent.spool import Spool
+from farcall_endpoint.agent.supported import require_supported
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.agent.transfers import Transfers
 from farcall_endpoint.agent.uplink import Uplink
@@ -66,6 +67,7 @@ def run_agent(
 
     :raises FarcallError: when it cannot start, or trying again cannot help.
     """
+    require_supported(config)
     with directory.lock():
         keys = directory.read_keys()
         cloud = Cloud(credentials)
@@ -137,8 +139,9 @@ def _fleet_maker(
 ) -> Callable[[Callable[[str], bytes], Callable[[Task], bytes]], Fleet]:
     working_dir = directory.path / config.engine.working_dir
     working_dir.mkdir(parents=True, exist_ok=True)
-    options = ["--slots", str(config.engine.slots), "--prefetch", str(min(config.engine.prefetch, 16))]
-    options += ["--working-dir", str(working_dir), "--log-file", str(directory.log_file)]
+    options = ["--slots", str(config.engine.slots), "--prefetch", str(config.engine.prefetch)]
+    options += ["--working-dir", str(working_dir), "--log-dir", str(directory.log_dir)]
+    options += ["--log-max-bytes", str(config.log_max_bytes), "--log-backups", str(config.log_backups)]
     options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]
 
     def make(function_body: Callable[[str], bytes], payload: Callable[[Task], bytes]) -> Fleet:
@@ -151,6 +154,9 @@ def _fleet_maker(
             environment={**environment, "FARCALL_ENDPOINT_ID": endpoint_id},
             function_body=function_body,
             payload=payload,
+            heartbeat_s=config.engine.heartbeat_period,
+            silence_limit_s=config.engine.heartbeat_threshold,
+            walltime_limit_s=config.engine.limits.walltime_s,
         )
 
     return make

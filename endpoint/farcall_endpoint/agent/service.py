@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import zmq
@@ -35,7 +35,8 @@ from farcall_endpoint.agent.background import Background
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.messages import messages_to_cloud
-from farcall_endpoint.agent.spool import Spool
+from farcall_endpoint.agent.pressure import Pressure
+from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Decisions, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
 from farcall_endpoint.agent.uplink import KEY_REFUSED, SHAKEN, Uplink
@@ -110,6 +111,8 @@ class Agent:
         self._on_status = on_status
         self._instance_id = new_id()
         self._functions: dict[str, bytes] = {}
+        self._pressure = Pressure()
+        self._under_pressure = False
         self._status_at = 0.0
         self._stop_wanted: float | None = None
         self._kill_at: float | None = None
@@ -134,6 +137,12 @@ class Agent:
             self._follow(self._connection.start())
             while not (self._kill_at is not None and self._fleet.is_empty):
                 self._turn()
+            self._decide(self._clock.monotonic(), self._clock.epoch(), patient=False)
+            if self._pressure.retry_at is not None and self._fatal is None:
+                self._fatal = SpoolUnwritable(
+                    "The endpoint was stopped while its spool could not be written. The ends of tasks that came since "
+                    "are not kept: those tasks run again where they may, and count as lost where they may not."
+                )
             self._follow([c.Close(politely=True)])
         finally:
             self._fleet.kill()
@@ -162,18 +171,25 @@ class Agent:
             reason = "the endpoint was stopped while it ran" if self._kill_at else lost.reason
             self._core.manager_lost(lost.manager_id, reason, expected=self._kill_at is not None, now=epoch)
         self._follow(self._connection.tick(now=now))
-        self._act(self._core.decide(now=epoch))
+        self._decide(now, epoch)
         self._wind_down(now)
         if now >= self._status_at:
             self._status_at = now + _STATUS_PERIOD_S
-            self._on_status(self._status())
+            self._pressure.measured(self._spool.room())
+            self._heed_pressure()
+            try:
+                self._on_status(self._status())
+            except OSError as error:  # what nobody can read now is no reason to end
+                _logger.debug("the status cannot be written: %s", error)
 
     def _timeout_ms(self) -> int:
         now, epoch = self._clock.monotonic(), self._clock.epoch()
         deadlines = (self._status_at, self._connection.next_deadline(), self._fleet.next_deadline(), self._kill_at)
         wait_s = min(deadline for deadline in deadlines if deadline is not None) - now
         due = self._core.next_deadline()
-        if due is not None:
+        if self._pressure.retry_at is not None:
+            wait_s = min(wait_s, self._pressure.retry_at - now)
+        elif due is not None:
             wait_s = min(wait_s, due - epoch)
         return max(0, int(wait_s * 1000) + 1)
 
@@ -334,10 +350,43 @@ class Agent:
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def _act(self, decisions: Decisions) -> None:
-        self._spool.commit(decisions)
-        for manager_id, task_ids in decisions.cancels.items():
+    def _decide(self, now: float, epoch: float, *, patient: bool = True) -> None:
+        """Make durable what follows from this turn, then do it. What cannot be made durable now waits in the core."""
+        retry_at = self._pressure.retry_at
+        if retry_at is None or now >= retry_at or not patient:
+            decisions = self._core.decide(now=epoch)
+            try:
+                self._spool.commit(decisions)
+            except SpoolUnwritable as error:
+                _logger.log(logging.ERROR if retry_at is None else logging.DEBUG, "%s", error)
+                self._core.take_back(decisions, now=epoch)
+                self._pressure.failed(str(error), now=now)
+            else:
+                self._pressure.written()
+                if retry_at is not None:
+                    _logger.info("the spool can be written again")
+                self._act(decisions)
+            if (retry_at is None) != (self._pressure.retry_at is None):
+                self._status_at = now
+        if self._pressure.retry_at is not None:
+            self._cancel(self._core.urgent())
+
+    def _heed_pressure(self) -> None:
+        problem = self._pressure.problem
+        news = bool(problem) != self._under_pressure
+        self._under_pressure = bool(problem)
+        self._core.spool_problem(problem)
+        if news:
+            _logger.warning("%s", problem or "there is room in the file system again")
+            if self._connection.may_send(Heartbeat):
+                self._follow([c.Beat()])
+
+    def _cancel(self, cancels: Mapping[str, list[str]]) -> None:
+        for manager_id, task_ids in cancels.items():
             self._fleet.cancel(manager_id, task_ids)
+
+    def _act(self, decisions: Decisions) -> None:
+        self._cancel(decisions.cancels)
         for manager_id, tasks in decisions.orders.items():
             self._fleet.order(manager_id, tasks)
         for task in (*decisions.accepted, *decisions.fetched):
@@ -359,7 +408,7 @@ class Agent:
 
     def _body(self, task: Task) -> bytes:
         end = task.end
-        return self._spool.body(task) if end is None or end.body is None else end.body
+        return self._spool.body(task) if end is None or end.body is None else bytes(end.body)
 
     def _fetch(self, task: Task) -> None:
         blob = task.spec.payload_blob

@@ -34,7 +34,7 @@ class End:
     sha256: str = ""
     started_at: float | None = None
     ended_at: float | None = None
-    body: bytes | None = None
+    body: bytes | memoryview | None = None
     blob: BlobLocation | None = None
     upload_tries: int = 0
 

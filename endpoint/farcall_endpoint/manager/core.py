@@ -18,6 +18,7 @@ from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started, TaskOrder
+from farcall_endpoint.transport import Bytes
 from farcall_endpoint.worker.channel import Done, Order, Run
 
 __all__ = ["Action", "Job", "Kill", "Launch", "ManagerCore", "Recall", "Send"]
@@ -26,7 +27,6 @@ STARTED_AFTER_S: Final = 0.05
 """A task that runs for so long is reported as running; for a shorter one its end says it all."""
 _OVERDUE_S: Final = 0.01
 """A task that runs for so long gives up what waits behind it."""
-_START_LIMIT_S: Final = 60.0
 _MAX_BACKOFF_S: Final = 10.0
 _MAX_KNOWN_FUNCTIONS: Final = 256
 _MAX_PACKET_TASKS: Final = 64
@@ -42,8 +42,8 @@ class Job:
     """A task with its user bytes."""
 
     order: TaskOrder
-    function: bytes
-    payload: bytes
+    function: Bytes
+    payload: Bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Send:
 
     worker_id: int
     packet: Run
-    body: tuple[bytes, ...]
+    body: tuple[Bytes, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +116,14 @@ class ManagerCore:
     :param slots: workers to keep; each runs one task at a time.
     :param prefetch: how many tasks to order ahead, behind the one that runs.
     :param batching: whether several tasks may travel in one packet.
+    :param start_limit_s: a worker that is not ready after so long is replaced.
     """
 
-    def __init__(self, *, slots: int, prefetch: PrefetchPolicy, batching: bool = True) -> None:
+    def __init__(
+        self, *, slots: int, prefetch: PrefetchPolicy, batching: bool = True, start_limit_s: float = 60.0
+    ) -> None:
         self._slots = slots
+        self._start_limit_s = start_limit_s
         self._prefetch = prefetch
         self._most_in_packet = _MAX_PACKET_TASKS if batching else 1
         self._free_slots = collections.deque(range(slots))
@@ -130,9 +134,10 @@ class ManagerCore:
         self._launch_at = 0.0
         self._stop_at: float | None = None
         self._problem = ""
+        self._news = False
         self._actions: list[Action] = []
         self._finished: list[Finished] = []
-        self._results: list[bytes] = []
+        self._results: list[Bytes] = []
         self._died: list[Died] = []
         self._started: list[Started] = []
 
@@ -183,10 +188,11 @@ class ManagerCore:
     def ready(self, worker_id: int) -> None:
         """A worker has started."""
         self._workers[worker_id].ready = True
+        self._news = True
         self._start_failures = 0
         self._problem = ""
 
-    def done(self, worker_id: int, done: Done, result: bytes, *, now: float) -> None:
+    def done(self, worker_id: int, done: Done, result: Bytes, *, now: float) -> None:
         """A worker ended a task."""
         worker = self._workers[worker_id]
         job = worker.jobs.popleft()
@@ -221,6 +227,7 @@ class ManagerCore:
     def died(self, worker_id: int, *, revoked: int, reason: str, tails: tuple[str, str], now: float) -> None:
         """A worker's process ended. What it sent was passed on already; the last ``revoked`` tasks were not started."""
         worker = self._workers.pop(worker_id)
+        self._news = True
         self._free_slots.append(worker.slot)
         self._take_back(worker, revoked)
         stdout_tail, stderr_tail = tails
@@ -270,10 +277,11 @@ class ManagerCore:
             deadlines.append(self._launch_at)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def take_progress(self) -> tuple[Progress, list[bytes]] | None:
+    def take_progress(self) -> tuple[Progress, list[Bytes]] | None:
         """What the agent should hear now, if anything, with the results that it refers to."""
-        if not (self._finished or self._died or self._started):
+        if not (self._finished or self._died or self._started or self._news):
             return None
+        self._news = False
         progress = self.progress()
         results = self._results
         self._finished, self._results, self._died, self._started = [], [], [], []
@@ -298,7 +306,7 @@ class ManagerCore:
             return
         age_s = now - worker.since
         if not worker.ready:
-            if age_s >= _START_LIMIT_S:
+            if age_s >= self._start_limit_s:
                 self._kill(worker)
             return
         if not worker.jobs:
@@ -316,7 +324,7 @@ class ManagerCore:
 
     def _deadline(self, worker: _Worker) -> float | None:
         if not worker.ready:
-            return worker.since + _START_LIMIT_S
+            return worker.since + self._start_limit_s
         if not worker.jobs:
             return None
         head = worker.jobs[0].order
@@ -420,12 +428,12 @@ class ManagerCore:
         state: TaskState,
         error: Mapping[str, Any] | None,
         *,
-        result: bytes = b"",
+        result: Bytes = b"",
         started_at: float | None = None,
         ended_at: float | None = None,
     ) -> None:
         frame = None
-        if state is TaskState.SUCCESS:
+        if state is TaskState.SUCCESS or result:
             frame = len(self._results)
             self._results.append(result)
         record = dict(error) if error is not None else None

@@ -19,7 +19,8 @@ from farcall_endpoint import protocol
 from farcall_endpoint.manager import guardian
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
-from farcall_endpoint.transport import send_frames
+from farcall_endpoint.silence import Silence
+from farcall_endpoint.transport import Bytes, receive_frames, send_frames
 from farcall_endpoint.worker.channel import Done, Ready, Sync, Synced
 
 __all__ = ["Manager"]
@@ -43,7 +44,8 @@ class Manager:
     """Runs until the agent stops it or is gone.
 
     :param agent: a connected DEALER socket; owned by this object from now on.
-    :param agent_pid: of an agent on this machine, to notice its death at once.
+    :param agent_pid: of an agent on this machine, to notice its death at once; None for one on another node.
+    :param agent_silence_limit_s: an agent on another node that says nothing for so long is gone.
     """
 
     def __init__(
@@ -52,21 +54,25 @@ class Manager:
         core: ManagerCore,
         launcher: WorkerLauncher,
         agent: zmq.Socket[bytes],
-        agent_pid: int,
+        agent_pid: int | None,
+        agent_silence_limit_s: float = 120.0,
         registered: protocol.Registered,
     ) -> None:
         self._core = core
         self._launcher = launcher
         self._agent = agent
-        self._agent_pidfd = os.pidfd_open(agent_pid)
+        self._agent_pidfd = None if agent_pid is None else os.pidfd_open(agent_pid)
+        limit_s = agent_silence_limit_s if agent_pid is None else None
+        self._agent_silence = Silence(limit_s=limit_s, now=time.monotonic())
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
-        self._functions: dict[str, bytes] = {}
+        self._functions: dict[str, Bytes] = {}
         self._guardian = _start_guardian()
         self._epoll = select.epoll()
         self._epoll.register(self._agent.fileno(), select.EPOLLIN)
-        self._epoll.register(self._agent_pidfd, select.EPOLLIN)
+        if self._agent_pidfd is not None:
+            self._epoll.register(self._agent_pidfd, select.EPOLLIN)
         self._report_at = 0.0
         self._abandoned = False
         self._signals, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -97,13 +103,13 @@ class Manager:
                 else:
                     self._hear(worker)
             elif descriptor == self._agent_pidfd:
-                _logger.warning("the agent is gone; ending all workers")
-                self._abandoned = True
                 self._epoll.unregister(self._agent_pidfd)
-                self._core.stop(grace_s=0, now=time.monotonic())
+                self._abandon("the agent is gone")
             elif descriptor == self._signals and signal.SIGTERM in os.read(self._signals, 64):
                 self._core.stop(grace_s=0, now=time.monotonic())
         self._obey()
+        if self._agent_silence.is_over_limit(now=time.monotonic()) and not self._abandoned:
+            self._abandon("the agent has been silent for too long")
         while actions := self._core.pump(now=time.monotonic(), epoch=time.time()):
             self._perform(actions)
         self._report()
@@ -116,14 +122,20 @@ class Manager:
         deadline = self._report_at if deadline is None else min(deadline, self._report_at)
         return max(0.0, deadline - time.monotonic())
 
+    def _abandon(self, reason: str) -> None:
+        _logger.warning("%s; ending all workers", reason)
+        self._abandoned = True
+        self._core.stop(grace_s=0, now=time.monotonic())
+
     # -- agent ---------------------------------------------------------------------------------------------------------
 
     def _obey(self) -> None:
         while True:
             try:
-                frames = self._agent.recv_multipart(zmq.NOBLOCK)
+                frames = receive_frames(self._agent)
             except zmq.Again:
                 return
+            self._agent_silence.heard(now=time.monotonic())
             message, bodies = protocol.decode_from_agent(frames)
             match message:
                 case protocol.RunTasks():
@@ -133,7 +145,7 @@ class Manager:
                 case protocol.Stop(grace_s=grace_s):
                     self._core.stop(grace_s=grace_s, now=time.monotonic())
 
-    def _take(self, message: protocol.RunTasks, bodies: list[bytes]) -> None:
+    def _take(self, message: protocol.RunTasks, bodies: list[Bytes]) -> None:
         if message.forget:
             self._functions.clear()
         for function_hash, body in message.functions:
@@ -151,7 +163,7 @@ class Manager:
             self._tell(self._core.progress())
             self._report_at = now + _REPORT_PERIOD_S
 
-    def _tell(self, message: protocol.FromManager, bodies: list[bytes] | None = None) -> None:
+    def _tell(self, message: protocol.FromManager, bodies: list[Bytes] | None = None) -> None:
         send_frames(self._agent, protocol.encode(message, bodies or ()))
 
     # -- workers -------------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
+import yaml
 
 from farcall_endpoint.config import Config, EngineConfig, write_config
 from farcall_endpoint.directory import EndpointDirectory
@@ -22,15 +23,21 @@ _STEP_S = 0.02
 
 
 class EndpointProcess:
-    """The endpoint "test" in a home directory, against a fake cloud."""
+    """The endpoint "test" in a home directory, against a fake cloud.
 
-    def __init__(self, home: Path, cloud: FakeCloud, *, workers: int = 2) -> None:
+    :param engine: further fields of the ``engine`` section of its configuration.
+    """
+
+    def __init__(
+        self, home: Path, cloud: FakeCloud, *, workers: int = 2, engine: Mapping[str, object] | None = None
+    ) -> None:
         self.home = home
         self.cloud = cloud
         self.directory = EndpointDirectory.of(home, "test")
         if not self.directory.exists:
             self.directory.create()
             write_config(self.directory.config_file, Config(engine=EngineConfig(max_workers_per_node=workers)))
+            self._configure(engine or {})
         self.agent: subprocess.Popen[bytes] | None = None
 
     @property
@@ -87,23 +94,36 @@ class EndpointProcess:
         """The live workers."""
         return [process for process in self.family() if _runs(process, "farcall_endpoint.worker")]
 
+    def guardians(self) -> list[psutil.Process]:
+        """The live guardians of managers."""
+        return [process for process in self.family() if _runs(process, "guardian.py")]
+
+    def _configure(self, engine: Mapping[str, object]) -> None:
+        file = self.directory.config_file
+        config = yaml.safe_load(file.read_text())
+        config["engine"].update(engine)
+        file.write_text(yaml.safe_dump(config))
+
     def log(self) -> str:
         """What agent and managers have written."""
-        return self.directory.log_file.read_text()
+        files = [self.directory.log_file, *sorted(self.directory.log_dir.glob("*.log"))]
+        return "".join(file.read_text() for file in files)
 
 
 def _runs(process: psutil.Process, module: str) -> bool:
     with contextlib.suppress(psutil.Error):
-        return module in process.cmdline()
+        return any(part.endswith(module) for part in process.cmdline())
     return False
 
 
 @contextlib.contextmanager
-def running_endpoint(home: Path, *, workers: int = 2, start: bool = True) -> Iterator[EndpointProcess]:
+def running_endpoint(
+    home: Path, *, workers: int = 2, start: bool = True, engine: Mapping[str, object] | None = None
+) -> Iterator[EndpointProcess]:
     """An endpoint with its own fake cloud; both are gone afterwards, and no process is left."""
     cloud = FakeCloud()
     try:
-        endpoint = EndpointProcess(home, cloud, workers=workers)
+        endpoint = EndpointProcess(home, cloud, workers=workers, engine=engine)
         try:
             if start:
                 endpoint.start()

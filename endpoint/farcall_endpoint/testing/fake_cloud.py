@@ -164,6 +164,15 @@ class FakeCloud:
         """Wait for an open session."""
         self.wait_for(lambda: self._session is not None and self._session.phase is wire.Phase.OPEN, timeout_s=timeout_s)
 
+    @property
+    def ended(self) -> int:
+        """How many tasks have ended."""
+        return len(self._ended)
+
+    def has_ended(self, task_id: str) -> bool:
+        """Whether a task has ended."""
+        return task_id in self._ended
+
     def ends(self, task_ids: Sequence[str], *, timeout_s: float = 30.0) -> list[Ended]:
         """Wait until tasks have ended."""
         missing = collections.deque(task_ids)

@@ -28,7 +28,7 @@ def main(descriptor: int, claims: int) -> None:
             channel.send(Synced())
 
 
-def _work(channel: Channel, runner: Runner, packet: Run, body: bytes) -> None:
+def _work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryview) -> None:
     at = runner.learn(packet, body)
     for order in packet.orders:
         end = at + order.payload_bytes

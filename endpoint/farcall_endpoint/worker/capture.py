@@ -19,6 +19,9 @@ __all__ = ["TAIL_BYTES", "Capture", "open_capture_file", "read_tail"]
 
 #: So much of each stream travels with a failure.
 TAIL_BYTES: Final = 4096
+_MARKS: Final = (0x0FA6CA11_0001, 0x0FA6CA11_0002)
+"""Positions far behind the ends of the two files. Whoever writes appends, and moves the position; so one that is still
+there says both that the file is the one it should be and that nothing was written."""
 
 
 def open_capture_file(directory: Path) -> int:
@@ -58,6 +61,8 @@ class Capture:
 
     def reset(self) -> None:
         """Forget what was written, and repair the streams if the task replaced or closed them."""
+        if self._untouched():
+            return
         self._flush()
         for index, (copy, inode) in enumerate(zip(self._copies, self._inodes, strict=True)):
             number = index + 1
@@ -69,7 +74,20 @@ class Capture:
                 self._streams[index] = os.fdopen(number, "w", buffering=1, closefd=False)
             if state.st_size:
                 os.ftruncate(copy, 0)
+            os.lseek(copy, _MARKS[index], os.SEEK_SET)
         sys.stdout, sys.stderr = self._streams
+
+    def _untouched(self) -> bool:
+        """Whether a task left no trace here: a short way for the many that write nothing."""
+        out, err = self._streams
+        if sys.stdout is not out or sys.stderr is not err:
+            return False
+        try:
+            out.flush()
+            err.flush()
+            return os.lseek(1, 0, os.SEEK_CUR) == _MARKS[0] and os.lseek(2, 0, os.SEEK_CUR) == _MARKS[1]
+        except (OSError, ValueError):  # closed, or something else by now
+            return False
 
     def _flush(self) -> None:
         streams = [sys.stdout, sys.stderr]

@@ -14,6 +14,7 @@ the descriptor of a memory file (``memfd_create``) that holds it.
 from __future__ import annotations
 
 import array
+import mmap
 import os
 import socket
 import struct
@@ -33,7 +34,7 @@ _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_FD_BYTES)
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True):
+class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task to run. ``payload_bytes`` of the packet's body are its arguments."""
 
     task_id: str
@@ -62,7 +63,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pid: int
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none."""
 
     task_id: str
@@ -104,7 +105,7 @@ class Channel:
 
     # -- the manager's end ---------------------------------------------------------------------------------------------
 
-    def order(self, packet: Run, body: Sequence[bytes]) -> None:
+    def order(self, packet: Run, body: Sequence[bytes | memoryview]) -> None:
         """Send tasks, with a claim for each.
 
         :raises BlockingIOError: if the socket is full; the worker will start none of them.
@@ -135,7 +136,7 @@ class Channel:
 
     # -- both ends -----------------------------------------------------------------------------------------------------
 
-    def send(self, packet: Packet, body: Sequence[bytes] = ()) -> None:
+    def send(self, packet: Packet, body: Sequence[bytes | memoryview] = ()) -> None:
         """Send a packet and the joined parts of its body.
 
         :raises BlockingIOError: if the socket does not block and is full; nothing was sent then.
@@ -154,8 +155,9 @@ class Channel:
         finally:
             os.close(memory)
 
-    def receive(self) -> tuple[Packet, bytes] | None:
-        """The next packet and its body; None when the other end is gone.
+    def receive(self) -> tuple[Packet, bytes | memoryview] | None:
+        """The next packet and its body, which is a view of shared memory if it is large; None when the other end is
+        gone.
 
         :raises BlockingIOError: if the socket does not block and is empty.
         """
@@ -169,7 +171,7 @@ class Channel:
         body_at = _LENGTH.size + _LENGTH.unpack_from(view)[0]
         packet = _decode(view[_LENGTH.size : body_at])
         if ancillary:
-            return packet, _read_all(array.array("i", ancillary[0][2][:_FD_BYTES])[0])
+            return packet, _view_of(array.array("i", ancillary[0][2][:_FD_BYTES])[0])
         return packet, bytes(view[body_at:size])
 
 
@@ -181,13 +183,15 @@ def channel_pair() -> tuple[Channel, socket.socket, int]:
     return Channel(manager_end, claims), worker_end, os.dup(claims)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
-def _read_all(descriptor: int) -> bytes:
-    with open(descriptor, "rb", buffering=0) as file:  # closes the descriptor
-        file.seek(0)
-        return file.read()
+def _view_of(descriptor: int) -> memoryview:
+    """The bytes of a memory file, which lives for as long as the view does."""
+    try:
+        return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+    finally:
+        os.close(descriptor)

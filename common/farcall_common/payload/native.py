@@ -1,0 +1,89 @@
+"""Buffers that stay among processes of one owner on one cluster: pickle as it is, with nothing around it.
+
+What goes through the cloud is text (see :mod:`farcall_common.payload`), because it travels in JSON and is read by other
+programs and later versions. Between an :class:`~farcall_endpoint.Engine` and its own workers neither matters, and the
+text would cost a third more bytes and two more copies.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any, Final
+
+from farcall_common.errors import SerializationError
+from farcall_common.payload.hints import hint_for, message_of
+from farcall_common.payload.pickling import PROTOCOL, ReferencePickler
+
+__all__ = ["NATIVE", "dump_call", "dump_native", "is_native", "load_call", "load_native"]
+
+#: What asks for a native buffer where the names of strategies are expected.
+NATIVE: Final = ("native",)
+
+_PREFIX: Final = b"p5\n"
+_SMALL: Final = frozenset({type(None), bool, int, float, str, bytes})
+
+
+def dump_native(value: object) -> bytes:
+    """The buffer of a value.
+
+    :raises SerializationError: if it cannot be pickled.
+    """
+    if type(value) in _SMALL:
+        return _PREFIX + pickle.dumps(value, PROTOCOL)
+    file = io.BytesIO()
+    file.write(_PREFIX)
+    try:
+        try:
+            ReferencePickler(file, PROTOCOL).dump(value)
+        except Exception:  # noqa: BLE001 - whatever pickle refuses may still travel by value
+            file.seek(len(_PREFIX))
+            file.truncate()
+            import cloudpickle  # type: ignore[import-untyped]  # here, because it would slow every worker's start down
+
+            cloudpickle.CloudPickler(file, PROTOCOL).dump(value)
+    except Exception as error:
+        raise SerializationError(
+            f"A value of type {type(value).__qualname__} cannot be pickled: {type(error).__name__}: "
+            f"{message_of(error)}.",
+            hint=hint_for(error) or "Send plain data, and open files, connections and locks inside the function.",
+        ) from error
+    return file.getvalue()
+
+
+def load_native(buffer: bytes | memoryview) -> Any:
+    """The value in a buffer; runs code that is in it.
+
+    :raises Exception: anything, if the value cannot be made here.
+    """
+    return pickle.loads(memoryview(buffer)[len(_PREFIX) :])
+
+
+def is_native(buffer: bytes | memoryview) -> bool:
+    """Whether a buffer is a native one; no other starts like it."""
+    return bytes(buffer[: len(_PREFIX)]) == _PREFIX
+
+
+def dump_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """The buffer of a call's arguments.
+
+    :raises SerializationError: if one of them cannot be pickled.
+    """
+    if not (args or kwargs):
+        return _EMPTY_CALL
+    return dump_native((args, kwargs))
+
+
+def load_call(buffer: bytes | memoryview) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments out of what :func:`dump_call` wrote.
+
+    :raises Exception: anything, if an argument cannot be made here.
+    """
+    if buffer == _EMPTY_CALL:
+        return (), {}
+    args, kwargs = load_native(buffer)
+    return args, kwargs
+
+
+_EMPTY_CALL: Final = dump_native(((), {}))

@@ -1,0 +1,58 @@
+"""An endpoint's ``config.yaml``: its schema, and how it is read and written."""
+
+from farcall_endpoint.config.providers import (
+    AprunLauncherConfig,
+    BatchProviderConfig,
+    CondorProviderConfig,
+    GnuParallelLauncherConfig,
+    GridEngineProviderConfig,
+    JsrunLauncherConfig,
+    KubernetesProviderConfig,
+    LauncherConfig,
+    LocalProviderConfig,
+    LSFProviderConfig,
+    MpiExecLauncherConfig,
+    MpiRunLauncherConfig,
+    PBSProProviderConfig,
+    ProviderConfig,
+    SimpleLauncherConfig,
+    SingleNodeLauncherConfig,
+    SlurmProviderConfig,
+    SrunLauncherConfig,
+    SrunMPILauncherConfig,
+    TorqueProviderConfig,
+    WrappedLauncherConfig,
+)
+from farcall_endpoint.config.reader import parse_config, read_config
+from farcall_endpoint.config.schema import Config, EngineConfig, LimitsConfig
+from farcall_endpoint.config.template import write_config
+
+__all__ = [
+    "AprunLauncherConfig",
+    "BatchProviderConfig",
+    "CondorProviderConfig",
+    "Config",
+    "EngineConfig",
+    "GnuParallelLauncherConfig",
+    "GridEngineProviderConfig",
+    "JsrunLauncherConfig",
+    "KubernetesProviderConfig",
+    "LSFProviderConfig",
+    "LauncherConfig",
+    "LimitsConfig",
+    "LocalProviderConfig",
+    "MpiExecLauncherConfig",
+    "MpiRunLauncherConfig",
+    "PBSProProviderConfig",
+    "ProviderConfig",
+    "SimpleLauncherConfig",
+    "SingleNodeLauncherConfig",
+    "SlurmProviderConfig",
+    "SrunLauncherConfig",
+    "SrunMPILauncherConfig",
+    "TorqueProviderConfig",
+    "WrappedLauncherConfig",
+    "parse_config",
+    "read_config",
+    "write_config",
+]

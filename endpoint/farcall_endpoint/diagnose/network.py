@@ -1,0 +1,70 @@
+"""Whether the cloud can be reached from here."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+import time
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from farcall_endpoint.settings import Credentials
+
+__all__ = ["Reached", "ask_api", "last_dialled", "reach"]
+
+_TIMEOUT_S: Final = 5.0
+_DIALLED: Final = re.compile(r"connecting to (tcp://\S+?:\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """``good`` is None if it cannot be said."""
+
+    good: bool | None
+    text: str
+
+
+def ask_api(credentials: Credentials, endpoint_id: str | None) -> Reached:
+    """Ask a question that changes nothing: how the endpoint is, or which version the API has."""
+    path = f"/v2/endpoints/{endpoint_id}/status" if endpoint_id else "/v2/version"
+    started_at = time.monotonic()
+    try:
+        answer = httpx.get(
+            credentials.api_url + path,
+            headers={"Authorization": f"Bearer {credentials.token}"},
+            timeout=_TIMEOUT_S,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return Reached(False, f"cannot be reached: {error}")
+    took_ms = (time.monotonic() - started_at) * 1000
+    meaning = {
+        200: "answers",
+        401: "does not accept the token",
+        403: "does not let this identity see the endpoint",
+        404: "does not know the endpoint",
+        429: "is asked too often",
+    }.get(answer.status_code, "answers")
+    return Reached(answer.status_code == 200, f"{meaning} (HTTP {answer.status_code} in {took_ms:.0f} ms)")
+
+
+def reach(address: str) -> Reached:
+    """Open a TCP connection to a forwarder's port and close it again."""
+    parts = urlsplit(address)
+    if parts.hostname is None or parts.port is None:
+        return Reached(None, "is no address of a host and a port")
+    started_at = time.monotonic()
+    try:
+        with socket.create_connection((parts.hostname, parts.port), timeout=_TIMEOUT_S):
+            took_ms = (time.monotonic() - started_at) * 1000
+    except OSError as error:
+        return Reached(False, f"cannot be reached: {error.strerror or error}")
+    return Reached(True, f"its port is open ({took_ms:.0f} ms)")
+
+
+def last_dialled(log: str) -> str | None:
+    """The forwarder that the agent has dialled last, by its log."""
+    found = _DIALLED.findall(log)
+    return found[-1] if found else None

@@ -1,0 +1,255 @@
+"""What goes into a report. Each part is gathered alone: that one cannot be had is said in its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import sqlite3
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import yaml
+
+from farcall_common.errors import ConfigurationError, FarcallError
+from farcall_endpoint import daemon
+from farcall_endpoint.config import read_config
+from farcall_endpoint.diagnose import machine, network
+from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
+from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.logs import tail
+from farcall_endpoint.settings import Credentials, read_credentials, stored_values
+
+__all__ = ["Finding", "Report", "gather"]
+
+_LOG_BYTES: Final = 256 * 1024
+_MAX_LOGS: Final = 12
+_EXPECTED: Final = (OSError, ValueError, sqlite3.Error, psutil.Error, FarcallError, yaml.YAMLError)
+_ENVIRONMENT: Final = (
+    "FARCALL_", "SLURM", "PBS", "LSB_", "LSF_", "SGE_", "CONDOR", "_CONDOR", "KUBE", "CONDA_", "OMP_", "CUDA_", "ROCR_",
+    "ZE_", "MODULE", "LOADED", "XDG_", "PYTHON", "http", "https", "no_proxy", "HTTP", "HTTPS", "NO_PROXY", "SSL_",
+)  # fmt: skip
+_VARIABLES: Final = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "HOME",
+    "USER",
+    "SHELL",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "TZ",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line for the person who asked. ``good`` is None if it is neither."""
+
+    good: bool | None
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Files by name, without secrets, and what stands out."""
+
+    files: dict[str, str]
+    findings: tuple[Finding, ...]
+
+    def write_archive(self, path: Path) -> None:
+        """One ``.tar.gz`` that only its owner may read.
+
+        :raises OSError: if it is there already, or cannot be written.
+        """
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        folder = path.name.removesuffix(".tar.gz")
+        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            for name, text in self.files.items():
+                data = text.encode()
+                member = tarfile.TarInfo(f"{folder}/{name}")
+                member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+                archive.addfile(member, io.BytesIO(data))
+
+    def write_directory(self, path: Path) -> None:
+        """A directory that only its owner may read.
+
+        :raises OSError: if it is there already, or cannot be written.
+        """
+        path.mkdir(mode=0o700)
+        for name, text in self.files.items():
+            file = path / name
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            file.write_text(text)
+
+
+def gather(
+    directory: EndpointDirectory, *, home: Path, environ: Mapping[str, str], with_network: bool = True
+) -> Report:
+    """Look at everything. Takes a few seconds; asks the API and the forwarder's port only ``with_network``."""
+    return _Gathering(directory, home, environ, with_network).run()
+
+
+class _Gathering:
+    def __init__(
+        self, directory: EndpointDirectory, home: Path, environ: Mapping[str, str], with_network: bool
+    ) -> None:
+        self._directory = directory
+        self._home = home
+        self._environ = environ
+        self._with_network = with_network
+        self._scrubber = Scrubber(_secrets(directory, home, environ))
+        self._findings: list[Finding] = []
+
+    def run(self) -> Report:
+        parts: dict[str, Callable[[], object]] = {
+            "versions.json": machine.versions,
+            "machine.json": machine.machine,
+            "schedulers.json": lambda: machine.schedulers(self._environ),
+            "environment.json": self._environment,
+            "config.yaml": self._config,
+            "status.json": self._status,
+            "processes.json": self._processes,
+            "spool.json": self._spool,
+            "disk.json": self._disk,
+            "files.json": self._files,
+        }
+        if self._with_network:
+            parts["network.json"] = self._network
+        files = {name: self._text(part) for name, part in parts.items()}
+        for name, path in self._logs():
+            files[f"logs/{name}"] = self._scrubber.clean(tail(path, _LOG_BYTES))
+        findings = tuple(Finding(each.good, self._scrubber.clean(each.text)) for each in self._findings)
+        marks = {True: "good", False: "BAD", None: "-"}
+        files["findings.txt"] = "".join(f"{marks[each.good]:>4}  {each.text}\n" for each in findings)
+        return Report(files, findings)
+
+    def _text(self, part: Callable[[], object]) -> str:
+        try:
+            data = part()
+        except _EXPECTED as error:
+            data = f"This could not be found out: {error}\n"
+        text = data if isinstance(data, str) else json.dumps(data, indent=1, default=str) + "\n"
+        return self._scrubber.clean(text)
+
+    def _find(self, good: bool | None, text: str) -> None:
+        self._findings.append(Finding(good, text))
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _environment(self) -> dict[str, str]:
+        wanted = {
+            name: value for name, value in self._environ.items() if name in _VARIABLES or name.startswith(_ENVIRONMENT)
+        }
+        return self._scrubber.clean_environment(wanted)
+
+    def _config(self) -> str:
+        text = self._directory.config_file.read_text(errors="replace")
+        try:
+            read_config(self._directory.config_file)
+        except ConfigurationError as error:
+            self._find(False, str(error))
+        else:
+            self._find(True, "config.yaml is good")
+        return text
+
+    def _status(self) -> dict[str, Any]:
+        state = daemon.read_state(self._directory)
+        running = state.state == "Running"
+        self._find(running or None, f"the endpoint is {state.state}{f': {state.note}' if state.note else ''}")
+        return dataclasses.asdict(state)
+
+    def _processes(self) -> list[dict[str, Any]]:
+        agent = self._directory.read_agent()
+        process = agent.find() if agent is not None and agent.is_here() else None
+        if process is None:
+            return []
+        return [machine.process_facts(each) for each in (process, *process.children(recursive=True))]
+
+    def _spool(self) -> dict[str, Any]:
+        path = self._directory.spool_file
+        if not path.exists():
+            return {"exists": False}
+        facts: dict[str, Any] = {
+            "bytes": sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")),
+        }
+        agent = self._directory.read_agent()
+        if agent is not None and (not agent.is_here() or agent.find() is not None):
+            return facts | {"note": "the running agent holds it; status.json has its numbers"}
+        database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=2)
+        try:
+            tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            for table in tables:
+                (facts[table],) = database.execute(f'SELECT count(*) FROM "{table}"').fetchone()  # noqa: S608
+            if "tasks" in tables:
+                (oldest,) = database.execute("SELECT min(at) FROM tasks").fetchone()
+                facts["oldest_task_age_s"] = None if oldest is None else round(time.time() - oldest, 1)
+        finally:
+            database.close()
+        return facts
+
+    def _disk(self) -> list[dict[str, Any]]:
+        found = machine.disks({"endpoint": self._directory.path, "home": self._home, "temporary": machine.temporary()})
+        for disk in found:
+            if disk["free_share"] < machine.SCARCE:
+                self._find(False, f"{disk['path']} is nearly full: {disk['free_bytes'] // 2**20} MiB are free")
+        return found
+
+    def _files(self) -> list[dict[str, Any]]:
+        secret = self._directory.path / "curve.secret"
+        if secret.exists() and secret.stat().st_mode & 0o077:
+            self._find(False, f"{secret} may be read by others: chmod 600 {secret}")
+        return machine.listing(self._directory.path)
+
+    def _network(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        credentials = self._credentials()
+        if credentials is not None:
+            facts["api"] = answer = network.ask_api(credentials, self._directory.read_endpoint_id())
+            self._find(answer.good, f"the API at {credentials.api_url}: {answer.text}")
+        address = self._forwarder_address()
+        if address is None:
+            self._find(None, "no forwarder is known: the endpoint was never told one")
+        else:
+            facts["forwarder"] = reached = network.reach(address)
+            self._find(reached.good, f"the forwarder at {address}: {reached.text}")
+        return {name: dataclasses.asdict(value) for name, value in facts.items()}
+
+    def _credentials(self) -> Credentials | None:
+        try:
+            return read_credentials(self._environ, home=self._home)
+        except ConfigurationError as error:
+            self._find(False, str(error))
+            return None
+
+    def _forwarder_address(self) -> str | None:
+        """The last one that the agent has dialled."""
+        said = self._directory.read_status().get("forwarder")
+        return str(said) if said else network.last_dialled(tail(self._directory.log_file, _LOG_BYTES))
+
+    def _logs(self) -> Iterator[tuple[str, Path]]:
+        directory = self._directory
+        yield from ((path.name, path) for path in sorted(directory.path.glob("endpoint.log*"))[:2])
+        newest = sorted(directory.log_dir.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+        yield from ((path.name, path) for path in newest[:_MAX_LOGS])
+
+
+def _secrets(directory: EndpointDirectory, home: Path, environ: Mapping[str, str]) -> Iterator[str]:
+    """Everything that is known to be secret."""
+    for name, value in [*environ.items(), *stored_values(home)]:
+        if is_secret_name(name) and not _is_public(value):
+            yield value
+    for path in directory.path.iterdir():
+        if path.suffix in (".secret", ".keys", ".key") and path.is_file():
+            yield from path.read_text(errors="replace").split()
+
+
+def _is_public(value: str) -> bool:
+    """Variables with names such as SSH_AUTH_SOCK or SLURM_KEY_PATH hold places, which are in every log line."""
+    return value.startswith("/") or value.lower() in ("true", "false", "0", "1", "yes", "no")

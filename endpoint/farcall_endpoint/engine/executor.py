@@ -1,0 +1,265 @@
+"""``Engine``: the agent, managers and workers of an endpoint as a ``concurrent.futures.Executor``, without a cloud."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import dataclasses
+import itertools
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, ParamSpec, TypeVar
+
+from farcall_common.errors import ConfigurationError, Unavailable
+from farcall_common.payload.native import NATIVE, dump_call
+from farcall_common.wire import TaskSpec
+from farcall_endpoint.engine.functions import FunctionTable
+from farcall_endpoint.engine.future import EngineFuture
+from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
+
+__all__ = ["Engine", "TaskOptions"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_READY_STEP_S: Final = 0.005
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """What holds for tasks.
+
+    :param idempotent: whether a task may be started again when what ran it died.
+    :param max_attempts: how often it may be started at most.
+    :param walltime_s: seconds that an attempt may run; its processes are ended then.
+    :param memory_bytes: memory that an attempt may use, all of its processes together.
+    :param max_output_bytes: what an attempt may write to standard output and error, each.
+    """
+
+    idempotent: bool = True
+    max_attempts: int = 3
+    walltime_s: float | None = None
+    memory_bytes: int | None = None
+    max_output_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ConfigurationError(f"max_attempts is {self.max_attempts}; a task needs one attempt at least.")
+        for name in ("walltime_s", "memory_bytes", "max_output_bytes"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigurationError(f"{name} is {value}; a limit is more than 0, or None.")
+
+    def resources(self) -> dict[str, Any]:
+        """The limits that travel in a task's resource specification."""
+        named = {"memory_bytes": self.memory_bytes, "max_output_bytes": self.max_output_bytes}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+class _Submitter(concurrent.futures.Executor):
+    """What an engine and its views with other options have in common."""
+
+    def __init__(self, options: TaskOptions) -> None:
+        self._options = options
+        self._resources = options.resources()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> EngineFuture[T]:
+        """Run ``fn(*args, **kwargs)`` in a worker.
+
+        :raises SerializationError: if the function or an argument cannot travel.
+        :raises RuntimeError: after ``shutdown``.
+        """
+        return self._submit(fn, args, kwargs)
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
+        """As the built-in ``map``, in parallel: results in the order of the arguments.
+
+        :param timeout: seconds from now until the last result must be there.
+        :param chunksize: calls to make in one task: for long inputs and very short calls.
+        :raises TimeoutError: while iterating, when time is up; what is left is cancelled.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if chunksize == 1:
+            return super().map(fn, *iterables, timeout=timeout)
+        chunks = super().map(_run_chunk, itertools.repeat(fn), _chunks(iterables, chunksize), timeout=timeout)
+        return itertools.chain.from_iterable(chunks)
+
+    def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
+        raise NotImplementedError
+
+
+class Engine(_Submitter):
+    """Runs functions in worker processes that outlive crashes of their tasks.
+
+    ::
+
+        with Engine(max_workers=4) as engine:
+            futures = [engine.submit(simulate, seed) for seed in range(100)]
+
+    Functions need not be importable: what is defined in a script or a notebook travels with its code. A plain function
+    is serialised at its first use. Workers start at once, in the current directory.
+
+    :param max_workers: tasks at a time (on each node); one for each core that this process may use if not given.
+    :param prefetch: most tasks to keep ready behind each running one; 0 switches prefetching off.
+    :param batching: whether many tasks may share a message, on every hop; for measurements.
+    :param scheduling: how managers are chosen: ``random`` or ``round-robin``.
+    :param working_dir: where tasks run.
+    :param idempotent, max_attempts, walltime_s, memory_bytes, max_output_bytes: as :class:`TaskOptions`, for all tasks.
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        *,
+        prefetch: int = 256,
+        batching: bool = True,
+        scheduling: Literal["random", "round-robin"] = "random",
+        working_dir: Path | str | None = None,
+        idempotent: bool = True,
+        max_attempts: int = 3,
+        walltime_s: float | None = None,
+        memory_bytes: int | None = None,
+        max_output_bytes: int | None = None,
+    ) -> None:
+        super().__init__(TaskOptions(idempotent, max_attempts, walltime_s, memory_bytes, max_output_bytes))
+        if max_workers is not None and max_workers < 1:
+            raise ConfigurationError(f"max_workers is {max_workers}; an engine needs one at least.")
+        self._loop = EngineLoop(
+            EngineOptions(
+                max_workers=max_workers or len(os.sched_getaffinity(0)),
+                prefetch=prefetch,
+                batching=batching,
+                scheduling=scheduling,
+                working_dir=Path.cwd() if working_dir is None else Path(working_dir).resolve(),
+            )
+        )
+        self._functions = FunctionTable()
+        self._numbers = itertools.count(1)
+        self._over = False
+        self._finalizer = weakref.finalize(self, self._loop.stop, cancel=True)  # dropped without shutdown
+        self._finalizer.atexit = False
+        atexit.register(_end_at_exit, weakref.ref(self))
+        self._loop.start()
+
+    def options(
+        self,
+        *,
+        idempotent: bool | None = None,
+        max_attempts: int | None = None,
+        walltime_s: float | None = None,
+        memory_bytes: int | None = None,
+        max_output_bytes: int | None = None,
+    ) -> EngineView:
+        """A view on this engine whose tasks have other options; what is None stays as it is."""
+        given = {
+            "idempotent": idempotent,
+            "max_attempts": max_attempts,
+            "walltime_s": walltime_s,
+            "memory_bytes": memory_bytes,
+            "max_output_bytes": max_output_bytes,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        return EngineView(self, dataclasses.replace(self._options, **changes))  # type: ignore[arg-type]
+
+    def stats(self) -> EngineStats:
+        """Numbers: managers, workers, tasks, and the problem if there is one."""
+        return self._loop.stats
+
+    def wait_ready(self, *, workers: int | None = None, timeout: float = 60.0) -> None:
+        """Wait until workers have started: so many, or all of the first node.
+
+        :param timeout: seconds.
+        :raises Unavailable: when time is up; says why, where that is known.
+        """
+        wanted = self._loop.options.max_workers if workers is None else workers
+        deadline = time.monotonic() + timeout
+        while self.stats().workers < wanted:
+            if time.monotonic() >= deadline or not self._loop.is_alive():
+                stats = self.stats()
+                raise Unavailable(
+                    f"{stats.workers} of {wanted} workers have started after {timeout:g} s.", hint=stats.problem
+                )
+            self._loop.changed.wait(_READY_STEP_S)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Accept nothing more, finish what was submitted, end the workers.
+
+        :param wait: for all of that.
+        :param cancel_futures: cancel what has not ended instead of finishing it.
+        """
+        self._over = True
+        self._finalizer.detach()
+        self._loop.stop(cancel=cancel_futures)
+        if wait:
+            self._loop.join()
+
+    def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
+        return self._submit_with(self._options, self._resources, fn, args, kwargs)
+
+    def _submit_with(
+        self,
+        options: TaskOptions,
+        resources: dict[str, Any],
+        fn: Callable[..., T],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> EngineFuture[T]:
+        function = self._functions.get(fn)
+        payload = dump_call(args, kwargs)
+        if self._over:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        task_id = str(next(self._numbers))
+        future: EngineFuture[T] = EngineFuture(task_id, self._loop.cancel)
+        spec = TaskSpec(
+            task_id,
+            1,
+            "",
+            function.hash,
+            0,
+            None,
+            options.idempotent,
+            options.max_attempts,
+            options.walltime_s,
+            None,
+            NATIVE,
+            resources,
+        )
+        self._loop.submit(Submission(spec, function, payload, future))
+        return future
+
+
+class EngineView(_Submitter):
+    """An engine seen with other task options. It cannot be shut down: the engine is."""
+
+    def __init__(self, engine: Engine, options: TaskOptions) -> None:
+        super().__init__(options)
+        self._engine = engine
+
+    def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
+        return self._engine._submit_with(self._options, self._resources, fn, args, kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing: the engine goes on."""
+
+
+def _chunks(iterables: Sequence[Iterable[Any]], size: int) -> Iterator[list[tuple[Any, ...]]]:
+    calls = zip(*iterables, strict=False)
+    while chunk := list(itertools.islice(calls, size)):
+        yield chunk
+
+
+def _run_chunk(fn: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
+    return [fn(*call) for call in calls]
+
+
+def _end_at_exit(reference: weakref.ref[Engine]) -> None:
+    """As the standard executors: a program that ends waits for what it submitted."""
+    engine = reference()
+    if engine is not None:
+        engine.shutdown()

@@ -1,0 +1,101 @@
+"""A future that costs little until somebody waits for it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from typing import Any, Final, TypeVar
+
+__all__ = ["EngineFuture"]
+
+T = TypeVar("T")
+
+_changing: Final = threading.Lock()
+"""Held for a few instructions: while a future gets its condition, or its end without one."""
+
+
+class EngineFuture(concurrent.futures.Future[T]):
+    """The future of a task; everything that works with :class:`concurrent.futures.Future` works with it.
+
+    ``result()`` raises what the function raised, with the remote traceback as text in its ``__cause__``; or a
+    :class:`~farcall_common.errors.TaskError` whose ``record`` says what ended the task instead. ``running()`` is always
+    false: until the task ends, it can be cancelled. Callbacks run in the engine's thread: a callback must not wait for
+    another result.
+
+    A condition variable is a dozen objects, the larger part of what a short task costs its caller, and most futures are
+    finished before anybody looks at them. So this one makes its condition when it is first needed; the base class, and
+    ``wait`` and ``as_completed``, find it under the name that they expect.
+    """
+
+    def __init__(self, task_id: str, on_cancel: Callable[[str], None]) -> None:
+        self._own_condition: threading.Condition | None = None
+        self._state = PENDING
+        self._result: T | None = None
+        self._exception: BaseException | None = None
+        self.task_id = task_id
+        self._on_cancel = on_cancel
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        condition = self._own_condition
+        if condition is None:
+            with _changing:
+                condition = self._own_condition
+                if condition is None:
+                    self._waiters: list[Any] = []  # only ever looked at under the condition
+                    self._done_callbacks: list[Callable[[concurrent.futures.Future[Any]], object]] = []
+                    condition = self._own_condition = threading.Condition()
+        return condition
+
+    def done(self) -> bool:
+        """Whether the task has ended, in whatever way."""
+        return self._state in _ENDED
+
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled."""
+        return self._state in _CANCELLED
+
+    def result(self, timeout: float | None = None) -> T:
+        """What the function returned.
+
+        :param timeout: seconds to wait for it.
+        :raises TimeoutError: when time is up.
+        :raises CancelledError: if the task was cancelled.
+        :raises BaseException: what the function raised, or the error that the task ended with.
+        """
+        if self._state == FINISHED and self._exception is None:
+            return self._result  # type: ignore[return-value]
+        return super().result(timeout)
+
+    def cancel(self) -> bool:
+        """Cancel the task, also when it runs: its processes are ended. False if it has ended."""
+        with self._condition:
+            if self._state in _CANCELLED:
+                return True
+            if self._state == FINISHED:
+                return False
+            super().cancel()
+            self.set_running_or_notify_cancel()  # wakes those who wait for several futures
+        self._on_cancel(self.task_id)
+        return True
+
+    def settle(self, result: T | None, exception: BaseException | None = None) -> None:
+        """End the future, from the engine's thread; nothing if it was cancelled."""
+        with _changing:
+            if self._own_condition is None:  # so nobody waits, nobody wants to be called, and nobody has cancelled it
+                self._result, self._exception = result, exception
+                self._state = FINISHED
+                return
+        try:
+            if exception is None:
+                self.set_result(result)  # type: ignore[arg-type]
+            else:
+                self.set_exception(exception)
+        except concurrent.futures.InvalidStateError:
+            pass
+
+
+_CANCELLED: Final = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED})
+_ENDED: Final = _CANCELLED | {FINISHED}

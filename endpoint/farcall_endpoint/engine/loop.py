@@ -1,0 +1,311 @@
+"""An engine's thread: the loop around the agent's core and its managers, with futures where an endpoint has a cloud."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import zmq
+
+from farcall_common.errors import ErrorRecord, TaskError, TaskFailed, TaskLost, error_from_record
+from farcall_common.payload.native import load_native
+from farcall_common.wire import TaskRef, TaskSpec, TaskState
+from farcall_endpoint import protocol
+from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.fleet import Fleet
+from farcall_endpoint.agent.scheduling import POLICIES
+from farcall_endpoint.agent.tasks import Decisions, End, Task
+from farcall_endpoint.engine.functions import Function
+from farcall_endpoint.engine.future import EngineFuture
+from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.providers import LocalProvider
+
+__all__ = ["EngineLoop", "EngineOptions", "EngineStats", "Submission"]
+
+_logger = logging.getLogger(__name__)
+
+_MANAGER_HORIZON_S: Final = 0.1
+_MOST_PER_TURN: Final = 2000
+_FAREWELL_S: Final = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """What does not change while an engine lives; see :class:`~farcall_endpoint.Engine`."""
+
+    max_workers: int
+    prefetch: int
+    batching: bool
+    scheduling: Literal["random", "round-robin"]
+    working_dir: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineStats:
+    """How an engine is. ``problem`` says why it cannot run anything, if it cannot."""
+
+    managers: int = 0
+    workers: int = 0
+    idle_workers: int = 0
+    pending_tasks: int = 0
+    unfinished_tasks: int = 0
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Submission:
+    """A call on its way into the engine."""
+
+    spec: TaskSpec
+    function: Function
+    payload: bytes
+    future: EngineFuture[Any]
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that came from a worker: its traceback there, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class EngineLoop:
+    """Owns the sockets, the core and the futures that are open. Its public methods may be called from any thread."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        #: Set whenever :attr:`stats` has changed in what it says of workers.
+        self.changed = threading.Event()
+        self.stats = EngineStats()
+        self._inbox: collections.deque[Submission] = collections.deque()
+        self._cancels: collections.deque[str] = collections.deque()
+        self._open: dict[str, EngineFuture[Any]] = {}
+        self._functions: dict[str, Function] = {}
+        self._asleep = False
+        self._stop_wanted = False
+        self._cancel_wanted = False
+        self._kill_at: float | None = None
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._core = AgentCore(
+            endpoint_id="",
+            policy=POLICIES[options.scheduling](),
+            slots_hint=options.max_workers,
+            prefetch=PrefetchPolicy(horizon_s=_MANAGER_HORIZON_S, limit=options.prefetch),
+            window=PrefetchPolicy(horizon_s=0.0, limit=0),
+            max_window=0,
+            max_inline_bytes=sys.maxsize,
+        )
+        self._thread = threading.Thread(target=self._run, name="farcall-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, and the first workers with it."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the thread's end, after :meth:`stop`."""
+        self._thread.join()
+
+    def submit(self, submission: Submission) -> None:
+        """Run a call."""
+        self._inbox.append(submission)
+        if self._asleep:
+            self._wake()
+
+    def cancel(self, task_id: str) -> None:
+        """Stop a task whose future was cancelled."""
+        self._cancels.append(task_id)
+        if self._asleep:
+            self._wake()
+
+    def stop(self, *, cancel: bool) -> None:
+        """End when everything has, or now with all that is open cancelled."""
+        self._cancel_wanted = self._cancel_wanted or cancel
+        self._stop_wanted = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # the thread has ended
+            os.eventfd_write(self._waker, 1)
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="farcall-engine-") as directory, zmq.Context() as context:
+            poller = zmq.Poller()
+            poller.register(self._waker, zmq.POLLIN)
+            fleet = self._make_fleet(context, poller, Path(directory))
+            try:
+                self._core.opened(())
+                while not (self._kill_at is not None and fleet.is_empty):
+                    self._turn(poller, fleet)
+            except BaseException as error:
+                _logger.exception("the engine ends because of a defect")
+                self._fail_all(error)
+                raise
+            finally:
+                fleet.kill()
+                fleet.close()
+                os.close(self._waker)
+
+    def _make_fleet(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, directory: Path) -> Fleet:
+        options = ["--slots", str(self.options.max_workers), "--prefetch", str(self.options.prefetch)]
+        options += ["--working-dir", str(self.options.working_dir), "--quiet"]
+        options += [] if self.options.batching else ["--no-batching"]
+        path = os.pathsep.join([str(self.options.working_dir) if entry == "" else entry for entry in sys.path])
+        return Fleet(
+            context,
+            address=f"ipc://{directory}/agent.ipc",
+            poller=poller,
+            provider=LocalProvider(),
+            command_options=options,
+            environment={**os.environ, "PYTHONPATH": path},
+            function_body=lambda function_hash: self._functions[function_hash].body,
+            payload=_payload_of,
+        )
+
+    def _turn(self, poller: zmq.Poller, fleet: Fleet) -> None:
+        ready = {source for source, _ in poller.poll(self._timeout_ms(fleet))}
+        self._asleep = False
+        now, epoch = time.monotonic(), time.time()
+        if self._waker in ready:
+            os.eventfd_read(self._waker)
+        self._take_in(epoch)
+        if fleet.socket in ready:
+            self._hear_managers(fleet, now, epoch)
+        for lost in fleet.tend(now=now):
+            _logger.log(logging.DEBUG if self._kill_at else logging.WARNING, "%s: %s", lost.manager_id, lost.reason)
+            self._core.manager_lost(lost.manager_id, lost.reason, expected=self._kill_at is not None, now=epoch)
+        self._act(fleet, self._core.decide(now=epoch))
+        self._wind_down(fleet, now)
+        self._report()
+
+    def _timeout_ms(self, fleet: Fleet) -> int:
+        self._asleep = True  # from here on a submission wakes the thread; what came before is seen here
+        if self._inbox or self._cancels:
+            return 0
+        now, epoch = time.monotonic(), time.time()
+        deadlines = [deadline - now for deadline in (fleet.next_deadline(), self._kill_at) if deadline is not None]
+        due = self._core.next_deadline()
+        if due is not None:
+            deadlines.append(due - epoch)
+        return max(0, int(min(deadlines, default=60.0) * 1000) + 1)
+
+    def _take_in(self, epoch: float) -> None:
+        inbox = self._inbox
+        for _ in range(min(len(inbox), _MOST_PER_TURN)):
+            submission = inbox.popleft()
+            future, function = submission.future, submission.function
+            if future.cancelled():
+                continue
+            if function.hash not in self._functions:
+                self._functions[function.hash] = function
+                self._core.know(function.hash)
+            self._open[submission.spec.task_id] = future
+            self._core.accept(submission.spec, submission.payload, now=epoch)
+        if self._cancels:
+            wanted = [self._cancels.popleft() for _ in range(len(self._cancels))]
+            self._core.cancel([task_id for task_id in wanted if task_id in self._open])
+
+    def _hear_managers(self, fleet: Fleet, now: float, epoch: float) -> None:
+        for manager_id, message, bodies in fleet.receive(now=now):
+            match message:
+                case protocol.Registered() as registered:
+                    _logger.debug("%s, pid %d: %d slots", manager_id, registered.pid, registered.slots)
+                    self._core.manager_registered(manager_id, slots=registered.slots)
+                case protocol.Progress() as progress:
+                    self._core.progress(manager_id, progress, bodies, now=epoch)
+
+    def _act(self, fleet: Fleet, decisions: Decisions) -> None:
+        for manager_id, task_ids in decisions.cancels.items():
+            fleet.cancel(manager_id, task_ids)
+        for manager_id, tasks in decisions.orders.items():
+            fleet.order(manager_id, tasks)
+        if decisions.results:
+            for task in decisions.results:
+                self._settle(task)
+            self._core.recorded([TaskRef(task.task_id, task.attempt) for task in decisions.results])
+
+    def _settle(self, task: Task) -> None:
+        future, end = self._open.pop(task.task_id, None), task.end
+        if future is None or end is None:
+            return
+        if end.state is TaskState.SUCCESS:
+            try:
+                value = load_native(end.body or b"")
+            except Exception as error:  # noqa: BLE001 - reading a result runs code of its class
+                future.settle(None, error)
+            else:
+                future.settle(value)
+        elif end.state is TaskState.CANCELLED:
+            future.cancel()
+        else:
+            future.settle(None, _exception(end))
+
+    def _wind_down(self, fleet: Fleet, now: float) -> None:
+        if not self._stop_wanted:
+            return
+        if self._cancel_wanted:
+            self._cancel_wanted = False
+            for future in [*[each.future for each in self._inbox], *self._open.values()]:
+                future.cancel()
+        if self._kill_at is None:
+            if not (self._open or self._inbox or self._cancels):
+                self._core.drain()
+                fleet.stop(grace_s=0.0)
+                self._kill_at = now + _FAREWELL_S
+        elif now >= self._kill_at:
+            fleet.kill()
+            self._kill_at = now + _FAREWELL_S
+
+    def _report(self) -> None:
+        report = self._core.report()
+        stats = EngineStats(
+            managers=report.managers,
+            workers=report.total_workers,
+            idle_workers=report.idle_workers,
+            pending_tasks=report.pending_tasks + len(self._inbox),
+            unfinished_tasks=report.outstanding_tasks + len(self._inbox),
+            problem=str(report.detail.get("problem", "")),
+        )
+        self.stats = stats
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Nobody waits for an engine that has ended."""
+        for future in [*self._open.values(), *[submission.future for submission in self._inbox]]:
+            failure = TaskLost("The engine ended because of a defect; the task may have run.")
+            failure.__cause__ = error
+            future.settle(None, failure)
+
+
+def _payload_of(task: Task) -> bytes:
+    assert task.payload is not None  # kept until the task has ended: what died may have had it
+    return task.payload
+
+
+def _exception(end: End) -> BaseException:
+    """What the function raised, where it can be had; else what ended the task instead."""
+    record = ErrorRecord.from_json(end.error or {"code": TaskError.code, "message": "The task failed."})
+    failure = error_from_record(record, default=TaskFailed)
+    if not end.body:
+        return failure
+    try:
+        raised = load_native(end.body)
+    except Exception:  # noqa: BLE001 - it cannot be made here: its text is enough
+        return failure
+    if not isinstance(raised, BaseException):
+        return failure
+    raised.__cause__ = RemoteTraceback(record.traceback or record.message)
+    return raised

@@ -1,0 +1,121 @@
+"""What ``farcall-endpoint status`` shows: what the agent says about itself each second, for people or for programs.
+
+The agent may say more than is known here. A key's suffix tells how to write its value (``_s``, ``_bytes``, ``_at``,
+``_per_s``), a list of mappings becomes a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from farcall_endpoint.daemon import State
+
+__all__ = ["facts_of", "render"]
+
+_OURS: Final = ("name", "status", "endpoint_id", "pid", "hostname", "up_s", "note")
+_HIDDEN: Final = ("connected", "trouble", "problem", "at")
+_ORDER: Final = (
+    "managers",
+    "workers",
+    "idle_workers",
+    "waiting_tasks",
+    "unfinished_tasks",
+    "finished_tasks",
+    "tasks_per_s",
+)
+_COLUMNS: Final = ("block_id", "state", "since", "managers", "workers", "scheduler")
+_STALE_S: Final = 10.0
+_COLOURS: Final = {"Running": "green", "Disconnected": "red", "Stopped": "yellow", "Initialized": "yellow"}
+
+
+def facts_of(name: str, state: State, *, now: float) -> dict[str, Any]:
+    """Everything that is known, as JSON has it. ``now`` is in epoch seconds."""
+    facts: dict[str, Any] = {
+        "name": name,
+        "status": state.state,
+        "endpoint_id": state.endpoint_id,
+        "pid": state.agent.pid if state.agent else None,
+        "hostname": state.agent.hostname if state.agent else None,
+        "note": state.note,
+    }
+    if state.agent is not None:
+        facts["up_s"] = round(now - state.agent.started_at, 1)
+        said_at = state.numbers.get("at")
+        if isinstance(said_at, int | float) and now - said_at > _STALE_S and not facts["note"]:
+            facts["note"] = f"the agent has said nothing for {_duration(now - said_at)}"
+    return facts | {key: value for key, value in state.numbers.items() if key not in _HIDDEN}
+
+
+def render(facts: Mapping[str, Any], *, now: float) -> RenderableType:
+    """The facts for a person."""
+    listed = {key: value for key, value in facts.items() if _is_table(value)}
+    plain = {key: value for key, value in facts.items() if key not in listed}
+    rows = Table(show_header=False, box=None, pad_edge=False)
+    for key in _ordered(plain, (*_OURS, *_ORDER)):
+        style = _COLOURS.get(str(plain[key]), "") if key == "status" else ""
+        rows.add_row(_words(key), Text(_value(key, plain[key], now), style=style))
+    return Group(rows, *(_table(key, value, now) for key, value in listed.items()))
+
+
+def _table(key: str, items: list[Mapping[str, Any]], now: float) -> Table:
+    columns = _ordered(dict.fromkeys(key for item in items for key in item), _COLUMNS)
+    table = Table(title=_words(key), title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(_words(column))
+    for item in items:
+        table.add_row(*(Text(_value(column, item.get(column), now)) for column in columns))
+    return table
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _ordered(keys: Iterable[str], first: tuple[str, ...]) -> list[str]:
+    known = list(keys)
+    return [key for key in first if key in known] + [key for key in known if key not in first]
+
+
+def _words(key: str) -> str:
+    for suffix in ("_per_s", "_bytes", "_at", "_s"):
+        if key.endswith(suffix) and key != suffix:
+            return key.removesuffix(suffix).replace("_", " ") + (" per second" if suffix == "_per_s" else "")
+    return key.replace("_", " ")
+
+
+def _value(key: str, value: object, now: float) -> str:
+    if value in (None, "", [], {}):
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if key.endswith("_per_s"):
+        return f"{value:,.1f}"
+    if key.endswith("_bytes"):
+        return _size(value)
+    if key.endswith("_at") or key == "since":
+        return f"{_duration(max(0.0, now - value))} ago"
+    if key.endswith("_s"):
+        return _duration(value)
+    return str(value) if key == "pid" else f"{value:,}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86_400)
+    if hours == 0:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if days == 0 else f"{days} d {hours % 24} h"
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"

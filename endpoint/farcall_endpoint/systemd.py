@@ -1,0 +1,134 @@
+"""Starting an endpoint at boot: a unit of the user's own systemd. No root, and no secret in the unit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from farcall_common.errors import ConfigurationError
+
+__all__ = ["Outcome", "disable_on_boot", "enable_on_boot", "unit_file", "unit_text"]
+
+_TIMEOUT_S: Final = 20
+_KEPT: Final = (
+    "PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
+    "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy",
+)  # fmt: skip
+"""What a service of systemd does not inherit from a login, and an agent needs to find commands and the API."""
+_NO_USE_TO_TRY_AGAIN: Final = (os.EX_CONFIG, os.EX_CANTCREAT, os.EX_NOPERM)
+
+_UNIT: Final = """\
+# Written by `farcall-endpoint enable-on-boot {name}`; `farcall-endpoint disable-on-boot {name}` removes it.
+[Unit]
+Description=Farcall endpoint {name}
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={command}
+WorkingDirectory={working_dir}
+{environment}
+KillMode=mixed
+TimeoutStopSec={stop_s:.0f}
+Restart=on-failure
+RestartSec=30
+RestartPreventExitStatus={no_restart}
+
+[Install]
+WantedBy=default.target
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """``done`` is whether systemd knows; ``to_do`` are commands for the user to run."""
+
+    unit: Path
+    done: bool
+    to_do: tuple[str, ...]
+    reason: str = ""
+
+
+def unit_file(environ: Mapping[str, str], name: str) -> Path:
+    """Where the unit of an endpoint is."""
+    config = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME") or "~").expanduser() / ".config")
+    return Path(config) / "systemd" / "user" / f"farcall-endpoint-{name}.service"
+
+
+def unit_text(
+    name: str, *, command: Sequence[str], working_dir: Path, environ: Mapping[str, str], stop_s: float
+) -> str:
+    """The unit. ``stop_s`` is how long an orderly end may take in seconds. A proxy with a password is left out."""
+    kept = {key: environ[key] for key in _KEPT if environ.get(key) and "@" not in environ[key]}
+    return _UNIT.format(
+        name=name,
+        command=" ".join(_quoted(word, dollars=True) for word in command),
+        working_dir=str(working_dir).replace("%", "%%"),
+        environment="\n".join(f"Environment={_quoted(f'{key}={value}')}" for key, value in kept.items()),
+        stop_s=stop_s,
+        no_restart=" ".join(map(str, _NO_USE_TO_TRY_AGAIN)),
+    )
+
+
+def enable_on_boot(unit: Path, text: str, *, environ: Mapping[str, str]) -> Outcome:
+    """Write the unit and tell systemd, as far as it listens.
+
+    :raises ConfigurationError: if the unit cannot be written.
+    """
+    try:
+        unit.parent.mkdir(parents=True, exist_ok=True)
+        unit.write_text(text)
+        unit.chmod(0o600)
+    except OSError as error:
+        raise ConfigurationError(f"{unit} cannot be written: {error.strerror}.") from error
+    commands = (("systemctl", "--user", "daemon-reload"), ("systemctl", "--user", "enable", unit.name))
+    reason = _first_failure(commands, environ)
+    linger = ("loginctl", "enable-linger")
+    to_do = tuple(" ".join(command) for command in ((linger,) if reason is None else (*commands, linger)))
+    return Outcome(unit, reason is None, to_do, reason or "")
+
+
+def disable_on_boot(unit: Path, *, environ: Mapping[str, str]) -> Outcome | None:
+    """Take the unit away again; None if there was none. What runs goes on.
+
+    :raises ConfigurationError: if the unit cannot be removed.
+    """
+    if not unit.exists():
+        return None
+    disable, reload = ("systemctl", "--user", "disable", unit.name), ("systemctl", "--user", "daemon-reload")
+    reason = _first_failure((disable,), environ)
+    try:
+        (unit.parent / "default.target.wants" / unit.name).unlink(missing_ok=True)  # what `disable` would have removed
+        unit.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"{unit} cannot be removed: {error.strerror}.") from error
+    reason = reason or _first_failure((reload,), environ)
+    return Outcome(unit, reason is None, () if reason is None else (" ".join(reload),), reason or "")
+
+
+def _first_failure(commands: Sequence[Sequence[str]], environ: Mapping[str, str]) -> str | None:
+    """Run commands up to the first that fails; why it did, or None."""
+    if shutil.which("systemctl", path=environ.get("PATH")) is None:
+        return "there is no systemctl on this machine"
+    for command in commands:
+        try:
+            ended = subprocess.run(
+                command, env=dict(environ), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        if ended.returncode != 0:
+            return (ended.stderr.strip() or f"exit code {ended.returncode}").splitlines()[-1]
+    return None
+
+
+def _quoted(word: str, *, dollars: bool = False) -> str:
+    """A word as units quote it (systemd.syntax(7)); ``$`` has a meaning only in command lines."""
+    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
+    return f'"{text.replace("$", "$$") if dollars else text}"'

@@ -1,0 +1,102 @@
+"""An agent that does what a test tells it, with one real manager process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import zmq
+
+from farcall_common.payload import Serializer
+from farcall_endpoint import protocol
+from farcall_endpoint.testing.endpoint_process import wait_gone
+from farcall_endpoint.transport import fleet_socket
+
+__all__ = ["FakeAgent"]
+
+_STEP_MS: Final = 50
+_PATIENCE_S: Final = 20.0
+
+
+class FakeAgent:
+    """The agent of a manager that is started with it.
+
+    :param options: further ones of the manager's command line.
+    :param here: whether the manager may know this process, as on the same machine.
+    """
+
+    def __init__(self, directory: Path, *options: str, slots: int = 1, here: bool = True) -> None:
+        self.registered: protocol.Registered | None = None
+        self.progress: list[protocol.Progress] = []
+        self.finished: dict[str, protocol.Finished] = {}
+        self._serializer = Serializer()
+        self._identity = b""
+        self._context = zmq.Context()
+        self._socket = fleet_socket(self._context)
+        address = f"ipc://{directory}/agent.sock"
+        self._socket.bind(address)
+        command = [sys.executable, "-P", "-m", "farcall_endpoint.manager", "--agent", address, "--manager-id", "m"]
+        command += ["--slots", str(slots), "--prefetch", "16", "--working-dir", str(directory), *options]
+        command += ["--agent-pid", str(os.getpid())] if here else []
+        self.manager = subprocess.Popen(command, start_new_session=True)
+
+    def close(self) -> None:
+        """End everything; nothing is left."""
+        family = self.family()
+        self.manager.kill()
+        self.manager.wait()
+        wait_gone(family)
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def family(self) -> list[psutil.Process]:
+        """What the manager has started."""
+        try:
+            return psutil.Process(self.manager.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def workers(self) -> list[psutil.Process]:
+        """The workers, also those that are about to become one."""
+        return [process for process in self.family() if "farcall_endpoint.worker" in process.cmdline()]
+
+    def listen(self, condition: Callable[[], object], *, timeout_s: float = _PATIENCE_S, pinging: bool = False) -> None:
+        """Take in what the manager says until something is so; ``pinging``: and say all the while that one lives.
+
+        :raises TimeoutError: if it is not in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not so within {timeout_s} s")
+            if self._socket.poll(_STEP_MS):
+                self._take_in()
+            if pinging and self.registered is not None:
+                self.say(protocol.Ping())
+
+    def say(self, message: protocol.FromAgent, bodies: list[bytes] | None = None) -> None:
+        """Send something to the manager, which must have spoken before."""
+        self._socket.send_multipart([self._identity, *protocol.encode(message, bodies or [])])
+
+    def run(self, task_id: str, function: Callable[..., Any], *args: object) -> None:
+        """Order a task."""
+        body = self._serializer.pack_function(function)
+        function_hash = hashlib.sha256(body).hexdigest()
+        order = protocol.TaskOrder(task_id, 1, function_hash, 1)
+        self.say(protocol.RunTasks((order,), ((function_hash, 0),)), [body, self._serializer.pack_call(args)])
+
+    def _take_in(self) -> None:
+        self._identity, *frames = self._socket.recv_multipart()
+        message, _ = protocol.decode_from_manager(frames)
+        if isinstance(message, protocol.Registered):
+            self.registered = message
+        else:
+            self.progress.append(message)
+            self.finished.update({finished.task_id: finished for finished in message.finished})

@@ -1,0 +1,39 @@
+"""What the administrator's guide says about codes is what the code does."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import typer.main
+
+from farcall_endpoint import cli, outcomes, settings
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "endpoint" / "administrator.md").read_text(encoding="utf-8")
+
+
+def test_every_error_code_of_a_task_is_explained() -> None:
+    codes = set(re.findall(r'(?:ErrorRecord\(|code=)\s*"([A-Z_]+)"', inspect.getsource(outcomes)))
+    assert len(codes) >= 9
+    assert sorted(code for code in codes if f"`{code}`" not in GUIDE) == []
+
+
+def test_every_exit_code_is_explained() -> None:
+    codes = {code for _, code in settings.EXIT_CODES}
+    rows = {int(code) for code in re.findall(r"^\| (\d+) \|", GUIDE, flags=re.MULTILINE)}
+    assert codes < rows
+
+
+def test_every_command_is_explained() -> None:
+    group = typer.main.get_command(cli.app)
+    names = set(getattr(group, "commands", {}))
+    assert {"status", "diagnose", "enable-on-boot", "disable-on-boot"} <= names
+    assert sorted(name for name in names - {"version"} if not re.search(rf"`{name}\b|, `{name}`", GUIDE)) == []
+
+
+def test_links_lead_somewhere() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "endpoint"
+    for page in [*folder.glob("*.md"), *folder.glob("sites/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} points at {target}"

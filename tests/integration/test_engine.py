@@ -1,0 +1,383 @@
+"""The engine as an executor: what the standard library promises, and what survives what."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from farcall_common.errors import ConfigurationError, SerializationError, TaskError
+from farcall_endpoint import Engine
+from farcall_endpoint.engine.future import EngineFuture
+from farcall_endpoint.testing.endpoint_process import wait_gone, wait_until
+
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(max_workers=2) as engine:
+        engine.wait_ready()
+        yield engine
+
+
+def add(a: int, b: int = 10) -> int:
+    return a + b
+
+
+def pid_then_sleep(path: str, seconds: float) -> int:
+    import pathlib
+    import time
+
+    pathlib.Path(path).write_text(str(os.getpid()))
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def die_until(path: str, times: int) -> str:
+    """Kill the worker in each of the first ``times`` starts."""
+    import pathlib
+
+    marks = pathlib.Path(path)
+    marks.write_text(marks.read_text() + "x" if marks.exists() else "x")
+    if len(marks.read_text()) <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+def test_results_in_any_number(engine: Engine) -> None:
+    futures = [engine.submit(add, number, b=1) for number in range(2000)]
+    assert [future.result(WAIT_S) for future in futures] == list(range(1, 2001))
+    assert all(future.done() and not future.cancelled() and not future.running() for future in futures)
+
+
+def test_what_a_script_defines_travels_with_its_code(engine: Engine) -> None:
+    factor = 3
+
+    class Point:
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+        def scaled(self) -> int:
+            return self.x * factor
+
+    assert engine.submit(lambda x: x * factor, 5).result(WAIT_S) == 15
+    assert engine.submit(functools.partial(add, 1), b=2).result(WAIT_S) == 3
+    assert engine.submit(Point(4).scaled).result(WAIT_S) == 12
+    assert engine.submit(Point, 7).result(WAIT_S).x == 7
+    assert engine.submit(str.upper, "abc").result(WAIT_S) == "ABC"
+
+
+def test_an_exception_arrives_as_itself_with_its_traceback(engine: Engine) -> None:
+    def fail(key: str) -> None:
+        raise KeyError(key)
+
+    error = engine.submit(fail, "missing").exception(WAIT_S)
+    assert isinstance(error, KeyError)
+    assert error.args == ("missing",)
+    assert "in fail" in str(error.__cause__)
+    assert "raise KeyError(key)" in str(error.__cause__)
+    with pytest.raises(SystemExit):
+        engine.submit(sys.exit, 3).result(WAIT_S)
+
+
+def test_an_exception_that_cannot_travel_arrives_as_text(engine: Engine) -> None:
+    def fail() -> None:
+        class Odd(Exception):
+            def __reduce__(self) -> str:
+                raise TypeError("never")
+
+        raise Odd("of a kind")
+
+    error = engine.submit(fail).exception(WAIT_S)
+    assert isinstance(error, TaskError)
+    assert error.record.code == "TASK_FAILED"
+    assert "Odd: of a kind" in error.record.message
+    assert "in fail" in (error.remote_traceback or "")
+
+
+def test_what_cannot_be_sent_is_refused_at_once(engine: Engine) -> None:
+    with pytest.raises(SerializationError, match=r"lock|pickle"):
+        engine.submit(add, threading.Lock())  # type: ignore[arg-type]
+    with pytest.raises(SerializationError, match="cannot be called"):
+        engine.submit(5)  # type: ignore[arg-type]
+
+
+def test_a_result_that_cannot_be_sent_says_so(engine: Engine) -> None:
+    def lock() -> object:
+        import threading
+
+        return threading.Lock()
+
+    error = engine.submit(lock).exception(WAIT_S)
+    assert isinstance(error, TaskError)
+    assert error.record.code == "RESULT_NOT_SERIALIZABLE"
+
+
+@pytest.mark.parametrize("size_bytes", [0, 20_000, 70_000, 1_000_000, 20_000_000])
+def test_bytes_of_any_size_go_there_and_back(engine: Engine, size_bytes: int) -> None:
+    data = os.urandom(size_bytes)
+    assert engine.submit(bytes, data).result(WAIT_S) == data
+
+
+def test_map_in_order_by_chunks_and_with_a_timeout(engine: Engine) -> None:
+    assert list(engine.map(add, range(50), range(50))) == [2 * n for n in range(50)]
+    assert list(engine.map(add, range(95), range(100), chunksize=10)) == [2 * n for n in range(95)]
+    assert list(engine.map(add, [], chunksize=3)) == []
+    with pytest.raises(ValueError, match="chunksize"):
+        engine.map(add, [1], chunksize=0)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        list(engine.map(time.sleep, [0.0, 30.0], timeout=0.3))
+    assert time.monotonic() - began < WAIT_S
+    assert engine.submit(add, 1).result(WAIT_S) == 11  # the long one was cancelled, its worker replaced
+
+
+def test_the_standard_library_waits_for_futures(engine: Engine) -> None:
+    futures: list[concurrent.futures.Future[Any]] = [engine.submit(time.sleep, 0.5), engine.submit(add, 1)]
+    assert next(concurrent.futures.as_completed(futures, timeout=WAIT_S)) is futures[1]
+    done, left = concurrent.futures.wait(futures, timeout=WAIT_S)
+    assert (done, left) == (set(futures), set())
+    with pytest.raises(TimeoutError):
+        engine.submit(time.sleep, 0.5).result(timeout=0.01)
+
+
+def test_callbacks_run_once_whenever_they_are_added(engine: Engine) -> None:
+    called: list[int] = []
+    over = threading.Event()
+
+    def note(future: concurrent.futures.Future[int]) -> None:
+        called.append(future.result())
+        over.set()
+
+    future = engine.submit(add, 1)
+    future.add_done_callback(note)
+    assert over.wait(WAIT_S)
+    future.add_done_callback(note)
+    assert called == [11, 11]
+
+
+def test_cancel_of_a_running_task_ends_it_and_what_it_started(engine: Engine, tmp_path: Path) -> None:
+    def with_child(path: str) -> None:
+        import pathlib
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "1000"])
+        pathlib.Path(path).write_text(str(child.pid))
+        child.wait()
+
+    path = tmp_path / "pid"
+    future = engine.submit(with_child, str(path))
+    wait_until(lambda: path.exists() and path.read_text())
+    child = psutil.Process(int(path.read_text()))
+    assert future.cancel()
+    assert future.cancelled()
+    assert future.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result()
+    wait_gone([child])
+    ended = engine.submit(add, 1)
+    assert ended.result(WAIT_S) == 11
+    assert not ended.cancel()
+
+
+def test_cancel_of_waiting_tasks_starts_none_of_them(engine: Engine, tmp_path: Path) -> None:
+    def touch(path: str) -> None:
+        import pathlib
+
+        pathlib.Path(path).touch()
+
+    busy = [engine.submit(time.sleep, 0.3) for _ in range(2)]
+    waiting = [engine.submit(touch, str(tmp_path / str(number))) for number in range(5000)]
+    assert all(future.cancel() for future in waiting)
+    concurrent.futures.wait(busy, timeout=WAIT_S)
+    assert engine.submit(add, 1).result(WAIT_S) == 11
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_task_that_kills_its_worker_is_started_again_and_then_given_up(engine: Engine, tmp_path: Path) -> None:
+    neighbours = [engine.submit(add, number) for number in range(200)]
+    assert engine.submit(die_until, str(tmp_path / "twice"), 2).result(WAIT_S) == "survived"
+    error = engine.submit(die_until, str(tmp_path / "always"), 99).exception(WAIT_S)
+    assert isinstance(error, TaskError)
+    assert error.record.code == "WORKER_DIED"
+    assert "SIGKILL" in error.record.message
+    assert len((tmp_path / "always").read_text()) == 3
+    assert [future.result(WAIT_S) for future in neighbours] == [number + 10 for number in range(200)]
+
+
+def test_options_hold_for_the_tasks_of_a_view(engine: Engine, tmp_path: Path) -> None:
+    once = engine.options(idempotent=False)
+    error = once.submit(die_until, str(tmp_path / "once"), 99).exception(WAIT_S)
+    assert isinstance(error, TaskError)
+    assert error.record.code == "WORKER_DIED"
+    assert (tmp_path / "once").read_text() == "x"
+    short = engine.options(walltime_s=0.3)
+    error = short.submit(time.sleep, 60).exception(WAIT_S)
+    assert isinstance(error, TaskError)
+    assert error.record.code == "WALLTIME_EXCEEDED"
+    short.shutdown()
+    assert list(short.map(add, [1, 2])) == [11, 12]
+    with pytest.raises(ConfigurationError, match="walltime_s"):
+        engine.options(walltime_s=0)
+
+
+def managers_of(process: psutil.Process) -> list[psutil.Process]:
+    return [child for child in process.children() if "farcall_endpoint.manager" in child.cmdline()]
+
+
+def test_a_dead_manager_is_replaced_and_its_tasks_run_again() -> None:
+    before = managers_of(psutil.Process())
+    with Engine(max_workers=2) as engine:
+        engine.wait_ready()
+        [manager] = [process for process in managers_of(psutil.Process()) if process not in before]
+        futures = [engine.submit(add, number) for number in range(3000)]
+        lost = engine.options(idempotent=False).submit(time.sleep, 60)
+        wait_until(lambda: engine.stats().idle_workers < 2 and all(future.done() for future in futures))
+        more = [engine.submit(time.sleep, 0.01) for _ in range(50)]
+        manager.kill()
+        assert [future.result(WAIT_S) for future in more] == [None] * 50
+        error = lost.exception(WAIT_S)
+        assert isinstance(error, TaskError)
+        assert error.record.code == "TASK_LOST"
+        assert [future.result(WAIT_S) for future in futures] == [number + 10 for number in range(3000)]
+
+
+def test_shutdown_waits_for_what_was_submitted_and_leaves_no_process() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    engine = Engine(max_workers=2)
+    futures = [engine.submit(time.sleep, 0.05) for _ in range(10)]
+    engine.shutdown()
+    assert all(future.done() and future.exception() is None for future in futures)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        engine.submit(add, 1)
+    wait_gone(set(psutil.Process().children(recursive=True)) - before)
+
+
+def test_shutdown_can_cancel_what_is_open() -> None:
+    engine = Engine(max_workers=2)
+    futures = [engine.submit(time.sleep, 30) for _ in range(10)]
+    engine.shutdown(cancel_futures=True)
+    assert all(future.cancelled() for future in futures)
+
+
+def test_an_engine_that_nobody_holds_ends_its_processes() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    engine: Engine | None = Engine(max_workers=1)
+    assert engine is not None
+    engine.wait_ready()
+    family = set(psutil.Process().children(recursive=True)) - before
+    assert family
+    engine = None
+    gc.collect()
+    wait_gone(family)
+
+
+def run(program: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
+    script = cwd / "program.py"
+    script.write_text(textwrap.dedent(program))
+    return subprocess.run([sys.executable, str(script)], cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def test_a_program_that_forgets_shutdown_ends_with_its_tasks_done(tmp_path: Path) -> None:
+    ended = run(
+        """
+        import time
+        from farcall_endpoint import Engine
+        import beside
+
+        def mark(name):
+            time.sleep(0.2)
+            open(name, "w").close()
+            return beside.VALUE
+
+        engine = Engine(max_workers=1)
+        for name in "abc":
+            engine.submit(mark, name)
+        print(engine.submit(beside.double, 4).result())
+        """
+        if (tmp_path / "beside.py").write_text("VALUE = 1\ndef double(x):\n    return x * 2\n")
+        else "",
+        cwd=tmp_path,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "8\n", "")
+    assert {path.name for path in tmp_path.iterdir()} >= {"a", "b", "c"}
+
+
+def test_a_failing_program_shows_where_the_function_failed(tmp_path: Path) -> None:
+    ended = run(
+        """
+        from farcall_endpoint import Engine
+
+        def divide(a, b):
+            return a / b
+
+        with Engine(max_workers=1) as engine:
+            engine.submit(divide, 1, 0).result()
+        """,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 1
+    assert "in divide" in ended.stderr
+    assert "ZeroDivisionError: division by zero" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Engine(max_workers=0),
+        lambda: Engine(max_attempts=0),
+        lambda: Engine(memory_bytes=-1),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(make: Callable[[], Engine]) -> None:
+    before = threading.active_count()
+    with pytest.raises(ConfigurationError):
+        make()
+    assert threading.active_count() == before
+
+
+def test_a_future_is_settled_once_whoever_races() -> None:
+    for _ in range(300):
+        future: EngineFuture[int] = EngineFuture("1", lambda task_id: None)
+        barrier = threading.Barrier(3)
+        outcomes: list[object] = []
+
+        def settle(future: EngineFuture[int] = future, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            future.settle(1)
+
+        def cancel(future: EngineFuture[int] = future, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            future.cancel()
+
+        def wait(
+            future: EngineFuture[int] = future,
+            barrier: threading.Barrier = barrier,
+            outcomes: list[object] = outcomes,
+        ) -> None:
+            barrier.wait()
+            try:
+                outcomes.append(future.result(WAIT_S))
+            except concurrent.futures.CancelledError:
+                outcomes.append("cancelled")
+
+        threads = [threading.Thread(target=each) for each in (settle, cancel, wait)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcomes == (["cancelled"] if future.cancelled() else [1])

@@ -1,0 +1,220 @@
+"""A report for a bug has everything but secrets."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from farcall_endpoint.config import Config, write_config
+from farcall_endpoint.diagnose import Report, Scrubber, gather
+from farcall_endpoint.diagnose.network import last_dialled, reach
+from farcall_endpoint.directory import EndpointDirectory
+
+KNOWN = "kx9-known-secret-42"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a line with {KNOWN} in it",
+        "FARCALL_TOKEN=plant-1",
+        "export MY_API_KEY='plant-1 with space'",
+        'password: "plant-1 \\" with quote"',
+        "  db_password: plant-1",
+        '{"aws_secret_access_key": "plant-1"}',
+        "--auth-token plant-1",
+        "Authorization: Bearer plant-1",
+        "authorization=Basic plant-1plant-1",
+        "got header Bearer plant-1-abcdef",
+        "postgresql://me:plant-1@db.example.org:5432/x",
+        "https://plant-1@example.org/x",
+        "http://me:p@plant-1@proxy:3128",
+        "GET https://bucket/key?X-Amz-Credential=plant-1&X-Amz-Date=2026&X-Amz-Signature=plant-1",
+        "AWS_SESSION_TOKEN plant-1".replace(" ", " = "),
+        "-----BEGIN RSA PRIVATE KEY-----\nplant-1\nplant-1\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nplant-1 and the file ends",
+        "cookie: session=plant-1",
+        "connect ticket='plant-1'",
+    ],
+)
+def test_secrets_are_removed(text: str) -> None:
+    cleaned = Scrubber([KNOWN]).clean(f"before\n{text}\nafter")
+    assert "plant-1" not in cleaned
+    assert KNOWN not in cleaned
+    assert "<removed>" in cleaned
+    assert cleaned.startswith("before\n")
+
+
+@pytest.mark.parametrize(
+    "token", ["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "AKIAIOSFODNN7EXAMPLE", "ghp_0123456789abcdef"]
+)
+def test_tokens_are_known_by_their_looks(token: str) -> None:
+    assert token not in Scrubber([]).clean(f"it was {token}, I think")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-21 04:55:01,123 INFO    agent[12] connecting to tcp://10.0.0.7:443",
+        "engine:\n  max_workers_per_node: 4\n  provider:\n    type: SlurmProvider\n    account: abc",
+        "the API does not accept the token",
+        "worker 3 ended: killed by signal 9",
+        "http://127.0.0.1:8000/v2/endpoints/11111111-2222-4333-8444-555555555555/status",
+        "me@example.org ran it",
+    ],
+)
+def test_what_helps_stays(text: str) -> None:
+    assert Scrubber([KNOWN]).clean(text) == text
+
+
+def test_variables_that_sound_secret_keep_only_their_names() -> None:
+    environ = {
+        "GITHUB_PAT": "x1",
+        "MY_KEY": "x2",
+        "DB_PASSWORD": "x3",
+        "PATH": "/bin",
+        "KEYBOARD": "de",
+        "AUTHOR": "me",
+    }
+    assert Scrubber([]).clean_environment(environ) == {
+        "GITHUB_PAT": "<removed>",
+        "MY_KEY": "<removed>",
+        "DB_PASSWORD": "<removed>",
+        "PATH": "/bin",
+        "KEYBOARD": "de",
+        "AUTHOR": "me",
+    }
+
+
+def test_a_secret_is_found_also_as_json_writes_it_and_short_ones_spoil_nothing() -> None:
+    scrubber = Scrubber(['quo"te\\d', "abc"])
+    assert scrubber.clean(r'{"x": "quo\"te\\d"}') == '{"x": "<removed>"}'
+    assert scrubber.clean("abcdef") == "abcdef"
+
+
+def test_long_lines_take_no_time() -> None:
+    started_at = time.monotonic()
+    Scrubber(["secret-secret"]).clean("a" * 300_000 + "." * 300_000 + "tokentoken" * 30_000)
+    assert time.monotonic() - started_at < 5
+
+
+def test_addresses_of_forwarders_are_found_and_tried() -> None:
+    log = "INFO agent[1] connecting to tcp://one:1\nINFO agent[1] connecting to tcp://two:443\n"
+    assert last_dialled(log) == "tcp://two:443"
+    assert last_dialled("") is None
+    assert reach("tcp://127.0.0.1:9").good is False
+    assert reach("nonsense").good is None
+
+
+# -- the whole report --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    directory = EndpointDirectory.of(tmp_path, "lab")
+    directory.create()
+    write_config(directory.config_file, Config())
+    (tmp_path / "config.toml").write_text(
+        '[default]\napi_url = "http://u:plant-2@127.0.0.1:9"\ntoken = "plant-token"\n'
+    )
+    return tmp_path
+
+
+def texts(report: Report) -> str:
+    return "\n".join([*report.files, *report.files.values(), *(finding.text for finding in report.findings)])
+
+
+def test_no_planted_secret_is_in_a_report(home: Path) -> None:
+    directory = EndpointDirectory.of(home, "lab")
+    secret = (directory.path / "curve.secret").read_text().strip()
+    directory.config_file.write_text(
+        "engine:\n  provider:\n    type: SlurmProvider\n    worker_init: |\n      export DB_PASSWORD=plant-3\n"
+        "      curl https://me:plant-4@example.org/\n"
+    )
+    directory.log_dir.mkdir()
+    spoken = f"the key is {secret}, the token plant-token, the other plant-env-5 and plant-env-6\n"
+    for path in (directory.log_file, directory.console_file, directory.log_dir / "manager-n1-7.log"):
+        path.write_text(spoken)
+    (directory.path / "client.keys").write_text("plant-key-file-7 plant-key-file-8\n")
+    directory.write_status({"connected": False, "trouble": "refused: Bearer plant-9-abc"})
+    environ = {
+        "PATH": os.environ["PATH"],
+        "FARCALL_TOKEN": "plant-env-5",
+        "SLURM_JWT_TOKEN": "plant-env-6",
+        "MY_OWN_VARIABLE": "plant-not-asked-for",
+        "HTTPS_PROXY": "http://u:plant-10@proxy:3128",
+    }
+    report = gather(directory, home=home, environ=environ)
+    everything = texts(report)
+    assert "plant-" not in everything
+    assert secret not in everything
+    assert "MY_OWN_VARIABLE" not in everything
+    assert "SLURM_JWT_TOKEN" in report.files["environment.json"]
+    assert "export DB_PASSWORD=<removed>" in report.files["config.yaml"]
+    assert "the key is <removed>" in report.files["logs/manager-n1-7.log"]
+
+
+def test_a_report_has_what_is_asked_for(home: Path) -> None:
+    directory = EndpointDirectory.of(home, "lab")
+    directory.log_file.write_text("INFO connecting to tcp://127.0.0.1:9\n")
+    tools = home / "tools"
+    tools.mkdir()
+    (tools / "sbatch").touch(mode=0o755)
+    report = gather(directory, home=home, environ={"PATH": str(tools)})
+    assert {name.partition("/")[0] for name in report.files} == {
+        "config.yaml",
+        "disk.json",
+        "environment.json",
+        "files.json",
+        "findings.txt",
+        "logs",
+        "machine.json",
+        "network.json",
+        "processes.json",
+        "schedulers.json",
+        "spool.json",
+        "status.json",
+        "versions.json",
+    }
+    assert str(tools / "sbatch") in report.files["schedulers.json"]
+    assert '"farcall-endpoint"' in report.files["versions.json"]
+    assert "free_bytes" in report.files["disk.json"]
+    assert '"path": "curve.secret"' in report.files["files.json"]
+    said = report.files["findings.txt"]
+    assert "BAD  the API at http://<removed>@127.0.0.1:9: cannot be reached" in said
+    assert "BAD  the forwarder at tcp://127.0.0.1:9: cannot be reached: Connection refused" in said
+    assert "good  config.yaml is good" in said
+    assert "network.json" not in gather(directory, home=home, environ={}, with_network=False).files
+
+
+def test_what_is_broken_is_said_in_its_place(home: Path) -> None:
+    directory = EndpointDirectory.of(home, "lab")
+    directory.config_file.write_text("engine:\n  prefetch: many\n")
+    directory.spool_file.write_bytes(b"this is no database" * 100)
+    (directory.path / "curve.secret").chmod(0o644)
+    report = gather(directory, home=home, environ={}, with_network=False)
+    assert "could not be found out" in report.files["spool.json"]
+    bad = [finding.text for finding in report.findings if finding.good is False]
+    assert any("config.yaml:2:13: engine.prefetch must be" in text for text in bad)
+    assert any("chmod 600" in text for text in bad)
+
+
+def test_a_report_is_for_its_owner_alone(home: Path, tmp_path: Path) -> None:
+    report = Report({"a.txt": "ä", "logs/b.log": "x"}, ())
+    archive, directory = tmp_path / "r.tar.gz", tmp_path / "r"
+    report.write_archive(archive)
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    with tarfile.open(archive) as opened:
+        assert sorted(opened.getnames()) == ["r/a.txt", "r/logs/b.log"]
+    with pytest.raises(FileExistsError):
+        report.write_archive(archive)
+    report.write_directory(directory)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert (directory / "logs" / "b.log").read_text() == "x"
+    with pytest.raises(FileExistsError):
+        report.write_directory(directory)

@@ -1,0 +1,97 @@
+"""Log files: one writer each, bounded in size, and readable."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farcall_endpoint.logs import manager_log_file, set_up_logging, tail
+
+
+@pytest.fixture(autouse=True)
+def _root_logger() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    yield
+    for handler in root.handlers:
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_log_is_put_aside_when_it_has_grown_and_the_oldest_goes(tmp_path: Path) -> None:
+    file = tmp_path / "endpoint.log"
+    set_up_logging(file=file, to_console=False, role="agent", max_bytes=1000, backups=2)
+    for number in range(100):
+        logging.getLogger("x").info("line %d of a long day", number)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["endpoint.log", "endpoint.log.1", "endpoint.log.2"]
+    assert all((tmp_path / name).stat().st_size <= 1000 for name in files)
+    assert "line 99" in file.read_text()
+    kept = "".join((tmp_path / name).read_text() for name in reversed(files))
+    numbers = [int(line.split("line ")[1].split()[0]) for line in kept.splitlines()]
+    assert numbers == list(range(numbers[0], 100)), "nothing is lost between two files"
+
+
+def test_a_log_that_was_removed_is_begun_again(tmp_path: Path) -> None:
+    file = tmp_path / "endpoint.log"
+    set_up_logging(file=file, to_console=False, role="agent")
+    logging.getLogger("x").info("before")
+    file.unlink()
+    logging.getLogger("x").info("after")
+    assert "after" in file.read_text()
+
+
+def test_lines_say_who_and_when_for_people_and_for_programs(tmp_path: Path) -> None:
+    text, lines = tmp_path / "text.log", tmp_path / "json.log"
+    set_up_logging(file=text, to_console=False, role="manager")
+    logging.getLogger("x").warning("a block is late")
+    assert f"WARNING manager[{os.getpid()}] a block is late" in text.read_text()
+    set_up_logging(file=lines, to_console=False, role="manager", style="json", level=logging.DEBUG)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger("x").exception("it failed", extra={"task_id": "t1"})
+    (line,) = lines.read_text().splitlines()
+    data = json.loads(line)
+    assert data["task_id"] == "t1"
+    assert data["level"] == "ERROR"
+    assert "ValueError: no" in data["exception"]
+
+
+def test_every_manager_has_its_own_file_and_old_ones_go(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for name, written_at in {"manager-n1-1.log": 0, "manager-n1-1.log.1": 0, "console.log": 0}.items():
+        (logs / name).write_text("x")
+        os.utime(logs / name, (written_at, written_at))
+    (logs / "manager-n2-7.log").write_text("x")
+    mine = manager_log_file(logs)
+    assert mine.name == f"manager-{socket.gethostname()}-{os.getpid()}.log"
+    assert sorted(path.name for path in logs.iterdir()) == ["console.log", "manager-n2-7.log"]
+
+
+def test_there_are_never_more_than_some_hundred_logs_of_managers(tmp_path: Path) -> None:
+    for number in range(600):
+        path = tmp_path / f"manager-n-{number}.log"
+        path.touch()
+        os.utime(path, (1e9 + number, 1e9 + number) if number < 50 else None)
+    manager_log_file(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert len(left) == 500
+    assert "manager-n-0.log" not in left
+
+
+def test_the_end_of_a_file_is_whole_lines(tmp_path: Path) -> None:
+    file = tmp_path / "endpoint.log"
+    assert tail(file, 10) == ""
+    file.write_text("one\ntwo\nthree\n")
+    assert tail(file, 100) == "one\ntwo\nthree\n"
+    assert tail(file, 8) == "three\n"

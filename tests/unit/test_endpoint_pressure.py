@@ -1,0 +1,303 @@
+"""A spool that cannot be written: what is decided waits as it is, nothing is promised meanwhile, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farcall_common import wire
+from farcall_common.errors import ConfigurationError
+from farcall_common.wire import TaskState
+from farcall_endpoint.agent.pressure import Pressure
+from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
+from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
+from farcall_endpoint.protocol import Died, Finished, Progress
+from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, connected, finish, ids, send, spec
+
+
+def a_task(seq: int, *, payload_bytes: int = 1) -> Task:
+    task_spec = wire.TaskSpec(task_id=f"t{seq}", attempt=1, function_id="f", function_hash="h", payload=0)
+    return Task(seq, task_spec, 1, Stage.QUEUED, 12.5, payload=b"p" * payload_bytes)
+
+
+def pages(spool: Spool, limit: int) -> None:
+    """Let the database have no more than so many pages beyond those that it has."""
+    [[count]] = spool._database.execute("PRAGMA page_count").fetchall()
+    spool._database.execute(f"PRAGMA max_page_count = {count + limit}").fetchall()
+
+
+@contextlib.contextmanager
+def file_limit(size_bytes: int) -> Iterator[None]:
+    """Files of this process may not grow beyond this: writing more is an I/O error, as with a quota. Not for longer
+    than must be, because it holds for the test runner's own output too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# -- the spool ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_told_from_a_defect_and_leaves_what_was_there() -> None:
+    spool = Spool(None)
+    spool.commit(Decisions(accepted=[a_task(1)]))
+    pages(spool, 10)
+    accepted = [a_task(seq, payload_bytes=10_000) for seq in range(2, 20)]
+    for _ in range(2):
+        with pytest.raises(SpoolUnwritable, match="full"):
+            spool.commit(Decisions(accepted=accepted))
+        assert [task.seq for task in spool.load()[0]] == [1]
+    pages(spool, 1000)
+    spool.commit(Decisions(accepted=accepted))
+    assert [task.seq for task in spool.load()[0]] == list(range(1, 20))
+
+
+def test_what_was_to_be_forgotten_is_not_forgotten_when_the_disk_is_full() -> None:
+    spool = Spool(None)
+    ended = a_task(1)
+    ended.stage, ended.end = Stage.ENDED, End(TaskState.SUCCESS, size_bytes=1, body=b"r")
+    spool.commit(Decisions(accepted=[ended], ended=[ended]))
+    pages(spool, 2)
+    big = [a_task(2, payload_bytes=100_000)]
+    with pytest.raises(SpoolUnwritable):
+        spool.commit(Decisions(accepted=big, forgotten=[1]))
+    pages(spool, 100)
+    spool.commit(Decisions(accepted=big, forgotten=[1]))
+    assert [task.seq for task in spool.load()[0]] == [2]
+
+
+def test_an_io_error_counts_as_a_full_disk_and_the_spool_recovers(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    for seq in range(5):
+        spool.commit(Decisions(accepted=[a_task(seq, payload_bytes=20_000)]))
+    large = a_task(5, payload_bytes=300_000)
+    with file_limit(300_000), pytest.raises(SpoolUnwritable, match="I/O error"):
+        spool.commit(Decisions(accepted=[large]))
+    spool.commit(Decisions(accepted=[large]))
+    spool.close()
+    again = Spool(tmp_path / "spool")
+    assert [task.seq for task in again.load()[0]] == [0, 1, 2, 3, 4, 5]
+    again.close()
+
+
+def test_opening_loading_and_closing_need_no_room(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    functions = [(wire.FunctionSpec(function_hash="unused", name="f", body=0), b"body")]
+    spool.commit(Decisions(functions=functions, accepted=[a_task(1, payload_bytes=100_000)]))
+    spool.close()
+    with file_limit(0):
+        full = Spool(tmp_path / "spool")
+        tasks, _ = full.load()
+        payload = full.payload(a_task(1))
+        with pytest.raises(SpoolUnwritable):
+            full.commit(Decisions(accepted=[a_task(2)]))
+        full.close()
+    assert [task.seq for task in tasks] == [1]
+    assert payload == b"p" * 100_000
+
+
+def test_a_new_spool_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    message = r"cannot be written.*full, over its quota, or broken"
+    with file_limit(0), pytest.raises(ConfigurationError, match=message):
+        Spool(tmp_path / "spool")
+
+
+def test_a_directory_that_is_not_there_or_not_writable_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        Spool(tmp_path / "nowhere" / "spool")
+
+
+def test_room_is_told_for_files_alone(tmp_path: Path) -> None:
+    assert Spool(None).room() is None
+    spool = Spool(tmp_path / "spool")
+    room = spool.room()
+    spool.close()
+    assert room is not None
+    free_bytes, reserve_bytes = room
+    disk = os.statvfs(tmp_path)
+    assert 0 < reserve_bytes <= disk.f_blocks * disk.f_frsize / 20
+    assert abs(free_bytes - disk.f_bavail * disk.f_frsize) < 2**30
+
+
+# -- when to try again -------------------------------------------------------------------------------------------------
+
+
+def test_tries_come_at_longer_and_longer_intervals_until_one_works() -> None:
+    pressure, now, waits = Pressure(), 100.0, []
+    for _ in range(10):
+        pressure.failed("full", now=now)
+        assert pressure.retry_at is not None
+        waits.append(round(pressure.retry_at - now, 3))
+        now = pressure.retry_at
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
+    assert "full" in pressure.problem
+    pressure.written()
+    assert pressure.problem == ""
+    pressure.failed("full", now=now)
+    assert pressure.retry_at == pytest.approx(now + 0.1)
+    pressure.written()
+    assert pressure.retry_at is None
+
+
+def test_below_the_reserve_there_is_a_problem_although_the_spool_can_be_written() -> None:
+    pressure = Pressure()
+    pressure.measured((300 * 2**20, 256 * 2**20))
+    assert pressure.problem == ""
+    pressure.measured((100 * 2**20, 256 * 2**20))
+    assert "100 MiB are free" in pressure.problem
+    assert pressure.retry_at is None
+    pressure.measured(None)
+    assert pressure.problem == ""
+
+
+# -- what the agent decides --------------------------------------------------------------------------------------------
+
+
+def test_with_a_problem_no_credit_is_given_and_what_is_there_goes_on() -> None:
+    core = connected()
+    core.spool_problem("nearly full")
+    decisions = send(core, spec("a"), spec("b"), spec("c"))
+    assert ids(decisions.orders["m"]) == ["a", "b"]
+    assert decisions.credit == 0
+    assert core.report().detail == {"problem": "nearly full"}
+    assert finish(core, "a").credit == 0
+    core.spool_problem("")
+    assert core.decide(now=2.0).credit > 0
+    assert core.report().detail == {}
+
+
+def test_what_could_not_be_written_is_decided_again_and_once() -> None:
+    core = connected()
+    first = send(core, spec("a"), spec("b"), spec("c"))
+    core.take_back(first, now=0.0)
+    core.run_tasks(wire.RunTasks(tasks=(spec("d"),), functions=(FUNCTION,)), [BODY, b"payload"], now=0.5)
+    second = core.decide(now=1.0)
+    assert ids(second.accepted) == ids(second.acknowledged) == ["a", "b", "c", "d"]
+    assert len(second.functions) == 1
+    assert ids(second.orders["m"]) == ["a", "b"]
+    assert [(task.task_id, task.starts) for task in second.starts] == [("a", 1), ("b", 1)]
+    third = core.decide(now=2.0)
+    assert not third.accepted
+    assert not third.orders
+
+
+def test_credit_that_was_not_given_is_given_later() -> None:
+    core = connected()
+    core.opened(())
+    first = core.decide(now=0.0)
+    assert first.credit > 0
+    given = first.credit
+    core.take_back(first, now=0.0)
+    assert core.decide(now=1.0).credit == given
+
+
+def test_an_end_that_is_not_written_is_not_reported_and_not_called_finished() -> None:
+    core = connected()
+    send(core, spec("a"))
+    first = finish(core, "a")
+    assert ids(first.results) == ["a"]
+    core.take_back(first, now=1.0)
+    assert [held.finished for held in core.held()] == [False]
+    second = core.decide(now=2.0)
+    assert ids(second.ended) == ids(second.results) == ["a"]
+    assert second.ended[0].end is not None
+    assert second.ended[0].end.body == b"r"
+    assert [held.finished for held in core.held()] == [True]
+
+
+def test_a_manager_that_dies_meanwhile_had_nothing_that_was_not_sent() -> None:
+    core = connected()
+    first = send(core, spec("a", idempotent=False))
+    core.take_back(first, now=0.0)
+    core.manager_lost("m", "it died", now=1.0)
+    core.manager_registered("n", slots=2)
+    second = core.decide(now=2.0)
+    assert ids(second.orders["n"]) == ["a"]
+    assert second.starts[0].starts == 1
+    assert not second.ended
+
+
+def test_a_death_that_was_noticed_before_stands() -> None:
+    core = connected()
+    [task] = send(core, spec("a")).starts
+    core.progress("m", Progress(died=(Died("a", "killed"),)), [], now=1.0)
+    first = core.decide(now=1.0)
+    assert task.starts == 2
+    core.take_back(first, now=1.0)
+    assert task.starts == 1
+    second = core.decide(now=2.0)
+    assert ids(second.orders["m"]) == ["a"]
+    assert task.starts == 2
+
+
+def test_cancels_do_not_wait_for_the_spool() -> None:
+    core = connected()
+    send(core, spec("a"), spec("b"))
+    core.cancel(["a"])
+    core.take_back(core.decide(now=1.0), now=1.0)
+    core.cancel(["b"])
+    assert core.urgent() == {"m": ["a", "b"]}
+    assert core.urgent() == {}
+    assert not core.decide(now=2.0).cancels
+
+
+def test_what_nobody_acknowledged_is_given_up_with_its_session() -> None:
+    core = connected()
+    send(core, spec("kept"))
+    core.take_back(send(core, spec("a"), spec("b", container_id="c")), now=0.0)
+    core.closed()
+    assert [held.task_id for held in core.held()] == ["kept"]
+    assert core.report().outstanding_tasks == 1
+    core.opened(())
+    decisions = core.decide(now=1.0)
+    assert [decisions.accepted, decisions.acknowledged, decisions.ended, dict(decisions.orders)] == [[], [], [], {}]
+    again = send(core, spec("a", attempt=2))
+    assert ids(again.accepted) == ["a"]
+    assert ids(again.orders["m"]) == ["a"]
+    assert again.accepted[0].attempt == 2
+
+
+def test_ends_survive_a_lost_session_while_nothing_can_be_written() -> None:
+    core = connected()
+    send(core, spec("a"))
+    core.take_back(finish(core, "a"), now=1.0)
+    core.closed()
+    core.opened(())
+    decisions = core.decide(now=2.0)
+    assert ids(decisions.ended) == ids(decisions.results) == ["a"]
+
+
+def test_all_that_came_meanwhile_becomes_durable_in_one_piece() -> None:
+    core, spool = connected(), Spool(None)
+    message = wire.RunTasks(tasks=(spec("a"), spec("b"), spec("c")), functions=(FUNCTION,))
+    core.run_tasks(message, [BODY, b"p" * 100_000], now=0.0)
+    first = core.decide(now=0.0)
+    pages(spool, 10)
+    with pytest.raises(SpoolUnwritable):
+        spool.commit(first)
+    core.take_back(first, now=0.0)
+    core.cancel(["a"])
+    pages(spool, 1000)
+    second = core.decide(now=1.0)
+    spool.commit(second)
+    tasks, functions = spool.load()
+    assert [(task.task_id, task.starts, task.end is not None) for task in tasks] == [
+        ("a", 0, True),
+        ("b", 1, False),
+        ("c", 1, False),
+    ]
+    assert tasks[0].end is not None
+    assert tasks[0].end.state is TaskState.CANCELLED
+    assert functions == {FUNCTION.function_hash}
+    finished = Finished("b", TaskState.SUCCESS, 0, None, 0.0, 0.5)
+    core.progress("m", Progress(finished=(finished,)), [b"r"], now=2.0)
+    spool.commit(core.decide(now=2.0))
+    assert spool.body(tasks[1]) == b"r"

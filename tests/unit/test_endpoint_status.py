@@ -1,0 +1,83 @@
+"""What ``status`` shows."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from rich.console import Console
+
+from farcall_endpoint.daemon import State
+from farcall_endpoint.directory import AgentProcess
+from farcall_endpoint.status import facts_of, render
+
+NOW = 1_000_000.0
+AGENT = AgentProcess(4711, NOW - 7_300, "login1")
+
+
+def shown(facts: dict[str, Any]) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(facts, now=NOW))
+    return out.getvalue()
+
+
+def numbers(**more: Any) -> dict[str, Any]:
+    return {"connected": True, "at": NOW - 1, "managers": 2, "workers": 64, "idle_workers": 3, **more}
+
+
+def test_a_running_endpoint_with_blocks() -> None:
+    said = numbers(
+        waiting_tasks=12_345,
+        tasks_per_s=2_500.25,
+        spool_bytes=3 * 2**20,
+        problem="hidden, because it is the note",
+        blocks=[
+            {
+                "block_id": "b1",
+                "state": "running",
+                "managers": 2,
+                "workers": 64,
+                "scheduler": "812 RUNNING",
+                "since": NOW - 90,
+            },
+            {"block_id": "b2", "state": "waiting", "managers": 0, "workers": 0, "scheduler": "813 PENDING (Priority)"},
+        ],
+    )
+    facts = facts_of("lab", State("Running", "e-1", AGENT, said, "a note"), now=NOW)
+    assert json.loads(json.dumps(facts))["blocks"][1]["scheduler"] == "813 PENDING (Priority)"
+    assert facts["pid"] == 4711
+    text = shown(facts)
+    for words in ("Running", "2 h 1 min", "12,345", "2,500.2", "3.0 MiB", "a note", "tasks per second", "1 min ago"):
+        assert words in text, words
+    assert "813 PENDING (Priority)" in text
+    assert "hidden" not in text
+    lines = text.splitlines()
+    assert next(n for n, line in enumerate(lines) if "name" in line) < next(
+        n for n, line in enumerate(lines) if "workers" in line
+    )
+
+
+def test_what_is_not_known_yet_is_shown_all_the_same() -> None:
+    facts = facts_of("lab", State("Running", "e-1", AGENT, numbers(quarantined_tasks=7, sites=["a", "b"]), ""), now=NOW)
+    text = shown(facts)
+    assert "quarantined tasks" in text
+    assert "a, b" in text
+
+
+def test_an_endpoint_that_does_not_run() -> None:
+    facts = facts_of("lab", State("Stopped", None, None, {}, ""), now=NOW)
+    assert facts == {"name": "lab", "status": "Stopped", "endpoint_id": None, "pid": None, "hostname": None, "note": ""}
+    assert "Stopped" in shown(facts)
+
+
+def test_an_agent_that_says_nothing_is_not_believed_silently() -> None:
+    facts = facts_of("lab", State("Running", "e-1", AGENT, numbers() | {"at": NOW - 300}, ""), now=NOW)
+    assert facts["note"] == "the agent has said nothing for 5 min"
+
+
+def test_square_brackets_of_a_scheduler_are_no_markup() -> None:
+    facts = {"blocks": [{"block_id": "b", "scheduler": "job [red]812[/red]"}], "note": "[bold]x[/bold]"}
+    text = shown(facts)
+    assert "[bold]x[/bold]" in text
+    assert "job [red]812[/red]" in text
