@@ -1,6 +1,6 @@
 # Everything runs from a clone with nothing but git, make and Python >= 3.11; no root, no docker, no account.
 #   make demo    the main job, end to end          make test    every test
-#   make check   format, lint, types, imports      make bench   the figures of benchmarks/README.md
+#   make check   format, lint, types, imports      make bench, bench-engine   the figures of benchmarks/README.md
 
 PYTHON ?= python3
 UV_VERSION := 0.13.8
@@ -13,7 +13,7 @@ RUN := .venv/bin/python -m
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-unit test-integration test-e2e check format bench openapi clean
+.PHONY: help setup setup-system demo test test-unit test-integration test-e2e check format bench bench-engine openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -46,6 +46,10 @@ demo: setup
 bench: setup
 	@$(RUN) benchmarks.end_to_end
 
+# Installs each peer into an environment of its own, below benchmarks/engine.
+bench-engine: setup
+	@PATH="$(dir $(abspath $(UV))):$$PATH" $(RUN) benchmarks.engine
+
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 test: test-unit test-integration test-e2e
@@ -74,4 +78,4 @@ openapi: setup
 	$(RUN) farcall_lambdas.openapi
 
 clean:
-	rm -rf .venv .venv-localstack .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache cdk.out dist
+	rm -rf .venv .venv-localstack benchmarks/engine/.venv-peers .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache cdk.out dist

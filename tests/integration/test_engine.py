@@ -200,12 +200,22 @@ def test_cancel_of_waiting_tasks_starts_none_of_them(engine: Engine, tmp_path: P
 
         pathlib.Path(path).touch()
 
-    busy = [engine.submit(time.sleep, 0.3) for _ in range(2)]
+    def hold(path: str) -> None:
+        import pathlib
+        import time
+
+        while not pathlib.Path(path).exists():
+            time.sleep(0.01)
+
+    release = tmp_path / "release"
+    busy = [engine.submit(hold, str(release)) for _ in range(2)]
     waiting = [engine.submit(touch, str(tmp_path / str(number))) for number in range(5000)]
     assert all(future.cancel() for future in waiting)
+    wait_until(lambda: engine.stats().unfinished_tasks == 2)
+    release.touch()
     concurrent.futures.wait(busy, timeout=WAIT_S)
     assert engine.submit(add, 1).result(WAIT_S) == 11
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [release]
 
 
 def test_a_task_that_kills_its_worker_is_started_again_and_then_given_up(engine: Engine, tmp_path: Path) -> None:
