@@ -12,7 +12,10 @@ __all__ = [
     "cancelled",
     "containers_unsupported",
     "function_missing",
+    "limit_invalid",
     "lost",
+    "memory_exceeded",
+    "output_exceeded",
     "payload_unavailable",
     "result_not_serializable",
     "result_not_uploaded",
@@ -42,6 +45,37 @@ def walltime_exceeded(walltime_s: float, *, stdout_tail: str = "", stderr_tail: 
         fault=Fault.USER_CODE,
         stdout_tail=stdout_tail or None,
         stderr_tail=stderr_tail or None,
+    )
+
+
+def memory_exceeded(used_bytes: int, *, limit_bytes: int) -> ErrorRecord:
+    """The task and what it started used more memory than they may."""
+    return ErrorRecord(
+        "MEMORY_EXCEEDED",
+        f"The task and its processes used {used_bytes / 2**20:.0f} MiB of memory, more than their limit of "
+        f"{limit_bytes / 2**20:.0f} MiB, and were stopped.",
+        hint="Give it a higher limit, or less to do at a time.",
+        fault=Fault.USER_CODE,
+    )
+
+
+def output_exceeded(written_bytes: int, *, limit_bytes: int) -> ErrorRecord:
+    """The task printed more than it may."""
+    return ErrorRecord(
+        "OUTPUT_EXCEEDED",
+        f"The task printed {written_bytes} bytes, more than its limit of {limit_bytes}, and was stopped.",
+        hint="Write to a file what is meant to be kept, and print less.",
+        fault=Fault.USER_CODE,
+    )
+
+
+def limit_invalid(name: str, value: object) -> ErrorRecord:
+    """The task asks for a limit that is none."""
+    return ErrorRecord(
+        "LIMIT_INVALID",
+        f"The resource specification gives {name} as {value!r}.",
+        hint="A limit is a number of bytes above 0.",
+        fault=Fault.CALLER,
     )
 
 

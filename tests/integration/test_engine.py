@@ -194,6 +194,29 @@ def test_cancel_of_a_running_task_ends_it_and_what_it_started(engine: Engine, tm
     assert not ended.cancel()
 
 
+@pytest.mark.parametrize("ending", ["cancel", "walltime"])
+def test_a_child_in_a_session_of_its_own_does_not_outlive_its_task(engine: Engine, tmp_path: Path, ending: str) -> None:
+    def with_daemon(path: str) -> None:
+        import pathlib
+        import subprocess
+
+        child = subprocess.Popen(["sh", "-c", "sleep 1000 & wait"], start_new_session=True)
+        pathlib.Path(path).write_text(str(child.pid))
+        child.wait()
+
+    path = tmp_path / "pid"
+    future = engine.options(walltime_s=2.0 if ending == "walltime" else None).submit(with_daemon, str(path))
+    wait_until(lambda: path.exists() and path.read_text())
+    child = psutil.Process(int(path.read_text()))
+    wait_until(child.children)
+    family = [child, *child.children()]
+    if ending == "cancel":
+        assert future.cancel()
+    else:
+        assert isinstance(future.exception(WAIT_S), TaskError)
+    wait_gone(family)
+
+
 def test_cancel_of_waiting_tasks_starts_none_of_them(engine: Engine, tmp_path: Path) -> None:
     def touch(path: str) -> None:
         import pathlib
@@ -243,6 +266,43 @@ def test_options_hold_for_the_tasks_of_a_view(engine: Engine, tmp_path: Path) ->
     assert list(short.map(add, [1, 2])) == [11, 12]
     with pytest.raises(ConfigurationError, match="walltime_s"):
         engine.options(walltime_s=0)
+
+
+def hoard(megabytes: int, in_child: bool) -> None:
+    import subprocess
+    import sys
+    import time
+
+    print("hoarding", flush=True)
+    program = f"import time; data = bytearray({megabytes} * 2**20); time.sleep(60)"
+    if in_child:
+        subprocess.run([sys.executable, "-c", program], check=True)
+    else:
+        data = bytearray(megabytes * 2**20)
+        time.sleep(60 + len(data) % 2)
+
+
+@pytest.mark.parametrize("in_child", [False, True])
+def test_a_task_that_takes_too_much_memory_ends_alone(engine: Engine, in_child: bool) -> None:
+    modest = engine.options(memory_bytes=200 * 2**20)
+    neighbour = modest.submit(time.sleep, 1.0)
+    error = modest.submit(hoard, 400, in_child).exception(WAIT_S)
+    assert isinstance(error, TaskError)
+    assert error.record.code == "MEMORY_EXCEEDED"
+    assert error.record.stdout_tail == "hoarding\n"
+    assert neighbour.result(WAIT_S) is None
+
+
+def test_a_task_that_prints_without_end_is_stopped_and_its_last_words_come_back(engine: Engine) -> None:
+    def chatter() -> None:
+        while True:
+            print("and another thing")
+
+    error = engine.options(max_output_bytes=100_000).submit(chatter).exception(WAIT_S)
+    assert isinstance(error, TaskError)
+    assert error.record.code == "OUTPUT_EXCEEDED"
+    assert "and another thing" in (error.record.stdout_tail or "")
+    assert engine.submit(add, 1).result(WAIT_S) == 11
 
 
 def managers_of(process: psutil.Process) -> list[psutil.Process]:

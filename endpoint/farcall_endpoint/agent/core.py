@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from farcall_common.errors import ErrorRecord
@@ -198,6 +198,8 @@ class AgentCore:
             self._fail(task, outcomes.function_missing(spec.function_hash))
         elif spec.container_id is not None:
             self._fail(task, outcomes.containers_unsupported(spec.container_id))
+        elif spec.resource_specification and (wrong := _wrong_limit(spec.resource_specification)):
+            self._fail(task, outcomes.limit_invalid(*wrong))
         else:
             (self._queue if stage is Stage.QUEUED else self._decisions.fetches).append(task)
             self._watch(task, now)
@@ -531,6 +533,15 @@ class AgentCore:
             self._decisions.moves.append(
                 TaskMove(task_id=task.task_id, attempt=task.attempt, state=task.state, at=task.at)
             )
+
+
+def _wrong_limit(specification: Mapping[str, object]) -> tuple[str, object] | None:
+    """The name and value of a limit that is none."""
+    for name in ("memory_bytes", "max_output_bytes"):
+        value = specification.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
+            return name, value
+    return None
 
 
 def _sha256(data: Bytes) -> str:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import zmq
 
@@ -18,7 +18,7 @@ from farcall_endpoint.providers import Block, Provider
 from farcall_endpoint.silence import Silence
 from farcall_endpoint.transport import Bytes, fleet_socket, receive_frames, send_frames
 
-__all__ = ["Fleet", "Lost"]
+__all__ = ["NO_LIMITS", "Fleet", "Limits", "Lost"]
 
 _logger = logging.getLogger(__name__)
 
@@ -28,6 +28,21 @@ _MAX_KNOWN_FUNCTIONS: Final = 1024
 _LAST_WORDS_S: Final = 0.05
 """What a manager sent before it ended may still be on its way through the socket's own thread."""
 _SECRETS: Final = frozenset({"FARCALL_TOKEN"})
+
+
+N = TypeVar("N", int, float)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What an endpoint lets an attempt use at most; None is no limit. ``output_bytes`` of each stream."""
+
+    walltime_s: float | None = None
+    memory_bytes: int | None = None
+    output_bytes: int | None = None
+
+
+NO_LIMITS: Final = Limits()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +67,7 @@ class Fleet:
 
     :param heartbeat_s: at least so often managers hear that the agent lives.
     :param silence_limit_s: a manager that says nothing for so long is given up, and never believed again.
-    :param walltime_limit_s: no attempt may run longer, whatever its task asks for.
+    :param limits: what no attempt may exceed, whatever its task asks for.
     :param function_body: gives the body of a function by its hash.
     :param payload: gives the arguments of a task.
     """
@@ -70,7 +85,7 @@ class Fleet:
         payload: Callable[[Task], bytes],
         heartbeat_s: float = 10.0,
         silence_limit_s: float = 60.0,
-        walltime_limit_s: float | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> None:
         #: Readable when :meth:`receive` has something.
         self.socket = fleet_socket(context)
@@ -84,7 +99,7 @@ class Fleet:
         self._payload = payload
         self._heartbeat_s = heartbeat_s
         self._silence_limit_s = silence_limit_s
-        self._walltime_limit_s = walltime_limit_s
+        self._limits = limits
         self._ping_at = 0.0
         self._managers: dict[str, _Manager] = {}
         self._failures = 0
@@ -168,11 +183,13 @@ class Fleet:
         forget = len(manager.functions) > _MAX_KNOWN_FUNCTIONS
         if forget:
             manager.functions.clear()
+        limits = self._limits
         bodies: list[bytes] = []
         functions: list[tuple[str, int]] = []
         orders: list[protocol.TaskOrder] = []
         for task in tasks:
             spec = task.spec
+            wanted = spec.resource_specification
             if spec.function_hash not in manager.functions:
                 manager.functions.add(spec.function_hash)
                 functions.append((spec.function_hash, len(bodies)))
@@ -183,8 +200,10 @@ class Fleet:
                     task.attempt,
                     spec.function_hash,
                     len(bodies),
-                    _least(spec.walltime_s, self._walltime_limit_s),
+                    _least(spec.walltime_s, limits.walltime_s),
                     spec.result_serializers,
+                    _least(wanted.get("memory_bytes"), limits.memory_bytes),
+                    _least(wanted.get("max_output_bytes"), limits.output_bytes),
                 )
             )
             bodies.append(self._payload(task))
@@ -243,6 +262,6 @@ class Fleet:
             _logger.debug("manager %s is gone already", manager_id)
 
 
-def _least(one: float | None, other: float | None) -> float | None:
+def _least(one: N | None, other: N | None) -> N | None:
     """The smaller of two limits, where None is none."""
     return one if other is None else other if one is None else min(one, other)

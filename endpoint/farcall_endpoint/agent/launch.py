@@ -18,7 +18,7 @@ from farcall_common.wire import Capabilities
 from farcall_endpoint.agent.background import Background
 from farcall_endpoint.agent.connection import Connection
 from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.fleet import Fleet
+from farcall_endpoint.agent.fleet import Fleet, Limits
 from farcall_endpoint.agent.scheduling import POLICIES
 from farcall_endpoint.agent.service import Agent, Clock
 from farcall_endpoint.agent.spool import Spool
@@ -144,6 +144,8 @@ def _fleet_maker(
     options += ["--log-max-bytes", str(config.log_max_bytes), "--log-backups", str(config.log_backups)]
     options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]
 
+    limits = config.engine.limits
+
     def make(function_body: Callable[[str], bytes], payload: Callable[[Task], bytes]) -> Fleet:
         return Fleet(
             context,
@@ -156,7 +158,7 @@ def _fleet_maker(
             payload=payload,
             heartbeat_s=config.engine.heartbeat_period,
             silence_limit_s=config.engine.heartbeat_threshold,
-            walltime_limit_s=config.engine.limits.walltime_s,
+            limits=Limits(limits.walltime_s, limits.memory_bytes, limits.output),
         )
 
     return make

@@ -32,7 +32,7 @@ def require_supported(config: Config) -> None:
     if fields:
         raise ConfigurationError(
             f"This version does not support what the configuration asks for in {', '.join(fields)}.",
-            hint="Leave these fields out; workers then run on this machine, without limits beyond the tasks' own.",
+            hint="Leave these fields out: workers then run on this machine, one for each core.",
         )
 
 
@@ -41,9 +41,6 @@ def _unsupported(engine: EngineConfig) -> Iterator[str]:
     for name in _NOT_YET:
         if getattr(engine, name) != getattr(plain, name):
             yield f"engine.{name}"
-    for name in ("memory", "output"):
-        if getattr(engine.limits, name) != getattr(plain.limits, name):
-            yield f"engine.limits.{name}"
     if not isinstance(engine.provider, LocalProviderConfig):
         yield "engine.provider.type"
     elif engine.provider != LocalProviderConfig():

@@ -16,6 +16,7 @@ from typing import Any, Final
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
+from farcall_endpoint.manager.limits import has_limits
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started, TaskOrder
 from farcall_endpoint.transport import Bytes
@@ -182,6 +183,15 @@ class ManagerCore:
     def is_over(self) -> bool:
         """Stopped, and all workers are gone."""
         return self._stop_at is not None and not self._workers
+
+    def limited(self) -> list[tuple[int, TaskOrder]]:
+        """The running tasks that must be measured, and their workers."""
+        heads = [
+            (worker.worker_id, worker.jobs[0].order)
+            for worker in self._workers.values()
+            if worker.jobs and not worker.doomed
+        ]
+        return [(worker_id, order) for worker_id, order in heads if has_limits(order)]
 
     # -- what happens to workers ---------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from farcall_endpoint.manager.processes import kill_tree
 from farcall_endpoint.worker.capture import open_capture_file, read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
 
@@ -40,8 +41,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the worker and everything that its tasks started, now."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_tree(self.pid)
 
     def tails(self) -> tuple[str, str]:
         """The last bytes of standard output and error, of a task that is running or has died."""

@@ -19,6 +19,8 @@ from farcall_endpoint import protocol
 from farcall_endpoint.manager import guardian
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
+from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, breach, output_bytes
+from farcall_endpoint.manager.processes import ProcessTable
 from farcall_endpoint.silence import Silence
 from farcall_endpoint.transport import Bytes, receive_frames, send_frames
 from farcall_endpoint.worker.channel import Done, Ready, Sync, Synced
@@ -74,6 +76,7 @@ class Manager:
         if self._agent_pidfd is not None:
             self._epoll.register(self._agent_pidfd, select.EPOLLIN)
         self._report_at = 0.0
+        self._measure_at = 0.0
         self._abandoned = False
         self._signals, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll.register(self._signals, select.EPOLLIN)
@@ -110,6 +113,7 @@ class Manager:
         self._obey()
         if self._agent_silence.is_over_limit(now=time.monotonic()) and not self._abandoned:
             self._abandon("the agent has been silent for too long")
+        self._measure()
         while actions := self._core.pump(now=time.monotonic(), epoch=time.time()):
             self._perform(actions)
         self._report()
@@ -120,7 +124,25 @@ class Manager:
             return 0.0
         deadline = self._core.next_deadline()
         deadline = self._report_at if deadline is None else min(deadline, self._report_at)
+        if self._core.limited():
+            deadline = min(deadline, self._measure_at)
         return max(0.0, deadline - time.monotonic())
+
+    def _measure(self) -> None:
+        """Tell the core of tasks that use more than they may."""
+        now = time.monotonic()
+        limited = self._core.limited()
+        if now < self._measure_at or not limited:
+            return
+        self._measure_at = now + LIMIT_PERIOD_S
+        roots = [self._workers[worker_id].pid for worker_id, order in limited if order.memory_bytes is not None]
+        memory = ProcessTable.read().memory_of_trees(roots) if roots else {}
+        for worker_id, order in limited:
+            worker = self._workers[worker_id]
+            used = {"memory_bytes": memory.get(worker.pid, 0), "output_bytes": output_bytes(worker.output)}
+            record = breach(order, **used)
+            if record is not None:
+                self._core.breached(worker_id, order.task_id, record)
 
     def _abandon(self, reason: str) -> None:
         _logger.warning("%s; ending all workers", reason)

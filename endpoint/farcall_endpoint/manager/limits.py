@@ -1,0 +1,35 @@
+"""What a running task may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from farcall_common.errors import ErrorRecord
+from farcall_endpoint import outcomes
+from farcall_endpoint.protocol import TaskOrder
+
+__all__ = ["LIMIT_PERIOD_S", "breach", "has_limits", "output_bytes"]
+
+LIMIT_PERIOD_S: Final = 0.1
+"""How often a task that has limits is measured: what it may take beyond them is what it can take in this time."""
+
+
+def has_limits(order: TaskOrder) -> bool:
+    """Whether a task must be measured while it runs."""
+    return order.memory_bytes is not None or order.max_output_bytes is not None
+
+
+def breach(order: TaskOrder, *, memory_bytes: int, output_bytes: int) -> ErrorRecord | None:
+    """The record to end a task with, if it uses more than it may."""
+    if order.memory_bytes is not None and memory_bytes > order.memory_bytes:
+        return outcomes.memory_exceeded(memory_bytes, limit_bytes=order.memory_bytes)
+    if order.max_output_bytes is not None and output_bytes > order.max_output_bytes:
+        return outcomes.output_exceeded(output_bytes, limit_bytes=order.max_output_bytes)
+    return None
+
+
+def output_bytes(descriptors: Iterable[int]) -> int:
+    """Bytes in the larger of the capture files."""
+    return max(os.fstat(descriptor).st_size for descriptor in descriptors)
