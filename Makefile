@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 UV_VERSION := 0.13.8
+SLURM := slurmctld slurmd slurm-client munge
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 
 export UV_SYSTEM_CERTS := true
@@ -13,7 +14,7 @@ RUN := .venv/bin/python -m
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-unit test-integration test-e2e check format bench bench-engine openapi clean
+.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-slurm check format bench bench-engine openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -37,6 +38,8 @@ setup: .venv/.synced
 # The only place where the system's package manager is used: what has no wheel.
 setup-system:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update && apt-get install --yes python3-venv; }
+	@command -v slurmctld /usr/sbin/slurmctld >/dev/null || { apt-get update && \
+		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(SLURM); }
 
 # -- the main job ------------------------------------------------------------------------------------------------------
 
@@ -63,6 +66,10 @@ test-integration: setup
 test-e2e: setup
 	$(RUN) pytest tests/e2e -q --tier local
 	$(RUN) pytest tests/e2e -q --tier localstack
+
+# Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
+test-slurm: setup
+	$(RUN) pytest tests/slurm -q
 
 check: setup
 	$(RUN) ruff format --check $(SOURCES)

@@ -323,6 +323,12 @@ class TaskLost(TaskError):
     fault = Fault.US
 
 
+class NodesUnavailable(TaskError):
+    code = "NODES_UNAVAILABLE"
+    fault = Fault.PEER
+    retryable = True
+
+
 def _leaves(root: type[FarcallError]) -> dict[str, type[FarcallError]]:
     classes = {root.code: root}
     for child in root.__subclasses__():

@@ -248,6 +248,11 @@ class EndpointDirectory:
         finally:
             os.close(descriptor)
 
+    @property
+    def script_dir(self) -> Path:
+        """For the scripts and the output of a batch system's jobs."""
+        return self.path / "submit_scripts"
+
     def fleet_address(self) -> str:
         """Where the agent's managers on this machine find it: a socket that only this user can reach."""
         socket_path = self.path / "managers.sock"

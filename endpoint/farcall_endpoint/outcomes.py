@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from farcall_common.errors import ErrorRecord, Fault
+from farcall_common.errors import ErrorRecord, Fault, NodesUnavailable
 
 __all__ = [
     "MAX_INLINE_BYTES",
@@ -15,12 +15,14 @@ __all__ = [
     "limit_invalid",
     "lost",
     "memory_exceeded",
+    "nodes_unavailable",
     "output_exceeded",
     "payload_unavailable",
     "result_not_serializable",
     "result_not_uploaded",
     "result_too_large",
     "walltime_exceeded",
+    "walltime_too_long",
     "worker_died",
 ]
 
@@ -45,6 +47,27 @@ def walltime_exceeded(walltime_s: float, *, stdout_tail: str = "", stderr_tail: 
         fault=Fault.USER_CODE,
         stdout_tail=stdout_tail or None,
         stderr_tail=stderr_tail or None,
+    )
+
+
+def walltime_too_long(walltime_s: float, *, block_s: float) -> ErrorRecord:
+    """The task wants more time than any block of this endpoint has."""
+    return ErrorRecord(
+        "LIMIT_INVALID",
+        f"The task asks for {walltime_s:g} s, and a block of this endpoint lives {block_s:g} s: it could never end.",
+        hint="Give it a lower walltime_s, or ask for an endpoint with longer blocks.",
+        fault=Fault.CALLER,
+    )
+
+
+def nodes_unavailable(reason: str) -> ErrorRecord:
+    """The endpoint's scheduler gives it no nodes."""
+    return ErrorRecord(
+        NodesUnavailable.code,
+        f"The endpoint gets no nodes to run tasks on: {reason}",
+        hint="The endpoint's owner should look at account, queue and worker_init; it tries again after a while.",
+        fault=NodesUnavailable.fault,
+        retryable=True,
     )
 
 

@@ -3,6 +3,8 @@
 A message is a MessagePack header and a list of bodies, which are user bytes that nobody here looks into; a ``Body`` in
 a header is the index of one. On the socket small bodies travel joined in one frame, behind a frame with their lengths,
 because a frame costs more than the bytes in it; with a large one among them, each travels in its own, uncopied.
+Messages between two machines are numbered, from 1 in either direction: a connection that broke and was made again may
+have swallowed some, and a side that sees a gap gives the other up instead of waiting for ever. 0 is no number.
 Instants are epoch seconds.
 """
 
@@ -25,6 +27,7 @@ __all__ = [
     "Finished",
     "FromAgent",
     "FromManager",
+    "Leaving",
     "Ping",
     "Progress",
     "Registered",
@@ -35,6 +38,7 @@ __all__ = [
     "decode_from_agent",
     "decode_from_manager",
     "encode",
+    "number_of",
     "software_fingerprint",
 ]
 
@@ -158,17 +162,24 @@ class Progress(_Message, frozen=True):
     problem: str = ""
 
 
-FromManager = Registered | Progress
+class Leaving(_Message, frozen=True):
+    """The last word of a manager: all of its workers have ended. What it had and did not finish is given back."""
+
+    reason: str
+
+
+FromManager = Registered | Progress | Leaving
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _from_agent: Final[msgspec.msgpack.Decoder[FromAgent]] = msgspec.msgpack.Decoder(FromAgent)
 _from_manager: Final[msgspec.msgpack.Decoder[FromManager]] = msgspec.msgpack.Decoder(FromManager)
 _lengths: Final[msgspec.msgpack.Decoder[list[int]]] = msgspec.msgpack.Decoder(list[int])
+_NUMBER_BYTES: Final = 4
 
 
-def encode(message: FromAgent | FromManager, bodies: Sequence[Bytes] = ()) -> list[Bytes]:
+def encode(message: FromAgent | FromManager, bodies: Sequence[Bytes] = (), *, number: int = 0) -> list[Bytes]:
     """The frames of a message."""
-    header = _encoder.encode(message)
+    header = number.to_bytes(_NUMBER_BYTES, "big") + _encoder.encode(message)
     if not bodies:
         return [header]
     lengths = [len(body) for body in bodies]
@@ -182,7 +193,7 @@ def decode_from_agent(frames: Sequence[Bytes]) -> tuple[FromAgent, list[Bytes]]:
 
     :raises msgspec.DecodeError: if it is none.
     """
-    return _from_agent.decode(frames[0]), _bodies(frames)
+    return _from_agent.decode(memoryview(frames[0])[_NUMBER_BYTES:]), _bodies(frames)
 
 
 def decode_from_manager(frames: Sequence[Bytes]) -> tuple[FromManager, list[Bytes]]:
@@ -190,7 +201,12 @@ def decode_from_manager(frames: Sequence[Bytes]) -> tuple[FromManager, list[Byte
 
     :raises msgspec.DecodeError: if it is none.
     """
-    return _from_manager.decode(frames[0]), _bodies(frames)
+    return _from_manager.decode(memoryview(frames[0])[_NUMBER_BYTES:]), _bodies(frames)
+
+
+def number_of(frames: Sequence[Bytes]) -> int:
+    """The number of a message; 0 if it has none."""
+    return int.from_bytes(frames[0][:_NUMBER_BYTES], "big")
 
 
 def _bodies(frames: Sequence[Bytes]) -> list[Bytes]:

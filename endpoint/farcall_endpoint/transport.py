@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import hmac
 from collections.abc import Sequence
 from typing import Final
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 __all__ = [
     "Bytes",
     "CurveKeys",
+    "FleetKeys",
     "agent_socket",
+    "bind_to_network",
     "fleet_socket",
     "forwarder_socket",
     "new_curve_keys",
@@ -26,6 +31,9 @@ _MORE: Final = int(zmq.SNDMORE)  # a plain number: enums are slow to combine
 _COPY_BYTES: Final = 64 * 1024
 _HANDSHAKE_MS: Final = 10_000
 _CONNECT_MS: Final = 5_000
+_RECONNECT_MS: Final = 2_000
+_FLEET_DOMAIN: Final = "fleet"
+_EPHEMERAL_PORTS: Final = (49152, 65535)
 _MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
 
 
@@ -35,6 +43,14 @@ class CurveKeys:
 
     public: str
     secret: str = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetKeys:
+    """What an agent and its managers on other machines know each other by; made anew at each start of an agent."""
+
+    agent: CurveKeys
+    managers: CurveKeys
 
 
 def new_curve_keys() -> CurveKeys:
@@ -68,17 +84,67 @@ def fleet_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     socket.sndhwm = 0  # bounded by slots and prefetch
     socket.rcvhwm = 0
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a connection made anew counts, though the broken one is not yet noticed
     return socket
 
 
-def agent_socket(context: zmq.Context[zmq.Socket[bytes]], *, address: str, manager_id: str) -> zmq.Socket[bytes]:
-    """A manager's DEALER to its agent."""
+def bind_to_network(
+    socket: zmq.Socket[bytes], *, keys: FleetKeys, ports: tuple[int, int] | None = None
+) -> tuple[int, ThreadAuthenticator]:
+    """Let managers on other machines reach a fleet's socket, with CURVE, if they have the managers' key: the port, and
+    what checks keys as long as it is not stopped. What the socket is bound to already stays as it is.
+
+    :raises zmq.ZMQError: if no port in the range can be had.
+    """
+    guard = ThreadAuthenticator(socket.context)
+    guard.start()
+    guard.configure_curve_callback(_FLEET_DOMAIN, _OnlyThe(keys.managers.public))
+    socket.setsockopt(zmq.ZAP_DOMAIN, _FLEET_DOMAIN.encode())
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    socket.curve_secretkey = keys.agent.secret.encode()
+    socket.curve_publickey = keys.agent.public.encode()
+    socket.curve_server = True
+    first, last = ports or _EPHEMERAL_PORTS
+    try:
+        return socket.bind_to_random_port("tcp://*", min_port=first, max_port=last + 1), guard
+    except zmq.ZMQBindError as error:
+        guard.stop()
+        raise zmq.ZMQError(errno.EADDRINUSE, f"no port between {first} and {last} is free") from error
+
+
+class _OnlyThe:
+    """Lets one key in."""
+
+    def __init__(self, public: str) -> None:
+        self._public = public.encode()
+
+    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - as pyzmq calls it
+        return hmac.compare_digest(key, self._public)
+
+
+def agent_socket(
+    context: zmq.Context[zmq.Socket[bytes]],
+    *,
+    address: str,
+    manager_id: str,
+    server_key: str = "",
+    keys: CurveKeys | None = None,
+) -> zmq.Socket[bytes]:
+    """A manager's DEALER to its agent; with CURVE where there are keys."""
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
     socket.sndhwm = 0
     socket.rcvhwm = 0
     socket.setsockopt(zmq.RECONNECT_IVL, 5)
     socket.setsockopt(zmq.ROUTING_ID, manager_id.encode())
+    if keys is not None:
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MS)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        socket.curve_publickey = keys.public.encode()
+        socket.curve_secretkey = keys.secret.encode()
+        socket.curve_serverkey = server_key.encode()
     socket.connect(address)
     return socket
 

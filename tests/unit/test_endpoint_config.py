@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.agent.supported import require_supported
 from farcall_endpoint.config import (
     BatchProviderConfig,
     Config,
@@ -359,27 +358,3 @@ def test_a_newcomer_finds_comments_and_suggestions_that_work(tmp_path: Path) -> 
 def test_every_batch_provider_ends_its_blocks() -> None:
     for kind in BatchProviderConfig.__subclasses__():
         assert kind().walltime_s == 1800
-
-
-# -- what this version cannot do ---------------------------------------------------------------------------------------
-
-
-def test_what_a_new_file_says_is_supported() -> None:
-    require_supported(Config())
-    require_supported(
-        parse("engine: {max_workers_per_node: 3, prefetch: 0, limits: {walltime: '01:00:00', memory: 2, output: 5000}}")
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [
-        (SLURM, "engine.provider.type"),
-        ("engine: {provider: {type: LocalProvider, max_blocks: 3}}", "engine.provider"),
-        ("engine: {cpu_affinity: block}", "engine.cpu_affinity"),
-        ("engine: {available_accelerators: 2}", "engine.available_accelerators"),
-    ],
-)
-def test_a_field_is_refused_rather_than_ignored(text: str, field: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(field)):
-        require_supported(parse(text))

@@ -13,7 +13,7 @@ from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
 from farcall_endpoint.manager.limits import breach, has_limits, output_bytes
-from farcall_endpoint.manager.processes import ProcessTable
+from farcall_endpoint.manager.processes import memory_of_trees
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import TaskOrder
 
@@ -48,7 +48,7 @@ def test_memory_counts_descendants_to_each_of_their_ancestors() -> None:
     ) as child:
         assert child.stdout is not None
         assert child.stdout.read(1) == b"x"
-        memory = ProcessTable.read().memory_of_trees([os.getpid(), child.pid, 2**22 + 1])
+        memory = memory_of_trees([os.getpid(), child.pid, 2**22 + 1])
         child.communicate()
     assert memory[child.pid] > 64 * 2**20
     assert memory[os.getpid()] > memory[child.pid]

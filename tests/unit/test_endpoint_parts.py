@@ -28,7 +28,6 @@ from farcall_endpoint.agent.transfers import TransferFailed, Transfers
 from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_endpoints
-from farcall_endpoint.manager import guardian
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.settings import Credentials, exit_code, read_credentials
 from farcall_endpoint.worker.channel import Channel, Done, Order, Run, Sync, channel_pair
@@ -352,10 +351,3 @@ def test_the_end_of_the_other_side_is_seen(ends: tuple[Channel, Channel]) -> Non
     manager, worker = ends
     worker.socket.close()
     assert manager.receive() is None
-
-
-def test_the_guardian_kills_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(group))
-    guardian.guard(["+11\n", "+12\n", "-11\n", "+13\n", "-99\n"])
-    assert sorted(killed) == [12, 13]

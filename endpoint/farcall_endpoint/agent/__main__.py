@@ -13,6 +13,7 @@ from pathlib import Path
 
 from farcall_common.errors import FarcallError
 from farcall_endpoint.agent.launch import run_agent
+from farcall_endpoint.agent.nodes import SECRETS
 from farcall_endpoint.config import read_config
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.logs import set_up_logging
@@ -51,10 +52,13 @@ def main() -> int:
         )
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
+        credentials = read_credentials(os.environ, home=options.home)
+        for name in SECRETS:
+            os.environ.pop(name, None)  # so that no command of a scheduler hands it on
         run_agent(
             directory,
             config=config,
-            credentials=read_credentials(os.environ, home=options.home),
+            credentials=credentials,
             environment=os.environ,
             on_connected=tell.connected,
         )

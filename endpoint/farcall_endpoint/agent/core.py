@@ -27,8 +27,8 @@ from farcall_common.wire import (
     TaskState,
 )
 from farcall_endpoint import outcomes
-from farcall_endpoint.agent.scheduling import ManagerLoad, SchedulingPolicy
-from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
+from farcall_endpoint.agent.scheduling import ManagerLoad, SchedulingPolicy, TimeLeft
+from farcall_endpoint.agent.tasks import Decisions, Demand, End, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress
 from farcall_endpoint.transport import Bytes
@@ -44,6 +44,7 @@ _UPLOAD_RETRY_S: Final = 0.5
 @dataclasses.dataclass(slots=True)
 class _Manager:
     slots: int
+    ends_at: float | None = None
     outstanding: dict[str, Task] = dataclasses.field(default_factory=dict)  # in the order of dispatch
     workers: int = 0
     idle_workers: int = 0
@@ -58,6 +59,9 @@ class AgentCore:
     :param prefetch: tasks to keep at a manager behind each running one.
     :param window: tasks to hold here for each slot, so that the way to the cloud is hidden; at most ``max_window``.
     :param max_inline_bytes: larger results must be uploaded before their end is reported.
+    :param block_s: seconds that a block of managers lives; None if it has no end.
+    :param drain_s: in the last seconds of a block no task starts whose length nobody knows.
+    :param max_walltime_s: what every attempt may run at most, whatever its task asks for; None is no limit.
     """
 
     def __init__(
@@ -70,6 +74,9 @@ class AgentCore:
         window: PrefetchPolicy,
         max_window: int,
         max_inline_bytes: int = outcomes.MAX_INLINE_BYTES,
+        block_s: float | None = None,
+        drain_s: float = 0.0,
+        max_walltime_s: float | None = None,
     ) -> None:
         self._endpoint_id = endpoint_id
         self._policy = policy
@@ -78,6 +85,9 @@ class AgentCore:
         self._window = window
         self._max_window = max_window
         self._max_inline_bytes = max_inline_bytes
+        self._block_s = block_s
+        self._drain_s = drain_s
+        self._max_walltime_s = max_walltime_s
         self._tasks: dict[str, Task] = {}
         self._queue: collections.deque[Task] = collections.deque()
         self._functions: set[str] = set()
@@ -90,6 +100,8 @@ class AgentCore:
         self._draining = False
         self._credit = 0
         self._spool_problem = ""
+        self._nodes_problem = ""
+        self._refusal = ""
         self._decisions = Decisions()
 
     # -- start and end -------------------------------------------------------------------------------------------------
@@ -200,6 +212,10 @@ class AgentCore:
             self._fail(task, outcomes.containers_unsupported(spec.container_id))
         elif spec.resource_specification and (wrong := _wrong_limit(spec.resource_specification)):
             self._fail(task, outcomes.limit_invalid(*wrong))
+        elif self._block_s is not None and (spec.walltime_s or 0.0) > self._block_s:
+            self._fail(task, outcomes.walltime_too_long(spec.walltime_s or 0.0, block_s=self._block_s))
+        elif self._refusal:
+            self._fail(task, outcomes.nodes_unavailable(self._refusal))
         else:
             (self._queue if stage is Stage.QUEUED else self._decisions.fetches).append(task)
             self._watch(task, now)
@@ -308,9 +324,22 @@ class AgentCore:
 
     # -- managers ------------------------------------------------------------------------------------------------------
 
-    def manager_registered(self, manager_id: str, *, slots: int) -> None:
-        """A manager is there."""
-        self._managers[manager_id] = _Manager(slots)
+    def nodes(self, *, refusal: str, problem: str) -> None:
+        """How it stands with blocks. While there is a ``refusal`` no manager can be had: what waits fails with it."""
+        self._nodes_problem, self._refusal = problem, refusal
+        if refusal:
+            waiting, self._queue = self._queue, collections.deque()
+            for task in waiting:
+                self._fail(task, outcomes.nodes_unavailable(refusal))
+
+    def demand(self) -> Demand:
+        """What there is to do, and who does it."""
+        busy = [manager_id for manager_id, manager in self._managers.items() if manager.outstanding]
+        return Demand(len(self._tasks) - self._ended, busy)
+
+    def manager_registered(self, manager_id: str, *, slots: int, ends_at: float | None = None) -> None:
+        """A manager is there; ``ends_at``: when its time is over, where that is known."""
+        self._managers[manager_id] = _Manager(slots, ends_at)
 
     def progress(self, manager_id: str, progress: Progress, bodies: Sequence[Bytes], *, now: float) -> None:
         """A manager reports. A result counts even if the manager was given up meanwhile."""
@@ -364,7 +393,7 @@ class AgentCore:
 
     def report(self) -> EndpointReport:
         """The numbers for a heartbeat."""
-        problems = [self._spool_problem, *[manager.problem for manager in self._managers.values()]]
+        problems = [self._spool_problem, self._nodes_problem, *[manager.problem for manager in self._managers.values()]]
         problem = next(filter(None, problems), "")
         unfinished = len(self._tasks) - self._ended
         dispatched = sum(len(manager.outstanding) for manager in self._managers.values())
@@ -391,17 +420,25 @@ class AgentCore:
             return
         per_slot = 1 + self._prefetch.depth
         loads = [
-            ManagerLoad(name, m.slots - len(m.outstanding), m.slots * per_slot - len(m.outstanding))
+            ManagerLoad(
+                name,
+                m.slots - len(m.outstanding),
+                m.slots * per_slot - len(m.outstanding),
+                None if m.ends_at is None else TimeLeft(m.ends_at - now, self._drain_s, self._max_walltime_s),
+            )
             for name, m in self._managers.items()
         ]
+        passed = []
         for task, manager_id in self._policy.place(self._queue, [load for load in loads if load.room > 0]):
-            self._queue.popleft()
+            while (head := self._queue.popleft()) is not task:
+                passed.append(head)
             task.stage, task.manager_id = Stage.DISPATCHED, manager_id
             task.starts += 1
             self._managers[manager_id].outstanding[task.task_id] = task
             self._decisions.starts.append(task)
             self._decisions.orders[manager_id].append(task)
             self._enter(task, TaskState.WAITING_FOR_LAUNCH, now)
+        self._queue.extendleft(reversed(passed))
 
     def _give_credit(self) -> None:
         if not self._connected or self._spool_problem:

@@ -1,4 +1,4 @@
-"""The agent's managers: starts them through a provider, talks to them, notices when they end, starts them again."""
+"""The agent's managers, on this machine and on others: starts blocks of them, talks to them, notices when they end."""
 
 from __future__ import annotations
 
@@ -6,29 +6,34 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import zmq
 
-from farcall_common.wire import new_id
 from farcall_endpoint import protocol
-from farcall_endpoint.agent.tasks import Task
-from farcall_endpoint.providers import Block, Provider
+from farcall_endpoint.agent.blocks import Blocks
+from farcall_endpoint.agent.tasks import Demand, Task
+from farcall_endpoint.providers import Block, Phase, Provider
 from farcall_endpoint.silence import Silence
-from farcall_endpoint.transport import Bytes, fleet_socket, receive_frames, send_frames
+from farcall_endpoint.transport import Bytes, FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
 
-__all__ = ["NO_LIMITS", "Fleet", "Limits", "Lost"]
+__all__ = ["NO_LIMITS", "Fleet", "Limits", "Lost", "Network"]
 
 _logger = logging.getLogger(__name__)
 
-_MAX_BACKOFF_S: Final = 30.0
 _MOST_PER_TURN: Final = 64
 _MAX_KNOWN_FUNCTIONS: Final = 1024
+_TICK_S: Final = 0.5
+"""How often silences are judged and the number of blocks is thought over."""
 _LAST_WORDS_S: Final = 0.05
 """What a manager sent before it ended may still be on its way through the socket's own thread."""
-_SECRETS: Final = frozenset({"FARCALL_TOKEN"})
-
+_QUIET_S: Final = 3.0
+"""A manager on another machine that says nothing for so long after its block's end has ended too."""
+_JOIN_LIMIT_S: Final = 600.0
+"""A block that runs for so long without a manager that reaches the agent never will have one."""
+_PARTING_S: Final = 10.0
+"""What a block without managers gets to end by itself, before it is ended."""
 
 N = TypeVar("N", int, float)
 
@@ -47,29 +52,54 @@ NO_LIMITS: Final = Limits()
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """A manager that is gone, and why."""
+    """A manager that is gone, and why. ``expected`` if it was given back."""
 
     manager_id: str
     reason: str
+    expected: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """How managers on other machines reach the agent: names or addresses to try, and the ports to choose from."""
+
+    addresses: Sequence[str]
+    keys: FleetKeys
+    ports: tuple[int, int] | None = None
+
+
+@dataclasses.dataclass
+class _Block:
+    handle: Block
+    managers: set[str] = dataclasses.field(default_factory=set)
+    running_since: float | None = None
+    ended_at: float | None = None
+    part_at: float | None = None
+    verdict: str = ""
 
 
 @dataclasses.dataclass
 class _Manager:
-    block: Block
+    registered: protocol.Registered
     silence: Silence
-    registered: bool = False
-    ended_at: float | None = None
+    heard_at: float
+    heard: int = 0
+    said: int = 0
     functions: set[str] = dataclasses.field(default_factory=set)
 
 
 class Fleet:
-    """One manager on this machine now; more blocks come with more providers.
+    """Blocks of managers.
 
+    :param address: where managers on this machine find the agent.
+    :param network: how those on others do; only for providers that are not local.
+    :param variables: for the environment of managers and their tasks.
     :param heartbeat_s: at least so often managers hear that the agent lives.
     :param silence_limit_s: a manager that says nothing for so long is given up, and never believed again.
     :param limits: what no attempt may exceed, whatever its task asks for.
     :param function_body: gives the body of a function by its hash.
     :param payload: gives the arguments of a task.
+    :param demand: says how much there is to do.
     """
 
     def __init__(
@@ -79,10 +109,13 @@ class Fleet:
         address: str,
         poller: zmq.Poller,
         provider: Provider,
+        blocks: Blocks,
         command_options: Sequence[str],
-        environment: Mapping[str, str],
         function_body: Callable[[str], bytes],
         payload: Callable[[Task], bytes],
+        demand: Callable[[], Demand],
+        network: Network | None = None,
+        variables: Mapping[str, str] | None = None,
         heartbeat_s: float = 10.0,
         silence_limit_s: float = 60.0,
         limits: Limits = NO_LIMITS,
@@ -90,68 +123,202 @@ class Fleet:
         #: Readable when :meth:`receive` has something.
         self.socket = fleet_socket(context)
         self.socket.bind(address)
-        self._address = address
         self._poller = poller
         self._provider = provider
-        self._options = command_options
-        self._environment = {key: value for key, value in environment.items() if key not in _SECRETS}
+        self._blocks = blocks
+        self._options = [*command_options, "--heartbeat-threshold", str(silence_limit_s)]
+        self._variables = dict(variables or {})
+        self._guard: Any = None
+        if provider.is_local:
+            self._options += ["--agent", address, "--agent-pid", str(os.getpid())]
+        elif network is not None:
+            port, self._guard = bind_to_network(self.socket, keys=network.keys, ports=network.ports)
+            reachable = ",".join(f"tcp://{name}:{port}" for name in network.addresses)
+            self._options += ["--agent", reachable]
+            self._variables |= {
+                "FARCALL_FLEET_SERVER_KEY": network.keys.agent.public,
+                "FARCALL_FLEET_PUBLIC_KEY": network.keys.managers.public,
+                "FARCALL_FLEET_SECRET_KEY": network.keys.managers.secret,
+            }
+        if provider.walltime_s is not None:
+            self._options += ["--walltime", str(provider.walltime_s)]
         self._function_body = function_body
         self._payload = payload
+        self._demand = demand
         self._heartbeat_s = heartbeat_s
         self._silence_limit_s = silence_limit_s
         self._limits = limits
+        self._tick_s = min(_TICK_S, silence_limit_s / 4)
+        self._tick_at = 0.0
+        self._look_at = 0.0
         self._ping_at = 0.0
+        self._here: dict[str, _Block] = {}
         self._managers: dict[str, _Manager] = {}
-        self._failures = 0
-        self._start_at: float | None = 0.0
+        self._lost: list[Lost] = []
+        #: Workers that the managers keep, or are about to start.
+        self.slots = 0
         self._stopping = False
         self._software = protocol.software_fingerprint()
         poller.register(self.socket, zmq.POLLIN)
+        poller.register(provider.fileno(), zmq.POLLIN)
 
-    def tend(self, *, now: float) -> list[Lost]:
-        """Start what should run; collect what has ended, or has not been heard of for too long."""
-        if self._start_at is not None and now >= self._start_at:
-            self._start_at = None
-            self._start(now)
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
+    def tend(self, *, now: float, ready: Collection[object] = ()) -> list[Lost]:
+        """Start what should run; collect what has ended, or has not been heard of for too long.
+
+        :param ready: what the poller found readable.
+        """
+        if self._provider.fileno() in ready or now >= self._look_at:
+            self._look_at = now + self._tick_s
+            self._provider.changed()
+            for block_id, block in list(self._here.items()):
+                self._look(block_id, block, now)
+        if now >= self._tick_at:
+            self._tick_at = now + self._tick_s
+            self._judge_silences(now)
+            self._ping(now)
+            if not self._stopping:
+                self._rescale(now)
+        lost, self._lost = self._lost, []
+        return lost
+
+    def next_deadline(self) -> float:
+        """The monotonic second at which :meth:`tend` may have something to do."""
+        return 0.0 if self._lost else min(self._tick_at, self._look_at)
+
+    @property
+    def nodes(self) -> list[protocol.Registered]:
+        """What the managers that are there have said of themselves."""
+        return [manager.registered for manager in self._managers.values()]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no block is left."""
+        return not self._here
+
+    @property
+    def refusal(self) -> str:
+        """Why no manager can be had, if so: tasks should not wait for any."""
+        return "" if self._managers else self._blocks.refusal
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the blocks, or what they wait for; empty while there are managers or nothing is known."""
+        if self._managers:
+            return ""
+        waiting = [b.handle.status().text for b in self._here.values() if b.running_since is None]
+        return self._blocks.problem or next(filter(None, waiting), "")
+
+    def stop(self, *, grace_s: float) -> None:
+        """Let all managers end, and start none any more."""
+        self._stopping = True
+        for manager_id in self._managers:
+            self._send(manager_id, protocol.Stop(grace_s))
+        for block in self._here.values():
+            if not block.managers:
+                block.handle.kill()
+
+    def kill(self) -> None:
+        """End all blocks now; on this machine the managers' guardians end the workers."""
+        for block in self._here.values():
+            block.handle.kill()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._poller.unregister(self.socket)
+        self._poller.unregister(self._provider.fileno())
+        self._provider.close()
+        if self._guard is not None:
+            self._guard.stop()
+        self.socket.close(linger=0)
+
+    def _look(self, block_id: str, block: _Block, now: float) -> None:
+        """See what has become of a block."""
+        status = block.handle.status()
+        if status.phase is Phase.ENDED:
+            self._bury(block_id, block, block.verdict or status.text, now)
+        elif block.part_at is not None:
+            if now >= block.part_at:
+                block.handle.kill()
+        elif status.phase is Phase.RUNNING and not block.managers:
+            if block.running_since is None:
+                block.running_since = now
+            elif now >= block.running_since + _JOIN_LIMIT_S:
+                block.verdict = f"it ran for {_JOIN_LIMIT_S:g} s, and none of its managers reached the agent"
+                block.part_at = now
+
+    def _bury(self, block_id: str, block: _Block, reason: str, now: float) -> None:
+        """A block has ended; its managers have when they are silent too."""
+        if block.ended_at is None:
+            block.ended_at = now
+        for manager_id in list(block.managers):
+            if self._is_silent(manager_id, block.ended_at, now):
+                self._lose(manager_id, f"its manager ended ({reason})", now)
+        if block.managers:
+            self._look_at = min(self._look_at, now + _LAST_WORDS_S)
+        else:
+            self._blocks.ended(block_id, reason, now=now)
+            block.handle.close()
+            del self._here[block_id]
+            self._tick_at = now
+
+    def _is_silent(self, manager_id: str, ended_at: float, now: float) -> bool:
+        if self._provider.is_local:
+            return now >= ended_at + _LAST_WORDS_S and not self._has_unread()
+        return now >= self._managers[manager_id].heard_at + _QUIET_S
+
+    def _judge_silences(self, now: float) -> None:
+        for manager_id, manager in list(self._managers.items()):
+            if manager.silence.is_over_limit(now=now):
+                _logger.error("manager %s has been silent for %g s; giving it up", manager_id, self._silence_limit_s)
+                self._lose(manager_id, f"its manager was silent for {self._silence_limit_s:g} s", now)
+
+    def _ping(self, now: float) -> None:
         if now >= self._ping_at:
             self._ping_at = now + self._heartbeat_s
             for manager_id in self._managers:
                 self._send(manager_id, protocol.Ping())
-        lost = []
-        for manager_id, manager in list(self._managers.items()):
-            if manager.silence.is_over_limit(now=now):
-                _logger.error("manager %s has been silent for %g s; ending it", manager_id, self._silence_limit_s)
-                manager.block.kill()
-                manager.silence.heard(now=now)
-            reason = manager.block.ended()
-            if reason is None:
-                continue
-            if manager.ended_at is None:
-                manager.ended_at = now
-                self._poller.unregister(manager.block.fileno())
-            elif now >= manager.ended_at + _LAST_WORDS_S and not self._has_unread():
-                lost.append(Lost(manager_id, f"its manager ended ({reason})"))
-                manager.block.close()
-                del self._managers[manager_id]
-                if not self._stopping:
-                    self._back_off(now)
-        return lost
 
-    def next_deadline(self) -> float | None:
-        """The monotonic second at which :meth:`tend` may have something to do."""
-        deadlines = [
-            manager.silence.deadline if manager.ended_at is None else manager.ended_at + _LAST_WORDS_S
-            for manager in self._managers.values()
-        ]
-        deadlines += [self._start_at, self._ping_at if self._managers else None]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+    def _rescale(self, now: float) -> None:
+        demand, here = self._demand(), self._managers
+        busy = {here[manager_id].registered.block_id for manager_id in demand.busy if manager_id in here}
+        orders = self._blocks.decide(tasks=demand.tasks, busy=busy, now=now)
+        for block_id in orders.start:
+            self._start(block_id, now)
+        for block_id in orders.release:
+            _logger.info("block %s has nothing to do and is given back", block_id)
+            for manager_id in list(self._here[block_id].managers):
+                self._send(manager_id, protocol.Stop(0.0))
+                self._lose(manager_id, "its block was given back", now, expected=True)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no manager is left."""
-        return not self._managers
+    def _start(self, block_id: str, now: float) -> None:
+        command = [sys.executable, "-P", "-m", "farcall_endpoint.manager", *self._options, "--block-id", block_id]
+        try:
+            handle = self._provider.start(command, block_id=block_id, environment=self._variables)
+        except OSError as error:
+            _logger.exception("cannot start a block")
+            self._blocks.ended(block_id, str(error), now=now)
+        else:
+            self._here[block_id] = _Block(handle)
 
-    def receive(self, *, now: float) -> Iterator[tuple[str, protocol.FromManager, list[Bytes]]]:
+    def _lose(self, manager_id: str, reason: str, now: float, *, expected: bool = False) -> None:
+        """Never believe a manager again. A block that has lost its last one is to end."""
+        manager = self._managers.pop(manager_id, None)
+        if manager is None:
+            return
+        self._lost.append(Lost(manager_id, reason, expected))
+        self.slots -= manager.registered.slots
+        block_id = manager.registered.block_id
+        self._blocks.left(block_id, manager_id)
+        block = self._here[block_id]
+        block.managers.discard(manager_id)
+        if not block.managers and block.part_at is None:
+            block.part_at = now + _PARTING_S
+
+    # -- managers ------------------------------------------------------------------------------------------------------
+
+    def receive(self, *, now: float) -> Iterator[tuple[str, protocol.Registered | protocol.Progress, list[Bytes]]]:
         """What managers report: id, message, bodies. One of another version is sent away, and so is one that is not of
         this fleet any more, or was of an earlier agent's: whatever it had is being done elsewhere."""
         for _ in range(_MOST_PER_TURN):
@@ -160,19 +327,23 @@ class Fleet:
             except zmq.Again:
                 return
             manager_id = bytes(identity).decode()
-            manager = self._managers.get(manager_id)
             message, bodies = protocol.decode_from_manager(frames)
+            manager = self._managers.get(manager_id)
+            if manager is None and isinstance(message, protocol.Registered):
+                manager = self._register(manager_id, message, now)
             if manager is None:
                 self._send(manager_id, protocol.Stop(0.0))
                 continue
+            if self._has_gap(manager, protocol.number_of(frames)):
+                _logger.error("messages of manager %s were lost on the way; giving it up", manager_id)
+                self._send(manager_id, protocol.Stop(0.0))
+                self._lose(manager_id, "the connection to its manager broke, and messages were lost", now)
+                continue
+            manager.heard_at = now
             manager.silence.heard(now=now)
-            if isinstance(message, protocol.Registered):
-                if message.software != self._software:
-                    _logger.error("manager %s is of another version; restart the endpoint after an upgrade", manager_id)
-                    manager.block.kill()
-                    continue
-                manager.registered = True
-                self._failures = 0
+            if isinstance(message, protocol.Leaving):
+                self._lose(manager_id, f"its manager ended ({message.reason})", now)
+                continue
             yield manager_id, message, bodies
 
     def order(self, manager_id: str, tasks: Sequence[Task]) -> None:
@@ -213,53 +384,41 @@ class Fleet:
         """Let a manager stop tasks."""
         self._send(manager_id, protocol.CancelTasks(tuple(task_ids)))
 
-    def stop(self, *, grace_s: float) -> None:
-        """Let all managers end, and start none any more."""
-        self._start_at = None
-        self._stopping = True
-        for manager_id, manager in self._managers.items():
-            if manager.registered:
-                self._send(manager_id, protocol.Stop(grace_s))
-            else:
-                manager.block.kill()
+    def _register(self, manager_id: str, message: protocol.Registered, now: float) -> _Manager | None:
+        block = self._here.get(message.block_id)
+        if block is None or block.part_at is not None or self._stopping:
+            return None
+        if message.software != self._software:
+            _logger.error("manager %s is of another version; restart the endpoint after an upgrade", manager_id)
+            block.verdict = "its manager is of another version than the agent"
+            block.part_at = now
+            return None
+        manager = _Manager(message, Silence(limit_s=self._silence_limit_s, now=now), now)
+        self._managers[manager_id] = manager
+        self.slots += message.slots
+        block.managers.add(manager_id)
+        self._blocks.joined(message.block_id, manager_id, slots=message.slots, now=now)
+        return manager
 
-    def kill(self) -> None:
-        """End all managers now; their guardians end the workers."""
-        for manager in self._managers.values():
-            manager.block.kill()
-
-    def close(self) -> None:
-        """Give back the socket."""
-        self._poller.unregister(self.socket)
-        self.socket.close(linger=0)
+    def _has_gap(self, manager: _Manager, number: int) -> bool:
+        if self._provider.is_local:
+            return False
+        expected, manager.heard = manager.heard + 1, number
+        return number != expected
 
     def _has_unread(self) -> bool:
         return bool(self.socket.get(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator, arg-type]
 
-    def _start(self, now: float) -> None:
-        manager_id = f"local-{new_id()[:8]}"
-        command = [sys.executable, "-P", "-m", "farcall_endpoint.manager", *self._options]
-        command += ["--agent", self._address, "--agent-pid", str(os.getpid()), "--manager-id", manager_id]
-        try:
-            block = self._provider.start(command, environment=self._environment)
-        except OSError:
-            _logger.exception("cannot start a manager")
-            self._back_off(now)
-            return
-        self._managers[manager_id] = _Manager(block, Silence(limit_s=self._silence_limit_s, now=now))
-        self._poller.register(block.fileno(), zmq.POLLIN)
-
-    def _back_off(self, now: float) -> None:
-        self._start_at = now + (min(0.1 * 2**self._failures, _MAX_BACKOFF_S) if self._failures else 0.0)
-        self._failures += 1
-
     def _send(self, manager_id: str, message: protocol.FromAgent, bodies: Sequence[bytes] = ()) -> None:
+        number, manager = 0, self._managers.get(manager_id)
+        if manager is not None and not self._provider.is_local:
+            number = manager.said = manager.said + 1
         try:
-            send_frames(self.socket, [manager_id.encode(), *protocol.encode(message, bodies)])
+            send_frames(self.socket, [manager_id.encode(), *protocol.encode(message, bodies, number=number)])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            _logger.debug("manager %s is gone already", manager_id)
+            _logger.debug("manager %s cannot be reached now", manager_id)
 
 
 def _least(one: N | None, other: N | None) -> N | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import logging
 import platform
 import random
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import zmq
@@ -19,18 +20,17 @@ from farcall_endpoint.agent.background import Background
 from farcall_endpoint.agent.connection import Connection
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet, Limits
+from farcall_endpoint.agent.nodes import expect_workers, make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.scheduling import POLICIES
-from farcall_endpoint.agent.service import Agent, Clock
+from farcall_endpoint.agent.service import Agent, Clock, FleetMaker
 from farcall_endpoint.agent.spool import Spool
-from farcall_endpoint.agent.supported import require_supported
-from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.agent.transfers import Transfers
 from farcall_endpoint.agent.uplink import Uplink
 from farcall_endpoint.cloud import Cloud
-from farcall_endpoint.config import Config
+from farcall_endpoint.config import Config, EngineConfig
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.providers import LocalProvider
+from farcall_endpoint.providers import Provider
 from farcall_endpoint.settings import Credentials
 
 __all__ = ["run_agent"]
@@ -67,9 +67,10 @@ def run_agent(
 
     :raises FarcallError: when it cannot start, or trying again cannot help.
     """
-    require_supported(config)
+    slots = expect_workers(config.engine.provider, config.engine.sharing, environment=environment)
     with directory.lock():
         keys = directory.read_keys()
+        provider = provider_of(config.engine.provider, environment=environment, script_dir=directory.script_dir)
         cloud = Cloud(credentials)
         spool = Spool(directory.spool_file)
         try:
@@ -81,11 +82,19 @@ def run_agent(
                     endpoint_id=endpoint_id,
                     heartbeat_s=config.heartbeat_period,
                     capabilities=able,
-                    core=_core(config, endpoint_id),
+                    core=_core(config, endpoint_id, slots),
                     connection=Connection(heartbeat_s=config.heartbeat_period, rng=random.Random()),  # noqa: S311
                     spool=spool,
                     uplink=Uplink(context, keys, poller),
-                    make_fleet=_fleet_maker(directory, config, endpoint_id, environment, context, poller),
+                    make_fleet=_fleet_maker(
+                        directory,
+                        config.engine,
+                        slots=slots,
+                        options=_manager_options(directory, config),
+                        endpoint_id=endpoint_id,
+                        provider=provider,
+                        context=context,
+                    ),
                     poller=poller,
                     background=Background(),
                     transfers=Transfers(),
@@ -117,48 +126,58 @@ def _register(directory: EndpointDirectory, config: Config, cloud: Cloud) -> str
     return endpoint_id
 
 
-def _core(config: Config, endpoint_id: str) -> AgentCore:
+def _core(config: Config, endpoint_id: str, slots: int) -> AgentCore:
     limit = config.engine.prefetch
     return AgentCore(
         endpoint_id=endpoint_id,
         policy=POLICIES[config.engine.scheduling](),
-        slots_hint=config.engine.slots,
+        slots_hint=slots,
         prefetch=PrefetchPolicy(horizon_s=_MANAGER_HORIZON_S, limit=limit),
         window=PrefetchPolicy(horizon_s=_AGENT_HORIZON_S, limit=_MAX_WINDOW, unseen=16),
         max_window=_MAX_WINDOW,
+        block_s=config.engine.provider.walltime_s,
+        drain_s=config.engine.drain_period,
+        max_walltime_s=config.engine.limits.walltime_s,
     )
 
 
 def _fleet_maker(
     directory: EndpointDirectory,
-    config: Config,
+    config: EngineConfig,
+    *,
+    slots: int,
+    options: Sequence[str],
     endpoint_id: str,
-    environment: Mapping[str, str],
+    provider: Provider,
     context: zmq.Context[zmq.Socket[bytes]],
-    poller: zmq.Poller,
-) -> Callable[[Callable[[str], bytes], Callable[[Task], bytes]], Fleet]:
+) -> FleetMaker:
+    limits = config.limits
+    return functools.partial(
+        Fleet,
+        context,
+        address=directory.fleet_address(),
+        provider=provider,
+        blocks=plan_blocks(
+            config.provider,
+            slots=slots,
+            max_failures=config.max_block_failures,
+            idle_release_s=config.max_idletime,
+        ),
+        network=make_network(config.provider, address=config.address, ports=config.worker_port_range),
+        command_options=options,
+        variables={"FARCALL_ENDPOINT_ID": endpoint_id},
+        heartbeat_s=config.heartbeat_period,
+        silence_limit_s=config.heartbeat_threshold,
+        limits=Limits(limits.walltime_s, limits.memory_bytes, limits.output),
+    )
+
+
+def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
+    """What every manager is told on its command line."""
     working_dir = directory.path / config.engine.working_dir
     working_dir.mkdir(parents=True, exist_ok=True)
-    options = ["--slots", str(config.engine.slots), "--prefetch", str(config.engine.prefetch)]
+    options = [*config.engine.sharing.options(), "--prefetch", str(config.engine.prefetch)]
     options += ["--working-dir", str(working_dir), "--log-dir", str(directory.log_dir)]
     options += ["--log-max-bytes", str(config.log_max_bytes), "--log-backups", str(config.log_backups)]
     options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]
-
-    limits = config.engine.limits
-
-    def make(function_body: Callable[[str], bytes], payload: Callable[[Task], bytes]) -> Fleet:
-        return Fleet(
-            context,
-            address=directory.fleet_address(),
-            poller=poller,
-            provider=LocalProvider(),
-            command_options=options,
-            environment={**environment, "FARCALL_ENDPOINT_ID": endpoint_id},
-            function_body=function_body,
-            payload=payload,
-            heartbeat_s=config.engine.heartbeat_period,
-            silence_limit_s=config.engine.heartbeat_threshold,
-            limits=Limits(limits.walltime_s, limits.memory_bytes, limits.output),
-        )
-
-    return make
+    return options

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import zmq
 
@@ -37,12 +37,12 @@ from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.messages import messages_to_cloud
 from farcall_endpoint.agent.pressure import Pressure
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
-from farcall_endpoint.agent.tasks import Decisions, Task
+from farcall_endpoint.agent.tasks import Decisions, Demand, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
 from farcall_endpoint.agent.uplink import KEY_REFUSED, SHAKEN, Uplink
 from farcall_endpoint.cloud import ConnectAnswer
 
-__all__ = ["Agent", "Clock"]
+__all__ = ["Agent", "Clock", "FleetMaker"]
 
 _logger = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ _KEEP_BYTES: Final = 16 * 1024
 """Payloads up to here stay in memory until they are dispatched; larger ones are read from the spool again."""
 _STATUS_PERIOD_S: Final = 1.0
 _FAREWELL_S: Final = 5.0
+_MOST_NODES: Final = 100
+"""So many are shown one by one in the status."""
 
 
 class Clock:
@@ -65,6 +67,20 @@ class Clock:
     def epoch(self) -> float:
         """For whatever others read, and for the core."""
         return time.monotonic() + self._offset_s
+
+
+class FleetMaker(Protocol):
+    """Makes a fleet, with what it needs of the agent."""
+
+    def __call__(
+        self,
+        *,
+        poller: zmq.Poller,
+        function_body: Callable[[str], bytes],
+        payload: Callable[[Task], bytes],
+        demand: Callable[[], Demand],
+    ) -> Fleet:
+        """A fleet that has not started anything yet."""
 
 
 class Agent:
@@ -85,7 +101,7 @@ class Agent:
         connection: c.Connection,
         spool: Spool,
         uplink: Uplink,
-        make_fleet: Callable[[Callable[[str], bytes], Callable[[Task], bytes]], Fleet],
+        make_fleet: FleetMaker,
         poller: zmq.Poller,
         background: Background,
         transfers: Transfers,
@@ -101,7 +117,9 @@ class Agent:
         self._connection = connection
         self._spool = spool
         self._uplink = uplink
-        self._fleet = make_fleet(self._function_body, self._payload)
+        self._fleet = make_fleet(
+            poller=poller, function_body=self._function_body, payload=self._payload, demand=core.demand
+        )
         self._poller = poller
         self._background = background
         self._transfers = transfers
@@ -166,10 +184,12 @@ class Agent:
             self._hear_managers(now, epoch)
         if not ready.isdisjoint(self._uplink.sockets):
             self._hear_cloud(now, epoch)
-        for lost in self._fleet.tend(now=now):
-            _logger.log(logging.INFO if self._kill_at else logging.ERROR, "%s: %s", lost.manager_id, lost.reason)
+        for lost in self._fleet.tend(now=now, ready=ready):
+            expected = lost.expected or self._kill_at is not None
+            _logger.log(logging.INFO if expected else logging.ERROR, "%s: %s", lost.manager_id, lost.reason)
             reason = "the endpoint was stopped while it ran" if self._kill_at else lost.reason
-            self._core.manager_lost(lost.manager_id, reason, expected=self._kill_at is not None, now=epoch)
+            self._core.manager_lost(lost.manager_id, reason, expected=expected, now=epoch)
+        self._core.nodes(refusal=self._fleet.refusal, problem=self._fleet.problem)
         self._follow(self._connection.tick(now=now))
         self._decide(now, epoch)
         self._wind_down(now)
@@ -214,6 +234,7 @@ class Agent:
             "idle_workers": report.idle_workers,
             "waiting_tasks": report.pending_tasks,
             "unfinished_tasks": report.outstanding_tasks,
+            "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
             "problem": str(report.detail.get("problem", "")),
             "at": self._clock.epoch(),
         }
@@ -334,7 +355,7 @@ class Agent:
                     _logger.info(
                         "%s on %s, pid %d: %d slots", manager_id, registered.hostname, registered.pid, registered.slots
                     )
-                    self._core.manager_registered(manager_id, slots=registered.slots)
+                    self._core.manager_registered(manager_id, slots=registered.slots, ends_at=registered.ends_at)
                 case protocol.Progress() as progress:
                     if progress.problem:
                         _logger.warning("%s: %s", manager_id, progress.problem)
@@ -440,3 +461,12 @@ class Agent:
             return lambda: self._core.uploaded(task, location)
 
         self._background.submit(job)
+
+
+def _about(node: protocol.Registered) -> dict[str, object]:
+    """A node as the status shows it."""
+    has = node.capacity
+    numbers = {} if has is None else {"cores": has.cores, "memory_bytes": has.memory_bytes}
+    accelerators = [] if has is None else list(has.accelerators)
+    named = {"hostname": node.hostname, "block_id": node.block_id, "slots": node.slots}
+    return {**named, **numbers, "accelerators": accelerators}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+from collections.abc import Collection
 from typing import Any
 
 from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskMove, TaskSpec, TaskState
 
-__all__ = ["Decisions", "End", "Stage", "Task"]
+__all__ = ["Decisions", "Demand", "End", "Stage", "Task"]
 
 
 class Stage(enum.Enum):
@@ -71,6 +72,14 @@ class Task:
     def task_id(self) -> str:
         """The task's id, the same for all attempts."""
         return self.spec.task_id
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """Tasks that wait or run, and the managers that have some."""
+
+    tasks: int
+    busy: Collection[str]
 
 
 @dataclasses.dataclass

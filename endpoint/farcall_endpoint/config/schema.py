@@ -9,6 +9,7 @@ import msgspec
 
 from farcall_endpoint.config.providers import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
+from farcall_endpoint.manager.ledger import Sharing
 
 __all__ = ["Config", "EngineConfig", "LimitsConfig"]
 
@@ -149,13 +150,24 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     @property
     def slots(self) -> int:
         """Workers of a node like this one, as far as that can be said here."""
-        return self.max_workers_per_node or len(os.sched_getaffinity(0))
+        return self.sharing.guess(len(os.sched_getaffinity(0)))
 
     @property
     def accelerators(self) -> tuple[str, ...]:
         """The names of a node's accelerators."""
         named = self.available_accelerators
         return tuple(map(str, range(named))) if isinstance(named, int) else named
+
+    @property
+    def sharing(self) -> Sharing:
+        """How each node is shared among its workers."""
+        return Sharing(
+            max_workers=self.max_workers_per_node,
+            cores_per_worker=self.cores_per_worker,
+            memory_per_worker_bytes=self.mem_per_worker_bytes,
+            accelerators=self.accelerators,
+            cpu_affinity=self.cpu_affinity,
+        )
 
     @property
     def mem_per_worker_bytes(self) -> int | None:

@@ -15,10 +15,14 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.payload.native import NATIVE, dump_call
-from farcall_common.wire import TaskSpec
+from farcall_common.wire import TaskSpec, new_id
+from farcall_endpoint.agent.nodes import expect_workers
+from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.engine.functions import FunctionTable
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
+from farcall_endpoint.manager.ledger import Affinity, Sharing
+from farcall_endpoint.settings import find_home
 
 __all__ = ["Engine", "TaskOptions"]
 
@@ -26,6 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _READY_STEP_S: Final = 0.005
+_THIS_MACHINE: Final = LocalProviderConfig()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +110,23 @@ class Engine(_Submitter):
     Functions need not be importable: what is defined in a script or a notebook travels with its code. A plain function
     is serialised at its first use. Workers start at once, in the current directory.
 
-    :param max_workers: tasks at a time (on each node); one for each core that this process may use if not given.
+    :param max_workers: most tasks at a time (on each node); one for each core if not given.
     :param prefetch: most tasks to keep ready behind each running one; 0 switches prefetching off.
     :param batching: whether many tasks may share a message, on every hop; for measurements.
     :param scheduling: how managers are chosen: ``random`` or ``round-robin``.
     :param working_dir: where tasks run.
     :param idempotent, max_attempts, walltime_s, memory_bytes, max_output_bytes: as :class:`TaskOptions`, for all tasks.
+    :param provider: where nodes come from: a section of an endpoint's configuration, such as
+        ``SlurmProviderConfig(partition="debug", max_blocks=4)``; this machine if not given.
+    :param max_idletime_s: seconds without a task after which a block of nodes is given back.
+    :param max_block_failures: blocks in a row that may fail before tasks fail too.
+    :param address: a name of this machine that the nodes can reach; found out if not given.
+    :param worker_port_range: first and last port on which nodes may be awaited; any free one if not given.
+    :param cores_per_worker: at most so many workers are on a node that each has its cores; may be a fraction.
+    :param mem_per_worker_bytes: the same for memory; and no task may use more.
+    :param accelerators: names of a node's accelerators, or how many to use of them; each worker gets one to itself.
+    :param cpu_affinity: ``block`` binds each worker to neighbouring cores, ``alternating`` to every n-th.
+    :raises ConfigurationError: if the provider cannot be used from here, or not even one worker fits.
     """
 
     def __init__(
@@ -126,17 +142,40 @@ class Engine(_Submitter):
         walltime_s: float | None = None,
         memory_bytes: int | None = None,
         max_output_bytes: int | None = None,
+        provider: ProviderConfig = _THIS_MACHINE,
+        max_idletime_s: float = 120.0,
+        max_block_failures: int = 3,
+        address: str | None = None,
+        worker_port_range: tuple[int, int] | None = None,
+        cores_per_worker: float | None = None,
+        mem_per_worker_bytes: int | None = None,
+        accelerators: Sequence[str] | int = (),
+        cpu_affinity: Affinity = "none",
     ) -> None:
         super().__init__(TaskOptions(idempotent, max_attempts, walltime_s, memory_bytes, max_output_bytes))
         if max_workers is not None and max_workers < 1:
             raise ConfigurationError(f"max_workers is {max_workers}; an engine needs one at least.")
+        sharing = Sharing(
+            max_workers=max_workers,
+            cores_per_worker=cores_per_worker,
+            memory_per_worker_bytes=mem_per_worker_bytes,
+            accelerators=tuple(map(str, range(accelerators)) if isinstance(accelerators, int) else accelerators),
+            cpu_affinity=cpu_affinity,
+        )
         self._loop = EngineLoop(
             EngineOptions(
-                max_workers=max_workers or len(os.sched_getaffinity(0)),
+                sharing=sharing,
+                workers=expect_workers(provider, sharing, environment=os.environ),
                 prefetch=prefetch,
                 batching=batching,
                 scheduling=scheduling,
                 working_dir=Path.cwd() if working_dir is None else Path(working_dir).resolve(),
+                script_dir=find_home(os.environ) / "engine" / new_id(),
+                provider=provider,
+                address=address,
+                worker_port_range=worker_port_range,
+                max_idletime_s=max_idletime_s,
+                max_block_failures=max_block_failures,
             )
         )
         self._functions = FunctionTable()
@@ -172,16 +211,14 @@ class Engine(_Submitter):
         return self._loop.stats
 
     def wait_ready(self, *, workers: int | None = None, timeout: float = 60.0) -> None:
-        """Wait until workers have started: so many, or all of the first node.
+        """Wait until workers have started: so many, or all that the nodes have room for.
 
         :param timeout: seconds.
         :raises Unavailable: when time is up; says why, where that is known.
         """
-        wanted = self._loop.options.max_workers if workers is None else workers
         deadline = time.monotonic() + timeout
-        while self.stats().workers < wanted:
+        while (stats := self.stats()).workers < (wanted := workers or stats.slots or self._loop.options.workers):
             if time.monotonic() >= deadline or not self._loop.is_alive():
-                stats = self.stats()
                 raise Unavailable(
                     f"{stats.workers} of {wanted} workers have started after {timeout:g} s.", hint=stats.problem
                 )

@@ -22,12 +22,14 @@ from farcall_common.wire import TaskRef, TaskSpec, TaskState
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
+from farcall_endpoint.agent.nodes import make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.scheduling import POLICIES
 from farcall_endpoint.agent.tasks import Decisions, End, Task
+from farcall_endpoint.config import ProviderConfig
 from farcall_endpoint.engine.functions import Function
 from farcall_endpoint.engine.future import EngineFuture
+from farcall_endpoint.manager.ledger import Sharing
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.providers import LocalProvider
 
 __all__ = ["EngineLoop", "EngineOptions", "EngineStats", "Submission"]
 
@@ -42,18 +44,27 @@ _FAREWELL_S: Final = 5.0
 class EngineOptions:
     """What does not change while an engine lives; see :class:`~farcall_endpoint.Engine`."""
 
-    max_workers: int
+    sharing: Sharing
+    workers: int  # to expect on a node
     prefetch: int
     batching: bool
     scheduling: Literal["random", "round-robin"]
     working_dir: Path
+    script_dir: Path
+    provider: ProviderConfig
+    address: str | None
+    worker_port_range: tuple[int, int] | None
+    max_idletime_s: float
+    max_block_failures: int
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineStats:
-    """How an engine is. ``problem`` says why it cannot run anything, if it cannot."""
+    """How an engine is. ``slots``: workers that its managers keep, or are about to start. ``problem`` says why it
+    cannot run anything, if it cannot."""
 
     managers: int = 0
+    slots: int = 0
     workers: int = 0
     idle_workers: int = 0
     pending_tasks: int = 0
@@ -98,12 +109,14 @@ class EngineLoop:
         self._core = AgentCore(
             endpoint_id="",
             policy=POLICIES[options.scheduling](),
-            slots_hint=options.max_workers,
+            slots_hint=options.workers,
             prefetch=PrefetchPolicy(horizon_s=_MANAGER_HORIZON_S, limit=options.prefetch),
             window=PrefetchPolicy(horizon_s=0.0, limit=0),
             max_window=0,
             max_inline_bytes=sys.maxsize,
+            block_s=options.provider.walltime_s,
         )
+        self._provider = provider_of(options.provider, environment=os.environ, script_dir=options.script_dir)
         self._thread = threading.Thread(target=self._run, name="farcall-engine", daemon=True)
 
     def start(self) -> None:
@@ -161,19 +174,28 @@ class EngineLoop:
                 os.close(self._waker)
 
     def _make_fleet(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, directory: Path) -> Fleet:
-        options = ["--slots", str(self.options.max_workers), "--prefetch", str(self.options.prefetch)]
-        options += ["--working-dir", str(self.options.working_dir), "--quiet"]
-        options += [] if self.options.batching else ["--no-batching"]
-        path = os.pathsep.join([str(self.options.working_dir) if entry == "" else entry for entry in sys.path])
+        options = self.options
+        told = [*options.sharing.options(), "--prefetch", str(options.prefetch)]
+        told += ["--working-dir", str(options.working_dir), "--quiet"]
+        told += [] if options.batching else ["--no-batching"]
+        path = os.pathsep.join([str(options.working_dir) if entry == "" else entry for entry in sys.path])
         return Fleet(
             context,
             address=f"ipc://{directory}/agent.ipc",
             poller=poller,
-            provider=LocalProvider(),
-            command_options=options,
-            environment={**os.environ, "PYTHONPATH": path},
+            provider=self._provider,
+            blocks=plan_blocks(
+                options.provider,
+                slots=options.workers,
+                max_failures=options.max_block_failures,
+                idle_release_s=options.max_idletime_s,
+            ),
+            network=make_network(options.provider, address=options.address, ports=options.worker_port_range),
+            command_options=told,
+            variables={"PYTHONPATH": path},
             function_body=lambda function_hash: self._functions[function_hash].body,
             payload=_payload_of,
+            demand=self._core.demand,
         )
 
     def _turn(self, poller: zmq.Poller, fleet: Fleet) -> None:
@@ -185,12 +207,14 @@ class EngineLoop:
         self._take_in(epoch)
         if fleet.socket in ready:
             self._hear_managers(fleet, now, epoch)
-        for lost in fleet.tend(now=now):
-            _logger.log(logging.DEBUG if self._kill_at else logging.WARNING, "%s: %s", lost.manager_id, lost.reason)
-            self._core.manager_lost(lost.manager_id, lost.reason, expected=self._kill_at is not None, now=epoch)
+        for lost in fleet.tend(now=now, ready=ready):
+            expected = lost.expected or self._kill_at is not None
+            _logger.log(logging.DEBUG if expected else logging.WARNING, "%s: %s", lost.manager_id, lost.reason)
+            self._core.manager_lost(lost.manager_id, lost.reason, expected=expected, now=epoch)
+        self._core.nodes(refusal=fleet.refusal, problem=fleet.problem)
         self._act(fleet, self._core.decide(now=epoch))
         self._wind_down(fleet, now)
-        self._report()
+        self._report(fleet)
 
     def _timeout_ms(self, fleet: Fleet) -> int:
         self._asleep = True  # from here on a submission wakes the thread; what came before is seen here
@@ -224,7 +248,7 @@ class EngineLoop:
             match message:
                 case protocol.Registered() as registered:
                     _logger.debug("%s, pid %d: %d slots", manager_id, registered.pid, registered.slots)
-                    self._core.manager_registered(manager_id, slots=registered.slots)
+                    self._core.manager_registered(manager_id, slots=registered.slots, ends_at=registered.ends_at)
                 case protocol.Progress() as progress:
                     self._core.progress(manager_id, progress, bodies, now=epoch)
 
@@ -270,10 +294,11 @@ class EngineLoop:
             fleet.kill()
             self._kill_at = now + _FAREWELL_S
 
-    def _report(self) -> None:
+    def _report(self, fleet: Fleet) -> None:
         report = self._core.report()
         stats = EngineStats(
             managers=report.managers,
+            slots=fleet.slots,
             workers=report.total_workers,
             idle_workers=report.idle_workers,
             pending_tasks=report.pending_tasks + len(self._inbox),

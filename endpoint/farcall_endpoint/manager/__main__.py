@@ -7,17 +7,26 @@ import gc
 import logging
 import os
 import socket
+import sys
+import time
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import zmq
 
+from farcall_common.errors import ConfigurationError, Unavailable
+from farcall_common.wire import new_id
 from farcall_endpoint import protocol
 from farcall_endpoint.logs import manager_log_file, set_up_logging
 from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
+from farcall_endpoint.manager.ledger import Sharing, partition
+from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
+from farcall_endpoint.manager.reach import find_reachable
 from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.transport import agent_socket
+from farcall_endpoint.transport import CurveKeys, agent_socket
 
 _HORIZON_S = 0.003
 """Work to keep in each worker's socket: enough to hide a round trip, too little to be missed when it is recalled."""
@@ -28,12 +37,17 @@ _COLLECT_AFTER = 100_000
 def main() -> None:
     """Serve an agent until it is gone or says stop."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--agent", required=True, help="address of the agent's socket")
+    parser.add_argument("--agent", required=True, help="addresses of the agent's socket, separated by commas")
     parser.add_argument("--agent-pid", type=int, help="of an agent on this machine")
     parser.add_argument("--heartbeat-threshold", type=float, default=120.0, help="seconds: most silence of an agent")
     parser.add_argument("--start-limit", type=float, default=60.0, help="seconds in which a worker has to start")
-    parser.add_argument("--manager-id", required=True)
-    parser.add_argument("--slots", type=int, required=True)
+    parser.add_argument("--block-id", required=True)
+    parser.add_argument("--walltime", type=float, help="seconds that the block lives")
+    parser.add_argument("--slots", type=int, help="most workers; one for each core without")
+    parser.add_argument("--cores-per-worker", type=float)
+    parser.add_argument("--mem-per-worker", type=int, help="bytes")
+    parser.add_argument("--accelerators", default="", help="names with commas between them")
+    parser.add_argument("--cpu-affinity", choices=("none", "block", "alternating"), default="none")
     parser.add_argument("--prefetch", type=int, required=True, help="most tasks to keep behind a running one")
     parser.add_argument("--no-batching", action="store_true", help="one task in each packet to a worker")
     parser.add_argument("--working-dir", type=Path, required=True)
@@ -53,28 +67,63 @@ def main() -> None:
         max_bytes=options.log_max_bytes,
         backups=options.log_backups,
     )
+    manager_id = f"{options.block_id}-{socket.gethostname()}-{new_id()[:4]}"
+    ends_at = None if options.walltime is None else end_of_block(options.walltime, os.environ, now=time.time())
+    keys = take_fleet_keys(os.environ)
+    sharing = Sharing(
+        max_workers=options.slots,
+        cores_per_worker=options.cores_per_worker,
+        memory_per_worker_bytes=options.mem_per_worker,
+        accelerators=tuple(filter(None, options.accelerators.split(","))),
+        cpu_affinity=options.cpu_affinity,
+    )
+    node = discover_node(sharing.accelerators, environ=os.environ)
+    try:
+        slots = partition(node, sharing)
+        address = find_reachable(options.agent.split(","))
+    except (ConfigurationError, Unavailable) as error:
+        sys.exit(str(error))
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     with zmq.Context() as context:
         Manager(
             core=ManagerCore(
-                slots=options.slots,
+                slots=len(slots),
                 prefetch=PrefetchPolicy(horizon_s=_HORIZON_S, limit=options.prefetch),
                 batching=not options.no_batching,
                 start_limit_s=options.start_limit,
             ),
-            launcher=FreshProcessLauncher(working_dir=options.working_dir, environment=os.environ),
-            agent=agent_socket(context, address=options.agent, manager_id=options.manager_id),
+            launcher=FreshProcessLauncher(
+                working_dir=options.working_dir, environment=os.environ, slots=slots, amd=has_amd_accelerators()
+            ),
+            agent=agent_socket(context, address=address, manager_id=manager_id, **keys),
             agent_pid=options.agent_pid,
             agent_silence_limit_s=options.heartbeat_threshold,
+            memory_per_worker_bytes=sharing.memory_per_worker_bytes,
             registered=protocol.Registered(
-                options.manager_id,
+                manager_id,
                 protocol.software_fingerprint(),
-                options.slots,
+                len(slots),
                 os.getpid(),
                 socket.gethostname(),
+                options.block_id,
+                capacity=protocol.Capacity(len(node.cores), node.memory_bytes, node.accelerators),
+                ends_at=ends_at,
             ),
         ).run()
+
+
+def end_of_block(walltime_s: float, environ: Mapping[str, str], *, now: float) -> float:
+    """When a block that lives so long is over: by the scheduler's own word, or as if it had begun now."""
+    told = environ.get("SLURM_JOB_END_TIME", "")
+    return min(now + walltime_s, float(told)) if told.isdigit() else now + walltime_s
+
+
+def take_fleet_keys(environ: MutableMapping[str, str]) -> dict[str, Any]:
+    """What the agent knows this manager by; none on its own machine. Taken away from the tasks' environment."""
+    names = ("FARCALL_FLEET_SERVER_KEY", "FARCALL_FLEET_PUBLIC_KEY", "FARCALL_FLEET_SECRET_KEY")
+    server, public, secret = (environ.pop(name, "") for name in names)
+    return {"server_key": server, "keys": CurveKeys(public, secret)} if server else {}
 
 
 if __name__ == "__main__":

@@ -9,15 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from farcall_endpoint.manager.processes import kill_tree
+from farcall_endpoint import guardian
+from farcall_endpoint.manager.ledger import Slot
 from farcall_endpoint.worker.capture import open_capture_file, read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
 
-__all__ = ["FreshProcessLauncher", "WorkerLauncher", "WorkerProcess"]
+__all__ = ["FreshProcessLauncher", "WorkerLauncher", "WorkerProcess", "worker_environment"]
+
+_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_COUNTED_BY_ROCM: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""AMD's libraries read these too, and choose by them among what ``ROCR_VISIBLE_DEVICES`` has left."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +47,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the worker and everything that its tasks started, now."""
-        kill_tree(self.pid)
+        guardian.end({self.pid})
 
     def tails(self) -> tuple[str, str]:
         """The last bytes of standard output and error, of a task that is running or has died."""
@@ -75,11 +81,17 @@ class FreshProcessLauncher:
 
     :param working_dir: where tasks run; must exist.
     :param environment: of the workers.
+    :param slots: the shares of the node.
+    :param amd: whether accelerators are AMD's.
     """
 
-    def __init__(self, *, working_dir: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, *, working_dir: Path, environment: Mapping[str, str], slots: Sequence[Slot], amd: bool = False
+    ) -> None:
         self._working_dir = working_dir
         self._environment = environment
+        self._slots = slots
+        self._amd = amd
 
     def launch(self, worker_id: int, *, slot: int) -> WorkerProcess:
         """Start a worker.
@@ -97,8 +109,26 @@ class FreshProcessLauncher:
             stderr=output[1],
             pass_fds=(worker_end.fileno(), claims),
             cwd=self._working_dir,
-            env={**self._environment, "FARCALL_WORKER_ID": str(worker_id), "FARCALL_WORKER_SLOT": str(slot)},
+            env=worker_environment(self._environment, worker_id=worker_id, slot=self._slots[slot], amd=self._amd),
             start_new_session=True,  # a Ctrl-C on the terminal is the agent's business; the group can be killed whole
         )
         os.close(claims)
         return WorkerProcess(process, channel, worker_end, os.pidfd_open(process.pid), output)
+
+
+def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: Slot, amd: bool) -> dict[str, str]:
+    """The variables of a worker: what shows it its share, and keeps libraries to it. What the user has said about
+    threads stays."""
+    own = {"FARCALL_WORKER_ID": str(worker_id), "FARCALL_WORKER_SLOT": str(slot.index)}
+    if slot.cores:
+        own["FARCALL_WORKER_CORES"] = ",".join(map(str, slot.cores))
+    if slot.threads is not None:
+        own |= {name: environment.get(name, str(slot.threads)) for name in _THREADS}
+    hidden: Sequence[str] = ()
+    if slot.accelerators:
+        names = ",".join(slot.accelerators)
+        own |= {"FARCALL_WORKER_ACCELERATORS": names, **dict.fromkeys(_ACCELERATORS, names)}
+        own["ZE_ENABLE_PCI_ID_DEVICE_ORDER"] = "1"  # so that Intel's numbers mean the same in every process
+        hidden = _COUNTED_BY_ROCM if amd else ()
+    outer = {name: value for name, value in environment.items() if not name.startswith("FARCALL_WORKER_")}
+    return {name: value for name, value in {**outer, **own}.items() if name not in hidden}

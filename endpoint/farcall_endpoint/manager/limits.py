@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import TaskOrder
 
-__all__ = ["LIMIT_PERIOD_S", "breach", "has_limits", "output_bytes"]
+__all__ = ["LIMIT_PERIOD_S", "breach", "capped", "has_limits", "output_bytes"]
 
 LIMIT_PERIOD_S: Final = 0.1
 """How often a task that has limits is measured: what it may take beyond them is what it can take in this time."""
@@ -19,6 +21,13 @@ LIMIT_PERIOD_S: Final = 0.1
 def has_limits(order: TaskOrder) -> bool:
     """Whether a task must be measured while it runs."""
     return order.memory_bytes is not None or order.max_output_bytes is not None
+
+
+def capped(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
+    """The order with no more memory than its worker's share, if workers have one."""
+    if memory_bytes is None or (order.memory_bytes is not None and order.memory_bytes <= memory_bytes):
+        return order
+    return msgspec.structs.replace(order, memory_bytes=memory_bytes)
 
 
 def breach(order: TaskOrder, *, memory_bytes: int, output_bytes: int) -> ErrorRecord | None:

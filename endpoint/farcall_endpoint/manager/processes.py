@@ -1,88 +1,61 @@
-"""Processes by descent, as ``/proc`` tells it: what a worker has started, also in sessions of its own."""
+"""The processes of a node as its manager sees them: what its workers use, and what a dead one has left behind."""
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
-import resource
-import signal
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Final
 
-__all__ = ["ProcessTable", "kill_tree"]
+from farcall_endpoint.guardian import adopt_orphans, children_of, end, line_of, read_processes
 
-_PROC: Final = Path("/proc")
-_PPID, _RSS = 1, 21
-"""Places of the parent and of the resident pages in ``/proc/PID/stat``, counted behind the name of the program."""
+__all__ = ["Orphans", "memory_of_trees"]
 
+_logger = logging.getLogger(__name__)
 
-class _Process(NamedTuple):
-    parent: int
-    resident_bytes: int
+_LOOK_AGAIN_S: Final = 0.2
+"""What was killed is dead a little later, and its own children become ours only then."""
 
 
-class ProcessTable:
-    """All processes at one moment."""
-
-    def __init__(self, processes: Mapping[int, _Process]) -> None:
-        self._processes = processes
-
-    @classmethod
-    def read(cls) -> ProcessTable:
-        """The processes of now."""
-        processes = {}
-        page_bytes = resource.getpagesize()
-        for entry in _PROC.iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            except OSError:
-                continue  # it has ended meanwhile
-            processes[int(entry.name)] = _Process(int(fields[_PPID]), int(fields[_RSS]) * page_bytes)
-        return cls(processes)
-
-    def memory_of_trees(self, roots: Iterable[int]) -> dict[int, int]:
-        """Resident bytes of processes with all that descend from them."""
-        totals = dict.fromkeys(roots, 0)
-        for pid, process in self._processes.items():
-            for ancestor in self._line(pid):
-                if ancestor in totals:
-                    totals[ancestor] += process.resident_bytes
-        return totals
-
-    def descendants(self, roots: Collection[int]) -> set[int]:
-        """All that descend from any of these processes, without those themselves."""
-        return {
-            pid
-            for pid in self._processes
-            if pid not in roots and any(ancestor in roots for ancestor in self._line(pid))
-        }
-
-    def _line(self, pid: int) -> Iterable[int]:
-        """A process, its parent, and so on."""
-        while pid in self._processes:
-            yield pid
-            pid = self._processes[pid].parent
+def memory_of_trees(roots: Iterable[int]) -> dict[int, int]:
+    """Resident bytes of processes, each with all that descend from it; 0 for one that does not exist."""
+    processes = read_processes()
+    totals = dict.fromkeys(roots, 0)
+    for pid, process in processes.items():
+        for ancestor in line_of(pid, processes):
+            if ancestor in totals:
+                totals[ancestor] += process.resident_bytes
+    return totals
 
 
-def kill_tree(root: int) -> None:
-    """End a process, its process group, and all that descends from it, wherever it went.
+class Orphans:
+    """Adopts what workers leave behind when they die, ends it, and collects it. One per process.
 
-    What is found is stopped first, so that nothing can be started behind our back while we look. A process whose parent
-    has ended is found only if it stayed in the group.
+    A program that became a manager (``exec`` of a shell) may have children of that earlier life, and their orphans
+    would look like those of workers: such a manager adopts none.
     """
-    found: set[int] = set()
-    while new := ProcessTable.read().descendants({root, *found}) - found:
-        _signal(new, signal.SIGSTOP)
-        found |= new
-    _signal(found, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(root, signal.SIGKILL)
 
+    def __init__(self) -> None:
+        #: When to call :meth:`end`, in monotonic seconds; None if there is no reason to.
+        self.due_at: float | None = None
+        self._adopts = False
+        if children_of(os.getpid(), read_processes()):
+            _logger.warning("this process has children from before its start; what workers leave behind is not adopted")
+            return
+        try:
+            adopt_orphans()
+        except OSError as error:
+            _logger.warning("what workers leave behind cannot be ended: %s", error)
+        else:
+            self._adopts = True
 
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+    def end(self, *, known: Collection[int], now: float) -> None:
+        """End and collect all children that are not ``known``. To be called when a worker has died."""
+        strangers = self._strangers(known)
+        end(strangers)
+        for pid in strangers:
+            os.waitpid(pid, os.WNOHANG)
+        self.due_at = now + _LOOK_AGAIN_S if strangers else None
+
+    def _strangers(self, known: Collection[int]) -> set[int]:
+        return children_of(os.getpid(), read_processes()).difference(known) if self._adopts else set()

@@ -15,12 +15,11 @@ from typing import Final
 
 import zmq
 
-from farcall_endpoint import protocol
-from farcall_endpoint.manager import guardian
+from farcall_endpoint import guardian, protocol
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
-from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, breach, output_bytes
-from farcall_endpoint.manager.processes import ProcessTable
+from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, breach, capped, output_bytes
+from farcall_endpoint.manager.processes import Orphans, memory_of_trees
 from farcall_endpoint.silence import Silence
 from farcall_endpoint.transport import Bytes, receive_frames, send_frames
 from farcall_endpoint.worker.channel import Done, Ready, Sync, Synced
@@ -48,6 +47,7 @@ class Manager:
     :param agent: a connected DEALER socket; owned by this object from now on.
     :param agent_pid: of an agent on this machine, to notice its death at once; None for one on another node.
     :param agent_silence_limit_s: an agent on another node that says nothing for so long is gone.
+    :param memory_per_worker_bytes: no task may use more.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Manager:
         agent: zmq.Socket[bytes],
         agent_pid: int | None,
         agent_silence_limit_s: float = 120.0,
+        memory_per_worker_bytes: int | None = None,
         registered: protocol.Registered,
     ) -> None:
         self._core = core
@@ -66,10 +67,14 @@ class Manager:
         self._agent_pidfd = None if agent_pid is None else os.pidfd_open(agent_pid)
         limit_s = agent_silence_limit_s if agent_pid is None else None
         self._agent_silence = Silence(limit_s=limit_s, now=time.monotonic())
+        self._heard = 0
+        self._said = 0
+        self._memory_per_worker_bytes = memory_per_worker_bytes
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
         self._functions: dict[str, Bytes] = {}
+        self._orphans = Orphans()  # before there are children
         self._guardian = _start_guardian()
         self._epoll = select.epoll()
         self._epoll.register(self._agent.fileno(), select.EPOLLIN)
@@ -78,6 +83,7 @@ class Manager:
         self._report_at = 0.0
         self._measure_at = 0.0
         self._abandoned = False
+        self._parting = "it was told to stop"
         self._signals, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll.register(self._signals, select.EPOLLIN)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -90,10 +96,13 @@ class Manager:
         try:
             while not self._core.is_over:
                 self._turn()
+            if not self._abandoned:
+                self._tell(protocol.Leaving(self._parting))
         finally:
             for worker in self._workers.values():
                 worker.kill()
                 worker.process.wait()
+            self._orphans.end(known={self._guardian.pid}, now=time.monotonic())
             self._guardian.communicate()
             self._agent.close(linger=0 if self._abandoned else _LAST_WORDS_MS)
 
@@ -109,11 +118,12 @@ class Manager:
                 self._epoll.unregister(self._agent_pidfd)
                 self._abandon("the agent is gone")
             elif descriptor == self._signals and signal.SIGTERM in os.read(self._signals, 64):
-                self._core.stop(grace_s=0, now=time.monotonic())
+                self._part("it got SIGTERM, as from a scheduler at the end of a job")
         self._obey()
         if self._agent_silence.is_over_limit(now=time.monotonic()) and not self._abandoned:
             self._abandon("the agent has been silent for too long")
         self._measure()
+        self._end_orphans()
         while actions := self._core.pump(now=time.monotonic(), epoch=time.time()):
             self._perform(actions)
         self._report()
@@ -126,6 +136,8 @@ class Manager:
         deadline = self._report_at if deadline is None else min(deadline, self._report_at)
         if self._core.limited():
             deadline = min(deadline, self._measure_at)
+        if self._orphans.due_at is not None:
+            deadline = min(deadline, self._orphans.due_at)
         return max(0.0, deadline - time.monotonic())
 
     def _measure(self) -> None:
@@ -136,7 +148,7 @@ class Manager:
             return
         self._measure_at = now + LIMIT_PERIOD_S
         roots = [self._workers[worker_id].pid for worker_id, order in limited if order.memory_bytes is not None]
-        memory = ProcessTable.read().memory_of_trees(roots) if roots else {}
+        memory = memory_of_trees(roots) if roots else {}
         for worker_id, order in limited:
             worker = self._workers[worker_id]
             used = {"memory_bytes": memory.get(worker.pid, 0), "output_bytes": output_bytes(worker.output)}
@@ -145,8 +157,12 @@ class Manager:
                 self._core.breached(worker_id, order.task_id, record)
 
     def _abandon(self, reason: str) -> None:
-        _logger.warning("%s; ending all workers", reason)
         self._abandoned = True
+        self._part(reason)
+
+    def _part(self, reason: str) -> None:
+        _logger.warning("%s; ending all workers", reason)
+        self._parting = reason
         self._core.stop(grace_s=0, now=time.monotonic())
 
     # -- agent ---------------------------------------------------------------------------------------------------------
@@ -158,6 +174,9 @@ class Manager:
             except zmq.Again:
                 return
             self._agent_silence.heard(now=time.monotonic())
+            if self._has_gap(protocol.number_of(frames)):
+                self._part("the connection to the agent broke, and messages were lost")
+                return
             message, bodies = protocol.decode_from_agent(frames)
             match message:
                 case protocol.RunTasks():
@@ -167,13 +186,22 @@ class Manager:
                 case protocol.Stop(grace_s=grace_s):
                     self._core.stop(grace_s=grace_s, now=time.monotonic())
 
+    def _has_gap(self, number: int) -> bool:
+        if number == 0:
+            return False
+        expected, self._heard = self._heard + 1, number
+        return number != expected
+
     def _take(self, message: protocol.RunTasks, bodies: list[Bytes]) -> None:
         if message.forget:
             self._functions.clear()
         for function_hash, body in message.functions:
             self._functions[function_hash] = bodies[body]
         functions = self._functions
-        self._core.run([Job(order, functions[order.function_hash], bodies[order.payload]) for order in message.tasks])
+        orders = message.tasks
+        if self._memory_per_worker_bytes is not None:
+            orders = tuple([capped(order, self._memory_per_worker_bytes) for order in orders])
+        self._core.run([Job(order, functions[order.function_hash], bodies[order.payload]) for order in orders])
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -186,7 +214,8 @@ class Manager:
             self._report_at = now + _REPORT_PERIOD_S
 
     def _tell(self, message: protocol.FromManager, bodies: list[Bytes] | None = None) -> None:
-        send_frames(self._agent, protocol.encode(message, bodies or ()))
+        self._said += 1
+        send_frames(self._agent, protocol.encode(message, bodies or (), number=self._said))
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -261,10 +290,18 @@ class Manager:
         reason = process.bury()
         self._guard(f"-{process.pid}")
         _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
+        self._orphans.due_at = 0.0
         self._core.died(worker.worker_id, revoked=revoked, reason=reason, tails=tails, now=time.monotonic())
 
+    def _end_orphans(self) -> None:
+        """End what dead workers have left behind."""
+        now, due_at = time.monotonic(), self._orphans.due_at
+        if due_at is not None and now >= due_at:
+            known = {self._guardian.pid, *(worker.pid for worker in self._workers.values())}
+            self._orphans.end(known=known, now=now)
+
     def _guard(self, line: str) -> None:
-        """Tell the guardian about a process group; a guardian that was killed is replaced."""
+        """Tell the guardian about a worker; a guardian that was killed is replaced."""
         stdin = self._guardian.stdin
         assert stdin is not None
         try:

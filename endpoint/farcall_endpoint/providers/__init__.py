@@ -1,5 +1,6 @@
-"""Where managers run: a provider starts a block, which is one manager per node. Batch systems come as further ones."""
+"""Where managers run: a provider starts blocks, and a block has one manager on each of its nodes."""
 
-from farcall_endpoint.providers.local import Block, LocalProvider, Provider
+from farcall_endpoint.providers.local import LocalProvider
+from farcall_endpoint.providers.seam import Block, BlockStatus, Phase, Provider
 
-__all__ = ["Block", "LocalProvider", "Provider"]
+__all__ = ["Block", "BlockStatus", "LocalProvider", "Phase", "Provider"]

@@ -1,70 +1,80 @@
-"""The provider seam, and the provider for the machine that the agent runs on."""
+"""The provider for the machine that the agent runs on: a block is one process."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-__all__ = ["Block", "LocalProvider", "Provider"]
+from farcall_endpoint.providers.seam import BlockStatus, Phase
 
-
-class Block(Protocol):
-    """Managers that were started together and end together."""
-
-    def fileno(self) -> int:
-        """A descriptor that becomes readable at the block's end."""
-
-    def ended(self) -> str | None:
-        """How the block ended; None while it lives."""
-
-    def kill(self) -> None:
-        """End the block now."""
-
-    def close(self) -> None:
-        """Give back what the block holds; only after its end."""
-
-
-class Provider(Protocol):
-    """Starts blocks."""
-
-    def start(self, command: Sequence[str], *, environment: Mapping[str, str]) -> Block:
-        """Start a block whose nodes each run ``command``.
-
-        :raises OSError: if that is not possible now.
-        """
+__all__ = ["LocalProvider"]
 
 
 class LocalProvider:
-    """A block is one process on this machine."""
+    """Starts managers in a session of their own, so that a Ctrl-C on the terminal reaches the agent alone.
 
-    def start(self, command: Sequence[str], *, environment: Mapping[str, str]) -> Block:
-        """Start the manager in a session of its own, so that a Ctrl-C on the terminal reaches the agent alone."""
-        return _LocalBlock(
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, env=dict(environment), start_new_session=True)
-        )
+    :param environment: of the managers.
+    """
 
+    is_local = True
+    walltime_s: float | None = None
 
-class _LocalBlock:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self._pidfd = os.pidfd_open(process.pid)
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        self._epoll = select.epoll()
 
     def fileno(self) -> int:
-        return self._pidfd
+        """Readable when a manager has ended that was not closed yet."""
+        return self._epoll.fileno()
 
-    def ended(self) -> str | None:
+    def changed(self) -> None:
+        """Nothing: descriptors of processes say themselves when there is no news any more."""
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        block_id: str,  # noqa: ARG002 - for schedulers, which show it
+        environment: Mapping[str, str],
+    ) -> LocalBlock:
+        """As :meth:`Provider.start`."""
+        variables = {**self._environment, **environment}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables, start_new_session=True)
+        return LocalBlock(process, self._epoll)
+
+    def close(self) -> None:
+        """As :meth:`Provider.close`."""
+        self._epoll.close()
+
+
+class LocalBlock:
+    """A manager on this machine."""
+
+    def __init__(self, process: subprocess.Popen[bytes], epoll: select.epoll) -> None:
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+        self._epoll: select.epoll | None = epoll
+        epoll.register(self._pidfd, select.EPOLLIN)
+
+    def status(self) -> BlockStatus:
+        """As :meth:`Block.status`."""
         code = self._process.poll()
         if code is None:
-            return None
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            return BlockStatus(Phase.RUNNING)
+        if self._epoll is not None:
+            self._epoll.unregister(self._pidfd)
+            self._epoll = None
+        return BlockStatus(Phase.ENDED, f"killed by signal {-code}" if code < 0 else f"exit code {code}")
 
     def kill(self) -> None:
+        """As :meth:`Block.kill`."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     def close(self) -> None:
+        """As :meth:`Block.close`."""
         self._process.wait()
         os.close(self._pidfd)

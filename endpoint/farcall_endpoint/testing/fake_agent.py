@@ -36,13 +36,14 @@ class FakeAgent:
         self.registered: protocol.Registered | None = None
         self.progress: list[protocol.Progress] = []
         self.finished: dict[str, protocol.Finished] = {}
+        self.leaving = ""
         self._serializer = Serializer()
         self._identity = b""
         self._context = zmq.Context()
         self._socket = fleet_socket(self._context)
         address = f"ipc://{directory}/agent.sock"
         self._socket.bind(address)
-        command = [sys.executable, "-P", "-m", "farcall_endpoint.manager", "--agent", address, "--manager-id", "m"]
+        command = [sys.executable, "-P", "-m", "farcall_endpoint.manager", "--agent", address, "--block-id", "m"]
         command += ["--slots", str(slots), "--prefetch", "16", "--working-dir", str(directory), *options]
         command += ["--agent-pid", str(os.getpid())] if here else []
         self.manager = subprocess.Popen(command, start_new_session=True)
@@ -81,9 +82,9 @@ class FakeAgent:
             if pinging and self.registered is not None:
                 self.say(protocol.Ping())
 
-    def say(self, message: protocol.FromAgent, bodies: list[bytes] | None = None) -> None:
+    def say(self, message: protocol.FromAgent, bodies: list[bytes] | None = None, *, number: int = 0) -> None:
         """Send something to the manager, which must have spoken before."""
-        self._socket.send_multipart([self._identity, *protocol.encode(message, bodies or [])])
+        self._socket.send_multipart([self._identity, *protocol.encode(message, bodies or [], number=number)])
 
     def run(self, task_id: str, function: Callable[..., Any], *args: object) -> None:
         """Order a task."""
@@ -97,6 +98,8 @@ class FakeAgent:
         message, _ = protocol.decode_from_manager(frames)
         if isinstance(message, protocol.Registered):
             self.registered = message
-        else:
+        elif isinstance(message, protocol.Progress):
             self.progress.append(message)
             self.finished.update({finished.task_id: finished for finished in message.finished})
+        else:
+            self.leaving = message.reason

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import socket
 import sys
+import time
 
+from farcall_endpoint import guardian
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Channel, Ready, Run, Synced
 from farcall_endpoint.worker.runner import Runner
+from farcall_endpoint.worker.strays import Strays
 
 
 def main(descriptor: int, claims: int) -> None:
     """Serve tasks until the manager is gone."""
+    cores = os.environ.get("FARCALL_WORKER_CORES")
+    if cores:  # before there are other threads, which would keep to what they found
+        os.sched_setaffinity(0, map(int, cores.split(",")))
+    with contextlib.suppress(OSError):  # then a manager finds only those whose parents live
+        guardian.adopt_orphans()
+    try:
+        _serve(descriptor, claims)
+    finally:
+        guardian.end(guardian.children_of(os.getpid(), guardian.read_processes()))
+
+
+def _serve(descriptor: int, claims: int) -> None:
     faulthandler.enable()
     for inherited in (descriptor, claims):
         os.set_inheritable(inherited, False)
     channel = Channel(socket.socket(fileno=descriptor), claims)
     runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""))
+    strays = Strays()
     channel.send(Ready(os.getpid()))
     while (received := channel.receive()) is not None:
         packet, body = received
@@ -26,6 +43,7 @@ def main(descriptor: int, claims: int) -> None:
             _work(channel, runner, packet, body)
         else:
             channel.send(Synced())
+        strays.collect(now=time.monotonic())
 
 
 def _work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryview) -> None:

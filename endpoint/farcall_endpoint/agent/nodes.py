@@ -1,0 +1,79 @@
+"""From a configuration to what a fleet is made of: the provider, the plan for its blocks, the way to its nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from farcall_common.wire import new_id
+from farcall_endpoint.agent.addresses import own_addresses
+from farcall_endpoint.agent.blocks import Blocks
+from farcall_endpoint.agent.fleet import Network
+from farcall_endpoint.agent.scaling import SimpleScaling
+from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
+from farcall_endpoint.manager.ledger import Sharing, partition
+from farcall_endpoint.manager.node import discover_node
+from farcall_endpoint.providers import LocalProvider, Provider
+from farcall_endpoint.transport import FleetKeys, new_curve_keys
+
+__all__ = ["SECRETS", "expect_workers", "make_network", "plan_blocks", "provider_of"]
+
+SECRETS: Final = frozenset({"FARCALL_TOKEN"})
+"""Variables that no manager, and so no task, gets to see."""
+_LOCAL_BACKOFF_S: Final = 0.2
+_BATCH_BACKOFF_S: Final = 5.0
+
+
+def provider_of(config: ProviderConfig, *, environment: Mapping[str, str], script_dir: Path) -> Provider:
+    """The provider that a configuration names.
+
+    :param environment: of managers on this machine; nodes elsewhere have their own.
+    :param script_dir: for what a scheduler reads and writes; on a file system that the nodes share.
+    :raises ConfigurationError: if it cannot be used from here.
+    """
+    if isinstance(config, LocalProviderConfig):
+        return LocalProvider({name: value for name, value in environment.items() if name not in SECRETS})
+    from farcall_endpoint.providers.batch import BatchProvider
+    from farcall_endpoint.providers.schedulers import make_scheduler
+
+    scheduler = make_scheduler(config, script_dir=script_dir)
+    return BatchProvider(scheduler, script_dir=script_dir, walltime_s=config.walltime_s, worker_init=config.worker_init)
+
+
+def expect_workers(config: ProviderConfig, sharing: Sharing, *, environment: Mapping[str, str]) -> int:
+    """Workers to expect on each node.
+
+    :raises ConfigurationError: if the node is this machine, and not even one worker fits.
+    """
+    if isinstance(config, LocalProviderConfig):
+        return len(partition(discover_node(sharing.accelerators, environ=environment), sharing))
+    return sharing.guess(len(os.sched_getaffinity(0)))
+
+
+def plan_blocks(config: ProviderConfig, *, slots: int, max_failures: int, idle_release_s: float) -> Blocks:
+    """When to start blocks, and when to give them back.
+
+    :param slots: workers to expect on each node, until one has shown how many it has.
+    """
+    return Blocks(
+        policy=SimpleScaling(
+            min_blocks=config.min_blocks,
+            max_blocks=config.max_blocks,
+            parallelism=config.parallelism,
+            idle_release_s=idle_release_s,
+        ),
+        first_blocks=config.first_blocks,
+        slots_per_block=slots * config.nodes_per_block,
+        max_failures=max_failures,
+        backoff_s=_LOCAL_BACKOFF_S if isinstance(config, LocalProviderConfig) else _BATCH_BACKOFF_S,
+        new_block_id=lambda: f"block-{new_id()[:8]}",
+    )
+
+
+def make_network(config: ProviderConfig, *, address: str | None, ports: tuple[int, int] | None) -> Network | None:
+    """How nodes reach this machine; None if they are this machine."""
+    if isinstance(config, LocalProviderConfig):
+        return None
+    return Network(own_addresses(address), FleetKeys(new_curve_keys(), new_curve_keys()), ports)

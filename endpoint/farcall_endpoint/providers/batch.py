@@ -1,0 +1,272 @@
+"""Blocks from a batch system. One thread speaks with the scheduler, so that no command of it ever holds up the agent.
+
+The ids of jobs that were not seen to end are kept in a file: an agent that was killed cancels at its next start what
+still waits in a queue for an agent that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import queue
+import shlex
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from farcall_endpoint.providers.seam import BlockStatus, Phase
+
+__all__ = ["BatchProvider", "Scheduler", "SchedulerError", "node_script"]
+
+_logger = logging.getLogger(__name__)
+
+_FIRST_POLL_S: Final = 1.0
+_CANCEL_TRIES: Final = 5
+
+
+class SchedulerError(Exception):
+    """A scheduler said no, or nothing that can be understood. The text is its own."""
+
+
+class Scheduler(Protocol):
+    """Commands of a batch system; each may take seconds.
+
+    Raises :class:`SchedulerError` wherever the system refuses or does not answer.
+    """
+
+    #: Whether the nodes see the agent's files; if not, a job's command holds all that it needs.
+    shares_files: bool
+
+    def submit(self, command: str, *, name: str) -> str:
+        """Submit a job that runs a shell command on each of its nodes; its id."""
+
+    def statuses(self, job_ids: Sequence[str]) -> Mapping[str, BlockStatus]:
+        """What is known of jobs; one that the system knows nothing of is left out."""
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """End jobs, waiting or running."""
+
+
+@dataclasses.dataclass
+class BatchBlock:
+    """A job. Attributes are written by the provider's thread alone, apart from ``unwanted``."""
+
+    block_id: str
+    provider: BatchProvider
+    command: str
+    job_id: str | None = None
+    latest: BlockStatus = BlockStatus(Phase.WAITING, "being submitted")  # noqa: RUF009 - frozen
+    unwanted: bool = False
+    cancels: int = 0
+    missing_since: float | None = None
+
+    def status(self) -> BlockStatus:
+        """As :meth:`Block.status`."""
+        return self.latest
+
+    def kill(self) -> None:
+        """As :meth:`Block.kill`."""
+        if not self.unwanted:
+            self.unwanted = True
+            self.provider.wake()
+
+    def close(self) -> None:
+        """As :meth:`Block.close`."""
+
+
+class BatchProvider:
+    """Jobs as blocks.
+
+    :param script_dir: private, on a file system that the nodes share; for scripts and the jobs' output.
+    :param worker_init: shell lines to run on each node before the manager.
+    :param poll_s: seconds between questions about jobs.
+    :param patience_s: a job that its scheduler knows nothing of for so long has ended.
+    """
+
+    is_local = False
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        script_dir: Path,
+        walltime_s: float | None,
+        worker_init: str = "",
+        poll_s: float = 5.0,
+        patience_s: float = 30.0,
+    ) -> None:
+        self.walltime_s = walltime_s
+        self._scheduler = scheduler
+        self._script_dir = script_dir
+        self._worker_init = worker_init
+        self._poll_s = poll_s
+        self._patience_s = patience_s
+        self._journal = script_dir / "jobs.json"
+        self._blocks: list[BatchBlock] = []
+        self._new: queue.SimpleQueue[BatchBlock] = queue.SimpleQueue()
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = threading.Event()
+        self._over = False
+        self._wait_s = _FIRST_POLL_S
+        script_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._thread = threading.Thread(target=self._work, name="farcall-scheduler", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """As :meth:`Provider.fileno`."""
+        return self._news
+
+    def changed(self) -> None:
+        """As :meth:`Provider.changed`."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._news)
+
+    def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> BatchBlock:
+        """As :meth:`Provider.start`. What the scheduler says to it is in the block's status."""
+        if not self._scheduler.shares_files:
+            command = ["python3", *command[1:]]  # the nodes' own
+        script = node_script(command, environment=environment, worker_init=self._worker_init)
+        if self._scheduler.shares_files:  # launchers put a command into shell code of theirs: a path survives that
+            path = self._script_dir / f"{block_id}.sh"
+            path.touch(0o700)
+            path.write_text(script)
+            script = f"/bin/bash {shlex.quote(str(path))}"
+        block = BatchBlock(block_id, self, script)
+        self._new.put(block)
+        self.wake()
+        return block
+
+    def wake(self) -> None:
+        """Let the thread look at once."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """As :meth:`Provider.close`."""
+        self._over = True
+        self.wake()
+        self._thread.join(self._patience_s)
+
+    # -- in the thread -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        self._cancel_leftovers()
+        while True:
+            while True:
+                try:
+                    block = self._new.get_nowait()
+                except queue.Empty:
+                    break
+                self._blocks.append(block)
+                self._wait_s = _FIRST_POLL_S
+                self._submit(block)
+            self._cancel_unwanted()
+            if self._over:
+                return
+            live = [block for block in self._blocks if block.latest.phase is not Phase.ENDED]
+            if live:
+                self._poll(live)
+            self._wake.wait(self._wait_s if live else None)
+            self._wake.clear()
+            self._wait_s = min(2 * self._wait_s, self._poll_s)
+
+    def _submit(self, block: BatchBlock) -> None:
+        if block.unwanted:
+            self._tell(block, BlockStatus(Phase.ENDED, "not wanted any more before it was submitted"))
+            return
+        try:
+            block.job_id = self._scheduler.submit(block.command, name=block.block_id)
+        except SchedulerError as error:
+            _logger.error("the scheduler refused a block: %s", error)
+            self._tell(block, BlockStatus(Phase.ENDED, f"the scheduler refused it: {error}"))
+            return
+        _logger.info("block %s is job %s", block.block_id, block.job_id)
+        self._tell(block, BlockStatus(Phase.WAITING, "submitted"))
+        self._keep_journal()
+
+    def _cancel_unwanted(self) -> None:
+        unwanted = [block for block in self._blocks if block.unwanted and block.latest.phase is not Phase.ENDED]
+        for block in unwanted:
+            if block.job_id is None:
+                continue
+            block.cancels += 1
+            try:
+                self._scheduler.cancel([block.job_id])
+            except SchedulerError as error:
+                _logger.warning("job %s cannot be cancelled: %s", block.job_id, error)
+                if block.cancels < _CANCEL_TRIES:
+                    continue
+            self._tell(block, BlockStatus(Phase.ENDED, "cancelled by the endpoint"))
+        if unwanted:
+            self._keep_journal()
+
+    def _poll(self, blocks: Sequence[BatchBlock]) -> None:
+        by_job = {block.job_id: block for block in blocks if block.job_id is not None}
+        try:
+            statuses = self._scheduler.statuses(list(by_job))
+        except SchedulerError as error:
+            _logger.warning("the scheduler does not answer: %s", error)
+            return
+        now = time.monotonic()
+        for job_id, block in by_job.items():
+            status = statuses.get(job_id)
+            if status is not None:
+                block.missing_since = None
+                self._tell(block, status)
+            elif block.missing_since is None:
+                block.missing_since = now
+            elif now - block.missing_since >= self._patience_s:
+                self._tell(block, BlockStatus(Phase.ENDED, f"the scheduler knows nothing of job {job_id} any more"))
+        self._keep_journal()
+
+    def _tell(self, block: BatchBlock, status: BlockStatus) -> None:
+        if status == block.latest:
+            return
+        _logger.info("block %s, job %s: %s", block.block_id, block.job_id, status.text or status.phase.name)
+        if status.phase is Phase.ENDED:
+            status = BlockStatus(status.phase, f"{status.text}{self._output(block)}")
+            self._blocks.remove(block)
+        block.latest = status
+        os.eventfd_write(self._news, 1)
+
+    def _output(self, block: BatchBlock) -> str:
+        """The last of what a job has said on standard error; there is the reason why nothing started."""
+        for path in sorted(self._script_dir.glob(f"*{block.block_id}*.stderr")):
+            with contextlib.suppress(OSError):
+                lines = path.read_text(errors="replace").strip().splitlines()
+                if lines:
+                    return "; its standard error ends with: " + " / ".join(line.strip() for line in lines[-3:])
+        return ""
+
+    def _keep_journal(self) -> None:
+        ids = [block.job_id for block in self._blocks if block.job_id is not None]
+        draft = self._journal.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            draft.write_text(json.dumps(ids))
+            draft.replace(self._journal)
+
+    def _cancel_leftovers(self) -> None:
+        try:
+            leftovers: Iterable[str] = json.loads(self._journal.read_text())
+        except (OSError, ValueError):
+            return
+        for job_id in leftovers:
+            try:
+                self._scheduler.cancel([job_id])
+            except SchedulerError as error:
+                _logger.debug("job %s of an earlier agent: %s", job_id, error)
+            else:
+                _logger.info("cancelled job %s of an earlier agent", job_id)
+        self._keep_journal()
+
+
+def node_script(command: Sequence[str], *, environment: Mapping[str, str], worker_init: str) -> str:
+    """What each node of a block runs. It holds the fleet's keys: for its owner's eyes only."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    return "\n".join(
+        ["#!/bin/bash", "unset FARCALL_TOKEN", worker_init.strip(), *exports, f"exec {shlex.join(command)}", ""]
+    )

@@ -1,0 +1,185 @@
+"""Batch systems by Parsl's providers, which know how to speak with them; the one module that imports Parsl.
+
+Only ``parsl.providers`` and ``parsl.launchers`` are used: they write the job's script, submit and cancel. What state a
+job is in, we ask Slurm ourselves: Parsl's answer loses why a job waits, takes a failed job for a completed one, and
+keeps one that its scheduler has forgotten running for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from farcall_common.errors import ConfigurationError
+from farcall_endpoint.config import ProviderConfig
+from farcall_endpoint.config.providers import (
+    KubernetesProviderConfig,
+    LauncherConfig,
+    LocalProviderConfig,
+    SlurmProviderConfig,
+)
+from farcall_endpoint.providers.batch import Scheduler, SchedulerError
+from farcall_endpoint.providers.seam import BlockStatus, Phase
+
+__all__ = ["ParslScheduler", "SlurmScheduler", "make_scheduler"]
+
+_SLURM_WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED"})
+_SLURM_RUNNING: Final = frozenset({"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING"})
+
+
+def make_scheduler(config: ProviderConfig, *, script_dir: Path) -> Scheduler:
+    """The scheduler that a configuration names.
+
+    :raises ConfigurationError: if it cannot be used from here: its commands or its library are missing.
+    """
+    import parsl.launchers
+    import parsl.providers
+
+    if isinstance(config, LocalProviderConfig):
+        raise TypeError("there is no scheduler on this machine's own")
+    name = type(config).__struct_config__.tag
+    arguments = _arguments(config)
+    launcher = getattr(config, "launcher", None)
+    if launcher is not None:
+        arguments["launcher"] = _launcher(launcher, parsl.launchers)
+    try:
+        provider = getattr(parsl.providers, str(name))(**arguments)
+    except Exception as error:  # each raises its own kinds
+        raise ConfigurationError(f"{name} cannot be used here: {error}") from error
+    provider.script_dir = str(script_dir)
+    if isinstance(config, SlurmProviderConfig):
+        return SlurmScheduler(provider, clusters=config.clusters, timeout_s=config.cmd_timeout)
+    return ParslScheduler(provider, shares_files=not isinstance(config, KubernetesProviderConfig))
+
+
+class ParslScheduler:
+    """Any of Parsl's providers.
+
+    :param provider: a ``parsl.providers.base.ExecutionProvider`` whose ``script_dir`` is set.
+    :param shares_files: whether the nodes see the agent's files.
+    """
+
+    def __init__(self, provider: Any, *, shares_files: bool = True) -> None:
+        self.shares_files = shares_files
+        self._provider = provider
+
+    def submit(self, command: str, *, name: str) -> str:
+        """As :meth:`Scheduler.submit`."""
+        with _LastWords() as last_words:
+            try:
+                job_id = self._provider.submit(command, tasks_per_node=1, job_name=name)
+            except Exception as error:
+                raise SchedulerError(_words(error)) from error
+        if not job_id:
+            raise SchedulerError(last_words.text or "it gave no job id, and no reason")
+        return str(job_id)
+
+    def statuses(self, job_ids: Sequence[str]) -> Mapping[str, BlockStatus]:
+        """As :meth:`Scheduler.statuses`."""
+        from parsl.jobs.states import JobState
+
+        phases = {JobState.PENDING: Phase.WAITING, JobState.HELD: Phase.WAITING, JobState.UNKNOWN: Phase.WAITING}
+        phases[JobState.RUNNING] = Phase.RUNNING
+        try:
+            statuses = self._provider.status(list(job_ids))
+        except Exception as error:
+            raise SchedulerError(_words(error)) from error
+        return {
+            job_id: BlockStatus(phases.get(status.state, Phase.ENDED), _described(status))
+            for job_id, status in zip(job_ids, statuses, strict=True)
+        }
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """As :meth:`Scheduler.cancel`."""
+        resources = self._provider.resources
+        for job_id in job_ids:
+            resources.setdefault(job_id, {})  # one of an earlier agent
+        try:
+            done = self._provider.cancel(list(job_ids))
+        except Exception as error:
+            raise SchedulerError(_words(error)) from error
+        if not all(done):
+            raise SchedulerError(f"it did not cancel {', '.join(job_ids)}")
+
+
+class SlurmScheduler(ParslScheduler):
+    """Slurm; states come from ``squeue``, which every Slurm has, with or without accounting."""
+
+    def __init__(self, provider: Any, *, clusters: str | None, timeout_s: float) -> None:
+        super().__init__(provider)
+        self._options = [f"--clusters={clusters}"] if clusters else []
+        self._timeout_s = timeout_s
+
+    def statuses(self, job_ids: Sequence[str]) -> Mapping[str, BlockStatus]:
+        """As :meth:`Scheduler.statuses`."""
+        command = ["squeue", *self._options, "--states=all", "--noheader", "--format=%i|%T|%r"]
+        command.append(f"--jobs={','.join(job_ids)}")
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=self._timeout_s, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SchedulerError(str(error)) from error
+        if done.returncode and "Invalid job id" not in done.stderr:
+            raise SchedulerError(done.stderr.strip() or f"squeue ended with {done.returncode}")
+        statuses = {}
+        for line in done.stdout.splitlines():
+            job_id, state, reason = [*line.strip().split("|", 2), "", ""][:3]
+            if job_id in job_ids:
+                statuses[job_id] = BlockStatus(_slurm_phase(state), _slurm_words(job_id, state, reason))
+        return statuses
+
+
+def _slurm_phase(state: str) -> Phase:
+    return Phase.WAITING if state in _SLURM_WAITING else Phase.RUNNING if state in _SLURM_RUNNING else Phase.ENDED
+
+
+def _slurm_words(job_id: str, state: str, reason: str) -> str:
+    return f"job {job_id} {state}" if reason in ("", "None") else f"job {job_id} {state} ({reason})"
+
+
+def _arguments(config: ProviderConfig) -> dict[str, Any]:
+    """The fields that are Parsl's too, in the types that it wants. Lines for the nodes are in our own script."""
+    skipped = {"launcher", "worker_init"}
+    values = {name: getattr(config, name) for name in config.__struct_fields__ if name not in skipped}
+    values["init_blocks"] = config.first_blocks
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _launcher(config: LauncherConfig, launchers: Any) -> Any:
+    return getattr(launchers, str(type(config).__struct_config__.tag))(debug=False, **msgspec.structs.asdict(config))
+
+
+def _described(status: Any) -> str:
+    """A Parsl status in words."""
+    return f"{status.status_name} ({status.message})" if status.message else str(status.status_name)
+
+
+class _LastWords(logging.Handler):
+    """What a provider logs as an error: some say there, and nowhere else, why a scheduler refused a job."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.text = ""
+        self._logger = logging.getLogger("parsl")
+
+    def __enter__(self) -> _LastWords:
+        self._propagates, self._logger.propagate = self._logger.propagate, False  # we say it, once
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = self._propagates
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = " ".join(record.getMessage().split())
+
+
+def _words(error: Exception) -> str:
+    """The scheduler's own words in an exception of a provider."""
+    said = [str(getattr(error, name, None) or "").strip() for name in ("stderr", "stdout")]
+    return next(filter(None, said), "") or str(error) or type(error).__name__

@@ -1,0 +1,251 @@
+"""Agents and managers on different machines: who may connect, and what becomes of messages that were lost."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import zmq
+
+from farcall_common.errors import Unavailable
+from farcall_endpoint import protocol
+from farcall_endpoint.agent.blocks import Blocks
+from farcall_endpoint.agent.fleet import Fleet, Lost, Network
+from farcall_endpoint.agent.scaling import SimpleScaling
+from farcall_endpoint.agent.tasks import Demand
+from farcall_endpoint.manager.reach import find_reachable
+from farcall_endpoint.providers import BlockStatus, Phase
+from farcall_endpoint.testing import FakeAgent
+from farcall_endpoint.transport import (
+    CurveKeys,
+    FleetKeys,
+    agent_socket,
+    bind_to_network,
+    fleet_socket,
+    new_curve_keys,
+    receive_frames,
+)
+
+WAIT_S = 10.0
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_only_the_managers_key_opens_the_fleet(known: bool) -> None:
+    keys = FleetKeys(new_curve_keys(), new_curve_keys())
+    with zmq.Context() as context:
+        fleet = fleet_socket(context)
+        port, guard = bind_to_network(fleet, keys=keys)
+        manager = agent_socket(
+            context,
+            address=f"tcp://127.0.0.1:{port}",
+            manager_id="m",
+            server_key=keys.agent.public,
+            keys=keys.managers if known else new_curve_keys(),
+        )
+        try:
+            manager.send(b"hello")
+            assert bool(fleet.poll(10_000 if known else 500)) is known
+        finally:
+            manager.close()
+            fleet.close()
+            guard.stop()
+
+
+def test_the_first_address_that_takes_a_connection_is_used() -> None:
+    with zmq.Context() as context:
+        fleet = fleet_socket(context)
+        port, guard = bind_to_network(fleet, keys=FleetKeys(new_curve_keys(), new_curve_keys()))
+        nowhere = "tcp://127.0.0.1:9"
+        assert find_reachable([nowhere, f"tcp://127.0.0.1:{port}"]) == f"tcp://127.0.0.1:{port}"
+        fleet.close()
+        guard.stop()
+    with pytest.raises(Unavailable, match=r"cannot reach the agent at tcp://127.0.0.1:9 .*refused.*engine.address"):
+        find_reachable([nowhere], patience_s=0.0)
+
+
+# -- a manager that finds a gap ----------------------------------------------------------------------------------------
+
+
+def test_a_manager_that_missed_a_message_gives_back_what_it_has(tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path)
+    try:
+        agent.listen(lambda: agent.progress and agent.progress[-1].idle_workers == 1)
+        agent.say(protocol.Ping(), number=1)
+        agent.say(protocol.Ping(), number=3)
+        agent.listen(lambda: agent.leaving)
+        assert "messages were lost" in agent.leaving
+        agent.manager.wait(WAIT_S)
+    finally:
+        agent.close()
+
+
+# -- an agent that finds one -------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """A provider whose blocks are only said to run; the test speaks for their managers."""
+
+    is_local = False
+    walltime_s: float | None = None
+
+    def __init__(self) -> None:
+        self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.commands: dict[str, Sequence[str]] = {}
+        self.variables: Mapping[str, str] = {}
+        self.phase = Phase.RUNNING
+        self.killed = False
+
+    def fileno(self) -> int:
+        return self.news
+
+    def changed(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.news)
+
+    def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> Nodes:
+        self.commands[block_id] = command
+        self.variables = environment
+        return self
+
+    def status(self) -> BlockStatus:
+        return BlockStatus(self.phase, "job 7 CANCELLED" if self.phase is Phase.ENDED else "")
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def close(self) -> None:
+        """Also of each block."""
+
+
+class Site:
+    """A fleet and a manager's end of the wire."""
+
+    def __init__(self, directory: Path) -> None:
+        self.nodes = Nodes()
+        self.context = zmq.Context()
+        numbers = itertools.count(1)
+        self.poller = zmq.Poller()
+        self.fleet = Fleet(
+            self.context,
+            address=f"ipc://{directory}/a.sock",
+            poller=self.poller,
+            provider=self.nodes,
+            blocks=Blocks(
+                policy=SimpleScaling(min_blocks=1, max_blocks=1, parallelism=1.0, idle_release_s=60.0),
+                first_blocks=1,
+                slots_per_block=1,
+                max_failures=3,
+                backoff_s=0.1,
+                new_block_id=lambda: f"b{next(numbers)}",
+            ),
+            command_options=[],
+            function_body=lambda _: b"",
+            payload=lambda _: b"",
+            demand=lambda: Demand(0, ()),
+            network=Network(["127.0.0.1"], FleetKeys(new_curve_keys(), new_curve_keys())),
+        )
+        self.fleet.tend(now=time.monotonic())
+        self.lost: list[Lost] = []
+        self.heard: list[protocol.Registered | protocol.Progress] = []
+        command = self.nodes.commands["b1"]
+        self.address = command[command.index("--agent") + 1]
+        variables = self.nodes.variables
+        self.keys = CurveKeys(variables["FARCALL_FLEET_PUBLIC_KEY"], variables["FARCALL_FLEET_SECRET_KEY"])
+        self.server_key = variables["FARCALL_FLEET_SERVER_KEY"]
+        self.manager = self.connect("m")
+
+    def connect(self, manager_id: str) -> zmq.Socket[bytes]:
+        return agent_socket(
+            self.context, address=self.address, manager_id=manager_id, server_key=self.server_key, keys=self.keys
+        )
+
+    def say(self, message: protocol.FromManager, number: int) -> None:
+        self.manager.send_multipart(protocol.encode(message, number=number))
+
+    def register(self, *, block_id: str = "b1") -> None:
+        software = protocol.software_fingerprint()
+        self.say(protocol.Registered("m", software, 1, os.getpid(), "here", block_id), 1)
+
+    def turn(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline
+            ready = {source for source, _ in self.poller.poll(20)}
+            now = time.monotonic()
+            self.heard += [message for _, message, _ in self.fleet.receive(now=now)]
+            self.lost += self.fleet.tend(now=now, ready=ready)
+
+    def told(self) -> protocol.FromAgent:
+        assert self.manager.poll(10_000)
+        return protocol.decode_from_agent(receive_frames(self.manager))[0]
+
+    def close(self) -> None:
+        self.manager.close()
+        self.fleet.close()
+        self.context.term()
+        os.close(self.nodes.news)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    site.close()
+
+
+def test_an_agent_that_missed_a_message_gives_the_manager_up(site: Site) -> None:
+    site.register()
+    site.turn(lambda: site.heard)
+    site.say(protocol.Progress(), 3)
+    site.turn(lambda: site.lost)
+    assert "messages were lost" in site.lost[0].reason
+    site.say(protocol.Progress(), 4)
+    while not isinstance(told := site.told(), protocol.Stop):
+        assert isinstance(told, protocol.Ping)
+    assert len(site.heard) == 1
+
+
+def test_a_connection_that_was_made_again_without_loss_goes_on(site: Site) -> None:
+    site.register()
+    site.turn(lambda: site.heard)
+    site.manager.close(linger=0)
+    site.manager = site.connect("m")
+    site.say(protocol.Progress(workers=1), 2)
+    site.turn(lambda: len(site.heard) == 2)
+    assert not site.lost
+
+
+def test_a_manager_of_no_block_of_ours_is_sent_away(site: Site) -> None:
+    site.register(block_id="of an earlier agent")
+    site.turn(lambda: site.manager.poll(0))
+    assert isinstance(site.told(), protocol.Stop)
+    assert not site.heard
+
+
+def test_a_manager_that_leaves_is_lost_at_once_and_its_block_ended_soon(site: Site) -> None:
+    site.register()
+    site.turn(lambda: site.heard)
+    site.say(protocol.Leaving("it got SIGTERM"), 2)
+    site.turn(lambda: site.lost)
+    assert "SIGTERM" in site.lost[0].reason
+
+
+def test_a_manager_outlives_what_a_scheduler_says_until_it_is_silent(site: Site) -> None:
+    site.register()
+    site.turn(lambda: site.heard)
+    site.nodes.phase = Phase.ENDED
+    os.eventfd_write(site.nodes.news, 1)
+    since = time.monotonic()
+    site.say(protocol.Progress(), 2)
+    site.turn(lambda: site.lost)
+    assert time.monotonic() - since > 2
+    assert "CANCELLED" in site.lost[0].reason
+    site.turn(lambda: "b2" in site.nodes.commands)

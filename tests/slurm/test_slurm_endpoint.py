@@ -1,0 +1,82 @@
+"""An endpoint on a login node, with its workers in jobs of a real Slurm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farcall_common.wire import TaskState
+from farcall_endpoint.testing import EndpointProcess, running_endpoint, wait_until
+from tests.slurm.cluster import SlurmCluster
+
+ENGINE = {
+    "address": "127.0.0.1",
+    "max_idletime": 600.0,
+    "max_block_failures": 1,
+    "provider": {
+        "type": "SlurmProvider",
+        "exclusive": False,
+        "cores_per_node": 2,
+        "init_blocks": 0,
+        "walltime": "00:05:00",
+    },
+}
+
+
+def job_id() -> str:
+    return os.environ["SLURM_JOB_ID"]
+
+
+def secrets() -> list[str]:
+    return [name for name in os.environ if "TOKEN" in name or "FLEET" in name]
+
+
+@pytest.fixture
+def endpoint(cluster: SlurmCluster, tmp_path: Path) -> Iterator[EndpointProcess]:
+    with running_endpoint(tmp_path, engine=ENGINE) as endpoint:
+        yield endpoint
+
+
+def run(endpoint: EndpointProcess, function: object, *args: object) -> TaskState:
+    return endpoint.cloud.end(endpoint.cloud.submit(function, *args), timeout_s=60).state  # type: ignore[arg-type]
+
+
+def test_tasks_run_in_jobs_and_the_stop_takes_the_jobs_along(endpoint: EndpointProcess, cluster: SlurmCluster) -> None:
+    assert run(endpoint, job_id) is TaskState.SUCCESS
+    assert len(cluster.jobs("RUNNING")) == 1
+    ended = endpoint.cloud.end(endpoint.cloud.submit(secrets), timeout_s=60)
+    assert ended.value == []
+    assert endpoint.stop() == 0
+    wait_until(lambda: not cluster.jobs(), timeout_s=30)
+
+
+def test_the_jobs_of_an_agent_that_was_killed_are_cancelled_by_the_next(
+    endpoint: EndpointProcess, cluster: SlurmCluster
+) -> None:
+    assert run(endpoint, job_id) is TaskState.SUCCESS
+    former = set(cluster.jobs())
+    endpoint.kill_agent()
+    assert set(cluster.jobs()) == former
+    endpoint.start()
+    assert run(endpoint, job_id) is TaskState.SUCCESS
+    wait_until(lambda: not former & set(cluster.jobs()), timeout_s=30)
+    assert len(cluster.jobs()) == 1
+
+
+def test_a_task_of_an_agent_that_was_killed_goes_on_in_another_job(
+    endpoint: EndpointProcess, cluster: SlurmCluster
+) -> None:
+    def nap() -> str:
+        import time
+
+        time.sleep(3)
+        return "rested"
+
+    task_id = endpoint.cloud.submit(nap)
+    wait_until(lambda: cluster.jobs("RUNNING"), timeout_s=30)
+    endpoint.kill_agent()
+    endpoint.start()
+    assert endpoint.cloud.end(task_id, timeout_s=90).state is TaskState.SUCCESS

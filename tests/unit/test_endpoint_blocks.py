@@ -1,0 +1,198 @@
+"""When blocks are started and given back, and when nobody tries any more."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farcall_endpoint.agent.blocks import Blocks, Orders
+from farcall_endpoint.agent.scaling import BlockLoad, Monitor, SimpleScaling, Wish
+
+SLOTS = 4
+
+
+def scaling(**changes: float) -> SimpleScaling:
+    fields = {"min_blocks": 0, "max_blocks": 5, "parallelism": 1.0, "idle_release_s": 120.0} | changes
+    return SimpleScaling(**fields)  # type: ignore[arg-type]
+
+
+class Site:
+    """Blocks, a clock, and what was asked for so far."""
+
+    def __init__(self, *, first: int = 0, max_failures: int = 3, **policy: float) -> None:
+        numbers = itertools.count(1)
+        self.now = 1000.0
+        self.blocks = Blocks(
+            policy=scaling(**policy),
+            first_blocks=first,
+            slots_per_block=SLOTS,
+            max_failures=max_failures,
+            backoff_s=1.0,
+            new_block_id=lambda: f"b{next(numbers)}",
+        )
+
+    def decide(self, *, tasks: int = 0, busy: Collection[str] = (), after_s: float = 0.0) -> Orders:
+        self.now += after_s
+        return self.blocks.decide(tasks=tasks, busy=busy, now=self.now)
+
+    def join(self, block_id: str, *, slots: int = SLOTS, manager_id: str = "m") -> None:
+        self.blocks.joined(block_id, f"{block_id}-{manager_id}", slots=slots, now=self.now)
+
+    def end(self, block_id: str, reason: str = "FAILED") -> None:
+        self.blocks.ended(block_id, reason, now=self.now)
+
+
+# -- the policy --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tasks", "parallelism", "more"), [(0, 1.0, 0), (1, 1.0, 1), (4, 1.0, 1), (5, 1.0, 2), (100, 1.0, 5), (8, 0.5, 1)]
+)
+def test_a_slot_for_each_task_as_parallelism_says(tasks: int, parallelism: float, more: int) -> None:
+    assert scaling(parallelism=parallelism).wish(Monitor(tasks, SLOTS)).more == more
+
+
+def test_blocks_on_their_way_count() -> None:
+    assert scaling().wish(Monitor(8, SLOTS, [BlockLoad("a", 0), BlockLoad("b", 0)])) == Wish()
+
+
+def test_the_least_is_kept_and_the_longest_idle_goes_first() -> None:
+    blocks = [BlockLoad("a", 4, 130.0), BlockLoad("b", 4, 500.0), BlockLoad("c", 4), BlockLoad("d", 4, 119.0)]
+    assert scaling().wish(Monitor(0, SLOTS, blocks)).release == ("b", "a")
+    assert scaling(min_blocks=3).wish(Monitor(0, SLOTS, blocks)).release == ("b",)
+    assert scaling(min_blocks=4).wish(Monitor(0, SLOTS, blocks)).release == ()
+
+
+@given(
+    tasks=st.integers(0, 10_000),
+    slots=st.lists(st.integers(0, 64), max_size=8),
+    idle=st.lists(st.none() | st.floats(0, 1000), min_size=8, max_size=8),
+    least=st.integers(0, 4),
+    span=st.integers(0, 6),
+    parallelism=st.floats(0.01, 1.0),
+)
+def test_never_beyond_the_bounds(
+    tasks: int, slots: list[int], idle: list[float | None], least: int, span: int, parallelism: float
+) -> None:
+    most = max(1, least + span)
+    policy = scaling(min_blocks=least, max_blocks=most, parallelism=parallelism)
+    blocks = [
+        BlockLoad(str(index), count, idle[index] if count else None) for index, count in enumerate(slots[: most + 1])
+    ]
+    wish = policy.wish(Monitor(tasks, SLOTS, blocks))
+    assert not (wish.more > 0 and wish.release)
+    assert len(blocks) + wish.more <= max(most, len(blocks))
+    assert len(blocks) - len(wish.release) >= min(least, len(blocks))
+    by_id = {block.block_id: block for block in blocks}
+    assert all((by_id[block_id].idle_s or 0.0) >= 120.0 for block_id in wish.release)
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_blocks_come_without_any_task_and_once() -> None:
+    site = Site(first=2)
+    assert site.decide().start == ("b1", "b2")
+    assert site.decide() == Orders()
+    for block_id in ("b1", "b2"):
+        site.join(block_id)
+    assert site.decide(after_s=121.0).release == ("b1", "b2")
+    assert site.decide() == Orders()
+
+
+def test_a_block_is_idle_only_while_none_of_its_managers_has_a_task() -> None:
+    site = Site(first=1)
+    site.decide()
+    site.join("b1")
+    assert site.decide(busy={"b1"}, tasks=1, after_s=500.0).release == ()
+    assert site.decide(after_s=1.0).release == ()  # idle from now on
+    assert site.decide(after_s=119.0).release == ()
+    assert site.decide(after_s=2.0).release == ("b1",)
+
+
+def test_a_block_that_was_given_back_is_replaced_when_there_is_work() -> None:
+    site = Site(first=1, max_blocks=1)
+    site.decide()
+    site.join("b1")
+    assert site.decide(after_s=121.0).release == ("b1",)
+    assert site.decide(tasks=1).start == ("b2",)
+
+
+def test_how_many_slots_a_block_has_is_learned() -> None:
+    site = Site()
+    assert len(site.decide(tasks=8).start) == 2
+    site.join("b1", slots=32, manager_id="m1")
+    site.join("b1", slots=32, manager_id="m2")
+    assert site.decide(tasks=128).start == ()  # 64 here, 64 on their way
+    assert len(site.decide(tasks=200).start) == 2
+
+
+def test_a_lost_block_is_replaced_at_once_but_not_in_a_hot_loop() -> None:
+    site = Site(first=1, min_blocks=1)
+    site.decide()
+    site.join("b1")
+    site.now += 10
+    site.end("b1", "killed by signal 9")
+    assert site.decide().start == ("b2",)
+    site.join("b2")
+    site.end("b2", "exit code 1")
+    assert site.decide(after_s=0.5).start == ()
+    assert site.decide(after_s=0.6).start == ("b3",)
+
+
+# -- the circuit breaker -----------------------------------------------------------------------------------------------
+
+
+def test_failures_in_a_row_open_the_breaker_with_the_last_words() -> None:
+    site = Site(max_failures=3, max_blocks=1)
+    for number, pause_s in ((1, 1.0), (2, 2.0)):
+        assert site.decide(tasks=1).start == (f"b{number}",)
+        site.end(f"b{number}", "sbatch: error: invalid account")
+        assert site.blocks.refusal == ""
+        assert "invalid account" in site.blocks.problem
+        assert site.decide(tasks=1, after_s=pause_s - 0.1).start == ()
+        site.now += 0.2
+    site.decide(tasks=1)
+    site.end("b3", "sbatch: error: invalid account")
+    assert "invalid account" in site.blocks.refusal
+    assert site.decide(tasks=9, after_s=30.0).start == ()
+    assert site.blocks.refusal
+
+
+def test_after_the_pause_one_block_is_tried_and_the_next_pause_is_longer() -> None:
+    site = Site(max_failures=1)
+    site.decide(tasks=1)
+    site.end("b1")
+    assert site.decide(after_s=59.0).start == ()
+    assert site.decide(tasks=100, after_s=2.0).start == ("b2",)
+    assert site.blocks.refusal == ""
+    site.end("b2")
+    assert site.blocks.refusal
+    assert site.decide(tasks=100, after_s=100.0).start == ()
+    assert site.decide(tasks=100, after_s=21.0).start == ("b3",)
+    site.join("b3")
+    assert site.blocks.problem == ""
+    assert len(site.decide(tasks=100).start) == 4
+
+
+def test_a_manager_closes_the_breaker() -> None:
+    site = Site(max_failures=2)
+    assert site.decide(tasks=8).start == ("b1", "b2")
+    site.end("b1")
+    site.join("b2")
+    site.decide(tasks=8, after_s=2.0)
+    site.end("b3")
+    assert site.blocks.refusal == "", "not in a row"
+
+
+def test_a_block_that_was_given_back_before_it_came_is_no_failure() -> None:
+    site = Site(first=1, max_failures=1)
+    site.decide()
+    site.join("b1")
+    site.decide(after_s=121.0)
+    site.end("b1", "cancelled")
+    assert site.blocks.problem == ""

@@ -1,0 +1,123 @@
+"""Tasks and the time that a block has left."""
+
+from __future__ import annotations
+
+import pytest
+
+from farcall_common.errors import ErrorRecord
+from farcall_common.wire import TaskSpec, TaskState
+from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.scheduling import ManagerLoad, RoundRobinPolicy, TimeLeft
+from farcall_endpoint.agent.tasks import Decisions, Stage, Task
+from farcall_endpoint.prefetch import PrefetchPolicy
+
+HASH = "f" * 64
+
+
+def spec(name: str, walltime_s: float | None = None, *, idempotent: bool = True) -> TaskSpec:
+    return TaskSpec(name, 1, "", HASH, 0, None, idempotent, 3, walltime_s, None, (), {})
+
+
+def task(name: str, walltime_s: float | None = None) -> Task:
+    return Task(1, spec(name, walltime_s), 1, Stage.QUEUED, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("left", "walltime_s", "fits"),
+    [
+        (TimeLeft(60.0), 60.0, True),
+        (TimeLeft(60.0), 61.0, False),
+        (TimeLeft(60.0), None, True),
+        (TimeLeft(0.0), None, False),
+        (TimeLeft(60.0, drain_s=60.0), None, False),
+        (TimeLeft(60.0, drain_s=90.0), 10.0, True),
+        (TimeLeft(60.0, drain_s=90.0, limit_s=30.0), None, True),
+        (TimeLeft(60.0, limit_s=30.0), 100.0, True),
+        (TimeLeft(60.0, limit_s=90.0), None, False),
+    ],
+)
+def test_a_task_starts_only_where_it_can_end(left: TimeLeft, walltime_s: float | None, *, fits: bool) -> None:
+    assert left.fits(walltime_s) is fits
+
+
+def test_each_task_goes_where_its_time_is_enough() -> None:
+    old = ManagerLoad("old", 2, 2, TimeLeft(10.0))
+    young = ManagerLoad("young", 1, 1, TimeLeft(100.0))
+    placed = RoundRobinPolicy().place([task("long", 50.0), task("short", 5.0), task("longer", 60.0)], [old, young])
+    assert [(each.task_id, manager_id) for each, manager_id in placed] == [("long", "young"), ("short", "old")]
+
+
+def core_with(*, ends_at: float | None, **options: float) -> AgentCore:
+    none = PrefetchPolicy(horizon_s=0.0, limit=0)
+    core = AgentCore(
+        endpoint_id="e",
+        policy=RoundRobinPolicy(),
+        slots_hint=1,
+        prefetch=none,
+        window=none,
+        max_window=8,
+        **options,  # type: ignore[arg-type]
+    )
+    core.opened(())
+    core.know(HASH)
+    if ends_at is not None:
+        core.manager_registered("m", slots=4, ends_at=ends_at)
+    return core
+
+
+def orders(decisions: Decisions) -> list[str]:
+    return [each.task_id for tasks in decisions.orders.values() for each in tasks]
+
+
+def error_of(decisions: Decisions) -> ErrorRecord:
+    [ended] = decisions.ended
+    assert ended.end is not None
+    assert ended.end.error is not None
+    assert ended.end.state is TaskState.FAILED
+    return ErrorRecord.from_json(ended.end.error)
+
+
+def test_what_has_no_time_here_waits_and_is_overtaken_by_what_has() -> None:
+    core = core_with(ends_at=30.0)
+    for name, walltime_s in (("a", 60.0), ("b", 10.0), ("c", 60.0), ("d", 10.0)):
+        core.accept(spec(name, walltime_s), b"", now=0.0)
+    assert orders(core.decide(now=0.0)) == ["b", "d"]
+    core.manager_registered("new", slots=4, ends_at=100.0)
+    assert orders(core.decide(now=1.0)) == ["a", "c"]
+
+
+def test_a_task_that_no_block_has_time_for_fails_at_once() -> None:
+    core = core_with(ends_at=None, block_s=100.0)
+    core.accept(spec("a", 101.0), b"", now=0.0)
+    assert error_of(core.decide(now=0.0)).code == "LIMIT_INVALID"
+
+
+def test_without_nodes_what_waits_fails_and_what_comes_too() -> None:
+    core = core_with(ends_at=None)
+    core.accept(spec("a"), b"", now=0.0)
+    core.nodes(refusal="3 blocks ended: invalid account", problem="")
+    record = error_of(core.decide(now=0.0))
+    assert record.code == "NODES_UNAVAILABLE"
+    assert record.retryable
+    assert "invalid account" in record.message
+    core.accept(spec("b"), b"", now=1.0)
+    assert error_of(core.decide(now=1.0)).code == "NODES_UNAVAILABLE"
+    core.nodes(refusal="", problem="")
+    core.accept(spec("c"), b"", now=2.0)
+    assert not core.decide(now=2.0).ended
+
+
+def test_what_blocks_wait_for_is_in_the_report() -> None:
+    core = core_with(ends_at=None)
+    core.nodes(refusal="", problem="job 7 PENDING (Resources)")
+    assert core.report().detail["problem"] == "job 7 PENDING (Resources)"
+
+
+def test_demand_names_who_has_tasks() -> None:
+    core = core_with(ends_at=1000.0)
+    core.manager_registered("idle", slots=1)
+    core.accept(spec("a", 10.0), b"", now=0.0)
+    core.decide(now=0.0)
+    demand = core.demand()
+    assert demand.tasks == 1
+    assert len(demand.busy) == 1
