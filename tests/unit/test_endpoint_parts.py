@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from farcall_common import wire
@@ -22,7 +23,7 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-from farcall_endpoint.agent.scheduling import ManagerLoad, RandomPolicy, RoundRobinPolicy, SchedulingPolicy
+from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RandomPolicy, RoundRobinPolicy, SchedulingPolicy
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
 from farcall_endpoint.cloud import Cloud
@@ -50,23 +51,46 @@ def tasks(count: int, *, idempotent: bool = True) -> list[Task]:
 
 @pytest.mark.parametrize("policy", [RandomPolicy(random.Random(1)), RoundRobinPolicy()])
 def test_policies_fill_slots_before_they_prefetch_and_keep_the_order(policy: SchedulingPolicy) -> None:
-    loads = [ManagerLoad("a", 2, 4), ManagerLoad("b", 1, 3), ManagerLoad("full", 0, 0)]
-    placed = policy.place(tasks(10), loads)
+    loads = [ManagerLoad("a", 2, 2), ManagerLoad("b", 2, 1), ManagerLoad("full", 2, -2)]
+    placed = policy.place(tasks(10), loads, depth=1, now=0.0)
     assert [task.task_id for task, _ in placed] == [f"t{number}" for number in range(7)]
     first = [name for _, name in placed[:3]]
     assert sorted(first) == ["a", "a", "b"]
     assert {name: [n for _, n in placed].count(name) for name in "ab"} == {"a": 4, "b": 3}
+    assert [load.free for load in loads] == [-2, -2, -2]
+
+
+@pytest.mark.parametrize("policy", [RandomPolicy(random.Random(1)), RoundRobinPolicy()])
+def test_short_tasks_go_to_one_manager_in_a_row_while_it_has_free_slots(policy: SchedulingPolicy) -> None:
+    placed = policy.place(tasks(9), [ManagerLoad(name, 4, 4) for name in "abcd"], depth=2, now=0.0)
+    names = [name for _, name in placed]
+    assert names[0] == names[1] == names[2]
+    few_slots = policy.place(tasks(8), [ManagerLoad(name, 2, 2) for name in "abcd"], depth=5, now=0.0)
+    assert all(few_slots[at][1] == few_slots[at + 1][1] for at in range(0, 8, 2))
+    assert {name for _, name in few_slots} == set("abcd")
+
+
+@pytest.mark.parametrize("policy", [RandomPolicy(random.Random(1)), RoundRobinPolicy()])
+def test_a_task_overtakes_only_one_that_nobody_has_the_time_for(policy: SchedulingPolicy) -> None:
+    queue = tasks(3)
+    queue[0].spec = msgspec.structs.replace(queue[0].spec, walltime_s=100.0)
+    loads = [ManagerLoad("short", 8, 8, Lifetime(50.0)), ManagerLoad("long", 1, 1, Lifetime(500.0))]
+    placed = policy.place(queue, loads, depth=4, now=0.0)
+    assert [task.task_id for task, _ in placed] == ["t0", "t1", "t2"]
+    assert placed[0][1] == "long"
+    late = policy.place(queue, [ManagerLoad("short", 8, 8, Lifetime(50.0))], depth=4, now=0.0)
+    assert [task.task_id for task, _ in late] == ["t1", "t2"]
 
 
 def test_round_robin_takes_turns() -> None:
     loads = [ManagerLoad(name, 10, 10) for name in "abc"]
-    names = [name for _, name in RoundRobinPolicy().place(tasks(6), loads)]
+    names = [name for _, name in RoundRobinPolicy().place(tasks(6), loads, depth=0, now=0.0)]
     assert names[:3] == names[3:]
     assert len(set(names)) == 3
 
 
 def test_a_task_that_may_not_run_twice_never_waits_at_a_manager() -> None:
-    placed = RoundRobinPolicy().place(tasks(5, idempotent=False), [ManagerLoad("a", 2, 100)])
+    placed = RoundRobinPolicy().place(tasks(5, idempotent=False), [ManagerLoad("a", 2, 2)], depth=49, now=0.0)
     assert len(placed) == 2
 
 

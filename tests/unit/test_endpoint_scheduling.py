@@ -7,7 +7,7 @@ import pytest
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.scheduling import ManagerLoad, RoundRobinPolicy, TimeLeft
+from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RoundRobinPolicy
 from farcall_endpoint.agent.tasks import Decisions, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 
@@ -25,25 +25,25 @@ def task(name: str, walltime_s: float | None = None) -> Task:
 @pytest.mark.parametrize(
     ("left", "walltime_s", "fits"),
     [
-        (TimeLeft(60.0), 60.0, True),
-        (TimeLeft(60.0), 61.0, False),
-        (TimeLeft(60.0), None, True),
-        (TimeLeft(0.0), None, False),
-        (TimeLeft(60.0, drain_s=60.0), None, False),
-        (TimeLeft(60.0, drain_s=90.0), 10.0, True),
-        (TimeLeft(60.0, drain_s=90.0, limit_s=30.0), None, True),
-        (TimeLeft(60.0, limit_s=30.0), 100.0, True),
-        (TimeLeft(60.0, limit_s=90.0), None, False),
+        (Lifetime(60.0), 60.0, True),
+        (Lifetime(60.0), 61.0, False),
+        (Lifetime(60.0), None, True),
+        (Lifetime(0.0), None, False),
+        (Lifetime(60.0, drain_s=60.0), None, False),
+        (Lifetime(60.0, drain_s=90.0), 10.0, True),
+        (Lifetime(60.0, drain_s=90.0, limit_s=30.0), None, True),
+        (Lifetime(60.0, limit_s=30.0), 100.0, True),
+        (Lifetime(60.0, limit_s=90.0), None, False),
     ],
 )
-def test_a_task_starts_only_where_it_can_end(left: TimeLeft, walltime_s: float | None, *, fits: bool) -> None:
-    assert left.fits(walltime_s) is fits
+def test_a_task_starts_only_where_it_can_end(left: Lifetime, walltime_s: float | None, *, fits: bool) -> None:
+    assert left.fits(walltime_s, now=0.0) is fits
 
 
 def test_each_task_goes_where_its_time_is_enough() -> None:
-    old = ManagerLoad("old", 2, 2, TimeLeft(10.0))
-    young = ManagerLoad("young", 1, 1, TimeLeft(100.0))
-    placed = RoundRobinPolicy().place([task("long", 50.0), task("short", 5.0), task("longer", 60.0)], [old, young])
+    old, young = ManagerLoad("old", 2, 2, Lifetime(10.0)), ManagerLoad("young", 1, 1, Lifetime(100.0))
+    tasks = [task("long", 50.0), task("short", 5.0), task("longer", 60.0)]
+    placed = RoundRobinPolicy().place(tasks, [old, young], depth=0, now=0.0)
     assert [(each.task_id, manager_id) for each, manager_id in placed] == [("long", "young"), ("short", "old")]
 
 

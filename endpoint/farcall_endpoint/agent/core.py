@@ -27,7 +27,7 @@ from farcall_common.wire import (
     TaskState,
 )
 from farcall_endpoint import outcomes
-from farcall_endpoint.agent.scheduling import ManagerLoad, SchedulingPolicy, TimeLeft
+from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, SchedulingPolicy
 from farcall_endpoint.agent.tasks import Decisions, Demand, End, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress
@@ -43,12 +43,10 @@ _UPLOAD_RETRY_S: Final = 0.5
 
 @dataclasses.dataclass(slots=True)
 class _Manager:
-    slots: int
-    ends_at: float | None = None
+    load: ManagerLoad
     outstanding: dict[str, Task] = dataclasses.field(default_factory=dict)  # in the order of dispatch
     workers: int = 0
     idle_workers: int = 0
-    problem: str = ""
 
 
 class AgentCore:
@@ -92,6 +90,9 @@ class AgentCore:
         self._queue: collections.deque[Task] = collections.deque()
         self._functions: set[str] = set()
         self._managers: dict[str, _Manager] = {}
+        # Of all managers together. Counted as things happen: a turn costs no more with a thousand of them.
+        self._slots = self._workers = self._idle_workers = self._dispatched = 0
+        self._manager_problems: dict[str, str] = {}
         self._ended = 0
         self._next_seq = itertools.count(1)
         self._watched: collections.deque[tuple[float, Task]] = collections.deque()
@@ -265,7 +266,7 @@ class AgentCore:
         decisions.orders.clear()
         for task in again:
             assert task.manager_id is not None
-            self._managers[task.manager_id].outstanding.pop(task.task_id)
+            self._unassign(task.manager_id, task.task_id)
             task.starts -= 1
         self._requeue(again, now)
         self._credit -= decisions.credit
@@ -339,14 +340,15 @@ class AgentCore:
 
     def manager_registered(self, manager_id: str, *, slots: int, ends_at: float | None = None) -> None:
         """A manager is there; ``ends_at``: when its time is over, where that is known."""
-        self._managers[manager_id] = _Manager(slots, ends_at)
+        lifetime = None if ends_at is None else Lifetime(ends_at, self._drain_s, self._max_walltime_s)
+        self._managers[manager_id] = _Manager(ManagerLoad(manager_id, slots, slots, lifetime))
+        self._slots += slots
 
     def progress(self, manager_id: str, progress: Progress, bodies: Sequence[Bytes], *, now: float) -> None:
         """A manager reports. A result counts even if the manager was given up meanwhile."""
         manager = self._managers.get(manager_id)
         if manager is not None:
-            manager.workers, manager.idle_workers = progress.workers, progress.idle_workers
-            manager.problem = progress.problem
+            self._note(manager, progress.workers, progress.idle_workers, progress.problem)
         for finished in progress.finished:
             self._finished(manager_id, finished, bodies)
         self._observe(progress.finished)
@@ -361,7 +363,10 @@ class AgentCore:
         """A manager is gone with all that it had. If that was ``expected``, no start is held against a task."""
         manager = self._managers.pop(manager_id, None)
         if manager is not None:
-            suspects = 0 if expected else manager.slots
+            self._note(manager, 0, 0, "")
+            self._slots -= manager.load.slots
+            self._dispatched -= len(manager.outstanding)
+            suspects = 0 if expected else manager.load.slots
             self._reconsider(list(manager.outstanding.values()), suspects, reason, now)
 
     # -- time and decisions --------------------------------------------------------------------------------------------
@@ -393,15 +398,14 @@ class AgentCore:
 
     def report(self) -> EndpointReport:
         """The numbers for a heartbeat."""
-        problems = [self._spool_problem, self._nodes_problem, *[manager.problem for manager in self._managers.values()]]
+        problems = [self._spool_problem, self._nodes_problem, *self._manager_problems.values()]
         problem = next(filter(None, problems), "")
         unfinished = len(self._tasks) - self._ended
-        dispatched = sum(len(manager.outstanding) for manager in self._managers.values())
         return EndpointReport(
             managers=len(self._managers),
-            total_workers=sum(manager.workers for manager in self._managers.values()),
-            idle_workers=sum(manager.idle_workers for manager in self._managers.values()),
-            pending_tasks=max(0, unfinished - dispatched),
+            total_workers=self._workers,
+            idle_workers=self._idle_workers,
+            pending_tasks=max(0, unfinished - self._dispatched),
             outstanding_tasks=unfinished,
             detail={"problem": problem} if problem else {},
         )
@@ -418,23 +422,15 @@ class AgentCore:
     def _dispatch(self, now: float) -> None:
         if not (self._queue and self._managers):
             return
-        per_slot = 1 + self._prefetch.depth
-        loads = [
-            ManagerLoad(
-                name,
-                m.slots - len(m.outstanding),
-                m.slots * per_slot - len(m.outstanding),
-                None if m.ends_at is None else TimeLeft(m.ends_at - now, self._drain_s, self._max_walltime_s),
-            )
-            for name, m in self._managers.items()
-        ]
+        loads = [manager.load for manager in self._managers.values()]
         passed = []
-        for task, manager_id in self._policy.place(self._queue, [load for load in loads if load.room > 0]):
+        for task, manager_id in self._policy.place(self._queue, loads, depth=self._prefetch.depth, now=now):
             while (head := self._queue.popleft()) is not task:
                 passed.append(head)
             task.stage, task.manager_id = Stage.DISPATCHED, manager_id
             task.starts += 1
             self._managers[manager_id].outstanding[task.task_id] = task
+            self._dispatched += 1
             self._decisions.starts.append(task)
             self._decisions.orders[manager_id].append(task)
             self._enter(task, TaskState.WAITING_FOR_LAUNCH, now)
@@ -443,7 +439,7 @@ class AgentCore:
     def _give_credit(self) -> None:
         if not self._connected or self._spool_problem:
             return
-        slots = sum(manager.slots for manager in self._managers.values()) or self._slots_hint
+        slots = self._slots or self._slots_hint
         window = min(slots * (2 + self._window.depth), max(self._max_window, 2 * slots))
         due = window - (len(self._tasks) - self._ended) - self._credit
         if due >= max(1, window // 4) or (due > 0 and self._credit == 0):
@@ -489,11 +485,25 @@ class AgentCore:
 
     def _release(self, manager_id: str, task_id: str) -> Task | None:
         """Note that a manager has done with a task; None if its end is known already."""
-        manager = self._managers.get(manager_id)
-        if manager is not None:
-            manager.outstanding.pop(task_id, None)
+        self._unassign(manager_id, task_id)
         task = self._tasks.get(task_id)
         return None if task is None or task.end is not None else task
+
+    def _unassign(self, manager_id: str, task_id: str) -> None:
+        manager = self._managers.get(manager_id)
+        if manager is not None and manager.outstanding.pop(task_id, None) is not None:
+            manager.load.free += 1
+            self._dispatched -= 1
+
+    def _note(self, manager: _Manager, workers: int, idle_workers: int, problem: str) -> None:
+        """How a manager is; all zero when it is gone."""
+        self._workers += workers - manager.workers
+        self._idle_workers += idle_workers - manager.idle_workers
+        manager.workers, manager.idle_workers = workers, idle_workers
+        if problem:
+            self._manager_problems[manager.load.manager_id] = problem
+        else:
+            self._manager_problems.pop(manager.load.manager_id, None)
 
     def _reconsider(self, tasks: Sequence[Task], suspects: int, reason: str, now: float) -> None:
         """Decide about tasks, in the order of their dispatch, whose manager is gone.

@@ -9,57 +9,65 @@ from typing import Final, Protocol
 
 from farcall_endpoint.agent.tasks import Task
 
-__all__ = ["POLICIES", "ManagerLoad", "RandomPolicy", "RoundRobinPolicy", "SchedulingPolicy", "TimeLeft"]
+__all__ = ["POLICIES", "Lifetime", "ManagerLoad", "RandomPolicy", "RoundRobinPolicy", "SchedulingPolicy"]
 
 _MOST_OVERTAKEN: Final = 1000
 """So that a long queue is not read to its end in every turn."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TimeLeft:
-    """How long a manager's block still lives, in seconds.
+class Lifetime:
+    """When a manager's block is over, in epoch seconds.
 
     :param drain_s: so much of it is kept free of tasks whose length nobody knows.
     :param limit_s: what any task may run at most, whatever its own limit; None is no limit.
     """
 
-    left_s: float
+    ends_at: float
     drain_s: float = 0.0
     limit_s: float | None = None
 
-    def fits(self, walltime_s: float | None) -> bool:
+    def fits(self, walltime_s: float | None, *, now: float) -> bool:
         """Whether a task with such a limit can end before the block does."""
         known = [limit for limit in (walltime_s, self.limit_s) if limit is not None]
-        return self.left_s >= min(known) if known else self.left_s > self.drain_s
+        left_s = self.ends_at - now
+        return left_s >= min(known) if known else left_s > self.drain_s
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class ManagerLoad:
-    """A manager as a policy sees it. ``free``: slots without a task. ``room``: what it takes, prefetch included.
-    ``time``: what is left of its block's; None if there is no end to it, or nobody knows."""
+    """A manager as a policy sees it. ``free``: slots without a task; below 0 by as many tasks as wait behind others.
+    ``lifetime``: None if there is no end to it, or nobody knows."""
 
     manager_id: str
+    slots: int
     free: int
-    room: int
-    time: TimeLeft | None = None
+    lifetime: Lifetime | None = None
 
-    def takes(self, task: Task) -> bool:
-        """Whether the task may go here now. One that may not run twice never waits behind another: should the manager
-        die, it would be lost without ever having been started."""
-        return self.free > 0 or (self.room > 0 and task.spec.idempotent)
+    def room(self, depth: int) -> int:
+        """What it takes, if so many tasks may wait behind each running one."""
+        return self.free + self.slots * depth
 
-    def take(self) -> None:
-        """Count a task."""
-        self.free -= 1
-        self.room -= 1
+    def lasts(self, walltime_s: float | None, *, now: float) -> bool:
+        """Whether a task with such a limit can end here."""
+        return self.lifetime is None or self.lifetime.fits(walltime_s, now=now)
+
+
+_Choice = Callable[[Sequence[ManagerLoad]], ManagerLoad]
 
 
 class SchedulingPolicy(Protocol):
     """Places tasks on managers."""
 
-    def place(self, tasks: Iterable[Task], managers: Sequence[ManagerLoad]) -> list[tuple[Task, str]]:
+    def place(
+        self, tasks: Iterable[Task], managers: Sequence[ManagerLoad], *, depth: int, now: float
+    ) -> list[tuple[Task, str]]:
         """Pairs of task and manager id, in the order of ``tasks``. Loads are counted down in place. A task overtakes
-        another only if that one could not end in any manager's time."""
+        another only if that one could not end in any manager's time.
+
+        :param depth: tasks that may wait behind each running one. As many as a single worker would be given, a manager
+            with that many free slots is given in a row: they share a message, and all of them start at once.
+        """
 
 
 class RandomPolicy:
@@ -68,9 +76,11 @@ class RandomPolicy:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def place(self, tasks: Iterable[Task], managers: Sequence[ManagerLoad]) -> list[tuple[Task, str]]:
+    def place(
+        self, tasks: Iterable[Task], managers: Sequence[ManagerLoad], *, depth: int, now: float
+    ) -> list[tuple[Task, str]]:
         """As :meth:`SchedulingPolicy.place`."""
-        return _place(tasks, managers, self._rng.choice)
+        return _place(tasks, managers, depth, now, self._rng.choice)
 
 
 class RoundRobinPolicy:
@@ -79,9 +89,11 @@ class RoundRobinPolicy:
     def __init__(self) -> None:
         self._turn = 0
 
-    def place(self, tasks: Iterable[Task], managers: Sequence[ManagerLoad]) -> list[tuple[Task, str]]:
+    def place(
+        self, tasks: Iterable[Task], managers: Sequence[ManagerLoad], *, depth: int, now: float
+    ) -> list[tuple[Task, str]]:
         """As :meth:`SchedulingPolicy.place`."""
-        return _place(tasks, managers, self._next)
+        return _place(tasks, managers, depth, now, self._next)
 
     def _next(self, candidates: Sequence[ManagerLoad]) -> ManagerLoad:
         self._turn += 1
@@ -89,36 +101,48 @@ class RoundRobinPolicy:
 
 
 def _place(
-    tasks: Iterable[Task], managers: Sequence[ManagerLoad], choose: Callable[[Sequence[ManagerLoad]], ManagerLoad]
+    tasks: Iterable[Task], managers: Sequence[ManagerLoad], depth: int, now: float, choose: _Choice
 ) -> list[tuple[Task, str]]:
     placed: list[tuple[Task, str]] = []
-    free = [manager for manager in managers if manager.free > 0]
-    roomy = [manager for manager in managers if manager.room > 0]
-    timed = any(manager.time is not None for manager in managers)
-    overtaken = 0
+    candidates = [manager for manager in managers if manager.free > 0]
+    behind = 0  # tasks that may wait behind each running one: none while a slot is free
+    hopeless: set[float | None] = set()  # limits for which no candidate has the time
+    manager: ManagerLoad | None = None
+    run = overtaken = 0
     for task in tasks:
-        candidates: Sequence[ManagerLoad] = free or roomy
-        if not candidates or overtaken > _MOST_OVERTAKEN:
+        if not candidates and not behind:
+            behind = depth
+            candidates = [manager for manager in managers if manager.room(depth) > 0]
+            hopeless.clear()
+        # One that may not run twice never waits behind another: should the manager die, it would be lost without ever
+        # having been started.
+        if not candidates or overtaken > _MOST_OVERTAKEN or (behind and not task.spec.idempotent):
             break
-        if timed:
-            candidates = _lasting(task, free) or _lasting(task, roomy)
-            if not candidates:
+        walltime_s = task.spec.walltime_s
+        if manager is None or not run or not manager.lasts(walltime_s, now=now):
+            manager = None if walltime_s in hopeless else _choose(candidates, walltime_s, now, choose)
+            if manager is None:
+                hopeless.add(walltime_s)
                 overtaken += 1
                 continue
-        manager = candidates[0] if len(candidates) == 1 else choose(candidates)
-        if not manager.takes(task):
-            break  # no overtaking: the order of submission is kept
-        manager.take()
+            run = 1 if behind else min(1 + depth, manager.free)
+        run -= 1
+        manager.free -= 1
         placed.append((task, manager.manager_id))
-        if manager.free == 0:
-            free.remove(manager)
-        if manager.room <= 0:
-            roomy.remove(manager)
+        if manager.room(behind) <= 0:
+            candidates.remove(manager)
     return placed
 
 
-def _lasting(task: Task, managers: Sequence[ManagerLoad]) -> Sequence[ManagerLoad]:
-    return [manager for manager in managers if manager.time is None or manager.time.fits(task.spec.walltime_s)]
+def _choose(
+    candidates: Sequence[ManagerLoad], walltime_s: float | None, now: float, choose: _Choice
+) -> ManagerLoad | None:
+    """A manager that has the time; most have, so one is tried before all are looked at."""
+    manager = candidates[0] if len(candidates) == 1 else choose(candidates)
+    if manager.lasts(walltime_s, now=now):
+        return manager
+    lasting = [manager for manager in candidates if manager.lasts(walltime_s, now=now)]
+    return choose(lasting) if lasting else None
 
 
 POLICIES: Final[Mapping[str, Callable[[], SchedulingPolicy]]] = {
