@@ -130,6 +130,7 @@ def test_status_and_diagnose_of_an_endpoint_that_runs(tmp_path: Path) -> None:
         assert endpoint.agent is not None
         assert facts["pid"] == endpoint.agent.pid
         assert facts["workers"] == 1
+        assert [block["state"] for block in facts["blocks"]] == ["running"]
 
         output = tmp_path / "report"
         arguments = [program, "-c", str(endpoint.home), "diagnose", "test", "--output", str(output)]

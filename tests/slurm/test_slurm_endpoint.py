@@ -46,7 +46,8 @@ def run(endpoint: EndpointProcess, function: object, *args: object) -> TaskState
 
 def test_tasks_run_in_jobs_and_the_stop_takes_the_jobs_along(endpoint: EndpointProcess, cluster: SlurmCluster) -> None:
     assert run(endpoint, job_id) is TaskState.SUCCESS
-    assert len(cluster.jobs("RUNNING")) == 1
+    [job] = cluster.jobs("RUNNING")
+    wait_until(lambda: f"job {job} RUNNING" in str(endpoint.directory.read_status()["blocks"]), timeout_s=10)
     ended = endpoint.cloud.end(endpoint.cloud.submit(secrets), timeout_s=60)
     assert ended.value == []
     assert endpoint.stop() == 0

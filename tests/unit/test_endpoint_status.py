@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from farcall_endpoint.agent.rate import Rate
 from farcall_endpoint.daemon import State
 from farcall_endpoint.directory import AgentProcess
 from farcall_endpoint.status import facts_of, render
@@ -81,3 +82,12 @@ def test_square_brackets_of_a_scheduler_are_no_markup() -> None:
     text = shown(facts)
     assert "[bold]x[/bold]" in text
     assert "job [red]812[/red]" in text
+
+
+def test_a_rate_is_of_the_last_ten_seconds() -> None:
+    rate = Rate()
+    assert rate.per_s(100, now=50.0) == 0.0
+    assert rate.per_s(150, now=51.0) == 50.0
+    for second in range(2, 30):
+        latest = rate.per_s(150, now=50.0 + second)
+    assert latest == 0.0

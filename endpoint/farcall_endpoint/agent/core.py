@@ -94,6 +94,8 @@ class AgentCore:
         self._slots = self._workers = self._idle_workers = self._dispatched = 0
         self._manager_problems: dict[str, str] = {}
         self._ended = 0
+        #: Ends since the start, of whatever kind.
+        self.finished_tasks = 0
         self._next_seq = itertools.count(1)
         self._watched: collections.deque[tuple[float, Task]] = collections.deque()
         self._uploads_due: list[tuple[float, int, Task]] = []
@@ -549,6 +551,7 @@ class AgentCore:
     def _end(self, task: Task, end: End) -> None:
         task.end, task.stage, task.payload, task.manager_id = end, Stage.ENDED, None, None
         self._ended += 1
+        self.finished_tasks += 1
         self._decisions.ended.append(task)
         self._report_end(task)
 

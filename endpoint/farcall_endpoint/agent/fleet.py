@@ -71,6 +71,7 @@ class Network:
 @dataclasses.dataclass
 class _Block:
     handle: Block
+    started_at: float
     managers: set[str] = dataclasses.field(default_factory=set)
     running_since: float | None = None
     ended_at: float | None = None
@@ -210,6 +211,23 @@ class Fleet:
         waiting = [b.handle.status().text for b in self._here.values() if b.running_since is None]
         return self._blocks.problem or next(filter(None, waiting), "")
 
+    def describe(self, *, offset_s: float) -> list[dict[str, object]]:
+        """The blocks, for people.
+
+        :param offset_s: from monotonic to epoch seconds.
+        """
+        return [
+            {
+                "block_id": block_id,
+                "state": block.handle.status().phase.name.lower() if block.part_at is None else "ending",
+                "since": block.started_at + offset_s,
+                "managers": len(block.managers),
+                "workers": sum(self._managers[manager_id].registered.slots for manager_id in block.managers),
+                "scheduler": block.handle.status().text,
+            }
+            for block_id, block in self._here.items()
+        ]
+
     def stop(self, *, grace_s: float) -> None:
         """Let all managers end, and start none any more."""
         self._stopping = True
@@ -300,7 +318,7 @@ class Fleet:
             _logger.exception("cannot start a block")
             self._blocks.ended(block_id, str(error), now=now)
         else:
-            self._here[block_id] = _Block(handle)
+            self._here[block_id] = _Block(handle, now)
 
     def _lose(self, manager_id: str, reason: str, now: float, *, expected: bool = False) -> None:
         """Never believe a manager again. A block that has lost its last one is to end."""

@@ -36,6 +36,7 @@ from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.messages import messages_to_cloud
 from farcall_endpoint.agent.pressure import Pressure
+from farcall_endpoint.agent.rate import Rate
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Decisions, Demand, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
@@ -126,6 +127,8 @@ class Agent:
         self._ask_api = ask_api
         self._clock = clock
         self._on_connected = on_connected
+        self._rate = Rate()
+        self._forwarder = ""
         self._on_status = on_status
         self._instance_id = new_id()
         self._functions: dict[str, bytes] = {}
@@ -234,6 +237,10 @@ class Agent:
             "idle_workers": report.idle_workers,
             "waiting_tasks": report.pending_tasks,
             "unfinished_tasks": report.outstanding_tasks,
+            "finished_tasks": self._core.finished_tasks,
+            "tasks_per_s": round(self._rate.per_s(self._core.finished_tasks, now=self._clock.monotonic()), 1),
+            "forwarder": self._forwarder,
+            "blocks": self._fleet.describe(offset_s=self._clock.epoch() - self._clock.monotonic()),
             "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
             "problem": str(report.detail.get("problem", "")),
             "at": self._clock.epoch(),
@@ -290,6 +297,7 @@ class Agent:
         self._follow(self._connection.unanswered(error, now=self._clock.monotonic()))
 
     def _dial(self, to: c.Address, now: float) -> None:
+        self._forwarder = to.address
         _logger.info("connecting to %s", to.address)
         try:
             self._uplink.dial(to)
