@@ -1,6 +1,6 @@
 # Everything runs from a clone with nothing but git, make and Python >= 3.11; no root, no docker, no account.
 #   make demo    the main job, end to end          make test    every test
-#   make check   format, lint, types, imports      make bench, bench-engine   the figures of benchmarks/README.md
+#   make check   format, lint, types, imports      make bench, bench-engine*  the figures of benchmarks/README.md
 
 PYTHON ?= python3
 UV_VERSION := 0.13.8
@@ -14,7 +14,7 @@ RUN := .venv/bin/python -m
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-slurm check format bench bench-engine openapi clean
+.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-slurm check format bench bench-engine bench-engine-scale bench-engine-papers openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -52,6 +52,13 @@ bench: setup
 # Installs each peer into an environment of its own, below benchmarks/engine.
 bench-engine: setup
 	@PATH="$(dir $(abspath $(UV))):$$PATH" $(RUN) benchmarks.engine
+
+# One agent with up to 1,024 simulated managers; the papers' experiments.
+bench-engine-scale: setup
+	@$(RUN) benchmarks.engine.scale
+
+bench-engine-papers: setup
+	@$(RUN) benchmarks.engine.papers
 
 # -- the gate ----------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@
         ├── TaskPending           (not an end: the result was asked for too early)
         ├── TaskFailed            user code raised
         ├── TaskCancelled
+        ├── NodesUnavailable      the endpoint's scheduler gives it no nodes
         └── TaskLost              Farcall cannot say whether the task ran, and may not run it again
 
 An error says whose fault it is (:class:`Fault`), whether trying again can help (``retryable``), and what to do
@@ -56,6 +57,7 @@ __all__ = [
     "InvalidRequest",
     "LimitExceeded",
     "NoForwarder",
+    "NodesUnavailable",
     "NotFound",
     "PayloadTooLarge",
     "ProtocolError",

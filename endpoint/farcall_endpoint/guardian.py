@@ -21,7 +21,17 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-__all__ = ["Process", "adopt_orphans", "children_of", "descendants", "end", "guard", "line_of", "read_processes"]
+__all__ = [
+    "Process",
+    "adopt_orphans",
+    "children_of",
+    "descendants",
+    "end",
+    "end_group",
+    "guard",
+    "line_of",
+    "read_processes",
+]
 
 _STATE, _PPID, _START, _RSS = 0, 1, 19, 21
 """Places in ``/proc/PID/stat``, counted behind the name of the program."""
@@ -56,10 +66,12 @@ def read_processes() -> dict[int, Process]:
 
 
 def line_of(pid: int, processes: Mapping[int, Process]) -> Iterator[int]:
-    """A process, its parent, and so on."""
-    while pid in processes:
+    """A process, its parent, and so on. One that is younger than its child is another process by that number."""
+    process = processes.get(pid)
+    while process is not None:
         yield pid
-        pid = processes[pid].parent
+        pid, parent = process.parent, processes.get(process.parent)
+        process = parent if parent is not None and parent.start <= process.start else None
 
 
 def children_of(pid: int, processes: Mapping[int, Process]) -> set[int]:
@@ -92,6 +104,8 @@ def end(roots: Collection[int]) -> None:
     Everything is stopped before anything is killed, so that nothing is started behind our back while we look: a process
     that has been sent a signal can fork no more. And nothing loses its parent, and with it its place in the tree.
     """
+    if not roots:
+        return
     _signal(roots, signal.SIGSTOP)
     found = set(roots)
     while new := descendants(found, read_processes()):
@@ -99,8 +113,13 @@ def end(roots: Collection[int]) -> None:
         found |= new
     _signal(found, signal.SIGKILL)
     for root in roots:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(root, signal.SIGKILL)
+        end_group(root)
+
+
+def end_group(group: int) -> None:
+    """End the members of a process group, which may outlive its leader."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def guard(lines: Iterable[str]) -> None:

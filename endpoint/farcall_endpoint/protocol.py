@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.wire import TaskState
+from farcall_endpoint.shared import Frame, seen
 from farcall_endpoint.transport import Bytes
 
 __all__ = [
@@ -177,7 +178,7 @@ _lengths: Final[msgspec.msgpack.Decoder[list[int]]] = msgspec.msgpack.Decoder(li
 _NUMBER_BYTES: Final = 4
 
 
-def encode(message: FromAgent | FromManager, bodies: Sequence[Bytes] = (), *, number: int = 0) -> list[Bytes]:
+def encode(message: FromAgent | FromManager, bodies: Sequence[Frame] = (), *, number: int = 0) -> list[Frame]:
     """The frames of a message."""
     header = number.to_bytes(_NUMBER_BYTES, "big") + _encoder.encode(message)
     if not bodies:
@@ -185,15 +186,15 @@ def encode(message: FromAgent | FromManager, bodies: Sequence[Bytes] = (), *, nu
     lengths = [len(body) for body in bodies]
     if max(lengths) > _MAX_JOINED_BYTES:
         return [header, b"", *bodies]
-    return [header, _encoder.encode(lengths), b"".join(bodies)]
+    return [header, _encoder.encode(lengths), b"".join([seen(body) for body in bodies])]
 
 
-def decode_from_agent(frames: Sequence[Bytes]) -> tuple[FromAgent, list[Bytes]]:
+def decode_from_agent(frames: Sequence[Frame]) -> tuple[FromAgent, list[Frame]]:
     """Read a message of the agent: header and bodies.
 
     :raises msgspec.DecodeError: if it is none.
     """
-    return _from_agent.decode(memoryview(frames[0])[_NUMBER_BYTES:]), _bodies(frames)
+    return _from_agent.decode(memoryview(seen(frames[0]))[_NUMBER_BYTES:]), _bodies(frames)
 
 
 def decode_from_manager(frames: Sequence[Bytes]) -> tuple[FromManager, list[Bytes]]:
@@ -201,23 +202,24 @@ def decode_from_manager(frames: Sequence[Bytes]) -> tuple[FromManager, list[Byte
 
     :raises msgspec.DecodeError: if it is none.
     """
-    return _from_manager.decode(memoryview(frames[0])[_NUMBER_BYTES:]), _bodies(frames)
+    bodies = [seen(body) for body in _bodies(frames)]
+    return _from_manager.decode(memoryview(frames[0])[_NUMBER_BYTES:]), bodies
 
 
-def number_of(frames: Sequence[Bytes]) -> int:
+def number_of(frames: Sequence[Frame]) -> int:
     """The number of a message; 0 if it has none."""
-    return int.from_bytes(frames[0][:_NUMBER_BYTES], "big")
+    return int.from_bytes(seen(frames[0])[:_NUMBER_BYTES], "big")
 
 
-def _bodies(frames: Sequence[Bytes]) -> list[Bytes]:
+def _bodies(frames: Sequence[Frame]) -> list[Frame]:
     if len(frames) < 2:
         return []
-    if not frames[1]:
+    if len(frames[1]) == 0:
         return list(frames[2:])
-    joined = bytes(frames[2])
-    bodies: list[Bytes] = []
+    joined = bytes(seen(frames[2]))
+    bodies: list[Frame] = []
     start = 0
-    for length in _lengths.decode(frames[1]):
+    for length in _lengths.decode(seen(frames[1])):
         bodies.append(joined[start : start + length])
         start += length
     return bodies

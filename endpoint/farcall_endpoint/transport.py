@@ -11,10 +11,13 @@ from typing import Final
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from farcall_endpoint.shared import Frame, seen
+
 __all__ = [
     "Bytes",
     "CurveKeys",
     "FleetKeys",
+    "SocketLink",
     "agent_socket",
     "bind_to_network",
     "fleet_socket",
@@ -149,14 +152,14 @@ def agent_socket(
     return socket
 
 
-def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Bytes]) -> None:
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
     """Send a message whose frames are many and small, or few and large; faster than ``send_multipart`` for both.
 
     :raises zmq.ZMQError: as ``send`` does.
     """
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        socket.send(frame, _MORE if index < last else 0, copy=len(frame) < _COPY_BYTES)
+        socket.send(seen(frame), _MORE if index < last else 0, copy=len(frame) < _COPY_BYTES)
 
 
 def receive_frames(socket: zmq.Socket[bytes]) -> list[Bytes]:
@@ -166,3 +169,42 @@ def receive_frames(socket: zmq.Socket[bytes]) -> list[Bytes]:
     """
     frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
     return [frame.bytes if len(frame) < _COPY_BYTES else frame.buffer for frame in frames]
+
+
+class SocketLink:
+    """A socket as a link to an agent, in the manner of :class:`~farcall_endpoint.pipe.Pipe`. Its own thread sends."""
+
+    is_congested = False
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+
+    def fileno(self) -> int:
+        """Becomes readable, but tells so only once: look at :attr:`has_unread` before waiting."""
+        return int(self._socket.fileno())
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether :meth:`receive` has something."""
+        return bool(self._socket.get(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator, arg-type]
+
+    def receive_shared(self) -> list[Frame] | None:
+        """The next message.
+
+        :raises BlockingIOError: if there is none now.
+        """
+        try:
+            return [*receive_frames(self._socket)]
+        except zmq.Again as error:
+            raise BlockingIOError from error
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Send a message."""
+        send_frames(self._socket, frames)
+
+    def flush(self) -> None:
+        """Nothing: the socket does that by itself."""
+
+    def close(self, *, linger_s: float = 0.0) -> None:
+        """Give it back, after what waits was sent, if that takes no longer."""
+        self._socket.close(linger=int(linger_s * 1000))

@@ -15,7 +15,8 @@ import zmq
 from farcall_common.errors import Unavailable
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks
-from farcall_endpoint.agent.fleet import Fleet, Lost, Network
+from farcall_endpoint.agent.fleet import Fleet, Lost
+from farcall_endpoint.agent.links import Network
 from farcall_endpoint.agent.scaling import SimpleScaling
 from farcall_endpoint.agent.tasks import Demand
 from farcall_endpoint.manager.reach import find_reachable
@@ -29,6 +30,7 @@ from farcall_endpoint.transport import (
     fleet_socket,
     new_curve_keys,
     receive_frames,
+    send_frames,
 )
 
 WAIT_S = 10.0
@@ -93,7 +95,7 @@ def test_a_manager_that_missed_a_message_gives_back_what_it_has(tmp_path: Path) 
 class Nodes:
     """A provider whose blocks are only said to run; the test speaks for their managers."""
 
-    is_local = False
+    pipe = None
     walltime_s: float | None = None
 
     def __init__(self) -> None:
@@ -168,7 +170,7 @@ class Site:
         )
 
     def say(self, message: protocol.FromManager, number: int) -> None:
-        self.manager.send_multipart(protocol.encode(message, number=number))
+        send_frames(self.manager, protocol.encode(message, number=number))
 
     def register(self, *, block_id: str = "b1") -> None:
         software = protocol.software_fingerprint()
@@ -180,7 +182,7 @@ class Site:
             assert time.monotonic() < deadline
             ready = {source for source, _ in self.poller.poll(20)}
             now = time.monotonic()
-            self.heard += [message for _, message, _ in self.fleet.receive(now=now)]
+            self.heard += [message for _, message, _ in self.fleet.receive(ready=ready, now=now)]
             self.lost += self.fleet.tend(now=now, ready=ready)
 
     def told(self) -> protocol.FromAgent:

@@ -50,6 +50,7 @@ def send(core: AgentCore, *specs: wire.TaskSpec, now: float = 0.0) -> Decisions:
 def connected(**options: int) -> AgentCore:
     core = make_core(**options)
     core.manager_registered("m", slots=2)
+    core.progress("m", Progress(workers=2), [], now=0.0)
     core.opened(())
     core.decide(now=0.0)
     return core
@@ -57,7 +58,7 @@ def connected(**options: int) -> AgentCore:
 
 def finish(core: AgentCore, task_id: str, result: bytes = b"r", *, manager: str = "m", now: float = 1.0) -> Decisions:
     finished = Finished(task_id, TaskState.SUCCESS, 0, None, 0.0, 0.5)
-    core.progress(manager, Progress(finished=(finished,)), [result], now=now)
+    core.progress(manager, Progress(workers=2, finished=(finished,)), [result], now=now)
     return core.decide(now=now)
 
 
@@ -126,6 +127,7 @@ def test_credit_is_a_window_that_is_refilled() -> None:
     send(core, spec("a"), spec("b"), spec("c"))
     assert core.decide(now=0.0).credit == 0
     core.manager_registered("m", slots=2)
+    core.progress("m", Progress(workers=2), [], now=0.0)
     core.decide(now=0.0)
     assert finish(core, "a").credit == 1
 
@@ -151,7 +153,7 @@ def test_long_tasks_switch_prefetching_off() -> None:
     core = connected(prefetch=5)
     send(core, spec("a"), spec("b"))
     finished = Finished("a", TaskState.SUCCESS, 0, None, 0.0, 60.0)
-    core.progress("m", Progress(finished=(finished,)), [b"r"], now=60.0)
+    core.progress("m", Progress(workers=2, finished=(finished,)), [b"r"], now=60.0)
     core.decide(now=60.0)
     assert len(send(core, spec("c"), spec("d"), spec("e")).orders["m"]) == 1
 
@@ -159,9 +161,9 @@ def test_long_tasks_switch_prefetching_off() -> None:
 def test_a_death_is_tried_again_until_the_attempts_are_used_up() -> None:
     core = connected()
     send(core, spec("a", max_attempts=2))
-    core.progress("m", Progress(died=(Died("a", "exit code 1"),)), [], now=1.0)
+    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1"),)), [], now=1.0)
     assert ids(core.decide(now=1.0).orders["m"]) == ["a"]
-    core.progress("m", Progress(died=(Died("a", "exit code 1", "out", "err"),)), [], now=2.0)
+    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1", "out", "err"),)), [], now=2.0)
     [task] = core.decide(now=2.0).results
     assert task.end is not None
     assert task.end.error is not None
@@ -179,6 +181,7 @@ def test_a_lost_manager_blames_only_what_can_have_run() -> None:
         "b": "WORKER_DIED",
     }
     core.manager_registered("n", slots=2)
+    core.progress("n", Progress(workers=2), [], now=0.0)
     assert ids(core.decide(now=1.0).orders["n"]) == ["c", "d"]
 
 
@@ -205,6 +208,7 @@ def test_a_result_that_comes_after_all_counts_once() -> None:
     send(core, spec("a"))
     core.manager_lost("m", "silent", now=1.0)
     core.manager_registered("n", slots=1)
+    core.progress("n", Progress(workers=1), [], now=0.0)
     assert ids(core.decide(now=1.0).orders["n"]) == ["a"]
     assert ids(finish(core, "a", manager="m").ended) == ["a"]
     assert finish(core, "a", manager="n").ended == []
@@ -223,6 +227,7 @@ def test_restart_loses_nothing_and_runs_nothing_twice_that_must_not() -> None:
     core = make_core(slots_hint=4)
     core.restore(tasks, [HASH], now=0.0)
     core.manager_registered("m", slots=4)
+    core.progress("m", Progress(workers=4), [], now=0.0)
     decisions = core.decide(now=0.0)
     assert ids(decisions.orders["m"]) == ["again", "not begun"]
     assert {task.task_id: task.end.state for task in decisions.ended if task.end} == {
@@ -259,6 +264,7 @@ def test_a_result_that_the_spool_did_not_come_to_forget_makes_way() -> None:
     core = make_core()
     core.restore([old, Task(2, spec("a"), 2, Stage.QUEUED, 0.0)], [HASH], now=0.0)
     core.manager_registered("m", slots=1)
+    core.progress("m", Progress(workers=1), [], now=0.0)
     decisions = core.decide(now=0.0)
     assert decisions.forgotten == [1]
     assert ids(decisions.orders["m"]) == ["a"]
@@ -271,7 +277,7 @@ def test_cancel_before_and_while_running_and_after() -> None:
     decisions = core.decide(now=1.0)
     assert decisions.cancels == {"m": ["a"]}
     assert [(task.task_id, task.end.state) for task in decisions.results if task.end] == [("c", TaskState.CANCELLED)]
-    core.progress("m", Progress(died=(Died("a", "killed"),)), [], now=1.0)
+    core.progress("m", Progress(workers=2, died=(Died("a", "killed"),)), [], now=1.0)
     [task] = core.decide(now=1.0).results
     assert task.end is not None
     assert task.end.state is TaskState.CANCELLED
@@ -354,7 +360,7 @@ def test_states_are_reported_only_when_they_last() -> None:
     send(core, spec("a"), spec("b"), spec("c"))
     finish(core, "a", now=0.1)
     assert core.decide(now=REPORT_AFTER_S - 0.01).moves == []
-    core.progress("m", Progress(started=(Started("b", 0.05),)), [], now=0.1)
+    core.progress("m", Progress(workers=2, started=(Started("b", 0.05),)), [], now=0.1)
     moves = core.decide(now=REPORT_AFTER_S + 0.2).moves
     assert [(move.task_id, move.state) for move in moves] == [
         ("b", TaskState.RUNNING),

@@ -48,8 +48,8 @@ def family() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
             guardian.end({root.pid})
 
 
-def process(parent: int) -> Process:
-    return Process(parent=parent, start=0, resident_bytes=0, is_zombie=False)
+def process(parent: int, *, start: int = 0) -> Process:
+    return Process(parent=parent, start=start, resident_bytes=0, is_zombie=False)
 
 
 def test_descent_is_by_parents() -> None:
@@ -59,6 +59,12 @@ def test_descent_is_by_parents() -> None:
     assert descendants({1}, processes) == {10, 11, 12, 20, 21}
     assert descendants({99}, processes) == set()
     assert guardian.children_of(1, processes) == {10, 20}
+
+
+def test_a_number_that_was_given_anew_while_we_looked_is_nobodys_parent() -> None:
+    processes = {10: process(11, start=5), 11: process(10, start=7)}
+    assert list(guardian.line_of(10, processes)) == [10]
+    assert descendants({10}, processes) == {11}
 
 
 def test_what_is_said_of_a_process() -> None:

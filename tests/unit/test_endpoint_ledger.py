@@ -147,10 +147,10 @@ def test_a_guess_is_right_for_a_node_with_memory_and_time_enough(sharing: Sharin
 
 def test_options_of_the_command_line() -> None:
     assert Sharing().options() == ["--cpu-affinity", "none"]
-    told = Sharing(3, 0.5, GB, ("a", "b"), "block").options()
+    told = Sharing(3, 0.5, GB, ("0,1", "2,3"), "block").options()
     assert told == [
         *("--cpu-affinity", "block", "--slots", "3", "--cores-per-worker", "0.5"),
-        *("--mem-per-worker", str(GB), "--accelerators", "a,b"),
+        *("--mem-per-worker", str(GB), "--accelerators", "0,1", "2,3"),
     ]
 
 

@@ -130,6 +130,7 @@ def test_a_kernel_that_does_not_say_how_much_memory_there_is(tmp_path: Path) -> 
         (("0", "1", "2"), {"CUDA_VISIBLE_DEVICES": "2,3"}, ("2", "3")),
         (("0", "1"), {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b,GPU-c"}, ("GPU-a", "GPU-b")),
         (("GPU-b", "GPU-x"), {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, ("GPU-b",)),
+        (("0,1", "2,3"), {"CUDA_VISIBLE_DEVICES": "1,2,3"}, ("2,3",)),
         (("3", "2"), {"CUDA_VISIBLE_DEVICES": "2,3"}, ("3", "2")),
         (("0",), {"CUDA_VISIBLE_DEVICES": ""}, ()),
         (("0",), {"CUDA_VISIBLE_DEVICES": "-1"}, ()),

@@ -219,6 +219,7 @@ def test_a_manager_that_dies_meanwhile_had_nothing_that_was_not_sent() -> None:
     core.take_back(first, now=0.0)
     core.manager_lost("m", "it died", now=1.0)
     core.manager_registered("n", slots=2)
+    core.progress("n", Progress(workers=2), [], now=0.0)
     second = core.decide(now=2.0)
     assert ids(second.orders["n"]) == ["a"]
     assert second.starts[0].starts == 1
@@ -228,7 +229,7 @@ def test_a_manager_that_dies_meanwhile_had_nothing_that_was_not_sent() -> None:
 def test_a_death_that_was_noticed_before_stands() -> None:
     core = connected()
     [task] = send(core, spec("a")).starts
-    core.progress("m", Progress(died=(Died("a", "killed"),)), [], now=1.0)
+    core.progress("m", Progress(workers=2, died=(Died("a", "killed"),)), [], now=1.0)
     first = core.decide(now=1.0)
     assert task.starts == 2
     core.take_back(first, now=1.0)
@@ -298,6 +299,6 @@ def test_all_that_came_meanwhile_becomes_durable_in_one_piece() -> None:
     assert tasks[0].end.state is TaskState.CANCELLED
     assert functions == {FUNCTION.function_hash}
     finished = Finished("b", TaskState.SUCCESS, 0, None, 0.0, 0.5)
-    core.progress("m", Progress(finished=(finished,)), [b"r"], now=2.0)
+    core.progress("m", Progress(workers=2, finished=(finished,)), [b"r"], now=2.0)
     spool.commit(core.decide(now=2.0))
     assert spool.body(tasks[1]) == b"r"

@@ -10,6 +10,7 @@ from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RoundRobinPolicy
 from farcall_endpoint.agent.tasks import Decisions, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.protocol import Progress
 
 HASH = "f" * 64
 
@@ -62,6 +63,7 @@ def core_with(*, ends_at: float | None, **options: float) -> AgentCore:
     core.know(HASH)
     if ends_at is not None:
         core.manager_registered("m", slots=4, ends_at=ends_at)
+        core.progress("m", Progress(workers=4), [], now=0.0)
     return core
 
 
@@ -83,6 +85,7 @@ def test_what_has_no_time_here_waits_and_is_overtaken_by_what_has() -> None:
         core.accept(spec(name, walltime_s), b"", now=0.0)
     assert orders(core.decide(now=0.0)) == ["b", "d"]
     core.manager_registered("new", slots=4, ends_at=100.0)
+    core.progress("new", Progress(workers=4), [], now=0.0)
     assert orders(core.decide(now=1.0)) == ["a", "c"]
 
 
@@ -116,6 +119,7 @@ def test_what_blocks_wait_for_is_in_the_report() -> None:
 def test_demand_names_who_has_tasks() -> None:
     core = core_with(ends_at=1000.0)
     core.manager_registered("idle", slots=1)
+    core.progress("idle", Progress(workers=1), [], now=0.0)
     core.accept(spec("a", 10.0), b"", now=0.0)
     core.decide(now=0.0)
     demand = core.demand()

@@ -22,7 +22,9 @@ __all__ = ["NATIVE", "dump_call", "dump_native", "is_native", "load_call", "load
 NATIVE: Final = ("native",)
 
 _PREFIX: Final = b"p5\n"
-_SMALL: Final = frozenset({type(None), bool, int, float, str, bytes})
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
+_LARGE: Final = 16 * 1024
+"""From here on pickle writes a value into a file as it is, which is ten times as fast as into memory of its own."""
 
 
 def dump_native(value: object) -> bytes:
@@ -30,7 +32,7 @@ def dump_native(value: object) -> bytes:
 
     :raises SerializationError: if it cannot be pickled.
     """
-    if type(value) in _SMALL:
+    if type(value) in _PLAIN and not (isinstance(value, bytes | str) and len(value) > _LARGE):
         return _PREFIX + pickle.dumps(value, PROTOCOL)
     file = io.BytesIO()
     file.write(_PREFIX)

@@ -43,7 +43,8 @@ _UPLOAD_RETRY_S: Final = 0.5
 
 @dataclasses.dataclass(slots=True)
 class _Manager:
-    load: ManagerLoad
+    slots: int
+    load: ManagerLoad  # counts the workers that are there, not the slots that there will be
     outstanding: dict[str, Task] = dataclasses.field(default_factory=dict)  # in the order of dispatch
     workers: int = 0
     idle_workers: int = 0
@@ -57,6 +58,7 @@ class AgentCore:
     :param prefetch: tasks to keep at a manager behind each running one.
     :param window: tasks to hold here for each slot, so that the way to the cloud is hidden; at most ``max_window``.
     :param max_inline_bytes: larger results must be uploaded before their end is reported.
+    :param tells_states: whether anybody wants to know in which state a task is before it ends.
     :param block_s: seconds that a block of managers lives; None if it has no end.
     :param drain_s: in the last seconds of a block no task starts whose length nobody knows.
     :param max_walltime_s: what every attempt may run at most, whatever its task asks for; None is no limit.
@@ -72,6 +74,7 @@ class AgentCore:
         window: PrefetchPolicy,
         max_window: int,
         max_inline_bytes: int = outcomes.MAX_INLINE_BYTES,
+        tells_states: bool = True,
         block_s: float | None = None,
         drain_s: float = 0.0,
         max_walltime_s: float | None = None,
@@ -83,6 +86,7 @@ class AgentCore:
         self._window = window
         self._max_window = max_window
         self._max_inline_bytes = max_inline_bytes
+        self._tells_states = tells_states
         self._block_s = block_s
         self._drain_s = drain_s
         self._max_walltime_s = max_walltime_s
@@ -343,7 +347,7 @@ class AgentCore:
     def manager_registered(self, manager_id: str, *, slots: int, ends_at: float | None = None) -> None:
         """A manager is there; ``ends_at``: when its time is over, where that is known."""
         lifetime = None if ends_at is None else Lifetime(ends_at, self._drain_s, self._max_walltime_s)
-        self._managers[manager_id] = _Manager(ManagerLoad(manager_id, slots, slots, lifetime))
+        self._managers[manager_id] = _Manager(slots, ManagerLoad(manager_id, 0, 0, lifetime))
         self._slots += slots
 
     def progress(self, manager_id: str, progress: Progress, bodies: Sequence[Bytes], *, now: float) -> None:
@@ -366,9 +370,9 @@ class AgentCore:
         manager = self._managers.pop(manager_id, None)
         if manager is not None:
             self._note(manager, 0, 0, "")
-            self._slots -= manager.load.slots
+            self._slots -= manager.slots
             self._dispatched -= len(manager.outstanding)
-            suspects = 0 if expected else manager.load.slots
+            suspects = 0 if expected else manager.slots
             self._reconsider(list(manager.outstanding.values()), suspects, reason, now)
 
     # -- time and decisions --------------------------------------------------------------------------------------------
@@ -498,7 +502,10 @@ class AgentCore:
             self._dispatched -= 1
 
     def _note(self, manager: _Manager, workers: int, idle_workers: int, problem: str) -> None:
-        """How a manager is; all zero when it is gone."""
+        """How a manager is; all zero when it is gone. It gets tasks for workers that are there."""
+        load = manager.load
+        load.free += workers - load.slots
+        load.slots = workers
         self._workers += workers - manager.workers
         self._idle_workers += idle_workers - manager.idle_workers
         manager.workers, manager.idle_workers = workers, idle_workers
@@ -569,8 +576,9 @@ class AgentCore:
             self._watch(task, at)
 
     def _watch(self, task: Task, at: float) -> None:
-        task.watched = True
-        self._watched.append((at + REPORT_AFTER_S, task))
+        if self._tells_states:
+            task.watched = True
+            self._watched.append((at + REPORT_AFTER_S, task))
 
     def _report_state(self, task: Task, now: float) -> None:
         task.watched = False

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import zmq
 
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks
+from farcall_endpoint.agent.links import Gap, Links, Network
 from farcall_endpoint.agent.tasks import Demand, Task
 from farcall_endpoint.providers import Block, Phase, Provider
 from farcall_endpoint.silence import Silence
-from farcall_endpoint.transport import Bytes, FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
+from farcall_endpoint.transport import Bytes
 
-__all__ = ["NO_LIMITS", "Fleet", "Limits", "Lost", "Network"]
+__all__ = ["NO_LIMITS", "Fleet", "Limits", "Lost"]
 
 _logger = logging.getLogger(__name__)
 
-_MOST_PER_TURN: Final = 64
 _MAX_KNOWN_FUNCTIONS: Final = 1024
 _TICK_S: Final = 0.5
 """How often silences are judged and the number of blocks is thought over."""
-_LAST_WORDS_S: Final = 0.05
-"""What a manager sent before it ended may still be on its way through the socket's own thread."""
+_LAST_WORDS_S: Final = 0.01
+"""What a manager has said before its end is read first, which is seen a moment later."""
 _QUIET_S: Final = 3.0
 """A manager on another machine that says nothing for so long after its block's end has ended too."""
 _JOIN_LIMIT_S: Final = 600.0
@@ -59,15 +58,6 @@ class Lost:
     expected: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """How managers on other machines reach the agent: names or addresses to try, and the ports to choose from."""
-
-    addresses: Sequence[str]
-    keys: FleetKeys
-    ports: tuple[int, int] | None = None
-
-
 @dataclasses.dataclass
 class _Block:
     handle: Block
@@ -84,8 +74,6 @@ class _Manager:
     registered: protocol.Registered
     silence: Silence
     heard_at: float
-    heard: int = 0
-    said: int = 0
     functions: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -98,6 +86,7 @@ class Fleet:
     :param heartbeat_s: at least so often managers hear that the agent lives.
     :param silence_limit_s: a manager that says nothing for so long is given up, and never believed again.
     :param limits: what no attempt may exceed, whatever its task asks for.
+    :param batching: whether many tasks may share a message; for measurements.
     :param function_body: gives the body of a function by its hash.
     :param payload: gives the arguments of a task.
     :param demand: says how much there is to do.
@@ -120,27 +109,14 @@ class Fleet:
         heartbeat_s: float = 10.0,
         silence_limit_s: float = 60.0,
         limits: Limits = NO_LIMITS,
+        batching: bool = True,
     ) -> None:
-        #: Readable when :meth:`receive` has something.
-        self.socket = fleet_socket(context)
-        self.socket.bind(address)
+        self._links = Links(context, address=address, poller=poller, network=network)
         self._poller = poller
         self._provider = provider
         self._blocks = blocks
-        self._options = [*command_options, "--heartbeat-threshold", str(silence_limit_s)]
-        self._variables = dict(variables or {})
-        self._guard: Any = None
-        if provider.is_local:
-            self._options += ["--agent", address, "--agent-pid", str(os.getpid())]
-        elif network is not None:
-            port, self._guard = bind_to_network(self.socket, keys=network.keys, ports=network.ports)
-            reachable = ",".join(f"tcp://{name}:{port}" for name in network.addresses)
-            self._options += ["--agent", reachable]
-            self._variables |= {
-                "FARCALL_FLEET_SERVER_KEY": network.keys.agent.public,
-                "FARCALL_FLEET_PUBLIC_KEY": network.keys.managers.public,
-                "FARCALL_FLEET_SECRET_KEY": network.keys.managers.secret,
-            }
+        self._options = [*command_options, "--heartbeat-threshold", str(silence_limit_s), *self._links.options]
+        self._variables = {**(variables or {}), **self._links.variables}
         if provider.walltime_s is not None:
             self._options += ["--walltime", str(provider.walltime_s)]
         self._function_body = function_body
@@ -149,6 +125,7 @@ class Fleet:
         self._heartbeat_s = heartbeat_s
         self._silence_limit_s = silence_limit_s
         self._limits = limits
+        self._batching = batching
         self._tick_s = min(_TICK_S, silence_limit_s / 4)
         self._tick_at = 0.0
         self._look_at = 0.0
@@ -160,7 +137,6 @@ class Fleet:
         self.slots = 0
         self._stopping = False
         self._software = protocol.software_fingerprint()
-        poller.register(self.socket, zmq.POLLIN)
         poller.register(provider.fileno(), zmq.POLLIN)
 
     # -- blocks --------------------------------------------------------------------------------------------------------
@@ -232,7 +208,7 @@ class Fleet:
         """Let all managers end, and start none any more."""
         self._stopping = True
         for manager_id in self._managers:
-            self._send(manager_id, protocol.Stop(grace_s))
+            self._links.send(manager_id, protocol.Stop(grace_s))
         for block in self._here.values():
             if not block.managers:
                 block.handle.kill()
@@ -244,12 +220,9 @@ class Fleet:
 
     def close(self) -> None:
         """Give everything back."""
-        self._poller.unregister(self.socket)
         self._poller.unregister(self._provider.fileno())
         self._provider.close()
-        if self._guard is not None:
-            self._guard.stop()
-        self.socket.close(linger=0)
+        self._links.close()
 
     def _look(self, block_id: str, block: _Block, now: float) -> None:
         """See what has become of a block."""
@@ -271,7 +244,7 @@ class Fleet:
         if block.ended_at is None:
             block.ended_at = now
         for manager_id in list(block.managers):
-            if self._is_silent(manager_id, block.ended_at, now):
+            if self._is_silent(block, manager_id, now):
                 self._lose(manager_id, f"its manager ended ({reason})", now)
         if block.managers:
             self._look_at = min(self._look_at, now + _LAST_WORDS_S)
@@ -281,9 +254,11 @@ class Fleet:
             del self._here[block_id]
             self._tick_at = now
 
-    def _is_silent(self, manager_id: str, ended_at: float, now: float) -> bool:
-        if self._provider.is_local:
-            return now >= ended_at + _LAST_WORDS_S and not self._has_unread()
+    def _is_silent(self, block: _Block, manager_id: str, now: float) -> bool:
+        """Whether all has been heard that a manager had to say, once its block has ended."""
+        pipe = block.handle.pipe
+        if pipe is not None:
+            return not self._links.is_attached(pipe)
         return now >= self._managers[manager_id].heard_at + _QUIET_S
 
     def _judge_silences(self, now: float) -> None:
@@ -296,7 +271,7 @@ class Fleet:
         if now >= self._ping_at:
             self._ping_at = now + self._heartbeat_s
             for manager_id in self._managers:
-                self._send(manager_id, protocol.Ping())
+                self._links.send(manager_id, protocol.Ping())
 
     def _rescale(self, now: float) -> None:
         demand, here = self._demand(), self._managers
@@ -307,7 +282,7 @@ class Fleet:
         for block_id in orders.release:
             _logger.info("block %s has nothing to do and is given back", block_id)
             for manager_id in list(self._here[block_id].managers):
-                self._send(manager_id, protocol.Stop(0.0))
+                self._links.send(manager_id, protocol.Stop(0.0))
                 self._lose(manager_id, "its block was given back", now, expected=True)
 
     def _start(self, block_id: str, now: float) -> None:
@@ -319,6 +294,8 @@ class Fleet:
             self._blocks.ended(block_id, str(error), now=now)
         else:
             self._here[block_id] = _Block(handle, now)
+            if handle.pipe is not None:
+                self._links.attach(handle.pipe)
 
     def _lose(self, manager_id: str, reason: str, now: float, *, expected: bool = False) -> None:
         """Never believe a manager again. A block that has lost its last one is to end."""
@@ -326,6 +303,7 @@ class Fleet:
         if manager is None:
             return
         self._lost.append(Lost(manager_id, reason, expected))
+        self._links.forget(manager_id)
         self.slots -= manager.registered.slots
         block_id = manager.registered.block_id
         self._blocks.left(block_id, manager_id)
@@ -336,39 +314,42 @@ class Fleet:
 
     # -- managers ------------------------------------------------------------------------------------------------------
 
-    def receive(self, *, now: float) -> Iterator[tuple[str, protocol.Registered | protocol.Progress, list[Bytes]]]:
+    def receive(
+        self, *, ready: Collection[object], now: float
+    ) -> Iterator[tuple[str, protocol.Registered | protocol.Progress, list[Bytes]]]:
         """What managers report: id, message, bodies. One of another version is sent away, and so is one that is not of
-        this fleet any more, or was of an earlier agent's: whatever it had is being done elsewhere."""
-        for _ in range(_MOST_PER_TURN):
-            try:
-                identity, *frames = receive_frames(self.socket)
-            except zmq.Again:
-                return
-            manager_id = bytes(identity).decode()
-            message, bodies = protocol.decode_from_manager(frames)
+        this fleet any more, or was of an earlier agent's: whatever it had is being done elsewhere.
+
+        :param ready: what the poller found readable.
+        """
+        for manager_id, message, bodies in self._links.receive(ready):
             manager = self._managers.get(manager_id)
             if manager is None and isinstance(message, protocol.Registered):
                 manager = self._register(manager_id, message, now)
             if manager is None:
-                self._send(manager_id, protocol.Stop(0.0))
-                continue
-            if self._has_gap(manager, protocol.number_of(frames)):
-                _logger.error("messages of manager %s were lost on the way; giving it up", manager_id)
-                self._send(manager_id, protocol.Stop(0.0))
-                self._lose(manager_id, "the connection to its manager broke, and messages were lost", now)
+                self._links.send(manager_id, protocol.Stop(0.0))
                 continue
             manager.heard_at = now
             manager.silence.heard(now=now)
-            if isinstance(message, protocol.Leaving):
-                self._lose(manager_id, f"its manager ended ({message.reason})", now)
-                continue
-            yield manager_id, message, bodies
+            match message:
+                case Gap():
+                    _logger.error("messages of manager %s were lost on the way; giving it up", manager_id)
+                    self._links.send(manager_id, protocol.Stop(0.0))
+                    self._lose(manager_id, "the connection to its manager broke, and messages were lost", now)
+                case protocol.Leaving(reason=reason):
+                    self._lose(manager_id, f"its manager ended ({reason})", now)
+                case _:
+                    yield manager_id, message, bodies
 
     def order(self, manager_id: str, tasks: Sequence[Task]) -> None:
         """Let a manager run tasks."""
         manager = self._managers.get(manager_id)
         if manager is None:
             return
+        for batch in [tasks] if self._batching else [[task] for task in tasks]:
+            self._order(manager_id, manager, batch)
+
+    def _order(self, manager_id: str, manager: _Manager, tasks: Sequence[Task]) -> None:
         forget = len(manager.functions) > _MAX_KNOWN_FUNCTIONS
         if forget:
             manager.functions.clear()
@@ -396,11 +377,11 @@ class Fleet:
                 )
             )
             bodies.append(self._payload(task))
-        self._send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget), bodies)
+        self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget), bodies)
 
     def cancel(self, manager_id: str, task_ids: Iterable[str]) -> None:
         """Let a manager stop tasks."""
-        self._send(manager_id, protocol.CancelTasks(tuple(task_ids)))
+        self._links.send(manager_id, protocol.CancelTasks(tuple(task_ids)))
 
     def _register(self, manager_id: str, message: protocol.Registered, now: float) -> _Manager | None:
         block = self._here.get(message.block_id)
@@ -417,26 +398,6 @@ class Fleet:
         block.managers.add(manager_id)
         self._blocks.joined(message.block_id, manager_id, slots=message.slots, now=now)
         return manager
-
-    def _has_gap(self, manager: _Manager, number: int) -> bool:
-        if self._provider.is_local:
-            return False
-        expected, manager.heard = manager.heard + 1, number
-        return number != expected
-
-    def _has_unread(self) -> bool:
-        return bool(self.socket.get(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator, arg-type]
-
-    def _send(self, manager_id: str, message: protocol.FromAgent, bodies: Sequence[bytes] = ()) -> None:
-        number, manager = 0, self._managers.get(manager_id)
-        if manager is not None and not self._provider.is_local:
-            number = manager.said = manager.said + 1
-        try:
-            send_frames(self.socket, [manager_id.encode(), *protocol.encode(message, bodies, number=number)])
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            _logger.debug("manager %s cannot be reached now", manager_id)
 
 
 def _least(one: N | None, other: N | None) -> N | None:

@@ -10,7 +10,7 @@ from typing import Final
 from farcall_common.wire import new_id
 from farcall_endpoint.agent.addresses import own_addresses
 from farcall_endpoint.agent.blocks import Blocks
-from farcall_endpoint.agent.fleet import Network
+from farcall_endpoint.agent.links import Network
 from farcall_endpoint.agent.scaling import SimpleScaling
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.manager.ledger import Sharing, partition

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol
 
 import zmq
@@ -183,8 +183,7 @@ class Agent:
         now, epoch = self._clock.monotonic(), self._clock.epoch()
         if self._background.fileno() in ready:
             self._background.finish()
-        if self._fleet.socket in ready:
-            self._hear_managers(now, epoch)
+        self._hear_managers(ready, now, epoch)
         if not ready.isdisjoint(self._uplink.sockets):
             self._hear_cloud(now, epoch)
         for lost in self._fleet.tend(now=now, ready=ready):
@@ -356,8 +355,8 @@ class Agent:
 
     # -- managers ------------------------------------------------------------------------------------------------------
 
-    def _hear_managers(self, now: float, epoch: float) -> None:
-        for manager_id, message, bodies in self._fleet.receive(now=now):
+    def _hear_managers(self, ready: Collection[object], now: float, epoch: float) -> None:
+        for manager_id, message, bodies in self._fleet.receive(ready=ready, now=now):
             match message:
                 case protocol.Registered() as registered:
                     _logger.info(

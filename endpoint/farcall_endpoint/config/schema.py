@@ -49,19 +49,20 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     type: Annotated[Literal["FarcallEngine"], msgspec.Meta(description="May be left out.")] = "FarcallEngine"
     max_workers_per_node: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=4096)] | None,
-        msgspec.Meta(description="Most tasks at a time on a node; one for each core if not given."),
+        msgspec.Meta(description="Most workers of a node, so most tasks at a time; one for each core if not given."),
     ] = None
     cores_per_worker: Annotated[
         Annotated[float, msgspec.Meta(gt=0, le=4096)] | None,
-        msgspec.Meta(description="Cores of each worker; limits how many workers a node gets."),
+        msgspec.Meta(description="Cores of each worker, may be a fraction; limits how many workers a node gets."),
     ] = None
     mem_per_worker: Annotated[
-        Gigabytes | None, msgspec.Meta(description="Memory of each worker in GB; limits how many a node gets.")
+        Gigabytes | None,
+        msgspec.Meta(description="Memory of each worker in GB; limits how many a node gets, and what a task may use."),
     ] = None
     available_accelerators: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=1024)] | tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
         msgspec.Meta(
-            description="Accelerators of a node, as their number or a list of names; a worker sees only its own."
+            description="Accelerators of a node: their number, or their names. Each worker gets one and sees no other."
         ),
     ] = 0
     cpu_affinity: Annotated[

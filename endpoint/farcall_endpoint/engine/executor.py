@@ -112,7 +112,7 @@ class Engine(_Submitter):
 
     :param max_workers: most tasks at a time (on each node); one for each core if not given.
     :param prefetch: most tasks to keep ready behind each running one; 0 switches prefetching off.
-    :param batching: whether many tasks may share a message, on every hop; for measurements.
+    :param batching: whether many tasks may share a message on their way to a worker; for measurements.
     :param scheduling: how managers are chosen: ``random`` or ``round-robin``.
     :param working_dir: where tasks run.
     :param idempotent, max_attempts, walltime_s, memory_bytes, max_output_bytes: as :class:`TaskOptions`, for all tasks.
@@ -178,6 +178,7 @@ class Engine(_Submitter):
                 max_block_failures=max_block_failures,
             )
         )
+        self._cancel = self._loop.cancel  # one for all futures: garbage collection looks at every object of every task
         self._functions = FunctionTable()
         self._numbers = itertools.count(1)
         self._over = False
@@ -217,7 +218,11 @@ class Engine(_Submitter):
         :raises Unavailable: when time is up; says why, where that is known.
         """
         deadline = time.monotonic() + timeout
-        while (stats := self.stats()).workers < (wanted := workers or stats.slots or self._loop.options.workers):
+        while True:
+            stats = self.stats()
+            wanted = workers if workers is not None else stats.slots or self._loop.options.workers
+            if stats.workers >= wanted:
+                return
             if time.monotonic() >= deadline or not self._loop.is_alive():
                 raise Unavailable(
                     f"{stats.workers} of {wanted} workers have started after {timeout:g} s.", hint=stats.problem
@@ -252,7 +257,7 @@ class Engine(_Submitter):
         if self._over:
             raise RuntimeError("cannot schedule new futures after shutdown")
         task_id = str(next(self._numbers))
-        future: EngineFuture[T] = EngineFuture(task_id, self._loop.cancel)
+        future: EngineFuture[T] = EngineFuture(task_id, self._cancel)
         spec = TaskSpec(
             task_id,
             1,

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -114,6 +115,7 @@ class EngineLoop:
             window=PrefetchPolicy(horizon_s=0.0, limit=0),
             max_window=0,
             max_inline_bytes=sys.maxsize,
+            tells_states=False,
             block_s=options.provider.walltime_s,
         )
         self._provider = provider_of(options.provider, environment=os.environ, script_dir=options.script_dir)
@@ -196,6 +198,7 @@ class EngineLoop:
             function_body=lambda function_hash: self._functions[function_hash].body,
             payload=_payload_of,
             demand=self._core.demand,
+            batching=options.batching,
         )
 
     def _turn(self, poller: zmq.Poller, fleet: Fleet) -> None:
@@ -205,8 +208,7 @@ class EngineLoop:
         if self._waker in ready:
             os.eventfd_read(self._waker)
         self._take_in(epoch)
-        if fleet.socket in ready:
-            self._hear_managers(fleet, now, epoch)
+        self._hear_managers(fleet, ready, now, epoch)
         for lost in fleet.tend(now=now, ready=ready):
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.DEBUG if expected else logging.WARNING, "%s: %s", lost.manager_id, lost.reason)
@@ -243,8 +245,8 @@ class EngineLoop:
             wanted = [self._cancels.popleft() for _ in range(len(self._cancels))]
             self._core.cancel([task_id for task_id in wanted if task_id in self._open])
 
-    def _hear_managers(self, fleet: Fleet, now: float, epoch: float) -> None:
-        for manager_id, message, bodies in fleet.receive(now=now):
+    def _hear_managers(self, fleet: Fleet, ready: Collection[object], now: float, epoch: float) -> None:
+        for manager_id, message, bodies in fleet.receive(ready=ready, now=now):
             match message:
                 case protocol.Registered() as registered:
                     _logger.debug("%s, pid %d: %d slots", manager_id, registered.pid, registered.slots)

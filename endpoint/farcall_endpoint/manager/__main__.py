@@ -25,8 +25,9 @@ from farcall_endpoint.manager.ledger import Sharing, partition
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
 from farcall_endpoint.manager.reach import find_reachable
 from farcall_endpoint.manager.service import Manager
+from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.transport import CurveKeys, agent_socket
+from farcall_endpoint.transport import CurveKeys, SocketLink, agent_socket
 
 _HORIZON_S = 0.003
 """Work to keep in each worker's socket: enough to hide a round trip, too little to be missed when it is recalled."""
@@ -38,6 +39,7 @@ def main() -> None:
     """Serve an agent until it is gone or says stop."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--agent", required=True, help="addresses of the agent's socket, separated by commas")
+    parser.add_argument("--agent-fd", type=int, help="descriptor of a pipe to an agent on this machine, instead")
     parser.add_argument("--agent-pid", type=int, help="of an agent on this machine")
     parser.add_argument("--heartbeat-threshold", type=float, default=120.0, help="seconds: most silence of an agent")
     parser.add_argument("--start-limit", type=float, default=60.0, help="seconds in which a worker has to start")
@@ -46,7 +48,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, help="most workers; one for each core without")
     parser.add_argument("--cores-per-worker", type=float)
     parser.add_argument("--mem-per-worker", type=int, help="bytes")
-    parser.add_argument("--accelerators", default="", help="names with commas between them")
+    parser.add_argument("--accelerators", nargs="+", default=(), help="their names; one for each worker")
     parser.add_argument("--cpu-affinity", choices=("none", "block", "alternating"), default="none")
     parser.add_argument("--prefetch", type=int, required=True, help="most tasks to keep behind a running one")
     parser.add_argument("--no-batching", action="store_true", help="one task in each packet to a worker")
@@ -74,13 +76,13 @@ def main() -> None:
         max_workers=options.slots,
         cores_per_worker=options.cores_per_worker,
         memory_per_worker_bytes=options.mem_per_worker,
-        accelerators=tuple(filter(None, options.accelerators.split(","))),
+        accelerators=tuple(options.accelerators),
         cpu_affinity=options.cpu_affinity,
     )
     node = discover_node(sharing.accelerators, environ=os.environ)
     try:
         slots = partition(node, sharing)
-        address = find_reachable(options.agent.split(","))
+        address = "" if options.agent_fd is not None else find_reachable(options.agent.split(","))
     except (ConfigurationError, Unavailable) as error:
         sys.exit(str(error))
     gc.freeze()
@@ -96,7 +98,11 @@ def main() -> None:
             launcher=FreshProcessLauncher(
                 working_dir=options.working_dir, environment=os.environ, slots=slots, amd=has_amd_accelerators()
             ),
-            agent=agent_socket(context, address=address, manager_id=manager_id, **keys),
+            agent=(
+                SocketLink(agent_socket(context, address=address, manager_id=manager_id, **keys))
+                if options.agent_fd is None
+                else Pipe(socket.socket(fileno=options.agent_fd))
+            ),
             agent_pid=options.agent_pid,
             agent_silence_limit_s=options.heartbeat_threshold,
             memory_per_worker_bytes=sharing.memory_per_worker_bytes,
@@ -107,7 +113,7 @@ def main() -> None:
                 os.getpid(),
                 socket.gethostname(),
                 options.block_id,
-                capacity=protocol.Capacity(len(node.cores), node.memory_bytes, node.accelerators),
+                capacity=protocol.Capacity(node.whole_cpus, node.memory_bytes, node.accelerators),
                 ends_at=ends_at,
             ),
         ).run()

@@ -19,7 +19,7 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.manager.limits import has_limits
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started, TaskOrder
-from farcall_endpoint.transport import Bytes
+from farcall_endpoint.shared import Frame
 from farcall_endpoint.worker.channel import Done, Order, Run
 
 __all__ = ["Action", "Job", "Kill", "Launch", "ManagerCore", "Recall", "Send"]
@@ -43,8 +43,8 @@ class Job:
     """A task with its user bytes."""
 
     order: TaskOrder
-    function: Bytes
-    payload: Bytes
+    function: Frame
+    payload: Frame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Send:
 
     worker_id: int
     packet: Run
-    body: tuple[Bytes, ...]
+    body: tuple[Frame, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ class ManagerCore:
         self._news = False
         self._actions: list[Action] = []
         self._finished: list[Finished] = []
-        self._results: list[Bytes] = []
+        self._results: list[Frame] = []
         self._died: list[Died] = []
         self._started: list[Started] = []
 
@@ -202,7 +202,7 @@ class ManagerCore:
         self._start_failures = 0
         self._problem = ""
 
-    def done(self, worker_id: int, done: Done, result: Bytes, *, now: float) -> None:
+    def done(self, worker_id: int, done: Done, result: Frame, *, now: float) -> None:
         """A worker ended a task."""
         worker = self._workers[worker_id]
         job = worker.jobs.popleft()
@@ -287,7 +287,7 @@ class ManagerCore:
             deadlines.append(self._launch_at)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def take_progress(self) -> tuple[Progress, list[Bytes]] | None:
+    def take_progress(self) -> tuple[Progress, list[Frame]] | None:
         """What the agent should hear now, if anything, with the results that it refers to."""
         if not (self._finished or self._died or self._started or self._news):
             return None
@@ -438,7 +438,7 @@ class ManagerCore:
         state: TaskState,
         error: Mapping[str, Any] | None,
         *,
-        result: Bytes = b"",
+        result: Frame = b"",
         started_at: float | None = None,
         ended_at: float | None = None,
     ) -> None:

@@ -56,7 +56,7 @@ class WorkerProcess:
 
     def bury(self) -> str:
         """Collect the dead process, end what is left of its group, and say how it died."""
-        self.kill()
+        guardian.end_group(self.pid)  # no process has the dead one for an ancestor any more
         code = self.process.wait()
         self.channel.close()
         self.worker_end.close()

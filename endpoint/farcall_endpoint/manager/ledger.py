@@ -22,7 +22,7 @@ class Node:
 
     :param cores: the numbers of the logical cores that this process may run on, in ascending order.
     :param memory_bytes: up to which nobody would stop us.
-    :param accelerators: names or numbers, as ``CUDA_VISIBLE_DEVICES`` and its kin take them.
+    :param accelerators: names or numbers, as ``CUDA_VISIBLE_DEVICES`` and its kin take them; ``0,1`` is a pair.
     :param cpus: how many cores' worth of time there is, if a quota allows less than all of ``cores``.
     """
 
@@ -35,6 +35,11 @@ class Node:
     def usable_cpus(self) -> float:
         """Cores' worth of time that can be used."""
         return len(self.cores) if self.cpus is None else min(self.cpus, len(self.cores))
+
+    @property
+    def whole_cpus(self) -> int:
+        """The same as a whole number, which is 1 at least."""
+        return max(1, int(self.usable_cpus))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +86,9 @@ class Sharing:
             ("--slots", self.max_workers),
             ("--cores-per-worker", self.cores_per_worker),
             ("--mem-per-worker", self.memory_per_worker_bytes),
-            ("--accelerators", ",".join(self.accelerators) or None),
         ):
             options += [] if value is None else [name, str(value)]
-        return options
+        return [*options, "--accelerators", *self.accelerators] if self.accelerators else options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +140,7 @@ def _limits(node: Node, sharing: Sharing) -> list[int]:
             raise _too_little("cores_per_worker", f"{cores:g} cores", f"{node.usable_cpus:g}")
         limits.append(int(node.usable_cpus / cores + _ROUNDING))
     elif not limits:
-        limits.append(max(1, int(node.usable_cpus)))
+        limits.append(node.whole_cpus)
     if memory_bytes is not None:
         if node.memory_bytes < memory_bytes:
             raise _too_little("mem_per_worker", _gigabytes(memory_bytes), _gigabytes(node.memory_bytes))

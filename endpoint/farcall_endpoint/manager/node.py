@@ -49,7 +49,8 @@ def discover_node(
 def visible_accelerators(names: Sequence[str], *, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Those of the wanted accelerators that the scheduler lets this job see.
 
-    A plain count (``0``, ``1``, ... up to it) means the first so many of what is visible, whatever their names are.
+    A plain count (``0``, ``1``, ... up to it) means the first so many of what is visible, whatever their names are. A
+    name with commas is several accelerators for one worker.
     """
     told = next((environ[variable] for variable in _VISIBLE if variable in environ), None)
     if told is None:
@@ -57,7 +58,7 @@ def visible_accelerators(names: Sequence[str], *, environ: Mapping[str, str]) ->
     visible = [name.strip() for name in told.split(",") if name.strip() not in _NOT_VISIBLE]
     if list(names) == [str(number) for number in range(len(names))]:
         return tuple(visible[: len(names)])
-    return tuple(name for name in names if name in visible)
+    return tuple(name for name in names if set(name.split(",")).issubset(visible))
 
 
 def has_amd_accelerators(root: Path = Path("/")) -> bool:
@@ -69,11 +70,12 @@ def has_amd_accelerators(root: Path = Path("/")) -> bool:
 
 
 def _total_memory(root: Path) -> int:
-    for line in (root / "proc/meminfo").read_text().splitlines():
+    path = root / "proc/meminfo"
+    for line in path.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemTotal":
             return int(value.split()[0]) * _KIB
-    raise OSError(f"{root}proc/meminfo has no MemTotal")
+    raise OSError(f"{path} has no MemTotal")
 
 
 def _granted_memory(environ: Mapping[str, str], cores: int) -> list[float]:

@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 from typing import Final
 
-import zmq
-
 from farcall_endpoint import guardian, protocol
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
 from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, breach, capped, output_bytes
 from farcall_endpoint.manager.processes import Orphans, memory_of_trees
+from farcall_endpoint.pipe import Pipe
+from farcall_endpoint.shared import Frame
 from farcall_endpoint.silence import Silence
-from farcall_endpoint.transport import Bytes, receive_frames, send_frames
+from farcall_endpoint.transport import SocketLink
 from farcall_endpoint.worker.channel import Done, Ready, Sync, Synced
 
 __all__ = ["Manager"]
@@ -32,7 +32,7 @@ _REPORT_PERIOD_S: Final = 1.0
 """At least so often the agent hears how the manager is; a local agent also sees it die."""
 
 
-_LAST_WORDS_MS: Final = 1000
+_LAST_WORDS_S: Final = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Worker:
 class Manager:
     """Runs until the agent stops it or is gone.
 
-    :param agent: a connected DEALER socket; owned by this object from now on.
+    :param agent: the way to it; owned by this object from now on.
     :param agent_pid: of an agent on this machine, to notice its death at once; None for one on another node.
     :param agent_silence_limit_s: an agent on another node that says nothing for so long is gone.
     :param memory_per_worker_bytes: no task may use more.
@@ -55,7 +55,7 @@ class Manager:
         *,
         core: ManagerCore,
         launcher: WorkerLauncher,
-        agent: zmq.Socket[bytes],
+        agent: Pipe | SocketLink,
         agent_pid: int | None,
         agent_silence_limit_s: float = 120.0,
         memory_per_worker_bytes: int | None = None,
@@ -73,7 +73,7 @@ class Manager:
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
-        self._functions: dict[str, Bytes] = {}
+        self._functions: dict[str, Frame] = {}
         self._orphans = Orphans()  # before there are children
         self._guardian = _start_guardian()
         self._epoll = select.epoll()
@@ -83,6 +83,8 @@ class Manager:
         self._report_at = 0.0
         self._measure_at = 0.0
         self._abandoned = False
+        self._agent_is_there = True
+        self._is_congested = False
         self._parting = "it was told to stop"
         self._signals, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll.register(self._signals, select.EPOLLIN)
@@ -99,12 +101,12 @@ class Manager:
             if not self._abandoned:
                 self._tell(protocol.Leaving(self._parting))
         finally:
+            guardian.end({worker.pid for worker in self._workers.values()})
             for worker in self._workers.values():
-                worker.kill()
                 worker.process.wait()
             self._orphans.end(known={self._guardian.pid}, now=time.monotonic())
             self._guardian.communicate()
-            self._agent.close(linger=0 if self._abandoned else _LAST_WORDS_MS)
+            self._agent.close(linger_s=0.0 if self._abandoned else _LAST_WORDS_S)
 
     def _turn(self) -> None:
         for descriptor, _ in self._epoll.poll(self._timeout_s()):
@@ -119,6 +121,9 @@ class Manager:
                 self._abandon("the agent is gone")
             elif descriptor == self._signals and signal.SIGTERM in os.read(self._signals, 64):
                 self._part("it got SIGTERM, as from a scheduler at the end of a job")
+        if self._is_congested:
+            self._agent.flush()
+            self._watch()
         self._obey()
         if self._agent_silence.is_over_limit(now=time.monotonic()) and not self._abandoned:
             self._abandon("the agent has been silent for too long")
@@ -129,8 +134,7 @@ class Manager:
         self._report()
 
     def _timeout_s(self) -> float:
-        # The descriptor of a ZeroMQ socket is edge-triggered: before waiting on it, look whether something is there.
-        if self._agent.get(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator, arg-type]
+        if self._agent.has_unread:
             return 0.0
         deadline = self._core.next_deadline()
         deadline = self._report_at if deadline is None else min(deadline, self._report_at)
@@ -168,10 +172,15 @@ class Manager:
     # -- agent ---------------------------------------------------------------------------------------------------------
 
     def _obey(self) -> None:
-        while True:
+        while self._agent_is_there:
             try:
-                frames = receive_frames(self._agent)
-            except zmq.Again:
+                frames = self._agent.receive_shared()
+            except BlockingIOError:
+                return
+            if frames is None:
+                self._epoll.unregister(self._agent.fileno())
+                self._agent_is_there = False
+                self._abandon("the agent is gone")
                 return
             self._agent_silence.heard(now=time.monotonic())
             if self._has_gap(protocol.number_of(frames)):
@@ -192,7 +201,7 @@ class Manager:
         expected, self._heard = self._heard + 1, number
         return number != expected
 
-    def _take(self, message: protocol.RunTasks, bodies: list[Bytes]) -> None:
+    def _take(self, message: protocol.RunTasks, bodies: list[Frame]) -> None:
         if message.forget:
             self._functions.clear()
         for function_hash, body in message.functions:
@@ -213,13 +222,22 @@ class Manager:
             self._tell(self._core.progress())
             self._report_at = now + _REPORT_PERIOD_S
 
-    def _tell(self, message: protocol.FromManager, bodies: list[Bytes] | None = None) -> None:
+    def _tell(self, message: protocol.FromManager, bodies: list[Frame] | None = None) -> None:
         self._said += 1
-        send_frames(self._agent, protocol.encode(message, bodies or (), number=self._said))
+        self._agent.send(protocol.encode(message, bodies or (), number=self._said))
+        self._watch()
+
+    def _watch(self) -> None:
+        """Wait for room on the way to the agent, while something waits for that."""
+        if self._agent.is_congested != self._is_congested and self._agent_is_there:
+            self._is_congested = self._agent.is_congested
+            events = select.EPOLLIN | select.EPOLLOUT if self._is_congested else select.EPOLLIN
+            self._epoll.modify(self._agent.fileno(), events)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def _perform(self, actions: list[Action]) -> None:
+        doomed: set[int] = set()
         for action in actions:
             match action:
                 case Send(worker_id=worker_id, packet=packet, body=body):
@@ -233,7 +251,8 @@ class Manager:
                 case Recall(worker_id=worker_id):
                     self._recall(worker_id)
                 case Kill(worker_id=worker_id):
-                    self._workers[worker_id].kill()
+                    doomed.add(self._workers[worker_id].pid)
+        guardian.end(doomed)  # together: on a large node it takes a while to look at all processes
 
     def _recall(self, worker_id: int) -> None:
         worker = self._workers[worker_id]
@@ -264,7 +283,7 @@ class Manager:
         """Take in all that a worker has sent."""
         while True:
             try:
-                received = worker.process.channel.receive()
+                received = worker.process.channel.receive_shared()
             except BlockingIOError:
                 return
             if received is None:
@@ -290,7 +309,7 @@ class Manager:
         reason = process.bury()
         self._guard(f"-{process.pid}")
         _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
-        self._orphans.due_at = 0.0
+        self._orphans.expect(now=time.monotonic())
         self._core.died(worker.worker_id, revoked=revoked, reason=reason, tails=tails, now=time.monotonic())
 
     def _end_orphans(self) -> None:

@@ -64,6 +64,7 @@ class BatchBlock:
     unwanted: bool = False
     cancels: int = 0
     missing_since: float | None = None
+    pipe: None = None
 
     def status(self) -> BlockStatus:
         """As :meth:`Block.status`."""
@@ -87,8 +88,6 @@ class BatchProvider:
     :param poll_s: seconds between questions about jobs.
     :param patience_s: a job that its scheduler knows nothing of for so long has ended.
     """
-
-    is_local = False
 
     def __init__(
         self,

@@ -6,8 +6,9 @@ import contextlib
 import os
 import select
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from farcall_endpoint.pipe import Pipe, pipe_pair
 from farcall_endpoint.providers.seam import BlockStatus, Phase
 
 __all__ = ["LocalProvider"]
@@ -19,7 +20,6 @@ class LocalProvider:
     :param environment: of the managers.
     """
 
-    is_local = True
     walltime_s: float | None = None
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -41,9 +41,28 @@ class LocalProvider:
         environment: Mapping[str, str],
     ) -> LocalBlock:
         """As :meth:`Provider.start`."""
-        variables = {**self._environment, **environment}
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables, start_new_session=True)
-        return LocalBlock(process, self._epoll)
+        pipe, there = pipe_pair()
+        with there:
+            arguments = [*command, "--agent-fd", str(there.fileno()), "--agent-pid", str(os.getpid())]
+            return self.spawn(arguments, environment, pipe=pipe, descriptors=(there.fileno(),))
+
+    def spawn(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        pipe: Pipe | None = None,
+        descriptors: Collection[int] = (),
+    ) -> LocalBlock:
+        """Start a process, which inherits descriptors, with these variables beside the provider's own."""
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env={**self._environment, **environment},
+            pass_fds=tuple(descriptors),
+            start_new_session=True,
+        )
+        return LocalBlock(process, self._epoll, pipe)
 
     def close(self) -> None:
         """As :meth:`Provider.close`."""
@@ -53,7 +72,8 @@ class LocalProvider:
 class LocalBlock:
     """A manager on this machine."""
 
-    def __init__(self, process: subprocess.Popen[bytes], epoll: select.epoll) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], epoll: select.epoll, pipe: Pipe | None) -> None:
+        self.pipe = pipe
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
         self._epoll: select.epoll | None = epoll
@@ -78,3 +98,5 @@ class LocalBlock:
         """As :meth:`Block.close`."""
         self._process.wait()
         os.close(self._pidfd)
+        if self.pipe is not None:
+            self.pipe.close()

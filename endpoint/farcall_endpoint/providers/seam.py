@@ -7,6 +7,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from farcall_endpoint.pipe import Pipe
+
 __all__ = ["Block", "BlockStatus", "Phase", "Provider"]
 
 
@@ -29,6 +31,10 @@ class BlockStatus:
 class Block(Protocol):
     """Managers that were started together and end together."""
 
+    @property
+    def pipe(self) -> Pipe | None:
+        """The way to the manager of a block on this machine; others find theirs to the agent's socket."""
+
     def status(self) -> BlockStatus:
         """What is known of it without asking anybody now."""
 
@@ -42,8 +48,6 @@ class Block(Protocol):
 class Provider(Protocol):
     """Starts blocks. No method waits for a scheduler."""
 
-    #: Whether managers run on the agent's own machine, where they reach it without a network and see it die.
-    is_local: bool
     #: Seconds that a block lives; None if it has no end.
     walltime_s: float | None
 

@@ -17,7 +17,7 @@ import zmq
 from farcall_common.payload import Serializer
 from farcall_endpoint import protocol
 from farcall_endpoint.testing.endpoint_process import wait_gone
-from farcall_endpoint.transport import fleet_socket
+from farcall_endpoint.transport import fleet_socket, send_frames
 
 __all__ = ["FakeAgent"]
 
@@ -84,7 +84,7 @@ class FakeAgent:
 
     def say(self, message: protocol.FromAgent, bodies: list[bytes] | None = None, *, number: int = 0) -> None:
         """Send something to the manager, which must have spoken before."""
-        self._socket.send_multipart([self._identity, *protocol.encode(message, bodies or [], number=number)])
+        send_frames(self._socket, [self._identity, *protocol.encode(message, bodies or [], number=number)])
 
     def run(self, task_id: str, function: Callable[..., Any], *args: object) -> None:
         """Order a task."""

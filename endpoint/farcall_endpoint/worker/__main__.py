@@ -17,7 +17,7 @@ from farcall_endpoint.worker.strays import Strays
 
 
 def main(descriptor: int, claims: int) -> None:
-    """Serve tasks until the manager is gone."""
+    """Serve tasks until the manager is gone; then end what they have left behind."""
     cores = os.environ.get("FARCALL_WORKER_CORES")
     if cores:  # before there are other threads, which would keep to what they found
         os.sched_setaffinity(0, map(int, cores.split(",")))

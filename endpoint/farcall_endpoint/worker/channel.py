@@ -13,8 +13,6 @@ the descriptor of a memory file (``memfd_create``) that holds it.
 
 from __future__ import annotations
 
-import array
-import mmap
 import os
 import socket
 import struct
@@ -23,14 +21,16 @@ from typing import Any, Final
 
 import msgspec
 
+from farcall_endpoint.shared import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, descriptors_of, seen
+
 __all__ = ["Channel", "Done", "Order", "Packet", "Ready", "Run", "Sync", "Synced", "channel_pair"]
 
 #: A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed).
 _MAX_PACKET_BYTES: Final = 64 * 1024
 _MAX_HEADER_BYTES: Final = 1024 * 1024
 _LENGTH: Final = struct.Struct("<I")
-_FD_BYTES: Final = array.array("i").itemsize
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_FD_BYTES)
+_PLACE: Final = struct.Struct("<QQ")
+"""Where the body is in a memory file: the byte at which it begins, and its length."""
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
 
 
@@ -105,7 +105,7 @@ class Channel:
 
     # -- the manager's end ---------------------------------------------------------------------------------------------
 
-    def order(self, packet: Run, body: Sequence[bytes | memoryview]) -> None:
+    def order(self, packet: Run, body: Sequence[bytes | memoryview | SharedBytes]) -> None:
         """Send tasks, with a claim for each.
 
         :raises BlockingIOError: if the socket is full; the worker will start none of them.
@@ -136,24 +136,24 @@ class Channel:
 
     # -- both ends -----------------------------------------------------------------------------------------------------
 
-    def send(self, packet: Packet, body: Sequence[bytes | memoryview] = ()) -> None:
+    def send(self, packet: Packet, body: Sequence[bytes | memoryview | SharedBytes] = ()) -> None:
         """Send a packet and the joined parts of its body.
 
         :raises BlockingIOError: if the socket does not block and is full; nothing was sent then.
         :raises OSError: if the other end is gone.
         """
         header = _encode(packet)
-        if len(header) + sum(map(len, body)) <= _MAX_PACKET_BYTES:
-            self.socket.send(b"".join((_LENGTH.pack(len(header)), header, *body)))
-            return
-        memory = os.memfd_create("farcall", os.MFD_CLOEXEC)
-        try:
-            for part in body:
-                _write_all(memory, part)
-            descriptors = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))]
-            self.socket.sendmsg([_LENGTH.pack(len(header)), header], descriptors)
-        finally:
-            os.close(memory)
+        if len(body) == 1 and isinstance(body[0], SharedBytes):
+            shared = body[0]
+        else:
+            parts = [seen(part) for part in body]
+            size = sum(map(len, parts))
+            if len(header) + size <= _MAX_PACKET_BYTES:
+                self.socket.send(b"".join((_LENGTH.pack(len(header)), header, *parts)))
+                return
+            shared = SharedBytes(MemoryFile.of(parts), 0, size)
+        place = _PLACE.pack(shared.start, shared.size)
+        self.socket.sendmsg([_LENGTH.pack(len(header)), header, place], ancillary([shared.memory]))
 
     def receive(self) -> tuple[Packet, bytes | memoryview] | None:
         """The next packet and its body, which is a view of shared memory if it is large; None when the other end is
@@ -161,8 +161,16 @@ class Channel:
 
         :raises BlockingIOError: if the socket does not block and is empty.
         """
+        received = self.receive_shared()
+        if received is None:
+            return None
+        packet, body = received
+        return packet, seen(body)
+
+    def receive_shared(self) -> tuple[Packet, bytes | SharedBytes] | None:
+        """As :meth:`receive`, for whoever hands a large body on without looking at it."""
         try:
-            size, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES, _CLOEXEC)
+            size, received, _, _ = self.socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, _CLOEXEC)
         except ConnectionResetError:
             return None
         if size == 0:
@@ -170,9 +178,10 @@ class Channel:
         view = self._view
         body_at = _LENGTH.size + _LENGTH.unpack_from(view)[0]
         packet = _decode(view[_LENGTH.size : body_at])
-        if ancillary:
-            return packet, _view_of(array.array("i", ancillary[0][2][:_FD_BYTES])[0])
-        return packet, bytes(view[body_at:size])
+        if not received:
+            return packet, bytes(view[body_at:size])
+        [memory] = descriptors_of(received)
+        return packet, SharedBytes(memory, *_PLACE.unpack_from(view, body_at))
 
 
 def channel_pair() -> tuple[Channel, socket.socket, int]:
@@ -181,17 +190,3 @@ def channel_pair() -> tuple[Channel, socket.socket, int]:
     manager_end.setblocking(False)
     claims = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     return Channel(manager_end, claims), worker_end, os.dup(claims)
-
-
-def _write_all(descriptor: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _view_of(descriptor: int) -> memoryview:
-    """The bytes of a memory file, which lives for as long as the view does."""
-    try:
-        return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,117 @@
+"""The experiments as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+from benchmarks.engine.papers.table import efficiency, length, rate
+
+__all__ = ["draw"]
+
+Run = Mapping[str, Any]
+
+
+def draw(report: Mapping[str, Any], path: Path) -> None:
+    """A picture for each experiment that was made, beside ``path``, whose name theirs begin with."""
+    for name, draw_one in _PICTURES.items():
+        if name in report:
+            figure = draw_one(report[name])
+            figure.savefig(path.with_name(f"{path.stem}_{name}.png"), dpi=110)
+
+
+def _batching(runs: Sequence[Run]) -> Figure:
+    figure, (axes,) = _panels(1)
+    bars = axes.barh([run["name"] for run in runs], [run["elapsed_s"] for run in runs])
+    axes.bar_label(bars, labels=[f"{run['elapsed_s']:.2f} s, {rate(run):,.0f}/s" for run in runs], padding=4)
+    axes.invert_yaxis()
+    axes.margins(x=0.5)
+    axes.set_title(f"{runs[0]['tasks']:,} no-ops, 4 workers: seconds")
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def _prefetching(runs: Sequence[Run]) -> Figure:
+    figure, (short, others) = _panels(2)
+    _lines(short, runs, "prefetch", rate, lambda run: not run["ideal_s"])
+    short.set_title("no-ops a second")
+    _lines(others, runs, "prefetch", efficiency, lambda run: run["ideal_s"])
+    others.set_title("share of the workers' time in tasks")
+    for axes in (short, others):
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("most tasks kept ready behind each running one")
+    return figure
+
+
+def _strong_scaling(runs: Sequence[Run]) -> Figure:
+    figure, (axes,) = _panels(1)
+    _lines(axes, runs, "workers", lambda run: run["elapsed_s"], lambda _: True)
+    for task_s in sorted({run["task_s"] for run in runs} - {0.0}):
+        ideal = [run for run in runs if run["task_s"] == task_s]
+        axes.plot([str(run["workers"]) for run in ideal], [run["ideal_s"] for run in ideal], ":", color="grey")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_title("the same work on more workers: seconds (dotted: ideal)")
+    axes.set_xlabel("workers")
+    return figure
+
+
+def _weak_scaling(runs: Sequence[Run]) -> Figure:
+    figure, (short, others) = _panels(2)
+    _lines(short, runs, "workers", rate, lambda run: not run["ideal_s"])
+    short.set_title("no-ops a second, 1,000 for each worker")
+    _lines(others, runs, "workers", lambda run: run["elapsed_s"], lambda run: run["ideal_s"])
+    others.set_title("the same work for each worker: seconds")
+    for axes in (short, others):
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("workers")
+    return figure
+
+
+def _failure(runs: Sequence[Run]) -> Figure:
+    figure, panels = _panels(len(runs))
+    for axes, run in zip(panels, runs, strict=True):
+        submitted_s, took_s = zip(*run["tasks"], strict=True)
+        axes.plot(submitted_s, [1000 * took for took in took_s], ".", markersize=4)
+        axes.axvspan(run["dies_at_s"], run["back_at_s"], color="tab:red", alpha=0.12, label="one of two managers")
+        axes.set_title(f"one of two managers dies, {run['name']}")
+        axes.set_xlabel("submitted at, s")
+        axes.set_ylabel("latency, ms")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(6.5 * count, 3.8), layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def _lines(
+    axes: Axes, runs: Sequence[Run], key: str, value: Callable[[Run], float | None], wanted: Callable[[Run], object]
+) -> None:
+    """A line for each length of task, over the values of the key at equal distances."""
+    chosen = [run for run in runs if wanted(run)]
+    axes.margins(y=0.15)
+    for task_s in sorted({run["task_s"] for run in chosen}):
+        line = [run for run in chosen if run["task_s"] == task_s]
+        axes.plot(
+            [str(run[key]) for run in line], [value(run) or 0.0 for run in line], marker="o", label=length(task_s)
+        )
+    axes.legend()
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.grid(alpha=0.3)
+
+
+_PICTURES: dict[str, Callable[[Sequence[Run]], Figure]] = {
+    "batching": _batching,
+    "prefetching": _prefetching,
+    "strong_scaling": _strong_scaling,
+    "weak_scaling": _weak_scaling,
+    "failure": _failure,
+}

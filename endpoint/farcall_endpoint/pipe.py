@@ -1,0 +1,164 @@
+"""Messages between an agent and a manager that it started on its own machine: a Unix socket, and shared memory for what
+is large.
+
+A ZeroMQ socket has a thread behind it on either side, so a message costs four wake-ups; this costs two, and a large
+body is written once and read where it is. Sending never waits: what the socket does not take now is kept, and goes
+with :meth:`Pipe.flush`.
+
+A packet is the number of its frames, their lengths, and the frames. Those that would make it too large are in memory
+files instead: their lengths are negative, and where each is found comes behind the lengths.
+"""
+
+from __future__ import annotations
+
+import collections
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from farcall_endpoint.shared import ANCILLARY_BYTES, Frame, MemoryFile, SharedBytes, ancillary, descriptors_of, seen
+from farcall_endpoint.transport import Bytes
+
+__all__ = ["Pipe", "pipe_pair"]
+
+_MAX_INLINE_BYTES: Final = 64 * 1024
+"""A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed)."""
+_MAX_FRAME_BYTES: Final = 16 * 1024
+_MAX_FRAMES: Final = 8192
+_MAX_HANDED_ON: Final = 60
+_COUNT: Final = struct.Struct("<I")
+_PLACE: Final = struct.Struct("<IQ")
+"""Where a frame is: the number of its memory file in the packet, and the byte at which it begins."""
+_LEAD_BYTES: Final = _COUNT.size + (8 + _PLACE.size) * _MAX_FRAMES
+_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
+
+
+class Pipe:
+    """One end. Owned by one thread."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._buffer = memoryview(bytearray(_LEAD_BYTES + _MAX_INLINE_BYTES))
+        self._waiting: collections.deque[tuple[bytes, list[MemoryFile]]] = collections.deque()
+
+    def fileno(self) -> int:
+        """Readable when there is a message, or nobody at the other end; writable when :meth:`flush` may do more."""
+        return self._socket.fileno()
+
+    @property
+    def has_unread(self) -> bool:
+        """No more than its descriptor says."""
+        return False
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._waiting)
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Send a message, now or with a later :meth:`flush`. Nothing happens if nobody is at the other end."""
+        self._waiting.append(_pack(frames))
+        if len(self._waiting) == 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it."""
+        while self._waiting:
+            packet, memories = self._waiting[0]
+            try:
+                self._socket.sendmsg([packet], ancillary(memories))
+            except BlockingIOError:
+                return
+            except OSError:  # nobody is there: the reading side finds out
+                pass
+            self._waiting.popleft()
+
+    def receive(self) -> list[Bytes] | None:
+        """The next message; None when nobody is at the other end any more. Large frames are views of shared memory.
+
+        :raises BlockingIOError: if there is none now.
+        """
+        frames = self.receive_shared()
+        if frames is None:
+            return None
+        return [seen(frame) for frame in frames]
+
+    def receive_shared(self) -> list[Frame] | None:
+        """As :meth:`receive`, for whoever hands large frames on without looking at them."""
+        try:
+            size, received, _, _ = self._socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, _CLOEXEC)
+        except ConnectionResetError:
+            return None
+        if size == 0:
+            return None
+        return _unpack(self._buffer[:size], descriptors_of(received))
+
+    def close(self, *, linger_s: float = 0.0) -> None:
+        """Let the other end see that nobody is here any more, after what waits was sent, if that takes no longer."""
+        deadline = time.monotonic() + linger_s
+        poll = select.poll()
+        if self._waiting:
+            poll.register(self._socket, select.POLLOUT)
+        while self._waiting and (left_s := deadline - time.monotonic()) > 0:
+            poll.poll(left_s * 1000)
+            self.flush()
+        self._waiting.clear()
+        self._socket.close()
+
+
+def pipe_pair() -> tuple[Pipe, socket.socket]:
+    """One end to use here, and the socket of the other, for a child process to be given."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Pipe(here), there
+
+
+def _pack(frames: Sequence[Frame]) -> tuple[bytes, list[MemoryFile]]:
+    lengths: list[int] = []
+    inline: list[Bytes] = []
+    places: list[bytes] = []
+    handed_on: list[MemoryFile] = []
+    outside: list[Bytes] = []
+    outside_at, room = 0, _MAX_INLINE_BYTES
+    for frame in frames:
+        length = len(frame)
+        if isinstance(frame, SharedBytes):
+            if len(handed_on) < _MAX_HANDED_ON:
+                handed_on.append(frame.memory)
+                lengths.append(-length)
+                places.append(_PLACE.pack(len(handed_on), frame.start))
+                continue
+            frame = frame.view()
+        if length <= _MAX_FRAME_BYTES and length <= room:
+            room -= length
+            inline.append(frame)
+            lengths.append(length)
+        else:
+            outside.append(frame)
+            lengths.append(-length)
+            places.append(_PLACE.pack(0, outside_at))
+            outside_at += length
+    packet = b"".join((struct.pack(f"<I{len(lengths)}q", len(lengths), *lengths), *places, *inline))
+    if not places:
+        return packet, []
+    return packet, [MemoryFile.of(outside), *handed_on]
+
+
+def _unpack(packet: memoryview, memories: Sequence[MemoryFile]) -> list[Frame]:
+    (count,) = _COUNT.unpack_from(packet)
+    lengths = struct.unpack_from(f"<{count}q", packet, _COUNT.size)
+    place_at = _COUNT.size + 8 * count
+    at = place_at + _PLACE.size * sum(length < 0 for length in lengths)
+    frames: list[Frame] = []
+    for length in lengths:
+        if length >= 0:
+            frames.append(bytes(packet[at : at + length]))
+            at += length
+        else:
+            number, start = _PLACE.unpack_from(packet, place_at)
+            place_at += _PLACE.size
+            frames.append(SharedBytes(memories[number], start, -length))
+    return frames

@@ -1,0 +1,86 @@
+"""Large bodies in memory files (``memfd_create``): written once, read where they are, and handed on as a descriptor by
+processes in between, which need not look at them."""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+__all__ = ["ANCILLARY_BYTES", "Frame", "MemoryFile", "SharedBytes", "ancillary", "descriptors_of", "seen"]
+
+_MAX_DESCRIPTORS: Final = 64
+_FD_BYTES: Final = array.array("i").itemsize
+ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _FD_BYTES)
+
+
+class MemoryFile:
+    """Owns a descriptor, and closes it when nobody refers to it any more."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+    @classmethod
+    def of(cls, parts: Iterable[bytes | memoryview]) -> MemoryFile:
+        """A new file that holds the parts, one behind the other."""
+        memory = cls(os.memfd_create("farcall", os.MFD_CLOEXEC))
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                view = view[os.write(memory.descriptor, view) :]
+        return memory
+
+    def view(self) -> memoryview:
+        """Its bytes, which live for as long as the view does."""
+        return memoryview(mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ))
+
+
+class SharedBytes:
+    """Bytes in a memory file, for a process that hands them on."""
+
+    __slots__ = ("memory", "size", "start")
+
+    def __init__(self, memory: MemoryFile, start: int, size: int) -> None:
+        self.memory = memory
+        self.start = start
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def view(self) -> memoryview:
+        """The bytes themselves."""
+        return self.memory.view()[self.start : self.start + self.size]
+
+
+Frame = bytes | memoryview | SharedBytes
+"""User bytes on their way: small ones as bytes, large ones where they are already."""
+
+
+def seen(frame: Frame) -> bytes | memoryview:
+    """A frame to look into."""
+    return frame.view() if isinstance(frame, SharedBytes) else frame
+
+
+def ancillary(memories: Sequence[MemoryFile]) -> list[tuple[int, int, Any]]:
+    """What makes ``sendmsg`` hand memory files to the other end."""
+    if not memories:
+        return []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory.descriptor for memory in memories]))]
+
+
+def descriptors_of(received: Sequence[tuple[int, int, bytes]]) -> list[MemoryFile]:
+    """The memory files that ``recvmsg`` has received."""
+    memories: list[MemoryFile] = []
+    for _, _, data in received:
+        descriptors = array.array("i", data[: len(data) - len(data) % _FD_BYTES])
+        memories += [MemoryFile(descriptor) for descriptor in descriptors]
+    return memories

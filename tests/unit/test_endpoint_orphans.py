@@ -1,0 +1,62 @@
+"""What workers leave behind is ended and collected by their manager, and nothing else is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ADOPTS = """
+import os, signal, subprocess, time
+from farcall_endpoint.manager.processes import Orphans
+
+orphans = Orphans()
+known = subprocess.Popen(["sleep", "1000"])
+parent = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!"], stdout=subprocess.PIPE, start_new_session=True)
+orphan = int(parent.stdout.readline())
+parent.wait()
+assert orphans.due_at is None
+orphans.expect(now=10.0)
+assert orphans.due_at == 10.0
+
+orphans.end(known={known.pid}, now=10.0)
+assert orphans.due_at > 10.0, "dead, and perhaps not collected"
+orphans.expect(now=10.1)
+assert orphans.due_at > 10.1, "not all processes for each worker that dies"
+deadline = time.monotonic() + 10
+while orphans.due_at is not None and time.monotonic() < deadline:
+    orphans.end(known={known.pid}, now=orphans.due_at)
+assert not os.path.exists(f"/proc/{orphan}")
+assert known.poll() is None
+known.kill()
+known.wait()
+print("done")
+"""
+
+HAS_CHILDREN = """
+import logging, subprocess
+from farcall_endpoint.manager.processes import Orphans
+
+logging.basicConfig(format="%(message)s")
+earlier = subprocess.Popen(["sleep", "1000"])
+orphans = Orphans()
+orphans.end(known=(), now=0.0)
+assert orphans.due_at is None
+assert earlier.poll() is None
+earlier.kill()
+earlier.wait()
+print("done")
+"""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+    return done
+
+
+def test_orphans_are_ended_and_collected() -> None:
+    run(ADOPTS)
+
+
+def test_a_process_with_children_of_an_earlier_life_adopts_none() -> None:
+    assert "children from before its start" in run(HAS_CHILDREN).stderr
