@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.contestants import CONTESTANTS
+from benchmarks.engine.plot import draw
 from benchmarks.engine.table import as_table
 from benchmarks.machine import facts
 
@@ -47,6 +48,7 @@ def main() -> None:
             if figures is not None:
                 report["rounds"][name].append(figures)
     options.output.write_text(json.dumps(report, indent=1) + "\n")
+    draw(report, options.output.with_suffix(".png"))
     print(as_table(report))
 
 

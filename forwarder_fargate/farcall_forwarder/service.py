@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import json
 import logging
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import zmq
+from zmq.utils import z85
 
 from farcall_common.store.settings import Stores
 from farcall_common.wire import new_id
@@ -26,7 +28,7 @@ from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.settings import Settings
 from farcall_forwarder.shell import Chance, Shell
 
-__all__ = ["Service"]
+__all__ = ["Service", "key_pair"]
 
 _BACKLOG_BYTES: Final = 16 * 1024 * 1024
 
@@ -68,7 +70,7 @@ class Service:
         """Make the parts; ``stack`` takes them apart in reverse."""
         settings, stores = self._settings, self._stores
         loop = asyncio.get_running_loop()
-        public_key, secret_key = zmq.curve_keypair()  # new with every process; the API tells peers which to expect
+        public_key, secret_key = key_pair(settings.key_seed)  # the API tells peers which to expect
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.term)
         pool = StorePool(StoreSteps(stores, forwarder_id=self.forwarder_id, clock=time.time))
@@ -94,6 +96,8 @@ class Service:
             stores.queue,
             self.forwarder_id,
             on_woken=lambda endpoint_ids: _call(loop, shell.woken, endpoint_ids),
+            on_shared=lambda shared: _call(loop, shell.heard, shared),
+            on_cut=lambda error: _call(loop, shell.cut_off, error),
             on_death=lambda error: _call(loop, shell.fail, error),
         )
         wake_ups.start()
@@ -113,6 +117,14 @@ class Service:
             fresh.write_text(json.dumps(self.ready))
             fresh.replace(path)
         _logger.info("ready", extra={"forwarder_id": info.forwarder_id, "address": info.address})
+
+
+def key_pair(seed: str) -> tuple[bytes, bytes]:
+    """Public and secret CURVE key in Z85: always the same ones for a seed, new ones without."""
+    if not seed:
+        return zmq.curve_keypair()
+    secret_key = z85.encode(hashlib.sha256(f"farcall forwarder key {seed}".encode()).digest())
+    return zmq.curve_public(secret_key), secret_key
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[_Told], None], told: _Told) -> None:

@@ -7,6 +7,8 @@ variable, argument                 meaning                                      
 ``FARCALL_FORWARDER_PORT``         port for peers, 0 = any, ``--port``                    55001
 ``FARCALL_FORWARDER_HEALTH_PORT``  port of ``/healthz``, 0 = any, ``--health-port``       8080
 ``FARCALL_FORWARDER_ADVERTISE``    host that peers are given, ``--advertise``             the bound one
+``FARCALL_FORWARDER_KEY_SEED``     a secret that forwarders behind one address share;     a key pair of
+                                   their CURVE key pair is made from it                   its own
 ``FARCALL_FORWARDER_READY_FILE``   JSON is put here once peers can connect,               none
                                    ``--ready-file``
 ``FARCALL_FORWARDER_DRAIN_S``      seconds to drain in after SIGTERM                      20
@@ -34,6 +36,7 @@ from farcall_forwarder.core.policy import Policy
 
 __all__ = ["Settings"]
 
+_SEED_LENGTH: Final = 32  # characters; a key is 32 bytes, so less would be easier to guess than the key
 _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 -- the addresses that mean "all of them"
 
 
@@ -45,6 +48,7 @@ class Settings:
     port: int = 55001
     health_port: int = 8080
     advertise: str = ""
+    key_seed: str = dataclasses.field(default="", repr=False)
     ready_file: Path | None = None
     drain_s: float = 20.0
     lease_s: float = 30.0
@@ -69,11 +73,15 @@ class Settings:
         if level not in logging.getLevelNamesMapping():
             raise ConfigurationError(f"FARCALL_LOG_LEVEL is {level!r}, which is no level")
         ready_file = value("ready_file", "")
+        key_seed = environ.get("FARCALL_FORWARDER_KEY_SEED", "")
+        if 0 < len(key_seed) < _SEED_LENGTH:
+            raise ConfigurationError(f"FARCALL_FORWARDER_KEY_SEED is shorter than {_SEED_LENGTH} characters")
         return cls(
             host=value("host", cls.host),
             port=_number("port", value("port", cls.port), limit=65535),
             health_port=_number("health port", value("health_port", cls.health_port), limit=65535),
             advertise=value("advertise", ""),
+            key_seed=key_seed,
             ready_file=Path(ready_file) if ready_file else None,
             drain_s=_seconds("drain time", value("drain_s", cls.drain_s)),
             lease_s=_seconds("lease", value("lease_s", cls.lease_s)),

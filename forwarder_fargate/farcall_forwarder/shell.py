@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from farcall_common.errors import ProtocolError
-from farcall_common.store.model import ForwarderInfo
+from farcall_common.errors import ProtocolError, Unavailable
+from farcall_common.store.model import ForwarderInfo, SharedEnds
 from farcall_common.wire import decode, encode, new_id
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.router import Inbound, Router, Trouble
@@ -87,6 +87,14 @@ class Shell:
     def woken(self, endpoint_ids: Sequence[str]) -> None:
         """Endpoints have work."""
         self._handle([ev.Woken(endpoint_ids)])
+
+    def heard(self, shared: Sequence[SharedEnds]) -> None:
+        """Other forwarders have recorded ends."""
+        self._handle([ev.EndsHeard(shared)])
+
+    def cut_off(self, _: Unavailable) -> None:
+        """Other forwarders may have said something unheard."""
+        self._handle([ev.CutOff()])
 
     def fail(self, error: BaseException) -> None:
         """Something that must not die has died."""

@@ -1,36 +1,57 @@
-"""The CDK app: four stacks, wired together. Synth is pure: no account, no network look-ups, no docker."""
+"""The CDK app: five stacks, wired together. Synth is pure: no account, no network look-ups, no docker."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import aws_cdk as cdk
+from cdk_nag import AwsSolutionsChecks
 
-from farcall_infra.deployment import Deployment, deployment_from_context
+from farcall_infra.constructs.watched import Watched
+from farcall_infra.deployment import Deployment, deployment_from_context, stack_name
 from farcall_infra.stacks.api import ApiStack
 from farcall_infra.stacks.data import DataStack
 from farcall_infra.stacks.forwarder import ForwarderStack
 from farcall_infra.stacks.network import NetworkStack
+from farcall_infra.stacks.observability import ObservabilityStack
 
 __all__ = ["add_stacks", "synthesize"]
 
 
 def add_stacks(app: cdk.App, deployment: Deployment) -> None:
     """Add the stacks of ``deployment`` to ``app``."""
-    name = deployment.name
-    network = NetworkStack(app, f"{name}-network", deployment=deployment).network
-    stores = DataStack(app, f"{name}-data", deployment=deployment, network=network).stores
-    api = ApiStack(app, f"{name}-api", deployment=deployment, network=network, stores=stores)
-    forwarder = ForwarderStack(app, f"{name}-forwarder", deployment=deployment, network=network, stores=stores)
+    named = functools.partial(stack_name, deployment.name)
+    network = NetworkStack(app, named("network"), deployment=deployment).network
+    stores = DataStack(app, named("data"), deployment=deployment, network=network).stores
+    api = ApiStack(app, named("api"), deployment=deployment, network=network, stores=stores)
+    forwarder = ForwarderStack(app, named("forwarder"), deployment=deployment, network=network, stores=stores)
+    if deployment.target.observed:
+        watched = Watched(
+            api=api.web_api.api,
+            api_function=api.function,
+            reconciler=api.reconciler,
+            forwarder=forwarder.service,
+            forwarder_logs=forwarder.log_group,
+            database=stores.database.instance,
+            queue_nodes=stores.queue.nodes,
+        )
+        ObservabilityStack(app, named("observability"), deployment=deployment, watched=watched)
     forwarder.add_stack_dependency(api, "the forwarder needs the schema that the API's migration makes")
-    cdk.Tags.of(app).add("farcall:deployment", name)
+    cdk.Tags.of(app).add("farcall:deployment", deployment.name)
 
 
 def synthesize(*, outdir: Path | None = None, context: dict[str, object] | None = None) -> Path:
     """Synthesise the app with the context of the CDK CLI and ``context``; returns the cloud assembly's directory.
 
+    What goes to AWS is looked at by cdk-nag, unless ``CDK_VALIDATION=false``; the report lies in the assembly.
+
     :raises ConfigurationError: if the context does not describe a deployment.
+    :raises RuntimeError: if cdk-nag finds something that no construct accepts.
     """
     app = cdk.App(outdir=str(outdir) if outdir else None, context=context)
-    add_stacks(app, deployment_from_context(app.node.try_get_context))
+    deployment = deployment_from_context(app.node.get_all_context())
+    add_stacks(app, deployment)
+    if deployment.target.checked:
+        cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
     return Path(app.synth().directory)

@@ -52,19 +52,19 @@ class Bundle:
     """What goes into one bundle.
 
     ``member`` is the workspace member whose locked dependencies are installed, ``sources`` are package directories
-    relative to the workspace, ``extra_files`` are files of ``infra/runtime``, and ``provided`` names
-    distributions that the platform brings along.
+    relative to the workspace, ``extra_files`` are files of ``infra/runtime``, and ``omitted`` names
+    distributions that it does without, and with them what only they need.
     """
 
     name: str
     member: str
     sources: tuple[str, ...]
     extra_files: tuple[str, ...] = ()
-    provided: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
 
     def requirements(self) -> str:
         """The locked requirements with their hashes, as text for ``uv pip install -r``."""
-        prunes = [argument for name in self.provided for argument in ("--prune", name)]
+        prunes = [argument for name in self.omitted for argument in ("--prune", name)]
         return _uv(
             "export", "--frozen", "--package", self.member, "--no-dev", "--no-emit-workspace",
             "--no-annotate", "--no-header", *prunes,
@@ -112,12 +112,13 @@ LAMBDAS: Final = Bundle(
     member="farcall-lambdas",
     sources=("lambdas/farcall_lambdas", "common/farcall_common"),
     extra_files=("migration_resource.py",),
-    provided=("boto3", "botocore"),  # Lambda's Python runtime has them
+    omitted=("boto3", "botocore"),  # Lambda's Python runtime has them
 )
 FORWARDER: Final = Bundle(
     "forwarder",
     member="farcall-forwarder",
     sources=("forwarder_fargate/farcall_forwarder", "common/farcall_common"),
+    omitted=("alembic",),  # migrations are the API's business
 )
 
 

@@ -8,39 +8,67 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from farcall_common.errors import ConfigurationError
 from farcall_infra.bundles import ARM64, HOST, WheelPlatform
-from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile
+from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile, setting_names
 
-__all__ = ["TARGETS", "Deployment", "Target", "deployment_from_context"]
+__all__ = ["STACKS", "TARGETS", "Deployment", "Target", "deployment_from_context", "stack_name"]
+
+#: The stacks of a deployment, in the order in which they are made.
+STACKS: Final = ("network", "data", "api", "forwarder", "observability")
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
     """Where the template is going to be deployed.
 
-    ``wheels`` is the platform whose binary wheels go into the bundles, ``queue_tls`` is encryption in transit of the
-    queue, ``ipv6`` lets what is in the private subnets call AWS (there is no NAT for IPv4),
-    ``dev_tokens`` puts fixed tokens in the place of Globus Auth, and ``deletable`` lets everything, data included, go
-    with the stack.
+    ``wheels`` is the platform whose binary wheels go into the bundles, ``store_tls`` is encryption on the way to
+    database and queue, ``ipv6`` lets what is in the private subnets call AWS (there is no NAT for IPv4),
+    ``load_balancer`` is whether a profile that wants one gets it, ``dev_tokens`` puts fixed tokens in the place of
+    Globus Auth, ``checked`` has cdk-nag look at the result, ``observed`` adds the stack of alarms and dashboard, and
+    ``deletable`` lets everything, data included, go with the stack.
     """
 
     name: str
     wheels: WheelPlatform
-    queue_tls: bool
+    store_tls: bool
     ipv6: bool
+    load_balancer: bool
     dev_tokens: bool
+    checked: bool
+    observed: bool
     deletable: bool
 
 
 TARGETS: Final = {
-    "aws": Target("aws", wheels=ARM64, queue_tls=True, ipv6=True, dev_tokens=False, deletable=False),
-    # The Valkey wheel has no TLS, LocalStack's CloudFormation has no Fn::Cidr, and there is no Globus offline.
-    "localstack": Target("localstack", wheels=HOST, queue_tls=False, ipv6=False, dev_tokens=True, deletable=True),
+    "aws": Target(
+        "aws",
+        wheels=ARM64,
+        store_tls=True,
+        ipv6=True,
+        load_balancer=True,
+        dev_tokens=False,
+        checked=True,
+        observed=True,
+        deletable=False,
+    ),
+    # The wheels of PostgreSQL and Valkey have no TLS, LocalStack's CloudFormation has no Fn::Cidr, its core has no load
+    # balancers, dashboards or budgets, and there is no Globus offline.
+    "localstack": Target(
+        "localstack",
+        wheels=HOST,
+        store_tls=False,
+        ipv6=False,
+        load_balancer=False,
+        dev_tokens=True,
+        checked=False,
+        observed=False,
+        deletable=True,
+    ),
 }
 
 
@@ -53,28 +81,49 @@ class Deployment:
     target: Target
 
     @property
+    def load_balancer(self) -> bool:
+        """Whether peers reach the forwarder through a load balancer."""
+        return self.profile.network.load_balancer and self.target.load_balancer
+
+    @property
     def keeps_data(self) -> bool:
         """Whether the data stores outlive the stack."""
         return self.profile.retention.keep_data and not self.target.deletable
 
 
-def deployment_from_context(lookup: Callable[[str], Any]) -> Deployment:
+def stack_name(deployment: str, part: str) -> str:
+    """The name of one of the :data:`STACKS` of a deployment."""
+    return f"{deployment}-{part}"
+
+
+def deployment_from_context(context: Mapping[str, Any]) -> Deployment:
     """Read the deployment out of the CDK context (``-c key=value``).
 
     Keys: ``profile`` (default ``lab``), ``profiles`` (a TOML file), ``name`` (default ``farcall``; the prefix of the
-    stacks' names, so that several deployments fit into one account) and ``target`` (``aws`` or ``localstack``).
+    stacks' names, so that several deployments fit into one account), ``target`` (``aws`` or ``localstack``), and
+    ``section.key`` for every setting of a profile. Keys of anybody else's (CDK's have colons) are left alone.
 
     :raises ConfigurationError: if one of them is wrong.
     """
-    name = str(lookup("name") or "farcall")
+    name = str(context.get("name") or "farcall")
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", name):
         raise ConfigurationError(f"{name!r} cannot be a deployment's name", hint="lower case letters, digits, hyphens")
-    target_name = str(lookup("target") or "aws")
+    target_name = str(context.get("target") or "aws")
     if target_name not in TARGETS:
         raise ConfigurationError(f"there is no target {target_name!r}", hint=f"choose one of: {', '.join(TARGETS)}")
-    profiles = lookup("profiles")
+    profiles = context.get("profiles")
     return Deployment(
         name=name,
-        profile=load_profile(str(lookup("profile") or "lab"), path=Path(profiles) if profiles else DEFAULT_PROFILES),
+        profile=load_profile(
+            str(context.get("profile") or "lab"),
+            path=Path(profiles) if profiles else DEFAULT_PROFILES,
+            overrides=_overrides(context),
+        ),
         target=TARGETS[target_name],
     )
+
+
+def _overrides(context: Mapping[str, Any]) -> dict[str, str]:
+    """Whatever starts with the name of a section, known or not: a misspelt setting must not pass unnoticed."""
+    sections = {setting.partition(".")[0] for setting in setting_names()}
+    return {key: str(value) for key, value in context.items() if "." in key and key.partition(".")[0] in sections}

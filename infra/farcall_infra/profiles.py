@@ -1,7 +1,8 @@
-"""Profiles: how large a cloud tier is, and how long it keeps things.
+"""Profiles: how large a cloud tier is, how long it keeps things, and what it may cost.
 
-A profile is a table of ``profiles.toml``, checked here and never changed afterwards. Constructs take the section that
-is about them (``DatabaseSize``, ``QueueSize`` …) and nothing else.
+A profile is a table of ``profiles.toml``, checked here and never changed afterwards. Single values can be replaced by
+overrides (``section.key`` to text, as ``-c`` gives them). Constructs take the section that is about them
+(``DatabaseSize``, ``QueueSize`` …) and nothing else.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
+import typing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,6 +22,7 @@ from farcall_common.errors import ConfigurationError
 __all__ = [
     "DEFAULT_PROFILES",
     "ApiSize",
+    "Budget",
     "DatabaseSize",
     "ForwarderSize",
     "NetworkShape",
@@ -26,6 +30,8 @@ __all__ = [
     "QueueSize",
     "Retention",
     "load_profile",
+    "profile_names",
+    "setting_names",
 ]
 
 DEFAULT_PROFILES: Final = Path(__file__).resolve().parents[1] / "profiles.toml"
@@ -59,6 +65,12 @@ def _node_type(value: str) -> str:
     return value
 
 
+def _email(value: str) -> str:
+    if not re.fullmatch(r"[^@\s,]+@[^@\s,]+", value):
+        raise ValueError("an e-mail address looks like somebody@example.org")
+    return value
+
+
 def _log_days(value: int) -> int:
     if value not in _LOG_DAYS:
         raise ValueError(f"CloudWatch Logs keeps logs for one of {_LOG_DAYS} days")
@@ -74,18 +86,26 @@ class _Section(BaseModel):
 
 
 class NetworkShape(_Section):
-    """Who may reach the forwarder's port from outside the VPC."""
+    """Who may reach the forwarder's port from outside the VPC, and whether a load balancer with addresses that never
+    change stands before it. Without one, each task has an address of its own, and peers ask the API for it."""
 
     forwarder_cidrs: tuple[Annotated[str, AfterValidator(_cidr)], ...] = Field(min_length=1)
+    load_balancer: bool
 
 
 class DatabaseSize(_Section):
-    """The PostgreSQL instance."""
+    """The PostgreSQL instance. ``connections`` is how many it admits; its memory should have 10 MiB for each.
+
+    ``snapshot`` names the snapshot that it is made of, or is empty for a new one. It has to stay what it was when the
+    instance was made: CloudFormation would make another one.
+    """
 
     instance_type: Annotated[str, AfterValidator(_instance_type)]
+    connections: Annotated[int, Field(ge=20, le=5000)]
     storage_gib: Annotated[int, Field(ge=20)]
     multi_az: bool
     backup_days: Annotated[int, Field(ge=1, le=35)]
+    snapshot: Annotated[str, Field(pattern=r"^[A-Za-z0-9:-]*$")]
 
 
 class QueueSize(_Section):
@@ -106,11 +126,13 @@ class ApiSize(_Section):
 
 
 class ForwarderSize(_Section):
-    """The Fargate service that holds the ZeroMQ connections."""
+    """The Fargate service that holds the ZeroMQ connections. ``tasks`` may be 0 to park it; ``spot`` tasks cost a third
+    and get two minutes' notice when AWS wants them back, which is time to drain."""
 
     cpu_units: int
     memory_mib: int
-    tasks: Positive
+    tasks: Annotated[int, Field(ge=0, le=1000)]
+    spot: bool
     port: Port
     health_port: Port
     image: str
@@ -130,6 +152,19 @@ class Retention(_Section):
     log_days: Annotated[int, AfterValidator(_log_days)]
 
 
+class Budget(_Section):
+    """Money in US dollars per month: ``idle_usd`` bounds what the profile costs while nobody uses it (a test holds it),
+    ``monthly_usd`` is what AWS Budgets measures the real bill against. ``emails`` hear of alarms and of the budget."""
+
+    idle_usd: Annotated[float, Field(gt=0)]
+    monthly_usd: Annotated[float, Field(gt=0)]
+    emails: tuple[Annotated[str, AfterValidator(_email)], ...]
+
+    def model_post_init(self, _context: object, /) -> None:
+        if self.monthly_usd < self.idle_usd:
+            raise ValueError("monthly_usd is below idle_usd: the budget would be spent by doing nothing")
+
+
 class Profile(_Section):
     """One size of the whole cloud tier."""
 
@@ -140,23 +175,68 @@ class Profile(_Section):
     api: ApiSize
     forwarder: ForwarderSize
     retention: Retention
+    budget: Budget
 
 
-def load_profile(name: str, *, path: Path = DEFAULT_PROFILES) -> Profile:
-    """Read the profile ``name`` from the TOML file at ``path``.
+def profile_names(path: Path = DEFAULT_PROFILES) -> tuple[str, ...]:
+    """The profiles of the TOML file at ``path``.
 
-    :raises ConfigurationError: if the file is unreadable, the profile is not in it, or one of its values is wrong.
+    :raises ConfigurationError: if the file is unreadable.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"cannot read the profiles in {path}: {error}") from error
+    return tuple(_tables(path))
+
+
+def setting_names() -> frozenset[str]:
+    """Every ``section.key`` that an override may name."""
+    return frozenset(f"{section}.{key}" for section, model in _sections().items() for key in model.model_fields)
+
+
+def load_profile(name: str, *, path: Path = DEFAULT_PROFILES, overrides: Mapping[str, str] | None = None) -> Profile:
+    """Read the profile ``name`` from the TOML file at ``path``, with ``overrides`` in place of some of its values.
+
+    The values of overrides are text as on a command line; a list is separated by commas.
+
+    :raises ConfigurationError: if the file is unreadable, the profile is not in it, or one of its values or overrides
+        is wrong.
+    """
+    tables = _tables(path)
     if name not in tables:
         raise ConfigurationError(
             f"there is no profile {name!r} in {path}", hint=f"choose one of: {', '.join(sorted(tables))}"
         )
+    table: dict[str, Any] = {"name": name, **tables[name]}
+    for setting, text in (overrides or {}).items():
+        if setting not in setting_names():
+            raise ConfigurationError(
+                f"a profile has no setting {setting!r}", hint=f"settings are: {', '.join(sorted(setting_names()))}"
+            )
+        section, _, key = setting.partition(".")
+        table[section] = {**table.get(section, {}), key: _parsed(section, key, text)}
     try:
-        return Profile.model_validate({"name": name, **tables[name]})
+        return Profile.model_validate(table)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ConfigurationError(f"profile {name!r} in {path} is wrong: {problems}") from error
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"cannot read the profiles in {path}: {error}") from error
+
+
+def _sections() -> dict[str, type[_Section]]:
+    return {
+        name: field.annotation
+        for name, field in Profile.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, _Section)
+    }
+
+
+def _parsed(section: str, key: str, text: str) -> str | list[str]:
+    """Text is enough for pydantic to read a number or a switch from; only a list has to be taken apart."""
+    annotation = _sections()[section].model_fields[key].annotation
+    if typing.get_origin(annotation) is tuple:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,25 @@ _DESCRIPTION: Final = (
     "Globus Compute's /v2 and /v3 routes and shapes, and beside them what Farcall adds. Every error answers in the "
     "shape ErrorAnswer."
 )
+
+#: How any operation can fail, how one can that names something, and how one can that takes a body.
+_FAILURES: Final = {
+    "401": "No token, or one that is not accepted",
+    "429": "Too much at once: wait as long as Retry-After says",
+    "500": "An error of ours",
+    "503": "A part of the service cannot be reached; Retry-After may say when to try again",
+}
+_FAILURES_WITH_PARAMETERS: Final = {"422": "A parameter or field is wrong; the message says which"}
+_FAILURES_WITH_PATH: Final = {"403": "It belongs to somebody else", "404": "There is no such thing"}
+_FAILURES_WITH_BODY: Final = {
+    "400": "The request contradicts itself, or is not JSON",
+    "403": "It refers to something that belongs to somebody else",
+    "404": "It refers to something that does not exist",
+    "409": "It contradicts what is stored",
+    "413": "It is over a limit on bytes",
+    "415": "Its content type is not application/json",
+    "422": "A parameter or field is wrong; the message says which",
+}
 
 
 def document() -> str:
@@ -43,9 +63,22 @@ def _with_our_errors(spec: dict[str, Any]) -> dict[str, Any]:
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
     for path in spec["paths"].values():
         for operation in path.values():
-            operation["responses"].pop("422", None)
-            operation["responses"]["default"] = {"description": "What went wrong", "content": content}
+            answers = {status: {"description": text, "content": content} for status, text in _failures(operation)}
+            operation["responses"] = {"200": operation["responses"]["200"], **answers}
     return spec
+
+
+def _failures(operation: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The statuses of an operation's errors, and what each means."""
+    parameters = operation.get("parameters", ())
+    in_path = any(parameter["in"] == "path" for parameter in parameters)
+    failures = (
+        _FAILURES
+        | (_FAILURES_WITH_PARAMETERS if parameters else {})
+        | (_FAILURES_WITH_PATH if in_path else {})
+        | (_FAILURES_WITH_BODY if "requestBody" in operation else {})
+    )
+    return sorted(failures.items())
 
 
 if __name__ == "__main__":

@@ -3,10 +3,15 @@
 from farcall._client import Client
 from farcall._executor import Executor
 from farcall._future import ComputeFuture
+from farcall._inputs import InputFailed
+from farcall._needs import EndpointIncompatible
 from farcall._settings import Settings
+from farcall._shell import MPIFunction, ShellFunction, ShellResult
 from farcall._tasks import TaskInfo
 from farcall._track import track
+from farcall._unsupported import Unsupported
 from farcall._version import __version__
+from farcall._why import Why
 from farcall_common.errors import (
     ConfigurationError,
     DeserializationError,
@@ -35,18 +40,23 @@ __all__ = [
     "ComputeFuture",
     "ConfigurationError",
     "DeserializationError",
+    "EndpointIncompatible",
     "EndpointUnknown",
     "ErrorRecord",
     "Executor",
     "FarcallError",
     "Forbidden",
     "FunctionUnknown",
+    "InputFailed",
     "InvalidRequest",
     "LimitExceeded",
+    "MPIFunction",
     "NotFound",
     "PayloadTooLarge",
     "SerializationError",
     "Settings",
+    "ShellFunction",
+    "ShellResult",
     "TaskCancelled",
     "TaskError",
     "TaskFailed",
@@ -56,6 +66,8 @@ __all__ = [
     "TaskUnknown",
     "Unauthenticated",
     "Unavailable",
+    "Unsupported",
+    "Why",
     "__version__",
     "track",
 ]

@@ -43,11 +43,20 @@ class Api:
         self.http.call("DELETE", f"/v2/functions/{quote(function_id, safe='')}")
 
     # endpoints
+    def put_endpoint(self, endpoint_id: str | None, body: Json) -> Json:
+        """Register an endpoint, or change the one with this id."""
+        if endpoint_id is None:
+            answer: Json = self.http.call("POST", "/v3/endpoints", body=body)
+        else:
+            answer = self.http.call("PUT", f"/v3/endpoints/{quote(endpoint_id, safe='')}", body=body)
+        return answer
+
     def list_endpoints(self, *, role: str) -> list[Json]:
         return list(self.http.call("GET", "/v2/endpoints", query={"role": role}))
 
-    def get_endpoint(self, endpoint_id: str) -> Json:
-        answer: Json = self.http.call("GET", f"/v2/endpoints/{quote(endpoint_id, safe='')}")
+    def get_endpoint(self, endpoint_id: str, *, patience_s: float | None = None) -> Json:
+        path = f"/v2/endpoints/{quote(endpoint_id, safe='')}"
+        answer: Json = self.http.call("GET", path, patience_s=patience_s)
         return answer
 
     def get_endpoint_status(self, endpoint_id: str) -> Json:
@@ -91,6 +100,10 @@ class Api:
 
     def list_events(self, task_id: str) -> list[Json]:
         return list(self.http.call("GET", f"/v3/tasks/{quote(task_id, safe='')}/events")["events"])
+
+    def why(self, task_id: str) -> Json:
+        answer: Json = self.http.call("GET", f"/v3/tasks/{quote(task_id, safe='')}/why")
+        return answer
 
     def cancel(
         self, task_ids: Sequence[str], *, patience_s: float | None = None, stop: threading.Event | None = None

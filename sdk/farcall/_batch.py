@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from farcall._blobs import INLINE_BYTES, Blobs
-from farcall._calls import pack_call
+from farcall._calls import DEFAULT_SERIALIZER, in_order, pack_call
+from farcall._needs import Needs, needs_of
 from farcall._submission import Prepared, TaskOptions, encode_payload
+from farcall._terms import as_id
+from farcall_common.payload import Serializer
 from farcall_common.wire import new_id, new_task_id
 
 __all__ = ["Batch"]
@@ -17,9 +21,16 @@ __all__ = ["Batch"]
 class Batch:
     """Calls of registered functions, to be submitted by :meth:`Client.batch_run`."""
 
-    def __init__(self, *, task_group_id: str | None = None, options: TaskOptions) -> None:
+    def __init__(
+        self,
+        *,
+        task_group_id: str | None = None,
+        options: TaskOptions,
+        serializer: Serializer = DEFAULT_SERIALIZER,
+    ) -> None:
         self.task_group_id = task_group_id or new_id()
         self.options = options
+        self._serializer = serializer
         self._calls: list[tuple[str, str, bytes]] = []
 
     def __len__(self) -> int:
@@ -36,16 +47,34 @@ class Batch:
         """The ids of the tasks, in the order in which the calls were added."""
         return [task_id for task_id, _, _ in self._calls]
 
-    def add(self, function_id: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> str:
+    @property
+    def needs(self) -> list[tuple[str, Needs]]:
+        """What the arguments ask of their reader, where they do, with the functions that they are for."""
+        found = ((function_id, needs_of(payload)) for _, function_id, payload in self._calls)
+        return [(function_id, needs) for function_id, needs in found if needs is not None]
+
+    def add(
+        self, function_id: str | uuid.UUID, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> str:
         """Add a call and return the id that its task will have.
 
         :raises SerializationError: if an argument cannot be sent; it says which.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         """
-        task_id = new_task_id()
-        payload = pack_call(tuple(args), kwargs or {}, function_name=function_id)
+        task_id, function_id = new_task_id(), as_id(function_id)
+        named = in_order(kwargs or {}) if self.options.memoize else kwargs or {}
+        payload = pack_call(tuple(args or ()), named, function_name=function_id, serializer=self._serializer)
         self._calls.append((task_id, function_id, payload))
         return task_id
+
+    def prepare(self) -> dict[str, Any]:
+        """The batch as the body of one submit, with every payload inline: for whoever sends it by other means."""
+        tasks: dict[str, list[str]] = {}
+        ids: dict[str, list[str]] = {}
+        for task_id, function_id, payload in self._calls:
+            tasks.setdefault(function_id, []).append(payload.decode())
+            ids.setdefault(function_id, []).append(task_id)
+        return {"task_group_id": self.task_group_id, **self.options.to_json(), "tasks": tasks, "task_ids": ids}
 
     def prepared(self, blobs: Blobs, *, parallel: int) -> Iterator[Prepared]:
         """The calls ready to be sent, big payloads uploaded (``parallel`` at a time)."""

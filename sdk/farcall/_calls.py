@@ -1,4 +1,7 @@
-"""Calls and functions as bytes. What cannot be sent is refused here, before anything is."""
+"""Calls and functions as bytes. What cannot be sent is refused here, before anything is.
+
+Where a ``serializer`` is taken, the default one chooses the fastest strategy that works.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +12,62 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from farcall._blobs import MAX_PAYLOAD_BYTES
+from farcall._needs import needs_of
+from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
 from farcall_common.errors import PayloadTooLarge, SerializationError
 from farcall_common.payload import Serializer
 
-__all__ = ["FunctionHandle", "FunctionTable", "display_name", "pack_call", "registration", "unpack_result"]
+__all__ = [
+    "DEFAULT_SERIALIZER",
+    "FunctionHandle",
+    "FunctionTable",
+    "display_name",
+    "in_order",
+    "pack_call",
+    "registration",
+    "source_registration",
+    "unpack_result",
+]
 
-_serializer: Final = Serializer()
-_EMPTY_CALL: Final = _serializer.pack_call((), {})
-_NO_KWARGS: Final = _serializer.serialize({})
+DEFAULT_SERIALIZER: Final = Serializer()
+_NO_KWARGS: Final = DEFAULT_SERIALIZER.serialize({})
+_EMPTY_CALL: Final = DEFAULT_SERIALIZER.pack((DEFAULT_SERIALIZER.serialize([]), _NO_KWARGS))
 #: Functions that an executor remembers by identity.
 _REMEMBERED: Final = 1024
 
-unpack_result: Final = _serializer.deserialize
+unpack_result: Final = DEFAULT_SERIALIZER.deserialize
 
 
-def pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, function_name: str) -> bytes:
+def pack_call(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    function_name: str,
+    serializer: Serializer = DEFAULT_SERIALIZER,
+) -> bytes:
     """The payload of a call.
 
     :raises SerializationError: if an argument cannot be serialised; it says which.
     :raises PayloadTooLarge: if the arguments take more than 10 MiB; it says which is the largest.
     """
-    if not args and not kwargs:
+    is_default = serializer is DEFAULT_SERIALIZER
+    if is_default and not args and not kwargs:
         return _EMPTY_CALL
     try:
         # As a list: unlike a tuple it may be JSON, which is quicker to write and bound to no version of Python.
-        buffers = (_serializer.serialize(list(args)), _serializer.serialize(kwargs) if kwargs else _NO_KWARGS)
-        packed = _serializer.pack(buffers)
+        named = _NO_KWARGS if is_default and not kwargs else serializer.serialize(kwargs)
+        packed = serializer.pack((serializer.serialize(list(args)), named))
     except SerializationError:
-        packed = _serializer.pack_call(args, kwargs)  # finds out which argument it is
+        packed = serializer.pack_call(args, kwargs)  # finds out which argument it is
     if len(packed) > MAX_PAYLOAD_BYTES:
-        raise _too_large(args, kwargs, function_name, len(packed))
+        raise _too_large(args, kwargs, function_name, len(packed), serializer)
     return packed
+
+
+def in_order(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments by name, so that a call that is to be remembered has one payload however it was written."""
+    return {name: kwargs[name] for name in sorted(kwargs)}
 
 
 def display_name(function: Callable[..., Any]) -> str:
@@ -56,28 +83,63 @@ def registration(
     description: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     public: bool = False,
+    memoize: bool = False,
+    serializer: Serializer = DEFAULT_SERIALIZER,
 ) -> dict[str, Any]:
     """The body of a request that registers a function.
 
     :raises SerializationError: if the function cannot be sent.
     :raises PayloadTooLarge: if it takes more than 10 MiB.
     """
-    body = _pack_function(function)
+    body = _pack_function(function, serializer)
     documentation = getattr(function, "__doc__", None) if isinstance(function, types.FunctionType) else None
-    return _registration_of(
+    body_of_request = _registration_of(
         body, name or display_name(function), description=description or documentation, metadata=metadata, public=public
     )
+    return body_of_request | ({"memoize": True} if memoize else {})
+
+
+def source_registration(
+    source: str,
+    function_name: str,
+    *,
+    description: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    public: bool = False,
+) -> dict[str, Any]:
+    """The body of a request that registers source text, which defines ``function_name``.
+
+    :raises SerializationError: if no function can have that name.
+    :raises PayloadTooLarge: if the text takes more than 10 MiB.
+    """
+    if not function_name.isidentifier():
+        raise SerializationError(f"no function can be named {function_name!r}", hint="Give the name that is defined.")
+    body = _bounded(_pack_source(function_name, source), function_name)
+    return _registration_of(body, function_name, description=description, metadata=metadata, public=public)
 
 
 class FunctionHandle:
     """A function on its way to being registered: its body until then, its id from then on."""
 
-    __slots__ = ("body", "function_id", "key", "name")
+    __slots__ = ("body", "function", "function_id", "key", "name", "needs", "others")
 
-    def __init__(self, name: str, *, body: bytes | None = None, function_id: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        body: bytes | None = None,
+        function_id: str | None = None,
+        function: types.FunctionType | None = None,
+    ) -> None:
         self.name = name
         self.body = body
         self.function_id = function_id
+        #: What its reader must be; None when every endpoint reads it, or when nothing is known.
+        self.needs = needs_of(body) if body else None
+        #: To write it in another way. What carries state is not kept: each use of it is another function.
+        self.function = function if self.needs else None
+        #: The same function, written in other ways.
+        self.others: list[FunctionHandle] = []
         #: What makes two handles the same function.
         self.key = function_id or hashlib.sha256(body or b"").hexdigest()
 
@@ -94,7 +156,8 @@ class FunctionTable:
     state (a partial, a bound method, an instance) is serialised at each use, and known by its bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, serializer: Serializer = DEFAULT_SERIALIZER) -> None:
+        self._serializer = serializer
         self._by_identity: dict[int, tuple[Callable[..., Any], FunctionHandle]] = {}
         self._by_key: dict[str, FunctionHandle] = {}
 
@@ -107,7 +170,11 @@ class FunctionTable:
         known = self._by_identity.get(id(function))
         if known is not None and known[0] is function:
             return known[1]
-        fresh = FunctionHandle(display_name(function), body=_pack_function(function))
+        fresh = FunctionHandle(
+            display_name(function),
+            body=_pack_function(function, self._serializer),
+            function=function if isinstance(function, types.FunctionType) else None,
+        )
         handle = self._by_key.setdefault(fresh.key, fresh)
         if isinstance(function, types.FunctionType | types.BuiltinFunctionType):
             self._remember(function, handle)
@@ -127,13 +194,25 @@ class FunctionTable:
         self._by_identity[id(function)] = (function, handle)  # holding the function keeps its identity its own
 
 
-def _pack_function(function: Callable[..., Any]) -> bytes:
+def _pack_function(function: Callable[..., Any], serializer: Serializer) -> bytes:
     if not callable(function):
         raise SerializationError(f"a {type(function).__name__} cannot be called", hint="Pass the function itself.")
-    body = _serializer.pack_function(function)
+    # Of a subclass nobody knows what it does otherwise.
+    if isinstance(function, ShellFunction) and type(function) in (ShellFunction, MPIFunction):
+        body = _pack_source(*function.source())
+    else:
+        body = serializer.pack_function(function)
+    return _bounded(body, display_name(function))
+
+
+def _pack_source(name: str, source: str) -> bytes:
+    return DEFAULT_SERIALIZER.pack([f"st\n{name}:{source}".encode()])
+
+
+def _bounded(body: bytes, name: str) -> bytes:
     if len(body) > MAX_PAYLOAD_BYTES:
         raise PayloadTooLarge(
-            f"function {display_name(function)} takes {_mib(len(body))}; the limit is {_mib(MAX_PAYLOAD_BYTES)}",
+            f"function {name} takes {_mib(len(body))}; the limit is {_mib(MAX_PAYLOAD_BYTES)}",
             hint="It closes over large data: pass the data as an argument, or load it inside the function.",
         )
     return body
@@ -162,11 +241,11 @@ def _strategy(packed: bytes) -> str:
 
 
 def _too_large(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], function_name: str, size_bytes: int
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], function_name: str, size_bytes: int, serializer: Serializer
 ) -> PayloadTooLarge:
     named = {f"argument {number}": value for number, value in enumerate(args, start=1)}
     named |= {f"argument {name!r}": value for name, value in kwargs.items()}
-    sizes = {name: len(_serializer.serialize(value)) for name, value in named.items()}
+    sizes = {name: len(serializer.serialize(value)) for name, value in named.items()}
     largest = max(sizes, key=lambda name: sizes[name])
     return PayloadTooLarge(
         f"the arguments of {function_name} take {_mib(size_bytes)} as text, {_mib(sizes[largest])} of it {largest}; "

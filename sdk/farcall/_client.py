@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
+from farcall._authorizer import bearer_token
 from farcall._backoff import Backoff
+from farcall._catalogue import Catalogue
 from farcall._settings import Settings
 from farcall._tasks import TaskInfo
+from farcall._terms import as_id
+from farcall._unsupported import Unsupported, refuse
+from farcall._why import Why
 from farcall_common.errors import FarcallError, TaskUnknown
 
 if TYPE_CHECKING:
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from farcall._authorizer import Authorizer
     from farcall._batch import Batch
 
 __all__ = ["Client"]
@@ -28,7 +35,7 @@ _POLLING: Final = Backoff(first_s=0.02, cap_s=2.0)
 Json = dict[str, Any]
 
 
-class Client:
+class Client(Catalogue):
     """Talks to the API of a deployment. May be used from any thread, and in forked children.
 
     Requests that fail for want of a network, or because the API asks to come again later, are repeated with a random
@@ -38,8 +45,17 @@ class Client:
     :param token: bearer token; else ``FARCALL_TOKEN``, else ``config.toml``.
     :param timeout_s: how long one attempt at a request may wait for the network, in seconds.
     :param patience_s: how long a request is repeated before its error is raised, in seconds.
+    :param code_serialization_strategy: how functions travel, instead of the fastest way that works: a strategy, its
+        name, or one of Globus Compute's.
+    :param data_serialization_strategy: the same for arguments.
+    :param authorizer: a ``globus_sdk`` authorizer, which says who is calling instead of ``token``.
+    :param do_version_check: ask the API for its version at once, and so whether it can be reached.
+    :param environment: only None, as the next two: what ``globus_compute_sdk`` has them for is said by ``api_url``,
+    :param local_compute_services: by a local tier,
+    :param app: and by ``authorizer``.
     :param transport: replaces the network, for tests.
     :raises ConfigurationError: if address or token are not to be found.
+    :raises Unsupported: for an argument that cannot be honoured.
 
     Every method raises :class:`FarcallError`: the subclass says what is wrong, ``hint`` what to do about it.
     """
@@ -51,18 +67,36 @@ class Client:
         *,
         timeout_s: float = 30.0,
         patience_s: float = 60.0,
+        code_serialization_strategy: object = None,
+        data_serialization_strategy: object = None,
+        authorizer: Authorizer | None = None,
+        do_version_check: bool = False,
+        environment: str | None = None,
+        local_compute_services: bool = False,
+        app: object = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        settings = Settings.resolve(api_url, token)
+        refuse("environment", environment, hint="Say with api_url, or FARCALL_API_URL, which deployment you mean.")
+        refuse("local_compute_services", local_compute_services, hint="`farcall local up` starts a local tier.")
+        refuse("app", app, hint="Pass authorizer=app.get_authorizer(...) with the resource server of the deployment.")
+        settings = Settings.resolve(api_url, token if authorizer is None else bearer_token(authorizer))
         # Imported at the first use: the network stack takes longer to load than the rest of the package together.
         from farcall._api import Api
         from farcall._blobs import Blobs
         from farcall._http import Http
+        from farcall._strategies import as_serializer
+        from farcall._verdict import Judge
 
         self.api_url = settings.api_url
-        self._http = Http(settings, timeout_s=timeout_s, patience_s=patience_s, transport=transport)
+        self._http = Http(
+            settings, timeout_s=timeout_s, patience_s=patience_s, authorizer=authorizer, transport=transport
+        )
         self._api = Api(self._http)
         self._blobs = Blobs(self._api)
+        self._judge = Judge(self._api)
+        self.fx_serializer = as_serializer(code=code_serialization_strategy, data=data_serialization_strategy)
+        if do_version_check:
+            self.version_check()
 
     def __enter__(self) -> Client:
         return self
@@ -83,97 +117,98 @@ class Client:
         """Ask the API for its version and those of the oldest SDK and endpoint that it serves."""
         return self._api.version()
 
-    # -- functions -----------------------------------------------------------------------------------------------------
+    def get_result_amqp_url(self) -> Json:
+        """There is no message broker: results come over the forwarder's stream, to an :class:`Executor`.
 
-    def register_function(
-        self,
-        function: Callable[..., Any],
-        *,
-        name: str | None = None,
-        description: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        public: bool = False,
-    ) -> str:
-        """Register a function and return its id. ``description`` is the docstring unless given.
-
-        :raises SerializationError: if the function cannot be sent.
+        :raises Unsupported: always.
         """
-        from farcall._calls import registration
+        raise Unsupported("there is no message broker", hint="An Executor gets its results pushed.")
 
-        return self._api.register_function(
-            registration(function, name=name, description=description, metadata=metadata, public=public)
+    def logout(self) -> None:
+        """Forget who is calling.
+
+        :raises Unsupported: always: this client was told, by argument, environment or file, and logged nobody in.
+        """
+        raise Unsupported(
+            "nobody was logged in here", hint="Take the token out of FARCALL_TOKEN or of the configuration file."
         )
-
-    def get_function(self, function_id: str) -> Json:
-        """``function_uuid, function_name, function_code, description, metadata`` of a function."""
-        return self._api.get_function(function_id)
-
-    def get_functions(self, *, search: str = "", limit: int = 100) -> list[Json]:
-        """Your functions, newest first; with ``search``, those that have it in their name or description."""
-        return self._api.list_functions(search=search, limit=limit)
-
-    def delete_function(self, function_id: str) -> None:
-        """Forget a function. Tasks that were submitted keep running."""
-        self._api.delete_function(function_id)
-
-    # -- endpoints -----------------------------------------------------------------------------------------------------
-
-    def get_endpoints(self, *, role: str = "any") -> list[Json]:
-        """``uuid, name, display_name, owner`` of endpoints: ``role`` "any" for all you may use, "owner" for yours."""
-        return self._api.list_endpoints(role=role)
-
-    def get_endpoint(self, endpoint_id: str) -> Json:
-        """What is registered of an endpoint."""
-        return self._api.get_endpoint(endpoint_id)
-
-    def get_endpoint_status(self, endpoint_id: str) -> Json:
-        """``status`` ("online", "offline") and ``details``: numbers of managers, workers and tasks."""
-        return self._api.get_endpoint_status(endpoint_id)
-
-    def get_allowed_functions(self, endpoint_id: str) -> Json:
-        """``restricted``, and if so, ``functions``: the only ones that the endpoint runs."""
-        return self._api.get_allowed_functions(endpoint_id)
-
-    def delete_endpoint(self, endpoint_id: str) -> None:
-        """Forget an endpoint of yours."""
-        self._api.delete_endpoint(endpoint_id)
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
-    def run(self, *args: Any, endpoint_id: str, function_id: str, **kwargs: Any) -> str:
+    def run(
+        self,
+        *args: Any,
+        endpoint_id: str | uuid.UUID,
+        function_id: str | uuid.UUID,
+        memoize: bool | None = None,
+        **kwargs: Any,
+    ) -> str:
         """Submit one call of a registered function and return the task id.
+
+        :param memoize: as :attr:`Executor.memoize`. A function that takes an argument of this name is called by way of
+            :meth:`create_batch`.
 
         :raises SerializationError: if an argument cannot be sent; it says which.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         """
-        batch = self.create_batch()
+        batch = self.create_batch(memoize=memoize)
         task_id = batch.add(function_id, args, kwargs)
         self.batch_run(endpoint_id, batch)
         return task_id
 
+    def get_worker_hardware_details(self, endpoint_id: str | uuid.UUID) -> str:
+        """Ask a worker of an endpoint for its machine: the id of a task whose result is the answer as text."""
+        from farcall._hardware import SOURCE
+
+        return self.run(endpoint_id=endpoint_id, function_id=self.register_source_code(*SOURCE))
+
     def create_batch(
         self,
+        task_group_id: str | uuid.UUID | None = None,
+        resource_specification: Mapping[str, Any] | None = None,
+        user_endpoint_config: Mapping[str, Any] | None = None,
+        create_websocket_queue: bool = False,
+        result_serializers: Iterable[object] | None = None,
         *,
-        task_group_id: str | None = None,
         idempotent: bool = True,
         max_attempts: int = 3,
         walltime_s: float | None = None,
+        memoize: bool | None = None,
     ) -> Batch:
-        """A batch to :meth:`Batch.add` calls to; the arguments hold for all of them (see :class:`Executor`)."""
+        """A batch to :meth:`Batch.add` calls to; the arguments hold for all of them (see :class:`Executor`).
+
+        :raises Unsupported: for ``create_websocket_queue``: there are none, an :class:`Executor` listens by itself.
+        """
         from farcall._batch import Batch
+        from farcall._strategies import strategy_names
         from farcall._submission import TaskOptions
 
-        options = TaskOptions(idempotent=idempotent, max_attempts=max_attempts, walltime_s=walltime_s)
-        return Batch(task_group_id=task_group_id, options=options)
+        refuse("create_websocket_queue", create_websocket_queue, hint="An Executor gets its results pushed.")
+        options = TaskOptions(
+            idempotent=idempotent,
+            max_attempts=max_attempts,
+            walltime_s=walltime_s,
+            resource_specification=resource_specification,
+            user_endpoint_config=user_endpoint_config,
+            result_serializers=strategy_names(result_serializers),
+            memoize=memoize,
+        )
+        group_id = None if task_group_id is None else as_id(task_group_id)
+        return Batch(task_group_id=group_id, options=options, serializer=self.fx_serializer)
 
-    def batch_run(self, endpoint_id: str, batch: Batch) -> Json:
+    def batch_run(self, endpoint_id: str | uuid.UUID, batch: Batch) -> Json:
         """Submit a batch: ``request_id, task_group_id, endpoint_id, tasks`` (ids by function id, in order).
 
         Large batches go out in several requests. If one fails, the error is raised and the batch may be run again:
         tasks that were taken already are not taken twice.
+
+        :raises EndpointIncompatible: if the endpoint could not read an argument; nothing is sent then.
         """
         from farcall._submission import check_answer, chunks, encode_submit
 
+        endpoint_id = str(endpoint_id)
+        for function_id, needs in batch.needs:
+            self._judge.check(endpoint_id, needs, what=f"an argument of {function_id}")
         answer: Json = {"request_id": "", "endpoint_id": endpoint_id, "tasks": {}}
         for chunk in chunks(batch.prepared(self._blobs, parallel=_PARALLEL_TRANSFERS)):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=batch.options)
@@ -186,14 +221,14 @@ class Client:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def get_task(self, task_id: str) -> TaskInfo:
+    def get_task(self, task_id: str | uuid.UUID) -> TaskInfo:
         """A task as it is now, with its result if it has one.
 
         :raises TaskUnknown: if you have no such task.
         """
-        return self._info(self._api.get_task(task_id))
+        return self._info(self._api.get_task(str(task_id)))
 
-    def get_result(self, task_id: str, *, wait_s: float = 0.0) -> Any:
+    def get_result(self, task_id: str | uuid.UUID, *, wait_s: float = 0.0) -> Any:
         """What a task returned, waiting up to ``wait_s`` seconds for it.
 
         :raises TaskPending: if it has not ended by then.
@@ -209,13 +244,13 @@ class Client:
             time.sleep(min(left_s, _POLLING.delay_s(asked, draw=lambda: 1.0)))
             asked += 1
 
-    def get_batch_result(self, task_ids: Iterable[str]) -> dict[str, TaskInfo]:
+    def get_batch_result(self, task_ids: Iterable[str | uuid.UUID]) -> dict[str, TaskInfo]:
         """All of these tasks as they are now, in the order asked for, whatever they ended with.
 
         A task that failed, is unknown, or has a result that cannot be read here is there like any other: its
         :meth:`TaskInfo.result` raises, and ``exception`` says why.
         """
-        wanted = list(dict.fromkeys(task_ids))
+        wanted = list(dict.fromkeys(map(str, task_ids)))
         found: dict[str, Json] = {}
         for start in range(0, len(wanted), _IDS_PER_REQUEST):
             asked = wanted[start : start + _IDS_PER_REQUEST]
@@ -234,13 +269,20 @@ class Client:
         """Your tasks, newest first, without results; with ``state``, those in that state."""
         return self._api.list_tasks(state=state, limit=limit)
 
-    def get_task_group(self, task_group_id: str) -> list[str]:
+    def get_task_group(self, task_group_id: str | uuid.UUID) -> list[str]:
         """The ids of the tasks of a group, in the order of their submission."""
-        return [str(task["id"]) for task in self._api.list_group(task_group_id)]
+        return [str(task["id"]) for task in self._api.list_group(str(task_group_id))]
 
     def get_task_events(self, task_id: str) -> list[Json]:
         """The history of a task: ``state, reporter, at`` (epoch seconds), ``attempt, detail``."""
         return self._api.list_events(task_id)
+
+    def why(self, task_id: str | uuid.UUID) -> Why:
+        """Why a task is where it is: what it waits for, its place in the queue, and how its endpoint is.
+
+        :raises TaskUnknown: if you have no such task.
+        """
+        return Why.from_json(self._api.why(str(task_id)))
 
     def cancel(self, task_id: str) -> Json:
         """Cancel a task: ``outcome`` is "cancelled" (it never runs), "requested" (its endpoint was told to stop it)

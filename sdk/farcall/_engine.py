@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from farcall._api import Api
 from farcall._blobs import INLINE_BYTES, Blobs
 from farcall._budget import Budget
-from farcall._calls import FunctionHandle, FunctionTable, pack_call
+from farcall._burst import Burst
+from farcall._calls import FunctionHandle, FunctionTable, in_order, pack_call
 from farcall._collector import Collector
 from farcall._ends import ResultReader
 from farcall._future import ComputeFuture
+from farcall._inputs import failure_of, inputs_of, resolved, when_all_done
+from farcall._needs import needs_of
 from farcall._poller import Poller
 from farcall._sender import Call, Sender
 from farcall._stream import Stream
-from farcall._submission import TaskOptions, encode_payload
+from farcall._submission import encode_payload
+from farcall._terms import Terms
+from farcall._verdict import Judge
+from farcall._why import Why
 from farcall_common.errors import FarcallError
+from farcall_common.payload import Serializer
 from farcall_common.wire import new_task_id
 
 __all__ = ["Engine"]
@@ -48,6 +56,7 @@ class Engine:
 
     It lives as long as a future is open, also when its executor is forgotten.
 
+    :param task_group_id: the group whose ends are listened for from the start; others are when they are used.
     :param on_ended: called when the last thread has ended.
     """
 
@@ -55,16 +64,19 @@ class Engine:
         self,
         api: Api,
         blobs: Blobs,
+        judge: Judge,
         *,
         task_group_id: str,
         batch_size: int,
-        options: TaskOptions,
         patience_s: float,
         label: str,
+        serializer: Serializer,
+        burst: Burst,
         on_ended: Callable[[], None],
     ) -> None:
-        self.functions = FunctionTable()
-        self._task_group_id = task_group_id
+        self.serializer = serializer
+        self._groups = {task_group_id}
+        self._api = api
         self._blobs = blobs
         self._pid = os.getpid()
         self._broken: BaseException | None = None
@@ -77,30 +89,41 @@ class Engine:
             stream_is_open=self._stream.is_open,
             patience_s=patience_s,
         )
-        self._sender = Sender(
+        self.sender = Sender(
             api,
             self._collector,
-            task_group_id=task_group_id,
+            judge=judge,
             batch_size=batch_size,
-            options=options,
+            burst=burst,
             patience_s=patience_s,
             on_accepted=self._poller.expect,
+            on_gap=self._hurry,
             on_left=self._unsent.give_back,
         )
         self._uploads = ThreadPoolExecutor(
             _PARALLEL_UPLOADS, thread_name_prefix=f"{label}-upload", initializer=_mark_thread
         )
         self._on_ended = on_ended
-        parts = (("sender", self._sender.run), ("stream", self._stream.run), ("poller", self._poller.run))
+        parts = (("sender", self.sender.run), ("stream", self._stream.run), ("poller", self._poller.run))
         self._alive = len(parts)
         self._alive_lock = threading.Lock()
         self._threads = [self._spawn(run, f"{label}-{name}") for name, run in parts]
         _running.add(self)
 
+    @property
+    def serializer(self) -> Serializer:
+        """What turns functions and arguments into bytes."""
+        return self._serializer
+
+    @serializer.setter
+    def serializer(self, value: Serializer) -> None:
+        self._serializer = value
+        self.functions = FunctionTable(value)
+
     def submit(
-        self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], *, endpoint_id: str
+        self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], *, terms: Terms
     ) -> ComputeFuture[Any]:
-        """The future of a call, which is sent soon.
+        """The future of a call, which is sent soon: when the futures among its arguments are done.
 
         :raises SerializationError, PayloadTooLarge: if the arguments cannot be sent.
         :raises RuntimeError: after :meth:`close`, and in a process forked after the engine was started.
@@ -110,20 +133,88 @@ class Engine:
             raise concurrent.futures.BrokenExecutor("a thread of the executor died") from self._broken
         if os.getpid() != self._pid:
             raise RuntimeError("this Executor belongs to the parent process; make one after the fork")
-        payload = pack_call(args, kwargs, function_name=handle.name)
+        inputs = inputs_of(args, kwargs)
+        # What cannot be sent is refused before there is a future of it.
+        payload = b"" if inputs else self._pack(handle, args, kwargs, terms)
         future: ComputeFuture[Any] = ComputeFuture(
-            new_task_id(), task_group_id=self._task_group_id, endpoint_id=endpoint_id, on_cancel=self._cancelled
+            new_task_id(),
+            task_group_id=terms.task_group_id,
+            endpoint_id=terms.endpoint_id or "",
+            on_cancel=self._cancelled,
+            ask_why=self._why,
+            inputs=inputs,
         )
+        self._listen(terms.task_group_id)
         self._collector.add(future)
+        if inputs:
+            self._send_when_done(inputs, future, handle, args, kwargs, terms)
+        else:
+            self._send(future, handle, payload, terms)
+        return future
+
+    def _pack(self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> bytes:
+        if terms.options.memoize:
+            kwargs = in_order(kwargs)
+        return pack_call(args, kwargs, function_name=handle.name, serializer=self._serializer)
+
+    def _send(self, future: ComputeFuture[Any], handle: FunctionHandle, payload: bytes, terms: Terms) -> None:
         reserved_bytes = len(payload) if len(payload) >= _COUNTED_BYTES else 0
         if reserved_bytes:
             # A callback that submits runs in a thread that makes room: it must not wait for itself.
             self._unsent.take(reserved_bytes, wait=not getattr(_thread, "is_ours", False))
         if len(payload) <= INLINE_BYTES:
-            self._sender.send(Call(future, handle, encode_payload(payload), reserved_bytes))
+            self.sender.send(Call(future, handle, encode_payload(payload), terms, needs_of(payload), reserved_bytes))
         else:
-            self._uploads.submit(self._upload, future, handle, payload)
-        return future
+            self._uploads.submit(self._upload, future, handle, payload, terms)
+
+    def _send_when_done(
+        self,
+        inputs: Sequence[concurrent.futures.Future[Any]],
+        future: ComputeFuture[Any],
+        handle: FunctionHandle,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        terms: Terms,
+    ) -> None:
+        def go_on() -> None:
+            try:
+                if future.done():
+                    return  # it was cancelled meanwhile
+                error = failure_of(inputs)
+                if error is not None:
+                    raise error
+                self._send(future, handle, self._pack(handle, *resolved(args, kwargs), terms), terms)
+            except Exception as why:  # noqa: BLE001 - whatever it is, somebody waits for this future
+                self._collector.fail([future.task_id], why)
+
+        def leave() -> None:
+            # The thread that learns of the last result has others to settle, and is perhaps not ours.
+            with contextlib.suppress(RuntimeError):  # the process ends, and nobody waits any more
+                self._uploads.submit(go_on)
+
+        when_all_done(inputs, leave)
+
+    def adopt(self, task_ids: Sequence[str], *, task_group_id: str) -> list[ComputeFuture[Any]]:
+        """The futures of tasks that the API has already: those that are open here, and new ones.
+
+        :raises RuntimeError: after :meth:`close`.
+        """
+        known = {future.task_id: future for future in self.unsettled()}
+        self._listen(task_group_id)
+        for task_id in task_ids:
+            if task_id not in known:
+                future: ComputeFuture[Any] = ComputeFuture(
+                    task_id,
+                    task_group_id=task_group_id,
+                    endpoint_id="",
+                    on_cancel=self._cancelled,
+                    ask_why=self._why,
+                    adopted=True,
+                )
+                known[task_id] = future
+                self._collector.add(future)
+        self._poller.hurry()
+        return [known[task_id] for task_id in task_ids]
 
     def unsettled(self) -> list[ComputeFuture[Any]]:
         """The futures that are not done."""
@@ -141,31 +232,40 @@ class Engine:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is sent. False if that did not happen in time."""
-        return self._sender.wait_until_sent(timeout_s)
+        return self.sender.wait_until_sent(timeout_s)
 
     def abandon(self) -> None:
         """End now, whatever is open. The tasks that were sent go on without us."""
-        self._sender.abandon()
+        self.sender.abandon()
         self._stop()
 
-    def _upload(self, future: ComputeFuture[Any], handle: FunctionHandle, payload: bytes) -> None:
+    def _listen(self, task_group_id: str) -> None:
+        if task_group_id not in self._groups:
+            self._groups.add(task_group_id)
+            self._stream.follow(task_group_id)
+
+    def _upload(self, future: ComputeFuture[Any], handle: FunctionHandle, payload: bytes, terms: Terms) -> None:
         try:
             if not future.cancelled():
-                self._sender.send(Call(future, handle, encode_payload(self._blobs.upload(payload))))
+                uploaded = encode_payload(self._blobs.upload(payload))
+                self.sender.send(Call(future, handle, uploaded, terms, needs_of(payload)))
         except FarcallError as error:
             self._collector.fail([future.task_id], error)
         finally:
             self._unsent.give_back(len(payload))
 
     def _cancelled(self, future: ComputeFuture[Any]) -> None:
-        self._sender.cancel(future)
+        self.sender.cancel(future)
         self._collector.drop(future)
+
+    def _why(self, task_id: str) -> Why:
+        return Why.from_json(self._api.why(task_id))
 
     def _hurry(self) -> None:
         self._poller.hurry()
 
     def _stop(self) -> None:
-        self._sender.stop()
+        self.sender.stop()
         self._stream.stop()
         self._poller.stop()
         self._uploads.shutdown(wait=False)

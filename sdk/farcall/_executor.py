@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from farcall._client import Client
 from farcall._future import ComputeFuture
-from farcall_common.errors import ConfigurationError
+from farcall._submitter import Submitter
+from farcall._terms import Terms, as_id
+from farcall._unsupported import refuse
 
 if TYPE_CHECKING:
-    from farcall._calls import FunctionHandle
+    from farcall_common.payload import Serializer
 
 __all__ = ["Executor"]
 
-T = TypeVar("T")
+_MAX_BATCH_SIZE = 1000
 
 
-class Executor(concurrent.futures.Executor):
+class Executor(Submitter):
     """Runs functions on an endpoint.
 
     ::
@@ -38,13 +39,25 @@ class Executor(concurrent.futures.Executor):
     :param endpoint_id: where to run. May be set later, and changed for the calls to come.
     :param client: the way to the API; else one is made from the environment, and closed at the end.
     :param task_group_id: a UUID under which the tasks are filed; else a new one.
+    :param resource_specification: what a task asks of the endpoint.
+    :param user_endpoint_config: values for the endpoint's own template; endpoints that take none refuse the call.
     :param label: the name of the executor's threads.
     :param batch_size: how many calls at most go into one request (1,000 at most).
+    :param api_burst_limit: with this, submits are paced: so many requests within ``api_burst_window_s`` seconds, then
+        one each ``api_burst_window_s / api_burst_limit`` seconds. Not needed: when the API says that it is busy, the
+        executor waits for as long as it is told to.
+    :param serializer: what turns functions and arguments into bytes; else the client's.
+    :param result_serializers: strategies that the worker tries in turn on a result, by class, object or name.
     :param idempotent: whether a task may be started again if its endpoint vanished; if not, it ends as lost.
     :param max_attempts: how often a task is started at most.
     :param walltime_s: after how many seconds an attempt is stopped; None = never.
+    :param memoize: whether equal calls are answered from memory (see :attr:`memoize`); None = as registered.
     :param patience_s: for how many seconds the API may be out of reach before futures fail.
+    :param amqp_port: only None: results do not come from a message broker.
+    :param funcx_client: what ``client`` was once called.
+    :param container_id: only None: containers are the endpoint's matter.
     :raises ConfigurationError: if there is no ``client`` and none can be made.
+    :raises Unsupported: for an argument that cannot be honoured.
 
     May be used from any thread. A forked child must make its own.
     """
@@ -52,40 +65,67 @@ class Executor(concurrent.futures.Executor):
     def __init__(
         self,
         endpoint_id: str | uuid.UUID | None = None,
-        *,
         client: Client | None = None,
+        *,
         task_group_id: str | uuid.UUID | None = None,
+        resource_specification: Mapping[str, Any] | None = None,
+        user_endpoint_config: Mapping[str, Any] | None = None,
         label: str = "farcall",
         batch_size: int = 500,
+        amqp_port: int | None = None,
+        api_burst_limit: int | None = None,
+        api_burst_window_s: float = 16,
+        serializer: object = None,
+        result_serializers: Iterable[object] | None = None,
         idempotent: bool = True,
         max_attempts: int = 3,
         walltime_s: float | None = None,
+        memoize: bool | None = None,
         patience_s: float = 3600.0,
+        funcx_client: Client | None = None,
+        container_id: str | None = None,
     ) -> None:
-        if not 1 <= batch_size <= 1000:
-            raise ValueError("batch_size must be between 1 and 1000")
+        refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
+        refuse("container_id", container_id, hint="Choose an endpoint whose workers run in that container.")
         # The engine and what it needs (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
+        from farcall._burst import Burst
         from farcall._engine import Engine
+        from farcall._strategies import as_serializer, strategy_names
         from farcall._submission import TaskOptions
 
-        self.endpoint_id = None if endpoint_id is None else str(uuid.UUID(str(endpoint_id)))
-        self.task_group_id = str(task_group_id or uuid.uuid4())
+        options = TaskOptions(
+            idempotent=idempotent,
+            max_attempts=max_attempts,
+            walltime_s=walltime_s,
+            resource_specification=resource_specification,
+            user_endpoint_config=user_endpoint_config,
+            result_serializers=strategy_names(result_serializers),
+            memoize=memoize,
+        )
+        terms = Terms(
+            None if endpoint_id is None else as_id(endpoint_id), as_id(task_group_id or uuid.uuid4()), options
+        )
+        _check_batch_size(batch_size)
+        burst = Burst(api_burst_limit, api_burst_window_s)
+        given = client or funcx_client
+        self.client = given or Client()
         self.label = label
-        options = TaskOptions(idempotent=idempotent, max_attempts=max_attempts, walltime_s=walltime_s)
-        self.client = client or Client()
         self._shut_down = False
-        self._engine = Engine(
+        engine = Engine(
             self.client._api,
             self.client._blobs,
-            task_group_id=self.task_group_id,
+            self.client._judge,
+            task_group_id=terms.task_group_id,
             batch_size=batch_size,
-            options=options,
             patience_s=patience_s,
             label=label,
-            on_ended=self.client.close if client is None else _nothing,
+            serializer=self.client.fx_serializer if serializer is None else as_serializer(serializer),
+            burst=burst,
+            on_ended=_nothing if given else self.client.close,
         )
+        super().__init__(engine, terms)
         # An executor that is forgotten ends when its last future is done, as those of the standard library do.
-        weakref.finalize(self, self._engine.close).atexit = False
+        weakref.finalize(self, engine.close).atexit = False
 
     def __repr__(self) -> str:
         state = "shut down" if self._shut_down else f"{len(self._engine.unsettled())} open futures"
@@ -97,65 +137,126 @@ class Executor(concurrent.futures.Executor):
         """Shut down, waiting for what is open. After Ctrl-C, cancel what is open instead."""
         self.shutdown(wait=True, cancel_futures=kind is not None and issubclass(kind, KeyboardInterrupt))
 
+    @property
+    def batch_size(self) -> int:
+        """How many calls at most go into one request."""
+        return self._engine.sender.batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        _check_batch_size(value)
+        self._engine.sender.batch_size = value
+
+    @property
+    def api_burst_limit(self) -> int | None:
+        """How many submits may go out unpaced; None = all."""
+        return self._engine.sender.burst.limit
+
+    @api_burst_limit.setter
+    def api_burst_limit(self, value: int | None) -> None:
+        self._engine.sender.pace(limit=value, window_s=self.api_burst_window_s)
+
+    @property
+    def api_burst_window_s(self) -> float:
+        """In which window submits are counted, in seconds."""
+        return self._engine.sender.burst.window_s
+
+    @api_burst_window_s.setter
+    def api_burst_window_s(self, value: float) -> None:
+        self._engine.sender.pace(limit=self.api_burst_limit, window_s=value)
+
+    @property
+    def serializer(self) -> Serializer:
+        """What turns functions and arguments into bytes."""
+        return self._engine.serializer
+
+    @serializer.setter
+    def serializer(self, value: object) -> None:
+        from farcall._strategies import as_serializer
+
+        self._engine.serializer = as_serializer(value)
+
+    @property
+    def amqp_port(self) -> None:
+        """None: results do not come from a message broker."""
+        return
+
+    @amqp_port.setter
+    def amqp_port(self, value: int | None) -> None:
+        refuse("amqp_port", value, hint="Results come over the forwarder's own stream; leave it out.")
+
+    @property
+    def task_count_submitted(self) -> int:
+        """How many tasks the API has taken from this executor."""
+        return self._engine.sender.accepted
+
     def register_function(
         self,
         function: Callable[..., Any],
+        function_id: str | None = None,
         *,
         name: str | None = None,
         description: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         public: bool = False,
+        memoize: bool = False,
     ) -> str:
         """Register a function now, under these terms, and use that registration for every call of it from now on.
 
+        With ``function_id``, nothing is registered: calls of the function are calls of what has that id already.
+
         :raises SerializationError: if the function cannot be sent.
         """
-        function_id = self.client.register_function(
-            function, name=name, description=description, metadata=metadata, public=public
-        )
+        if function_id is None:
+            function_id = self.client._register(
+                function,
+                name=name,
+                description=description,
+                metadata=metadata,
+                public=public,
+                memoize=memoize,
+                serializer=self._engine.serializer,
+            )
         self._engine.functions.registered(function_id, function)
         return function_id
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> ComputeFuture[T]:
-        """Call ``fn(*args, **kwargs)`` on the endpoint and return the future of its result. Does not wait.
-
-        :raises SerializationError: if the function or an argument cannot be sent; it says which.
-        :raises PayloadTooLarge: if the arguments take more than 10 MiB.
-        :raises RuntimeError: after :meth:`shutdown`.
-        """
-        return self._submit(self._engine.functions.handle(fn), args, kwargs)
-
-    def submit_to_registered_function(
-        self, function_id: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> ComputeFuture[Any]:
-        """Call a function by its id; otherwise like :meth:`submit`."""
-        return self._submit(self._engine.functions.registered(function_id), tuple(args), dict(kwargs or {}))
-
-    def map(
+    def register_source_code(
         self,
-        fn: Callable[..., T],
-        *iterables: Iterable[Any],
-        timeout: float | None = None,
-        chunksize: int = 1,
-        buffersize: int | None = None,
-    ) -> Iterator[T]:
-        """Like the built-in ``map(fn, *iterables)``, on the endpoint. Everything is submitted at once.
+        source: str,
+        function_name: str,
+        *,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        public: bool = False,
+    ) -> str:
+        """Register source text that defines ``function_name``, to be called by the id that this returns.
 
-        :param timeout: seconds from now until the last result must be there; None = no limit.
-        :param chunksize: how many calls make one task. More means less overhead for short calls; a call that raises
-            takes the rest of its chunk with it.
-        :param buffersize: not supported.
-        :raises TimeoutError: from the iterator, after ``timeout``. What is not done then is cancelled, as it is when
-            the iterator is closed early or a call raised.
+        See :meth:`Client.register_source_code`, and :meth:`submit_to_registered_function`.
         """
-        if buffersize is not None:
-            raise ValueError("buffersize is not supported: everything is submitted at once")
-        if chunksize < 1:
-            raise ValueError("chunksize must be at least 1")
-        if chunksize == 1:
-            return super().map(fn, *iterables, timeout=timeout)
-        chunks = super().map(_by_chunk(fn), _chunks(zip(*iterables), chunksize), timeout=timeout)  # noqa: B905
-        return itertools.chain.from_iterable(chunks)
+        return self.client.register_source_code(
+            source, function_name, description=description, metadata=metadata, public=public
+        )
+
+    def reload_tasks(self, task_group_id: str | uuid.UUID | None = None) -> list[ComputeFuture[Any]]:
+        """Futures of all tasks of a group, whoever submitted them and when, in the order of their submission.
+
+        A program that was restarted waits for what it submitted before like this. Tasks that this executor waits for
+        keep the futures that they have.
+
+        :param task_group_id: the group, which becomes the executor's; else the one that is set.
+        :raises TaskGroupUnknown: if you have no task in that group.
+        """
+        if task_group_id is not None:
+            self.task_group_id = task_group_id
+        group_id = self._terms.task_group_id
+        return self._engine.adopt(self.client.get_task_group(group_id), task_group_id=group_id)
+
+    def get_worker_hardware_details(self) -> str:
+        """What a worker of the endpoint says of its machine: Python, system, processors, memory. Waits for it."""
+        from farcall._hardware import SOURCE
+
+        function_id = self.register_source_code(*SOURCE)
+        return str(self.submit_to_registered_function(function_id).result())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls.
@@ -173,26 +274,15 @@ class Executor(concurrent.futures.Executor):
             concurrent.futures.wait(unsettled)
             self._engine.join()
 
-    def _submit(self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ComputeFuture[Any]:
-        if self.endpoint_id is None:
-            raise ConfigurationError("the executor has no endpoint", hint="Executor(endpoint_id) says where to run.")
-        return self._engine.submit(handle, args, kwargs, endpoint_id=self.endpoint_id)
+    def _get_result_watcher(self) -> Executor:
+        """What waits for results: the executor itself. Parsl's executor for Globus Compute shuts it down, too."""
+        return self
+
+
+def _check_batch_size(value: int) -> None:
+    if not 1 <= value <= _MAX_BATCH_SIZE:
+        raise ValueError(f"batch_size must be between 1 and {_MAX_BATCH_SIZE}")
 
 
 def _nothing() -> None:
     """The client was given to us: it is not ours to close."""
-
-
-def _by_chunk(function: Callable[..., T]) -> Callable[[Sequence[Sequence[Any]]], list[T]]:
-    """A function that makes many calls. Being nested it travels by value: workers need not have this package."""
-
-    def call_each(rows: Sequence[Sequence[Any]]) -> list[T]:
-        return [function(*row) for row in rows]
-
-    return call_each
-
-
-def _chunks(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
-    rows = iter(rows)
-    while chunk := list(itertools.islice(rows, size)):
-        yield chunk

@@ -5,8 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, TypeVar
+
+from farcall._why import Why
 
 __all__ = ["ComputeFuture"]
 
@@ -21,12 +23,21 @@ class ComputeFuture(concurrent.futures.Future[T]):
     ``task_id`` is known from the start. ``result()`` raises :class:`TaskFailed` with the remote traceback when the
     function raised, :class:`TaskLost` when the task was lost, and :class:`concurrent.futures.CancelledError` when it
     was cancelled, here or elsewhere. ``running()`` is always false: until the task ends, it can be cancelled.
+    In a coroutine, ``await future`` does the same; cancelling the coroutine cancels the task.
 
     Callbacks run in the thread that receives results: a callback must not wait for another result.
     """
 
     def __init__(
-        self, task_id: str, *, task_group_id: str, endpoint_id: str, on_cancel: Callable[[ComputeFuture[Any]], None]
+        self,
+        task_id: str,
+        *,
+        task_group_id: str,
+        endpoint_id: str,
+        on_cancel: Callable[[ComputeFuture[Any]], None],
+        ask_why: Callable[[str], Why],
+        adopted: bool = False,
+        inputs: Sequence[concurrent.futures.Future[Any]] = (),
     ) -> None:
         super().__init__()
         self.task_id = task_id
@@ -37,11 +48,15 @@ class ComputeFuture(concurrent.futures.Future[T]):
         #: What the endpoint says of the run (Python version and the like), once the task ended.
         self.details: Mapping[str, Any] = {}
         self._on_cancel = on_cancel
+        self._ask_why = ask_why
+        #: What must be done before the task is sent.
+        self._inputs = inputs
         self._stations: Mapping[str, float] = {}
-        self._made_at = time.time()
+        #: Epoch seconds; None for a task that was submitted elsewhere.
+        self._made_at = None if adopted else time.time()
         #: Whether the task may be on its way to the API; set before it is, see Sender.
-        self._sent = False
-        self._accepted_at: float | None = None
+        self._sent = adopted
+        self._accepted_at: float | None = time.time() if adopted else None
         self._received_at: float | None = None
 
     @property
@@ -53,9 +68,37 @@ class ComputeFuture(concurrent.futures.Future[T]):
         (``submitted_at``, ``enqueued_at``, ``leased_at``, ``accepted_at``, ``started_at``, ``ended_at``,
         ``returned_at``, ``recorded_at``). Only differences within one clock mean anything.
         """
-        own = {"client_submitted_at": self._made_at, "client_accepted_at": self._accepted_at}
+        own = {"client_submitted_at": self._made_at, "client_accepted_at": self._made_at and self._accepted_at}
         own["client_received_at"] = self._received_at
         return {**{name: at for name, at in own.items() if at is not None}, **self._stations}
+
+    def why(self) -> Why:
+        """Why the task is where it is: ``print(future.why())`` says it in one sentence.
+
+        Asks the API, unless the task has not got that far or has ended.
+
+        :raises FarcallError: if the API cannot be asked.
+        """
+        age_s = time.time() - (self._made_at or self._accepted_at or 0.0)
+        if self.done():
+            how = "was cancelled" if self.cancelled() else "failed" if self.exception() else "succeeded"
+            return Why(self.task_id, "ENDED", f"It does not wait: it {how}.", "ended", state_age_s=0.0)
+        waiting = [future for future in self._inputs if not future.done()]
+        if waiting:
+            what = f"task {waiting[0].task_id}" if isinstance(waiting[0], ComputeFuture) else "a future"
+            others = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+            text = f"It has not been sent: it waits for its arguments, {what}{others}."
+            return Why(self.task_id, "WAITING_FOR_INPUTS", text, "unsent", state_age_s=age_s)
+        if self._accepted_at is None:
+            text = f"It is on its way: the API has not taken it yet, for {age_s:.1f} s."
+            return Why(self.task_id, "NOT_SENT", text, "unsent", state_age_s=age_s)
+        return self._ask_why(self.task_id)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        # Loaded here: whoever awaits has it already, and to others it is a third of the package's import time.
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
 
     def cancel(self) -> bool:
         """Cancel the task, also when it runs. False if it has ended.

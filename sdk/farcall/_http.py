@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from farcall._authorizer import Authorizer, bearer_token
 from farcall._backoff import Backoff
 from farcall._settings import Settings
 from farcall_common.errors import (
@@ -67,6 +68,7 @@ class Http:
 
     :param timeout_s: how long one attempt may wait for the network, in seconds.
     :param patience_s: how long a request is tried again before its last error is raised, in seconds.
+    :param authorizer: says who is calling, request by request; else the settings' token does.
     :param transport: replaces the network, for tests.
     """
 
@@ -77,6 +79,7 @@ class Http:
         timeout_s: float,
         patience_s: float,
         backoff: Backoff | None = None,
+        authorizer: Authorizer | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.settings = settings
@@ -84,14 +87,10 @@ class Http:
         self._timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0))
         self._backoff = backoff or Backoff()
         self._transport = transport
+        self._authorizer = authorizer
         self._never = threading.Event()
         self._lock = threading.Lock()
         self._pool: httpx.Client | None = None
-        self._authorization = {
-            "authorization": f"Bearer {settings.token}",
-            "content-type": "application/json",
-            "x-farcall-accept": "blob-ref",
-        }
         _instances.add(self)
 
     def call(
@@ -113,9 +112,19 @@ class Http:
         """
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
         url = self.settings.api_url + path
-        response = self._request(
-            method, url, content=content, query=query, headers=self._authorization, patience_s=patience_s, stop=stop
-        )
+
+        def ask() -> httpx.Response:
+            headers = self._headers()
+            return self._request(
+                method, url, content=content, query=query, headers=headers, patience_s=patience_s, stop=stop
+            )
+
+        try:
+            response = ask()
+        except Unauthenticated:
+            if self._authorizer is None or not self._authorizer.handle_missing_authorization():
+                raise
+            response = ask()
         if not response.content:
             return None
         try:
@@ -132,6 +141,14 @@ class Http:
     def get(self, url: str) -> bytes:
         """Download from a pre-signed address."""
         return self._request("GET", url, content=None, headers={}).content
+
+    def _headers(self) -> dict[str, str]:
+        token = self.settings.token if self._authorizer is None else bearer_token(self._authorizer)
+        return {
+            "authorization": f"Bearer {token}",
+            "content-type": "application/json",
+            "x-farcall-accept": "blob-ref",
+        }
 
     def close(self) -> None:
         """Give back the connections. Harmless when called twice; the object can be used again."""

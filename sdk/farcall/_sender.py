@@ -11,10 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from farcall._api import Api
+from farcall._burst import Burst
 from farcall._calls import FunctionHandle
 from farcall._collector import Collector
 from farcall._future import ComputeFuture
-from farcall._submission import MAX_BYTES, Prepared, TaskOptions, check_answer, encode_submit, size_bytes
+from farcall._needs import EndpointIncompatible, Needs
+from farcall._submission import MAX_BYTES, Prepared, check_answer, encode_submit, size_bytes
+from farcall._terms import Terms
+from farcall._verdict import Judge
 from farcall_common.errors import (
     ConfigurationError,
     EndpointUnknown,
@@ -36,16 +40,25 @@ _SHARED: Final = (Unauthenticated, EndpointUnknown, ConfigurationError, Protocol
 
 
 class Call:
-    """One task to be sent. ``payload`` is JSON; ``reserved_bytes`` is the memory that it counts for until it left."""
+    """One task to be sent. ``payload`` is JSON, ``needs`` are those of the bytes in it; ``reserved_bytes`` is the
+    memory that it counts for until it left."""
 
-    __slots__ = ("function", "future", "payload", "reserved_bytes")
+    __slots__ = ("function", "future", "needs", "payload", "reserved_bytes", "terms")
 
     def __init__(
-        self, future: ComputeFuture[Any], function: FunctionHandle, payload: bytes, reserved_bytes: int = 0
+        self,
+        future: ComputeFuture[Any],
+        function: FunctionHandle,
+        payload: bytes,
+        terms: Terms,
+        needs: Needs | None,
+        reserved_bytes: int = 0,
     ) -> None:
+        self.needs = needs
         self.future = future
         self.function = function
         self.payload = payload
+        self.terms = terms
         self.reserved_bytes = reserved_bytes
 
 
@@ -53,10 +66,14 @@ class Sender:
     """Sends calls in batches, and cancellations behind them.
 
     The first call goes out at once. While a request is under way others collect, and go out together with the next:
-    the batch size follows the load, and nobody waits for a timer.
+    the batch size follows the load, and nobody waits for a timer. Calls of equal terms travel together.
 
+    :param judge: knows which calls an endpoint could not read.
+    :param batch_size: how many calls at most go into one request.
+    :param burst: the pace of submits.
     :param patience_s: how long a submit is repeated while the API cannot be reached, in seconds.
     :param on_accepted: called when the API has taken a batch.
+    :param on_gap: called when tasks have ended that nobody will tell of: somebody should ask the API for them.
     :param on_left: called with the bytes that calls had reserved, when they are off our hands.
     """
 
@@ -65,26 +82,34 @@ class Sender:
         api: Api,
         collector: Collector,
         *,
-        task_group_id: str,
+        judge: Judge,
         batch_size: int,
-        options: TaskOptions,
+        burst: Burst,
         patience_s: float,
         on_accepted: Callable[[], None],
+        on_gap: Callable[[], None],
         on_left: Callable[[int], None],
     ) -> None:
         self._api = api
         self._collector = collector
-        self._task_group_id = task_group_id
-        self._batch_size = batch_size
-        self._options = options
+        self._judge = judge
+        self.batch_size = batch_size
+        self.burst = burst
+        #: How many calls the API has taken.
+        self.accepted = 0
         self._patience_s = patience_s
         self._on_accepted = on_accepted
+        self._on_gap = on_gap
         self._on_left = on_left
         self._queue: queue.SimpleQueue[Call | ComputeFuture[Any] | None] = queue.SimpleQueue()
         self._calls: deque[Call] = deque()
         self._cancelled: list[str] = []
         self._stop = threading.Event()
         self._idle = threading.Condition()
+
+    def pace(self, *, limit: int | None, window_s: float) -> None:
+        """Change the pace of submits (see :class:`Burst`)."""
+        self.burst = Burst(limit, window_s)
 
     def send(self, call: Call) -> None:
         """Send a call soon."""
@@ -125,7 +150,7 @@ class Sender:
     def _collect(self) -> bool:
         """Take what is waiting; wait if there is nothing. False when there will be nothing any more."""
         wait = not self._calls
-        while len(self._calls) < self._batch_size:
+        while len(self._calls) < self.batch_size:
             try:
                 item = self._queue.get(block=wait)
             except queue.Empty:
@@ -144,22 +169,42 @@ class Sender:
 
     def _send_batch(self) -> None:
         batch: list[Call] = []
+        others: list[Call] = []
+        terms = self._calls[0].terms
         room, reserved_bytes = MAX_BYTES, 0
-        while self._calls and len(batch) < self._batch_size:
+        while self._calls and len(batch) < self.batch_size:
             call = self._calls[0]
+            if call.terms is not terms and call.terms != terms:
+                others.append(self._calls.popleft())
+                continue
             room -= size_bytes(call.payload)
-            if batch and (room < 0 or call.future.endpoint_id != batch[0].future.endpoint_id):
+            if batch and room < 0:
                 break
             self._calls.popleft()
             reserved_bytes += call.reserved_bytes
             call.future._sent = True  # first this, then the look: cancel() does it the other way round
             if not call.future.cancelled():
                 batch.append(call)
-        batch = self._registered(batch)
+        self._calls.extendleft(reversed(others))
+        batch = self._registered(self._readable(batch))
         if batch:
             self._submit(batch)
         if reserved_bytes:
             self._on_left(reserved_bytes)
+
+    def _readable(self, batch: Sequence[Call]) -> list[Call]:
+        """Give each function the form that the endpoint reads. Calls that it could not read or run fail."""
+        readable: list[Call] = []
+        for call in batch:
+            endpoint_id = call.terms.endpoint_id or ""
+            try:
+                call.function = self._judge.readable(endpoint_id, call.function)
+                self._judge.check(endpoint_id, call.needs, what=f"an argument of {call.function.name}")
+            except EndpointIncompatible as error:
+                self._fail([call], error)
+            else:
+                readable.append(call)
+        return readable
 
     def _registered(self, batch: Sequence[Call]) -> list[Call]:
         """Register the functions that are new. Calls of one that cannot be registered fail."""
@@ -182,10 +227,12 @@ class Sender:
             for call in batch
             if call.function.function_id is not None
         ]
-        body, ids = encode_submit(tasks, task_group_id=self._task_group_id, options=self._options)
-        endpoint_id = batch[0].future.endpoint_id
+        terms = batch[0].terms
+        assert terms.endpoint_id is not None
+        body, ids = encode_submit(tasks, task_group_id=terms.task_group_id, options=terms.options)
+        self._stop.wait(self.burst.take(now=time.monotonic()))
         try:
-            answer = self._api.submit(endpoint_id, body, patience_s=self._patience_s, stop=self._stop)
+            answer = self._api.submit(terms.endpoint_id, body, patience_s=self._patience_s, stop=self._stop)
             check_answer(answer, ids)
         except FarcallError as error:
             if len(batch) == 1 or error.record.retryable or isinstance(error, _SHARED):
@@ -196,8 +243,12 @@ class Sender:
                 self._submit(part)
             return
         now = time.time()
+        self.accepted += len(batch)
         for call in batch:
             call.future._accepted_at = now
+        self._collector.take_polled(answer.get("results", {}).values())  # those that were remembered
+        if answer.get("results_left_out"):
+            self._on_gap()
         self._on_accepted()
 
     def _fail(self, calls: Sequence[Call], error: FarcallError) -> None:

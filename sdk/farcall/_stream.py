@@ -30,6 +30,7 @@ from farcall_common.wire import (
     Role,
     Session,
     StreamOpened,
+    Subscribe,
     decode,
     encode,
 )
@@ -55,7 +56,7 @@ _CUT: Final = (
 
 
 class Stream:
-    """Keeps a stream open for one task group, and hands what it brings to a collector.
+    """Keeps a stream open for task groups, and hands what it brings to a collector.
 
     A cut is noticed at once by the socket's own events, a silent peer by the missing heartbeats. Then the stream is
     opened again, with a random back-off, where the last one ended (``cursor``).
@@ -74,7 +75,7 @@ class Stream:
     ) -> None:
         self._api = api
         self._collector = collector
-        self._task_group_id = task_group_id
+        self._groups = [task_group_id]
         self._on_gap = on_gap
         self._backoff = backoff or _BACKOFF
         self._open = False
@@ -87,9 +88,17 @@ class Stream:
         """Whether ends come in by themselves now."""
         return self._open
 
+    def follow(self, task_group_id: str) -> None:
+        """Listen for the ends of one more group too. May be called from any thread."""
+        self._groups.append(task_group_id)
+        self._wake()
+
     def stop(self) -> None:
         """Let :meth:`run` return soon. May be called from any thread, and more than once."""
         self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
         with contextlib.suppress(OSError):  # it has returned already
             self._waker.send(b"!")
 
@@ -163,12 +172,13 @@ class Stream:
             session.sent(message, now=time.monotonic())
             dealer.send_multipart(encode(Envelope(message)), zmq.NOBLOCK)
 
+        groups = tuple(self._groups)
         send(
             OpenStream(
                 ticket=ticket,
                 protocol_versions=(PROTOCOL_VERSION,),
                 heartbeat_s=heartbeat_s,
-                task_group_ids=(self._task_group_id,),
+                task_group_ids=groups,
                 cursor=self._cursor,
             )
         )
@@ -183,6 +193,8 @@ class Stream:
             if self._stopping:
                 send(Goodbye(reason="done"))
                 return 0.0
+            if ready - {dealer, monitor}:
+                self._fall_asleep()
             if dealer in ready:
                 for envelope in _received(dealer):
                     session.received(envelope.message, now=time.monotonic())
@@ -193,11 +205,22 @@ class Stream:
             elif monitor in ready:  # what came before the cut has been read by now
                 event = parse_monitor_message(monitor.recv_multipart())["event"]
                 raise Unavailable(f"the connection was cut ({zmq.Event(event).name})")
+            if self._open and len(self._groups) > len(groups):
+                added = tuple(self._groups[len(groups) :])
+                groups += added
+                send(Subscribe(task_group_ids=added))
+                self._on_gap()  # what ended before we asked may not be told any more
             now = time.monotonic()
             if session.is_dead(now=now) or (not self._open and now >= open_by):
                 raise Unavailable("the forwarder is silent")
             if session.heartbeat_due(now=now):
                 send(Heartbeat(at=time.time()))
+
+    def _fall_asleep(self) -> None:
+        """Take note of what woke us."""
+        self._woken.settimeout(0)
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
 
     def _take(self, envelope: Envelope) -> None:
         match envelope.message:

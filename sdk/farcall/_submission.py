@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -30,17 +30,42 @@ class TaskOptions:
         as lost then.
     :param max_attempts: how often the task is started at most.
     :param walltime_s: after how many seconds an attempt is stopped; None = never.
+    :param resource_specification: what a task asks of the endpoint (``memory_bytes``, ``num_nodes`` and the like).
+    :param user_endpoint_config: values for the endpoint's own template; most endpoints take none.
+    :param result_serializers: strategies that the worker tries in turn on a result; none = its own choice.
+    :param memoize: whether the API may answer with the result of an equal call, and remembers this one's; None = as
+        the function was registered.
     """
 
     idempotent: bool = True
     max_attempts: int = 3
     walltime_s: float | None = None
+    resource_specification: Mapping[str, Any] | None = None
+    user_endpoint_config: Mapping[str, Any] | None = None
+    result_serializers: tuple[str, ...] = ()
+    memoize: bool | None = None
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
             raise ValueError("max_attempts must be at least 1")
         if self.walltime_s is not None and not 0 < self.walltime_s < float("inf"):
             raise ValueError("walltime_s must be a positive number of seconds")
+        for name in ("resource_specification", "user_endpoint_config"):
+            # A copy: what the caller changes afterwards is for calls to come, when it is set again.
+            object.__setattr__(self, name, _json_object(getattr(self, name), name))
+
+    def to_json(self) -> dict[str, Any]:
+        """The part of a submit that they are; what is not set is left out."""
+        optional = {
+            "walltime_s": self.walltime_s,
+            "resource_specification": self.resource_specification,
+            "user_endpoint_config": self.user_endpoint_config,
+            "result_serializers": self.result_serializers,
+        }
+        body: dict[str, Any] = {"idempotent": self.idempotent, "max_attempts": self.max_attempts}
+        if self.memoize is not None:
+            body["memoize"] = self.memoize
+        return body | {name: value for name, value in optional.items() if value}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,15 +114,7 @@ def encode_submit(
             ids[function_id], payloads[function_id] = [], []
         ids[function_id].append(task.task_id)
         payloads[function_id].append(msgspec.Raw(task.payload))
-    body: dict[str, Any] = {
-        "task_group_id": task_group_id,
-        "idempotent": options.idempotent,
-        "max_attempts": options.max_attempts,
-        "tasks": payloads,
-        "task_ids": ids,
-    }
-    if options.walltime_s is not None:
-        body["walltime_s"] = options.walltime_s
+    body = {"task_group_id": task_group_id, **options.to_json(), "tasks": payloads, "task_ids": ids}
     return _encoder.encode(body), ids
 
 
@@ -111,3 +128,19 @@ def check_answer(answer: Any, ids: dict[str, list[str]]) -> None:
             "the API answered a submit with other task ids than were sent",
             hint="Is api_url the address of Farcall's API?",
         )
+
+
+def _json_object(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
+    """A copy of a JSON object.
+
+    :raises TypeError: if it is none.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, and this is a {type(value).__name__}")
+    try:
+        copied: dict[str, Any] = msgspec.json.decode(_encoder.encode(dict(value)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be JSON: {error}") from error
+    return copied

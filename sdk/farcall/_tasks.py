@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,11 +13,15 @@ __all__ = ["TaskInfo"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskInfo:
+class TaskInfo(Mapping[str, Any]):
     """A task as it was when asked for. Instants and ``timings`` are epoch seconds.
 
     ``state`` is None for a task that does not exist. ``exception`` is what :meth:`result` raises: a
     :class:`TaskError`, or why the result cannot be read here.
+
+    Programs for Globus Compute look into a dictionary, and may: ``info["status"]``, ``info["pending"]`` and
+    ``info["details"]`` are always there, ``info["completion_t"]`` (text) and one of ``info["result"]`` and
+    ``info["exception"]`` once the task has ended.
     """
 
     task_id: str
@@ -36,6 +40,28 @@ class TaskInfo:
     def pending(self) -> bool:
         """Whether the task has not ended yet."""
         return self.state is not None and not self.state.is_terminal
+
+    def __getitem__(self, key: str) -> Any:
+        return self._as_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._as_dict())
+
+    def __len__(self) -> int:
+        return len(self._as_dict())
+
+    def _as_dict(self) -> dict[str, Any]:
+        known: dict[str, Any] = {
+            "task_id": self.task_id,
+            "status": str(self.state or "unknown"),
+            "pending": self.pending,
+            "details": self.details,
+        }
+        if self.finished_at is not None:
+            known["completion_t"] = str(self.finished_at)
+        if not self.pending:
+            known |= {"result": self.value} if self.exception is None else {"exception": self.exception}
+        return known
 
     def result(self) -> Any:
         """What the task returned.

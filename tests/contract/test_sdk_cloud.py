@@ -23,6 +23,7 @@ from farcall import (
     TaskFailed,
     TaskPending,
     TaskUnknown,
+    Unsupported,
 )
 from farcall.testing import FakeCloud
 from farcall_common.errors import BlobUnknown, NoForwarder, TaskGroupUnknown, TaskIdReused
@@ -195,6 +196,36 @@ def test_repeating_a_submit_is_harmless_and_reusing_an_id_is_not(cloud: Cloud) -
     assert len(client.get_tasks()) == 1
 
 
+def test_a_task_says_why_it_waits(cloud: Cloud) -> None:
+    client = cloud.client
+    function_id = client.register_function(divide)
+    first, second = (client.run(1, n, endpoint_id=cloud.endpoint_id, function_id=function_id) for n in (1, 2))
+    why = client.why(second)
+    assert (why.reason, why.state, why.queue_position, why.queue_depth) == ("ENDPOINT_NEVER_SEEN", "received", 1, 2)
+    assert (why.task_id, why.endpoint_id, why.endpoint_online) == (second, cloud.endpoint_id, False)
+    assert "was never online" in str(why)
+    assert why.state_age_s >= 0
+    assert client.why(first).queue_position == 0
+    cloud.run_what_waits()
+    assert client.why(first).reason == "ENDED"
+    with Executor(cloud.endpoint_id, client=client) as executor:
+        future = executor.submit(divide, 5)
+        dependent = executor.submit(divide, future, 2)
+        while future.why().reason == "NOT_SENT":
+            pass
+        assert future.why().reason == "ENDPOINT_NEVER_SEEN"
+        waits = dependent.why()
+        assert (waits.reason, waits.state) == ("WAITING_FOR_INPUTS", "unsent")
+        assert future.task_id in waits.text
+        cloud.run_what_waits()
+        assert future.result(WAIT_S) == 5
+        assert future.why().reason == "ENDED"
+        assert executor._engine.flush(WAIT_S)
+        assert dependent.why().reason == "ENDPOINT_NEVER_SEEN"
+        assert dependent.cancel()
+        assert "cancelled" in dependent.why().text
+
+
 def test_cancelling(cloud: Cloud) -> None:
     client = cloud.client
     task_id = client.run(1, endpoint_id=cloud.endpoint_id, function_id=client.register_function(divide))
@@ -204,6 +235,40 @@ def test_cancelling(cloud: Cloud) -> None:
     assert client.cancel(task_id)["outcome"] == "finished"
     with pytest.raises(TaskCancelled):
         client.get_result(task_id)
+
+
+def test_calls_are_remembered_when_that_is_asked_for(cloud: Cloud) -> None:
+    client = cloud.client
+    function_id = client.register_function(divide)
+
+    def run(*args: float, memoize: bool | None = None, **kwargs: float) -> str:
+        return client.run(*args, endpoint_id=cloud.endpoint_id, function_id=function_id, memoize=memoize, **kwargs)
+
+    first = run(6, b=3, memoize=True)
+    cloud.run_what_waits()
+    second = run(6, b=3, memoize=True)
+    assert client.get_result(second) == 2.0
+    assert client.get_task(second).details["memoized_from"] == first
+    assert client.get_task(second).attempt == 0
+    assert client.get_task(run(6, b=3)).pending
+    assert client.get_task(run(6, b=4, memoize=True)).pending
+    with Executor(cloud.endpoint_id, client=client, memoize=True) as executor:
+        assert executor.submit(divide, 6, b=3).result(WAIT_S) == 2.0
+        pending = executor.options(memoize=False).submit(divide, 6, b=3)
+        assert executor.submit(divide, a=6, b=3).cancel()
+        assert executor._engine.flush(WAIT_S)
+        cloud.run_what_waits()
+        assert pending.result(WAIT_S) == 2.0
+
+
+def test_a_function_can_be_remembered_for_all_its_calls(cloud: Cloud) -> None:
+    client = cloud.client
+    function_id = client.register_function(divide, memoize=True)
+    client.run(1, 2, endpoint_id=cloud.endpoint_id, function_id=function_id)
+    cloud.run_what_waits()
+    with Executor(cloud.endpoint_id, client=client) as executor:
+        assert executor.submit_to_registered_function(function_id, (1, 2)).result(WAIT_S) == 0.5
+    assert client.get_function(function_id)["metadata"]["memoize"] is True
 
 
 def test_unknown_ids(cloud: Cloud) -> None:
@@ -220,7 +285,7 @@ def test_unknown_ids(cloud: Cloud) -> None:
     for ask in (client.get_endpoint, client.get_endpoint_status, client.get_allowed_functions):
         with pytest.raises(EndpointUnknown):
             ask(nobody)
-    for ask_task in (client.get_task, client.get_task_events, client.cancel):
+    for ask_task in (client.get_task, client.get_task_events, client.cancel, client.why):
         with pytest.raises(TaskUnknown):
             ask_task(nobody)
     with pytest.raises(TaskGroupUnknown):
@@ -302,6 +367,31 @@ def test_there_is_no_stream_without_a_forwarder(cloud: Cloud) -> None:
 
 def test_the_version(cloud: Cloud) -> None:
     assert {"api", "min_sdk_version", "min_ep_version", "min_endpoint_version"} <= cloud.client.version_check().keys()
+
+
+def test_endpoints_can_be_registered_and_changed() -> None:
+    with Real().client as client:
+        function_id = client.register_function(divide)
+        endpoint_id = client.register_endpoint("lab", metadata={"hostname": "n1"}, public=True)["endpoint_id"]
+        client.register_endpoint("lab", endpoint_id, display_name="The lab", allowed_functions=[uuid.UUID(function_id)])
+        shown = client.get_endpoint_metadata(uuid.UUID(endpoint_id))
+        assert (shown["name"], shown["display_name"], shown["public"]) == ("lab", "The lab", True)
+        assert shown["hostname"] == "n1"
+        assert client.get_allowed_functions(endpoint_id)["functions"] == [function_id]
+        for asked in ({"auth_policy": function_id}, {"high_assurance": True}, {"admins": [function_id]}):
+            with pytest.raises(Unsupported, match=next(iter(asked))):
+                client.register_endpoint("lab", **asked)
+
+
+def test_remembered_results_that_do_not_fit_one_answer_all_arrive() -> None:
+    real = Real(settings=ApiSettings(max_response_bytes=100_000))
+    with real.client as client, Executor(real.endpoint_id, client=client, memoize=True) as executor:
+        first = executor.submit(repeat, "x", 30_000)
+        assert executor._engine.flush(WAIT_S)
+        real.run_what_waits()
+        assert len(first.result(WAIT_S)) == 30_000
+        again = [executor.submit(repeat, "x", 30_000) for _ in range(20)]
+        assert {len(future.result(WAIT_S)) for future in again} == {30_000}
 
 
 def test_results_that_do_not_fit_one_answer_all_arrive() -> None:

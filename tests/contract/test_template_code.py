@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +17,16 @@ import pytest
 from farcall_common.store.settings import DatabaseSettings, StoreSettings
 from farcall_forwarder.settings import Settings as ForwarderSettings
 from farcall_lambdas.settings import ApiSettings, AuthSettings
+from tests.contract.templates import Templates
 
 _WORKSPACE = Path(__file__).resolve().parents[2]
 _READERS = ("common/farcall_common", "lambdas/farcall_lambdas", "forwarder_fargate/farcall_forwarder", "infra/runtime")
 
 
-@pytest.fixture(scope="module")
-def resources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+@pytest.fixture
+def resources(aws: Templates) -> dict[str, dict[str, Any]]:
     """Every resource of the templates for AWS."""
-    directory = tmp_path_factory.mktemp("aws")
-    context = {"target": "aws", "aws:cdk:bundling-stacks": []}
-    variables = {
-        "CDK_OUTDIR": str(directory),
-        "CDK_CONTEXT_JSON": json.dumps(context),
-        "CDK_VALIDATION": "false",  # test_template_lab lets CDK validate; once is enough
-    }
-    subprocess.run([sys.executable, "-m", "farcall_infra"], check=True, env=os.environ | variables)
-    templates = [json.loads(path.read_text(encoding="utf-8")) for path in directory.glob("*.template.json")]
-    return {name: resource for template in templates for name, resource in template["Resources"].items()}
+    return {name: resource for template in aws.values() for name, resource in template["Resources"].items()}
 
 
 def _functions(resources: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
@@ -101,7 +89,8 @@ def test_the_code_accepts_the_environments(resources: dict[str, dict[str, Any]])
 
 def test_every_variable_is_read_somewhere(resources: dict[str, dict[str, Any]]) -> None:
     given = {name for environment in _functions(resources).values() for name in environment}
-    given |= {variable["Name"] for variable in _container(resources)["Environment"]}
+    container = _container(resources)
+    given |= {variable["Name"] for variable in container["Environment"] + container.get("Secrets", [])}
     text = "\n".join(
         path.read_text(encoding="utf-8") for reader in _READERS for path in (_WORKSPACE / reader).rglob("*.py")
     )

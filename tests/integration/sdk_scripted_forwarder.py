@@ -117,8 +117,9 @@ class ScriptedForwarder:
     def _hear(self) -> None:
         client, *frames = self._router.recv_multipart()
         message = decode(frames).message
-        if isinstance(message, OpenStream) and not self.silent:
+        if isinstance(message, OpenStream):
             self._client = client
+        if isinstance(message, OpenStream) and not self.silent:
             opened = StreamOpened(
                 session_id="a-session",
                 protocol_version=1,

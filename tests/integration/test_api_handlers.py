@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 import boto3
 import pytest
 
+from farcall_common.store import PostgresRecords, TaskResult, ValkeyQueue
 from farcall_common.store.migrate import HEAD
+from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.testing import ALICE, proxy_event
 from tests.integration.store_servers import Valkey
@@ -91,6 +94,33 @@ def test_the_handlers_work_together(runtime: Runtime) -> None:
     assert len(submitted["tasks"][function["function_uuid"]]) == 2
     assert runtime.invoke("reconciler", {}) == {"result": {"endpoints": 0, "offered": 0, "recorded": 0}}
     assert runtime.call("GET", "/v3/tasks", caller=None)[0] == 401
+
+
+def test_a_remembered_result_is_answered_without_the_queue(runtime: Runtime, postgres_url: str, valkey: Valkey) -> None:
+    _, function = runtime.call("POST", "/v3/functions", {"function_name": "f", "function_code": "c"})
+    _, endpoint = runtime.call("POST", "/v3/endpoints", {"endpoint_name": "e"})
+    endpoint_id, function_id = endpoint["endpoint_id"], function["function_uuid"]
+    body = {"tasks": {function_id: ["p", "q", "p"]}, "memoize": True}
+
+    def submit() -> tuple[list[str], dict[str, Any]]:
+        status, answer = runtime.call("POST", f"/v3/endpoints/{endpoint_id}/submit", body)
+        assert status == 200
+        return answer["tasks"][function_id], answer.get("results", {})
+
+    (first, other, same), nothing = submit()
+    assert nothing == {}
+    records, queue = PostgresRecords(postgres_url), ValkeyQueue(valkey.url)
+    success = TaskResult(first, endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"answer")
+    assert records.record_results([success], at=dt.datetime.now(dt.UTC))
+    (second, _, third), results = submit()
+
+    assert results.keys() == {second, third}
+    assert {(each["status"], each["result"]) for each in results.values()} == {("success", "answer")}
+    assert runtime.call("GET", f"/v2/tasks/{second}")[1]["details"]["memoized_from"] == first
+    assert queue.depth(endpoint_id) == 4
+    assert {task.task_id for task in records.list_open_tasks(endpoint_id)} > {other, same}
+    records.close()
+    queue.close()
 
 
 def test_text_that_only_json_can_hold_is_refused_and_not_an_error_of_ours(runtime: Runtime) -> None:

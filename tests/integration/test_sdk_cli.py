@@ -72,6 +72,20 @@ def run() -> Run:
 Output = pytest.CaptureFixture[str]
 
 
+def test_why_a_task_waits(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+    assert run("run", f"{script}:greet", "world", "--no-wait") == 0
+    task_id = capsys.readouterr().out.strip()
+    assert run("tasks", "why", task_id, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["task_id"] == task_id
+    with cloud.client() as client:
+        client.get_result(task_id, wait_s=20)
+    assert run("tasks", "why", task_id) == 0
+    first, *fields = capsys.readouterr().out.splitlines()
+    assert first == "It does not wait: it ended as success."
+    assert "reason\tENDED" in fields
+    assert run("tasks", "why", str(uuid.uuid4())) == 2
+
+
 def test_run_shows_what_the_function_returns(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
     assert run("run", f"{script}:greet", "world", "--kwargs", '{"punctuation": "?"}') == 0
     assert capsys.readouterr().out == "hello world?\n"

@@ -25,7 +25,9 @@ from farcall_common.wire import (
     Move,
     OpenStream,
     Refused,
+    StreamOpened,
     StreamResult,
+    Subscribe,
     TaskState,
 )
 from tests.integration.sdk_scripted_forwarder import WAIT_S, ScriptedForwarder
@@ -108,6 +110,39 @@ def test_pushed_results_settle_futures(executor: Executor, forwarder: ScriptedFo
     assert opening.task_group_ids == (executor.task_group_id,)
     assert opening.ticket == "a-ticket"
     assert opening.cursor is None
+
+
+def test_other_groups_are_listened_for_when_they_are_used(executor: Executor, forwarder: ScriptedForwarder) -> None:
+    executor.submit(pow, 2, 1)
+    executor.task_group_id = other = "99999999-0000-4000-8000-000000000001"
+    future = executor.submit(pow, 2, 2)
+    forwarder.wait_for(lambda it: bool(it.said(Subscribe)))
+    assert forwarder.said(Subscribe) == [Subscribe(task_group_ids=(other,))]
+    forwarder.push([success(future, 0)], [serializer.serialize(4)])
+    assert future.result(WAIT_S) == 4
+    executor.submit(pow, 2, 3)
+    forwarder.send(Move(reason="draining", retry_after_s=0.0))
+    forwarder.wait_for(lambda it: it.streams_opened == 2)
+    opening = forwarder.said(OpenStream)[1]
+    assert isinstance(opening, OpenStream)
+    assert opening.task_group_ids[1:] == (other,)
+    assert len(forwarder.said(Subscribe)) == 1
+
+
+def test_a_group_that_is_used_while_the_stream_opens_is_not_forgotten() -> None:
+    with ScriptedForwarder(silent=True) as forwarder:
+        cloud = StreamingCloud(forwarder)
+        executor = cloud.executor()
+        forwarder.wait_for(lambda it: bool(it.said(OpenStream)))
+        executor.task_group_id = other = "99999999-0000-4000-8000-000000000002"
+        future = executor.submit(pow, 2, 2)
+        assert executor._engine.flush(WAIT_S)  # by now the stream has heard of the group
+        forwarder.send(StreamOpened(session_id="s", protocol_version=1, heartbeat_s=30.0, cursor="0", resumed=False))
+        forwarder.wait_for(lambda it: it.said(Subscribe) == [Subscribe(task_group_ids=(other,))])
+        forwarder.push([success(future, 0)], [serializer.serialize(4)])
+        assert future.result(WAIT_S) == 4
+        executor.shutdown()
+        cloud.client.close()
 
 
 def test_a_pushed_failure_raises_with_the_remote_traceback(executor: Executor, forwarder: ScriptedForwarder) -> None:

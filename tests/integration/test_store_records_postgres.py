@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from farcall_common.errors import InvalidRequest, Unavailable
-from farcall_common.store import PostgresRecords, Records
+from farcall_common.store import PostgresRecords, Records, task_rows
 from farcall_common.wire.states import TaskState
 from tests.integration.store_servers import execute, free_port
 from tests.unit.test_store_records import RecordsSuite, at, make_end, make_function, make_task, move
@@ -77,9 +77,26 @@ def test_one_of_many_rivals_gets_the_permit(records: Records) -> None:
         assert sorted(workers.map(ask, range(4))) == [[], [], [], ["t1"]]
 
 
+def test_a_result_is_found_among_many_of_the_same_call(records: Records, postgres_url: str) -> None:
+    """One look at the index for each key, also when everybody asked the same at once and so nothing was remembered."""
+    tasks = [make_task(f"t{n:04}", memo_key=f"k{n % 2}") for n in range(3000)]
+    records.add_tasks(tasks)
+    records.record_results([make_end(task.task_id) for task in tasks], at=at(1))
+    execute(postgres_url, "ANALYZE task")
+    assert records.find_memoized("alice", ["k0", "k1", "k2"]).keys() == {"k0", "k1"}
+    plan = "EXPLAIN (ANALYZE, FORMAT JSON) " + task_rows.MEMOIZED
+    with psycopg.connect(postgres_url) as connection:
+        row = connection.execute(plan.encode(), {"owner_id": "alice", "keys": ["k0", "k1", "k2"]}).fetchone()
+    assert row is not None
+    text = str(row[0])
+    assert "task_memo" in text
+    assert "Seq Scan" not in text
+    assert "Sort" not in text
+
+
 def test_a_move_changes_its_row_in_place(records: Records, postgres_url: str) -> None:
-    """No index holds what moves change; that is what the index on finished_at is for."""
-    records.add_tasks([make_task()])
+    """No index holds what moves change; that is what the indexes on finished_at are for."""
+    records.add_tasks([make_task(memo_key="a call")])
     records.record_moves([move("t1", TaskState.WAITING_FOR_NODES, 1)])
     records.record_moves([move("t1", TaskState.RUNNING, 1)])
     records.close()  # a session that ends hands in its statistics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -132,7 +132,10 @@ class World:
             heartbeat_s=30.0,
             task_group_ids=groups,
         )
-        return self.hears(request, peer=CLIENT, routing_id=routing_id)
+        actions = self.hears(request, peer=CLIENT, routing_id=routing_id)
+        if actions == [do.WatchOwners([OWNER_ID], POLICY.watch_ttl_s)]:
+            actions = self.on(ev.OwnersWatched([OWNER_ID], frozenset({OWNER_ID})))
+        return actions
 
 
 def hello(**fields: Any) -> wire.Hello:
@@ -609,3 +612,26 @@ def test_a_drain_takes_no_more_tasks() -> None:
     world.on(ev.DrainOrdered())  # the client is told first, the agent much later
     assert world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [leased(1)])) == [do.RequeueTasks(ENDPOINT_ID, 7, [task_id(1)])]
     assert world.on(ev.Woken([ENDPOINT_ID])) == []
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_once_a_minute_the_log_gets_the_numbers_that_metrics_are_made_of() -> None:
+    world = World()
+    world.serve(credit=2)
+    world.dispatch(leased(1), leased(2, attempt=2))
+    world.on(recorded(the_flush(world.hears(success(1), b"result"))))
+
+    def readings() -> list[Mapping[str, str | int | float]]:
+        actions = world.core.handle([ev.Tick()], world.now)
+        return [action.fields for action in actions if isinstance(action, do.Note) and action.message == "minute"]
+
+    assert readings() == []
+    world.mono += POLICY.meter_s
+    (reading,) = readings()
+    assert reading["tasks_dispatched"] == reading["tasks_redelivered"] == reading["tasks_finished"] == 1
+    assert (reading["tasks_failed"], reading["queue_wait_s"]) == (0, 1.0)
+    world.mono += POLICY.meter_s
+    (reading,) = readings()
+    assert reading["tasks_finished"] == 0

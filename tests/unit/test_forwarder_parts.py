@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.moves import MoveBuffer
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.untrusted import clean_error, clean_map, clean_status, clean_time
+from farcall_forwarder.service import key_pair
 from farcall_forwarder.settings import Settings
 
 # -- outbox ------------------------------------------------------------------------------------------------------------
@@ -161,6 +163,9 @@ def test_impossible_times_are_dropped(at: float | None) -> None:
 
 def test_numbers_fit_a_column_of_integers() -> None:
     assert clean_status(EndpointReport(managers=2**63)).managers == 2**31 - 1
+    assert clean_status(EndpointReport(detail={"problem": "no \0 room"})).problem == "no \N{REPLACEMENT CHARACTER} room"
+    assert len(clean_status(EndpointReport(detail={"problem": "x" * 9999})).problem) == 1000
+    assert clean_status(EndpointReport(detail={"problem": ["odd"]})).problem == ""
 
 
 # -- moves, functions, orders ------------------------------------------------------------------------------------------
@@ -276,6 +281,7 @@ def test_arguments_beat_the_environment_and_that_the_defaults() -> None:
         {"FARCALL_FORWARDER_PORT": "70000"},
         {"FARCALL_FORWARDER_LEASE_S": "0"},
         {"FARCALL_FORWARDER_DRAIN_S": "nan"},
+        {"FARCALL_FORWARDER_KEY_SEED": "too short to be a secret"},
         {"FARCALL_LOG_LEVEL": "loud"},
         {"FARCALL_MAX_PAYLOAD_BYTES": "-1"},
     ],
@@ -283,6 +289,16 @@ def test_arguments_beat_the_environment_and_that_the_defaults() -> None:
 def test_wrong_settings_are_named(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         Settings.read([], environ)
+
+
+def test_forwarders_behind_one_address_have_one_key_and_others_their_own() -> None:
+    seed = Settings.read([], {"FARCALL_FORWARDER_KEY_SEED": "s" * 64}).key_seed
+    public_key, secret_key = key_pair(seed)
+    assert key_pair(seed) == (public_key, secret_key)
+    assert zmq.curve_public(secret_key) == public_key
+    assert key_pair("t" * 64)[0] != public_key
+    assert key_pair("")[0] != key_pair("")[0]
+    assert seed not in repr(Settings(key_seed=seed))
 
 
 def test_leases_are_prolonged_well_before_they_end() -> None:

@@ -10,12 +10,14 @@ def test_the_digest_is_stable_and_tells_platforms_and_bundles_apart() -> None:
     assert len({LAMBDAS.digest(ARM64), LAMBDAS.digest(HOST), FORWARDER.digest(ARM64)}) == 3
 
 
-def test_requirements_are_locked_with_hashes_and_leave_out_what_lambda_has() -> None:
+def test_requirements_are_locked_with_hashes_and_leave_out_what_is_not_needed() -> None:
     requirements = LAMBDAS.requirements()
     assert "aws-lambda-powertools==" in requirements
     assert requirements.count("--hash=sha256:") > requirements.count("==")
     assert "boto3==" not in requirements
     assert "boto3==" in FORWARDER.requirements()
+    assert "sqlalchemy==" in requirements
+    assert "sqlalchemy==" not in FORWARDER.requirements()
 
 
 def test_user_code_libraries_are_in_no_bundle() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from farcall_common.errors import ConfigurationError
 from farcall_infra.deployment import TARGETS, deployment_from_context
-from farcall_infra.profiles import DEFAULT_PROFILES, load_profile
+from farcall_infra.profiles import DEFAULT_PROFILES, load_profile, profile_names, setting_names
 
 
 def _profiles(directory: Path, **changes: str) -> Path:
@@ -23,11 +23,23 @@ def _profiles(directory: Path, **changes: str) -> Path:
     return path
 
 
-def test_lab_is_complete() -> None:
-    lab = load_profile("lab")
-    assert lab.name == "lab"
-    assert lab.database.instance_type == "t4g.micro"
-    assert lab.forwarder.tasks >= 1
+def test_there_are_three_profiles_and_each_is_complete() -> None:
+    assert profile_names() == ("hobby", "lab", "facility")
+    for name in profile_names():
+        profile = load_profile(name)
+        assert profile.name == name
+        assert profile.retention.keep_data
+        assert profile.budget.idle_usd <= profile.budget.monthly_usd
+
+
+def test_profiles_grow() -> None:
+    hobby, lab, facility = map(load_profile, profile_names())
+    assert hobby.forwarder.spot
+    assert not lab.forwarder.spot
+    assert [p.network.load_balancer for p in (hobby, lab, facility)] == [False, False, True]
+    assert [p.database.multi_az for p in (hobby, lab, facility)] == [False, False, True]
+    budgets = [p.budget.idle_usd for p in (hobby, lab, facility)]
+    assert budgets == sorted(budgets)
 
 
 def test_a_profile_cannot_be_changed() -> None:
@@ -52,6 +64,8 @@ def test_an_unknown_profile_names_the_known_ones() -> None:
         ("memory_mib", "300", "Fargate has no size"),
         ("health_port", "443", "must differ"),
         ("log_days", "31", "retention.log_days"),
+        ("emails", '["nobody"]', "budget.emails.0"),
+        ("monthly_usd", "1", "the budget would be spent by doing nothing"),
     ],
 )
 def test_a_wrong_value_is_named(tmp_path: Path, key: str, value: str, problem: str) -> None:
@@ -62,8 +76,40 @@ def test_a_wrong_value_is_named(tmp_path: Path, key: str, value: str, problem: s
 def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "profiles.toml"
     path.write_text(DEFAULT_PROFILES.read_text(encoding="utf-8") + "\nspeed = 3\n", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match=r"retention\.speed"):
-        load_profile("lab", path=path)
+    with pytest.raises(ConfigurationError, match=r"budget\.speed"):
+        load_profile("facility", path=path)
+
+
+def test_overrides_replace_single_values() -> None:
+    overrides = {
+        "database.storage_gib": "50",
+        "forwarder.tasks": "0",
+        "network.load_balancer": "true",
+        "network.forwarder_cidrs": "10.0.0.0/8, 192.168.0.0/16",
+        "budget.emails": "ada@example.org",
+    }
+    profile = load_profile("lab", overrides=overrides)
+    assert profile.database.storage_gib == 50
+    assert profile.forwarder.tasks == 0
+    assert profile.network.load_balancer is True
+    assert profile.network.forwarder_cidrs == ("10.0.0.0/8", "192.168.0.0/16")
+    assert profile.budget.emails == ("ada@example.org",)
+    assert profile.database.instance_type == load_profile("lab").database.instance_type
+    assert overrides.keys() <= setting_names()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "problem"),
+    [
+        ("database.storage", "50", "no setting 'database.storage'"),
+        ("database.storage_gib", "many", "database.storage_gib"),
+        ("network.load_balancer", "perhaps", "network.load_balancer"),
+        ("network.forwarder_cidrs", "", "network.forwarder_cidrs"),
+    ],
+)
+def test_a_wrong_override_is_named(setting: str, value: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        load_profile("lab", overrides={setting: value})
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
@@ -74,20 +120,33 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_deployment_comes_from_the_context() -> None:
-    deployment = deployment_from_context({"name": "physics", "target": "localstack"}.get)
+    deployment = deployment_from_context({"name": "physics", "target": "localstack"})
     assert deployment.name == "physics"
     assert deployment.profile.name == "lab"
     assert deployment.target is TARGETS["localstack"]
 
 
 def test_aws_is_the_target_unless_told_otherwise_and_it_keeps_data() -> None:
-    deployment = deployment_from_context(lambda _key: None)
+    deployment = deployment_from_context({})
     assert deployment.target is TARGETS["aws"]
     assert deployment.keeps_data
     assert not deployment.target.dev_tokens
 
 
-@pytest.mark.parametrize("context", [{"name": "My Lab"}, {"target": "moon"}, {"profile": "planet"}])
+def test_settings_are_overridden_by_the_context_and_keys_of_others_left_alone() -> None:
+    context = {"queue.nodes": 2, "@aws-cdk/core:something": True, "aws:cdk:bundling-stacks": [], "tree": "1.2"}
+    assert deployment_from_context(context).profile.queue.nodes == 2
+
+
+def test_a_load_balancer_is_a_matter_of_profile_and_target() -> None:
+    assert deployment_from_context({"profile": "facility"}).load_balancer
+    assert not deployment_from_context({"profile": "facility", "target": "localstack"}).load_balancer
+    assert not deployment_from_context({"profile": "lab"}).load_balancer
+
+
+@pytest.mark.parametrize(
+    "context", [{"name": "My Lab"}, {"target": "moon"}, {"profile": "planet"}, {"queue.node": "3"}]
+)
 def test_a_wrong_context_is_refused(context: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
-        deployment_from_context(context.get)
+        deployment_from_context(context)

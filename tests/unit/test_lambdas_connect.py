@@ -132,6 +132,8 @@ def test_what_the_agent_runs_on_is_remembered(lab: Lab) -> None:
     endpoint = lab.api.stores.records.get_endpoint(lab.endpoint_id)
     assert endpoint is not None
     assert endpoint.metadata["runtime"] == {"python_version": "3.12.1", "packages": {"dill": "0.4.1"}}
+    shown = lab.api.call("GET", f"/v2/endpoints/{lab.endpoint_id}").body
+    assert shown["runtime"] == {"python_version": "3.12.1", "packages": {"dill": "0.4.1"}}
 
 
 @pytest.mark.parametrize("key", ["", KEY[:-1], KEY + "0", " " * 40, KEY[:-1] + "~", KEY[:-1] + "\n", 40])

@@ -31,7 +31,7 @@ from farcall import (
     track,
 )
 from farcall.testing import FakeCloud
-from farcall_common.errors import DeserializationError
+from farcall_common.errors import DeserializationError, TaskGroupUnknown
 
 WAIT_S = 20.0
 
@@ -177,7 +177,7 @@ def test_map_gives_up_after_its_timeout_and_cancels_the_rest(offline: FakeCloud)
         assert executor._engine.unsettled() == []
 
 
-@pytest.mark.parametrize("bad", [{"chunksize": 0}, {"buffersize": 2}])
+@pytest.mark.parametrize("bad", [{"chunksize": 0}, {"buffersize": 0}])
 def test_map_checks_its_arguments(executor: Executor, bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         executor.map(divide, [1], **bad)
@@ -193,6 +193,95 @@ def test_futures_work_with_the_standard_library(executor: Executor) -> None:
         return await asyncio.gather(*(asyncio.wrap_future(executor.submit(divide, n)) for n in range(3)))
 
     assert asyncio.run(gather()) == [0, 1, 2]
+
+
+def test_waiting_for_the_first_of_several(offline: FakeCloud) -> None:
+    with offline.client() as client, Executor(offline.endpoint_id, client=client) as executor:
+        futures = [executor.submit(divide, n) for n in range(3)]
+        assert executor._engine.flush(WAIT_S)
+        assert concurrent.futures.wait(futures, 0).not_done == set(futures)
+        futures[1].cancel()
+        done, waiting = concurrent.futures.wait(futures, WAIT_S, concurrent.futures.FIRST_COMPLETED)
+        assert (done, waiting) == ({futures[1]}, {futures[0], futures[2]})
+        offline.run_waiting()
+        assert concurrent.futures.wait(futures, WAIT_S).done == set(futures)
+
+
+def test_futures_can_be_awaited(executor: Executor) -> None:
+    async def chain() -> float:
+        half = await executor.submit(divide, 8, 2)
+        return await executor.submit(divide, half, 2)
+
+    async def fail() -> None:
+        await executor.submit(divide, 1, 0)
+
+    assert asyncio.run(chain()) == 2
+    with pytest.raises(TaskFailed, match="ZeroDivisionError"):
+        asyncio.run(fail())
+
+
+def test_giving_up_an_await_cancels_the_task(offline: FakeCloud) -> None:
+    with offline.client() as client, Executor(offline.endpoint_id, client=client) as executor:
+        future = executor.submit(divide, 1)
+        assert executor._engine.flush(WAIT_S)
+
+        async def give_up() -> None:
+            await asyncio.wait_for(future, 0.01)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(give_up())
+        assert future.cancelled()
+    with offline.client() as client:
+        assert client.get_task(future.task_id).state == "cancelled"
+
+
+def test_tasks_of_another_process_are_taken_up_again(offline: FakeCloud) -> None:
+    with offline.client() as client:
+        batch = client.create_batch()
+        function_id = client.register_function(divide)
+        ids = [batch.add(function_id, args) for args in ((1, 2), (3, 4), (1, 0))]
+        client.batch_run(offline.endpoint_id, batch)
+        offline._run(offline._tasks[ids[0]])
+        with Executor(offline.endpoint_id, client=client) as executor:
+            futures = executor.reload_tasks(uuid.UUID(batch.task_group_id))
+            assert executor.task_group_id == batch.task_group_id
+            assert [future.task_id for future in futures] == ids
+            assert futures[0].result(WAIT_S) == 0.5
+            assert not futures[1].done()
+            again = executor.reload_tasks()
+            assert again[1:] == futures[1:]
+            own = executor.submit(divide, 5)
+            assert executor._engine.flush(WAIT_S)
+            offline.run_waiting()
+            assert futures[1].result(WAIT_S) == 0.75
+            assert isinstance(futures[2].exception(WAIT_S), TaskFailed)
+            assert own.result(WAIT_S) == 5
+            assert [future.task_id for future in executor.reload_tasks()] == [*ids, own.task_id]
+            assert "client_submitted_at" not in futures[0].timings
+            assert not futures[0].cancel()
+
+
+def test_reloading_a_group_that_is_not_there(executor: Executor) -> None:
+    with pytest.raises(TaskGroupUnknown):
+        executor.reload_tasks()
+
+
+def test_submits_can_be_paced(cloud: FakeCloud) -> None:
+    gate = Gate()
+    with (
+        client_of(cloud, gate) as client,
+        Executor(
+            cloud.endpoint_id, client=client, batch_size=1, api_burst_limit=1, api_burst_window_s=0.05
+        ) as executor,
+    ):
+        gate.open.set()
+        began = time.monotonic()
+        assert [future.result(WAIT_S) for future in [executor.submit(divide, n) for n in range(4)]] == [0, 1, 2, 3]
+        assert time.monotonic() - began >= 0.15
+        executor.api_burst_limit = None
+        assert (executor.api_burst_limit, executor.api_burst_window_s) == (None, 0.05)
+        executor.api_burst_window_s = 1.0
+        assert executor.submit(divide, 1).result(WAIT_S) == 1
 
 
 def test_the_first_call_goes_at_once_and_the_others_collect(cloud: FakeCloud) -> None:

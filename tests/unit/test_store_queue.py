@@ -18,6 +18,9 @@ from farcall_common.store import (
     PeerKind,
     Queue,
     QueuedTask,
+    QueuePlace,
+    QueueStanding,
+    SharedEnds,
     TaskResult,
 )
 from farcall_common.store.fakes import FakeQueue
@@ -79,6 +82,21 @@ class QueueSuite:
         assert lease(queue, fence) == ["t3"]
         assert lease(queue, fence) == []
         assert queue.depth("e1") == 0
+
+    def test_everybody_can_see_where_a_task_is(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued(f"t{n}") for n in range(4)], now=0)
+        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.QUEUED, 0, 4)
+        assert queue.place("e1", "t3") == QueuePlace(QueueStanding.QUEUED, 3, 4)
+        assert lease(queue, fence, limit=2) == ["t0", "t1"]
+        assert queue.place("e1", "t3") == QueuePlace(QueueStanding.QUEUED, 1, 2)
+        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.LEASED, 0, 2)
+        queue.unlease("e1", fence, ["t1"], now=1)
+        assert queue.place("e1", "t2") == QueuePlace(QueueStanding.QUEUED, 1, 3)
+        queue.ack(fence, [make_result("t0")], now=2)
+        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.DONE, 0, 3)
+        assert queue.place("e1", "nobody") == QueuePlace(QueueStanding.UNKNOWN, 0, 3)
+        assert queue.place("e2", "t3") == QueuePlace(QueueStanding.UNKNOWN, 0, 0)
 
     def test_batches_of_any_size_keep_their_order(self, queue: Queue) -> None:
         fence = own(queue)
@@ -436,6 +454,27 @@ class QueueSuite:
         assert wake_ups.get(0.0) == []
         queue.cancel("e1", ["t1"], now=51)
         assert wake_ups.get(5.0) == ["e1"]
+        wake_ups.close()
+
+    def test_ends_are_shared_with_those_who_watch_for_a_while(self, queue: Queue) -> None:
+        wake_ups = queue.listen("w1")
+        assert queue.watch(["alice", "bob"], "w1", ttl_s=45, now=0) == {"alice", "bob"}
+        assert queue.watch(["alice", "carol"], "w1", ttl_s=45, now=10) == {"carol"}
+        assert queue.watch(["bob"], "w2", ttl_s=45, now=10) == {"bob"}
+        found = queue.watchers(["alice", "bob", "nobody"], now=11)
+        assert {forwarder_id: set(owner_ids) for forwarder_id, owner_ids in found.items()} == {
+            "w1": {"alice", "bob"},
+            "w2": {"bob"},
+        }
+        assert queue.watchers(["alice", "bob"], now=54) == {"w1": ["alice"], "w2": ["bob"]}
+        assert queue.watch(["bob"], "w1", ttl_s=45, now=54) == {"bob"}  # what ended since 45 was not shared
+        blob = BlobRef("alice/hash", 5, "hash")
+        ends = [make_result("t1", owner_id="alice"), make_result("t2", result=None, result_ref=blob)]
+        shared = SharedEnds(ends, {"alice/hash": "https://there"}, 7.5)
+        queue.share({"w1": [shared], "w2": [shared]})
+        assert wake_ups.get(5.0) == []
+        assert wake_ups.take_shared() == [shared]
+        assert wake_ups.take_shared() == []
         wake_ups.close()
 
     def test_a_store_that_is_away_is_unavailable(self, queue: Queue, cut: Callable[[], None]) -> None:

@@ -200,6 +200,43 @@ class RecordsSuite:
         records.add_tasks([make_task(state=TaskState.SUCCESS, attempt=4, result=b"forged", finished_at=T0)])
         assert records.get_tasks(["t1"])["t1"] == make_task()
 
+    def test_a_remembered_success_answers_a_call_at_once(self, records: Records) -> None:
+        records.add_tasks([make_task("t1", memo_key="k1"), make_task("t2", memo_key="k2")])
+        assert records.find_memoized("alice", ["k1", "k2"]) == {}
+        records.record_results([make_end("t1", details={"python_version": "3.12"})], at=at(1))
+        failed = ErrorRecord("TASK_FAILED", "no", fault=Fault.USER_CODE)
+        records.record_results([make_end("t2", state=TaskState.FAILED, result=None, error=failed)], at=at(1))
+        found = records.find_memoized("alice", ["k1", "k2", "k3"])
+        assert found == {"k1": records.get_tasks(["t1"])["t1"]}
+        assert found["k1"].result == b"\x00result\xff"
+        assert records.find_memoized("bob", ["k1"]) == {}
+        assert records.find_memoized("alice", []) == {}
+
+        repeat = make_task("t3", memo_key="k1", submitted_at=at(2), timings={"submitted_at": 2.0})
+        assert records.add_tasks([repeat, make_task("t4")], remembered={"t3": found["k1"]}) == {}
+        ended = records.get_tasks(["t3"])["t3"]
+        assert (ended.state, ended.result, ended.attempt, ended.finished_at) == (
+            TaskState.SUCCESS,
+            b"\x00result\xff",
+            0,
+            at(2),
+        )
+        assert ended.details == {"python_version": "3.12", "memoized_from": "t1"}
+        assert ended.memo_key is None
+        assert [(e.state, e.reporter) for e in records.list_events("t3")] == [
+            (TaskState.RECEIVED, Reporter.API),
+            (TaskState.SUCCESS, Reporter.API),
+        ]
+        assert [task.task_id for task in records.list_open_tasks("e1")] == ["t4"]
+        assert records.find_memoized("alice", ["k1"])["k1"].task_id == "t1"
+
+    def test_the_newest_success_is_remembered(self, records: Records) -> None:
+        records.add_tasks([make_task(name, memo_key="k") for name in ("t1", "t2", "t3")])
+        records.record_results([make_end("t2", result=b"old")], at=at(1))
+        records.record_results([make_end("t1", result=None, result_ref=BlobRef("alice/r", 9, "r"))], at=at(2))
+        assert records.find_memoized("alice", ["k"])["k"].result_ref == BlobRef("alice/r", 9, "r")
+        assert not records.record_results([make_end("t1", result=b"later")], at=at(3))
+
     def test_tasks_are_listed_without_their_bytes(self, records: Records) -> None:
         records.add_tasks([make_task("t1"), make_task("t3", submitted_at=at(2)), make_task("t2", submitted_at=at(1))])
         records.add_tasks([make_task("t4", owner_id="bob", task_group_id="g2")])

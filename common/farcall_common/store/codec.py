@@ -11,14 +11,15 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.store.model import ForwarderInfo, PeerKey, QueuedTask, TaskResult
+from farcall_common.store.model import ForwarderInfo, PeerKey, QueuedTask, SharedEnds, TaskResult
 
-__all__ = ["pack", "unpack_forwarder", "unpack_peer", "unpack_result", "unpack_task"]
+__all__ = ["pack", "unpack_forwarder", "unpack_peer", "unpack_result", "unpack_shared", "unpack_task"]
 
 pack: Final = msgspec.msgpack.Encoder().encode
 unpack_forwarder: Final = msgspec.msgpack.Decoder(ForwarderInfo).decode
 unpack_peer: Final = msgspec.msgpack.Decoder(PeerKey).decode
 unpack_result: Final = msgspec.msgpack.Decoder(TaskResult).decode
+unpack_shared: Final = msgspec.msgpack.Decoder(SharedEnds).decode
 _task_decoder: Final = msgspec.msgpack.Decoder(QueuedTask)
 
 

@@ -23,7 +23,10 @@ __all__ = [
     "LeasedTask",
     "PeerKey",
     "PeerKind",
+    "QueuePlace",
+    "QueueStanding",
     "QueuedTask",
+    "SharedEnds",
     "Task",
     "TaskEvent",
     "TaskResult",
@@ -58,13 +61,14 @@ class Function:
 
 @dataclasses.dataclass(frozen=True)
 class EndpointStatus:
-    """What an agent last reported: numbers of managers, workers and tasks."""
+    """What an agent last reported: numbers of managers, workers and tasks, and what is wrong, if something is."""
 
     managers: int = 0
     total_workers: int = 0
     idle_workers: int = 0
     pending_tasks: int = 0
     outstanding_tasks: int = 0
+    problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +139,8 @@ class Task:
     finished_at: dt.datetime | None = None
     #: Epoch seconds of each station on the way (see TransitionTimes), as far as known.
     timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    #: What makes two calls the same call. Set on a task that ran, or will, and whose success answers later calls.
+    memo_key: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +223,24 @@ class LeasedTask:
     cancel_requested: bool = False
 
 
+class QueueStanding(enum.StrEnum):
+    """What the queue knows of a task."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    DONE = "done"
+    UNKNOWN = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class QueuePlace:
+    """Where the queue has a task. ``ahead`` tasks of the endpoint leave before it; ``depth`` wait in all."""
+
+    standing: QueueStanding
+    ahead: int = 0
+    depth: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskResult:
     """The end of a task as reported. Exactly one of result, result_ref and error is set."""
@@ -233,6 +257,16 @@ class TaskResult:
     timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     task_group_id: str = ""
     owner_id: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedEnds:
+    """Recorded ends as one forwarder tells them to another, whose clients wait for them. ``urls`` are pre-signed GETs by
+    blob key, ``recorded_at`` is epoch seconds."""
+
+    ends: Sequence[TaskResult]
+    urls: Mapping[str, str]
+    recorded_at: float
 
 
 class AckOutcome(enum.StrEnum):

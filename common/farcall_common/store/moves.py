@@ -7,10 +7,19 @@ import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
 from farcall_common.errors import InvalidRequest, TaskCancelled
-from farcall_common.store.model import TaskEvent, TaskResult
+from farcall_common.store.model import Task, TaskEvent, TaskResult
 from farcall_common.wire.states import LEGAL_MOVES, REPORTERS, Reporter, TaskState
 
-__all__ = ["Standing", "cancelled_while_waiting", "check_ends", "check_moves", "end_event", "first_ends", "moved"]
+__all__ = [
+    "Standing",
+    "cancelled_while_waiting",
+    "check_ends",
+    "check_moves",
+    "end_event",
+    "first_ends",
+    "moved",
+    "written_ahead",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +31,39 @@ class Standing:
     endpoint_id: str
     owner_id: str
     task_group_id: str
+
+
+def written_ahead(task: Task, remembered: Mapping[str, Task] | None, *, now: dt.datetime) -> Task:
+    """What the record keeps of a new task: no progress and no end, whatever it says, unless its result is remembered.
+
+    Its submission is ``now`` if it does not say otherwise. One that only repeats a result is not remembered itself:
+    however often a call is repeated, the index of remembered results does not grow.
+    """
+    at = task.submitted_at or now
+    fresh = dataclasses.replace(
+        task,
+        result_serializers=tuple(task.result_serializers),
+        state=TaskState.RECEIVED,
+        attempt=0,
+        result=None,
+        result_ref=None,
+        error=None,
+        submitted_at=at,
+        finished_at=None,
+    )
+    source = (remembered or {}).get(task.task_id)
+    if source is None:
+        return fresh
+    return dataclasses.replace(
+        fresh,
+        state=TaskState.SUCCESS,
+        result=source.result,
+        result_ref=source.result_ref,
+        details={**source.details, "memoized_from": source.task_id},
+        finished_at=at,
+        timings={**task.timings, "recorded_at": at.timestamp()},
+        memo_key=None,
+    )
 
 
 def check_moves(events: Iterable[TaskEvent]) -> None:

@@ -22,6 +22,8 @@ from farcall_common.store.model import (
     LeasedTask,
     PeerKey,
     QueuedTask,
+    QueuePlace,
+    SharedEnds,
     Task,
     TaskEvent,
     TaskResult,
@@ -74,12 +76,17 @@ class Records(Protocol):
     def add_grant(self, identity_id: str, object_id: str) -> None: ...
 
     # tasks
-    def add_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Task]:
+    def add_tasks(self, tasks: Sequence[Task], *, remembered: Mapping[str, Task] | None = None) -> Mapping[str, Task]:
         """Write tasks ahead, all or none, in one transaction, each with its RECEIVED event.
 
+        ``remembered`` names, by task id, tasks whose success is theirs too: those are written as ended, with the
+        result and details of the other and a SUCCESS event of the API. They are nobody's to run.
         A task id that exists already is left as it is. Returns the existing tasks by id (empty in the usual case),
         so that the caller can tell a repeated submit from a reused id.
         """
+
+    def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
+        """For each key the owner's newest task with it that succeeded, if there is one."""
 
     def get_tasks(self, task_ids: Sequence[str]) -> Mapping[str, Task]: ...
     def list_tasks(self, owner_id: str, *, state: TaskState | None = None, limit: int = 100) -> Sequence[Task]:
@@ -204,6 +211,9 @@ class Queue(Protocol):
     def depth(self, endpoint_id: str) -> int:
         """Tasks waiting."""
 
+    def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
+        """Where a task is, for people who wait. Takes time with the number of tasks that wait."""
+
     # forwarders, peers and wake-ups
     def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None: ...
     def withdraw(self, forwarder_id: str) -> None: ...
@@ -215,14 +225,29 @@ class Queue(Protocol):
 
     def find_peer(self, public_key: str) -> PeerKey | None: ...
     def listen(self, forwarder_id: str) -> WakeUps:
-        """Subscribe to the wake-ups of a forwarder."""
+        """Subscribe to the wake-ups of a forwarder, and to what others share with it."""
+
+    # ends that forwarders tell one another, for clients that are connected elsewhere than the endpoint; lossy
+    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float, now: float) -> frozenset[str]:
+        """Say that clients of these owners wait at a forwarder, for a while. Returns the owners of whom that was not
+        known: their ends were not shared with it until now."""
+
+    def watchers(self, owner_ids: Sequence[str], *, now: float) -> Mapping[str, Sequence[str]]:
+        """For each forwarder at which clients of some of these owners wait, those owners. One round trip."""
+
+    def share(self, ends: Mapping[str, Sequence[SharedEnds]]) -> None:
+        """Tell forwarders, by id, what has ended. One round trip; who does not listen hears nothing."""
 
 
 class WakeUps(Protocol):
     """A subscription. Owned by one thread."""
 
     def get(self, timeout_s: float) -> Sequence[str] | None:
-        """Endpoint ids that have work or cancellations; empty after ``timeout_s``. Raises Unavailable when cut."""
+        """Endpoint ids that have work or cancellations; empty after ``timeout_s``, or as soon as ends were shared.
+        Raises Unavailable when cut."""
+
+    def take_shared(self) -> Sequence[SharedEnds]:
+        """The ends that :meth:`get` has heard of since the last time. Never waits."""
 
     def close(self) -> None: ...
 

@@ -15,6 +15,8 @@ key                       type    content                                       
 ``fwds``                  zset    forwarder ids by the time they count as dead                           none
 ``zap:<public key>``      string  whom a CURVE key speaks for                                            its own
 ``wake:<forwarder>``      channel endpoint ids with work or cancellations; lossy                         --
+``watch:<owner>``         zset    forwarders where the owner's clients wait, by when that is over        its own
+``ends:<forwarder>``      channel ends that other forwarders recorded; lossy                             --
 ========================  ======  =====================================================================  =========
 
 A task hash lives for ever until the database has the task's end; then a marker without payload and result stays for
@@ -60,6 +62,9 @@ from farcall_common.store.model import (
     LeasedTask,
     PeerKey,
     QueuedTask,
+    QueuePlace,
+    QueueStanding,
+    SharedEnds,
     TaskResult,
 )
 
@@ -213,6 +218,10 @@ class ValkeyQueue:
         with _mapped():
             return int(self._client.llen(f"q:{{{endpoint_id}}}"))
 
+    def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
+        standing, ahead, depth = self._run("place", endpoint_id, task_id)
+        return QueuePlace(QueueStanding(standing.decode()), int(ahead), int(depth))
+
     # forwarders, peers and wake-ups
 
     def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None:
@@ -243,7 +252,42 @@ class ValkeyQueue:
         return codec.unpack_peer(data) if data else None
 
     def listen(self, forwarder_id: str) -> ValkeyWakeUps:
-        return ValkeyWakeUps(self._client, f"wake:{forwarder_id}")
+        return ValkeyWakeUps(self._client, forwarder_id)
+
+    # ends that forwarders tell one another
+
+    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float, now: float) -> frozenset[str]:
+        fresh: set[str] = set()
+        for batch in _batches(owner_ids):
+            pipeline = self._client.pipeline(transaction=False)
+            for owner_id in batch:
+                pipeline.zremrangebyscore(f"watch:{owner_id}", "-inf", now)
+                pipeline.zadd(f"watch:{owner_id}", {forwarder_id: now + ttl_s})
+                pipeline.pexpire(f"watch:{owner_id}", round(ttl_s * 1000))
+            with _mapped():
+                answers = pipeline.execute()
+            fresh |= {owner_id for owner_id, is_new in zip(batch, answers[1::3], strict=True) if is_new}
+        return frozenset(fresh)
+
+    def watchers(self, owner_ids: Sequence[str], *, now: float) -> Mapping[str, Sequence[str]]:
+        pipeline = self._client.pipeline(transaction=False)
+        for owner_id in owner_ids:
+            pipeline.zrangebyscore(f"watch:{owner_id}", f"({now}", "+inf")
+        with _mapped():
+            answers = pipeline.execute()
+        found: dict[str, list[str]] = {}
+        for owner_id, forwarder_ids in zip(owner_ids, answers, strict=True):
+            for forwarder_id in _texts(forwarder_ids):
+                found.setdefault(forwarder_id, []).append(owner_id)
+        return found
+
+    def share(self, ends: Mapping[str, Sequence[SharedEnds]]) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for forwarder_id, messages in ends.items():
+            for message in messages:
+                pipeline.publish(f"ends:{forwarder_id}", codec.pack(message))
+        with _mapped():
+            pipeline.execute()
 
     def _run(self, name: str, endpoint_id: str, *arguments: str | bytes | float) -> Any:
         tag = f"{{{endpoint_id}}}"
@@ -255,24 +299,36 @@ class ValkeyQueue:
 class ValkeyWakeUps:
     """:class:`~farcall_common.store.ports.WakeUps` on a subscription of its own connection."""
 
-    def __init__(self, client: Any, channel: str) -> None:
+    def __init__(self, client: Any, forwarder_id: str) -> None:
         self._subscription: PubSub = client.pubsub()
+        self._ends_channel = f"ends:{forwarder_id}".encode()
+        self._shared: list[SharedEnds] = []
+        channels = (f"wake:{forwarder_id}", f"ends:{forwarder_id}")
         with _mapped():
-            self._subscription.subscribe(channel)
+            self._subscription.subscribe(*channels)
             # The server's word that we are subscribed: what is published from here on is heard.
-            self._subscription.get_message(timeout=5.0)
+            for _ in channels:
+                self._subscription.get_message(timeout=5.0)
 
     def get(self, timeout_s: float) -> Sequence[str] | None:
         endpoint_ids: dict[str, None] = {}
         deadline = time.monotonic() + timeout_s
         with _mapped():
             while True:
-                wait_s = 0.0 if endpoint_ids else max(0.0, deadline - time.monotonic())
+                has_heard = bool(endpoint_ids or self._shared)
+                wait_s = 0.0 if has_heard else max(0.0, deadline - time.monotonic())
                 message = self._subscription.get_message(timeout=wait_s)
                 if message is not None and message["type"] == "message":
-                    endpoint_ids[message["data"].decode()] = None
-                elif message is None and (endpoint_ids or time.monotonic() >= deadline):
+                    if message["channel"] == self._ends_channel:
+                        self._shared.append(codec.unpack_shared(message["data"]))
+                    else:
+                        endpoint_ids[message["data"].decode()] = None
+                elif message is None and (has_heard or time.monotonic() >= deadline):
                     return list(endpoint_ids)
+
+    def take_shared(self) -> Sequence[SharedEnds]:
+        shared, self._shared = self._shared, []
+        return shared
 
     def close(self) -> None:
         self._subscription.close()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -26,6 +27,8 @@ _FUNCTION: Final = """
         WHERE v.function_id = f.function_id ORDER BY version DESC LIMIT 1
     ) newest ON true
 """
+
+_STATUS_FIELDS: Final = frozenset(field.name for field in dataclasses.fields(EndpointStatus))
 
 #: Rows are locked in the order of their ids, so that two batches that share some never wait for each other in a circle.
 _LOCK_TASKS: Final = """
@@ -182,15 +185,21 @@ class PostgresRecords:
 
     # tasks
 
-    def add_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Task]:
+    def add_tasks(self, tasks: Sequence[Task], *, remembered: Mapping[str, Task] | None = None) -> Mapping[str, Task]:
         if not tasks:
             return {}
         now = dt.datetime.now(dt.UTC)
         # Sorted for the same reason as _LOCK_TASKS.
-        rows = [task_rows.new_task_row(task, now=now) for task in sorted(tasks, key=lambda task: task.task_id)]
+        ordered = sorted(tasks, key=lambda task: task.task_id)
+        rows = [task_rows.new_task_row(moves.written_ahead(task, remembered, now=now)) for task in ordered]
         added = {row["task_id"] for row in self._database.rows(task_rows.ADD_TASKS, task_rows.columns_of(rows))}
         known = [row["task_id"] for row in rows if row["task_id"] not in added]
         return self.get_tasks(known) if known else {}
+
+    def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
+        # One look at the index for each key, however many tasks share it.
+        tasks = self._tasks(task_rows.MEMOIZED, {"owner_id": owner_id, "keys": list(memo_keys)})
+        return {task.memo_key: task for task in tasks if task.memo_key is not None}
 
     def get_tasks(self, task_ids: Sequence[str]) -> Mapping[str, Task]:
         tasks = self._tasks(f"{task_rows.WHOLE_TASK} WHERE task_id = ANY(%(ids)s)", {"ids": list(task_ids)})
@@ -271,4 +280,6 @@ def _write(connection: psycopg.Connection[DictRow], statement: str, rows: Sequen
 
 
 def _endpoint(row: DictRow) -> Endpoint:
-    return Endpoint(**{**row, "status": EndpointStatus(**row["status"])})
+    # What a newer forwarder wrote beside it is left out.
+    status = {name: value for name, value in row["status"].items() if name in _STATUS_FIELDS}
+    return Endpoint(**{**row, "status": EndpointStatus(**status)})

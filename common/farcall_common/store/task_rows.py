@@ -21,6 +21,7 @@ __all__ = [
     "END_TASKS",
     "EVENTS",
     "LIGHT_TASK",
+    "MEMOIZED",
     "MOVE_TASKS",
     "WHOLE_TASK",
     "columns_of",
@@ -51,9 +52,14 @@ _NEW_TASK: Final = {
     "walltime_s": "double precision",
     "result_serializers": "json",
     "resource_specification": "json",
+    "state": "text",
+    "result": "bytea",
+    "result_ref": "json",
     "details": "json",
     "submitted_at": "timestamptz",
+    "finished_at": "timestamptz",
     "timings": "jsonb",
+    "memo_key": "text",
 }
 _MOVE: Final = {"task_id": "text", "state": "text", "attempt": "integer"}
 _EVENT: Final = {**_MOVE, "reporter": "text", "at": "timestamptz", "detail": "json"}
@@ -89,7 +95,7 @@ ADD_TASKS: Final = f"""
         INSERT INTO task ({", ".join(_NEW_TASK)})
         SELECT {", ".join(_NEW_TASK)} FROM {_unnest(_NEW_TASK)}
         ON CONFLICT (task_id) DO NOTHING
-        RETURNING task_id, task_group_id, owner_id, submitted_at
+        RETURNING task_id, task_group_id, owner_id, state, submitted_at, finished_at
     ), groups AS (
         INSERT INTO task_group (task_group_id, owner_id, created_at)
         SELECT DISTINCT ON (task_group_id) task_group_id, owner_id, submitted_at FROM added
@@ -97,7 +103,19 @@ ADD_TASKS: Final = f"""
     )
     INSERT INTO task_event (task_id, state, reporter, at, attempt)
     SELECT task_id, '{TaskState.RECEIVED}', '{Reporter.API}', submitted_at, 0 FROM added
+    UNION ALL
+    SELECT task_id, state, '{Reporter.API}', finished_at, 0 FROM added WHERE finished_at IS NOT NULL
     RETURNING task_id
+"""
+
+MEMOIZED: Final = f"""
+    SELECT {", ".join(f"found.{name}" for name in _TASK_COLUMNS)}
+    FROM unnest(%(keys)b::text[]) AS wanted (memo_key) CROSS JOIN LATERAL (
+        SELECT * FROM task
+        WHERE owner_id = %(owner_id)s AND memo_key = wanted.memo_key AND finished_at IS NOT NULL
+            AND state = '{TaskState.SUCCESS}'
+        ORDER BY finished_at DESC LIMIT 1
+    ) AS found
 """
 
 ADD_EVENTS: Final = f"INSERT INTO task_event ({', '.join(_EVENT)}) SELECT * FROM {_unnest(_EVENT)}"
@@ -122,14 +140,15 @@ END_TASKS: Final = f"""
 """
 
 
-def new_task_row(task: Task, *, now: dt.datetime) -> dict[str, Any]:
-    """A row of ADD_TASKS; a task that does not say when it was submitted was submitted ``now``."""
+def new_task_row(task: Task) -> dict[str, Any]:
+    """A row of ADD_TASKS."""
     return {name: getattr(task, name) for name in _NEW_TASK} | {
+        "state": str(task.state),
         "payload_ref": to_json(task.payload_ref),
+        "result_ref": to_json(task.result_ref),
         "result_serializers": to_json(task.result_serializers),
         "resource_specification": to_json(task.resource_specification),
         "details": to_json(task.details),
-        "submitted_at": task.submitted_at or now,
         "timings": to_json(task.timings),
     }
 

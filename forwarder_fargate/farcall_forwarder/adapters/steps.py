@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from farcall_common.errors import Fenced, QueueDataLost
-from farcall_common.store.model import BlobRef, Function, QueuedTask, Task, TaskResult
+from farcall_common.errors import Fenced, QueueDataLost, Unavailable
+from farcall_common.store.model import BlobRef, Function, QueuedTask, SharedEnds, Task, TaskResult
 from farcall_common.store.settings import Stores
 from farcall_common.wire import Reporter
 from farcall_forwarder.core import actions as do
@@ -20,6 +21,10 @@ __all__ = ["StoreSteps"]
 
 #: Tasks that are read at once; they come with their payloads.
 _PAGE: Final = 500
+#: User bytes in one message to another forwarder, except that a single end always fits.
+_SHARE_BYTES: Final = 1024 * 1024
+
+_logger = logging.getLogger(__name__)
 
 
 class StoreSteps:
@@ -221,12 +226,65 @@ class StoreSteps:
         url, headers = self._blobs.upload_url(ref, ttl_s=step.url_ttl_s) if owner_id else (None, {})
         return ev.UploadGranted(step.endpoint_id, step.life, step.task_id, step.attempt, ref, url, headers)
 
+    # -- what forwarders tell one another; hints, so that an absent queue is no reason to wait -------------------------
+
+    @_perform.register
+    def _(self, step: do.WatchOwners) -> Event:
+        fresh: frozenset[str] = frozenset()
+        try:
+            fresh = self._queue.watch(step.owner_ids, self._forwarder_id, ttl_s=step.ttl_s, now=self._clock())
+        except Unavailable as error:
+            _logger.warning("other forwarders do not hear whose clients wait here: %s", error)
+        return ev.OwnersWatched(step.owner_ids, fresh)
+
+    @_perform.register
+    def _(self, step: do.ShareEnds) -> Event:
+        owner_ids = sorted({end.owner_id for _, ends in step.groups for end in ends})
+        try:
+            watchers = self._queue.watchers(owner_ids, now=self._clock())
+            shares = {
+                forwarder_id: list(self._shares(step, frozenset(wanted)))
+                for forwarder_id, wanted in watchers.items()
+                if forwarder_id != self._forwarder_id
+            }
+            if shares:
+                self._queue.share(shares)
+        except Unavailable as error:
+            _logger.warning("other forwarders do not hear what has ended: %s", error)
+        return ev.EndsShared()
+
+    def _shares(self, step: do.ShareEnds, owner_ids: frozenset[str]) -> Iterator[SharedEnds]:
+        """The ends of these owners, in messages of a bearable size."""
+        for recorded_at, ends in step.groups:
+            wanted = [end for end in ends if end.owner_id in owner_ids]
+            for chunk in _chunks(wanted):
+                keys = {end.result_ref.blob_key for end in chunk if end.result_ref}
+                urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in keys}
+                yield SharedEnds(chunk, urls, recorded_at)
+
     # -- the registry --------------------------------------------------------------------------------------------------
 
     @_perform.register
-    def _(self, step: do.Announce) -> None:
-        self._queue.announce(step.info, ttl_s=step.ttl_s, now=self._clock())
+    def _(self, step: do.Announce) -> Event:
+        now = self._clock()
+        self._queue.announce(step.info, ttl_s=step.ttl_s, now=now)
+        alive = self._queue.forwarders(now=now)
+        return ev.Announced(sum(other.forwarder_id != self._forwarder_id for other in alive))
 
     @_perform.register
     def _(self, step: do.Withdraw) -> None:
         self._queue.withdraw(step.forwarder_id)
+
+
+def _chunks(ends: Sequence[TaskResult]) -> Iterator[list[TaskResult]]:
+    chunk: list[TaskResult] = []
+    size_bytes = 0
+    for end in ends:
+        end_bytes = len(end.result or b"")
+        if chunk and size_bytes + end_bytes > _SHARE_BYTES:
+            yield chunk
+            chunk, size_bytes = [], 0
+        chunk.append(end)
+        size_bytes += end_bytes
+    if chunk:
+        yield chunk

@@ -1,4 +1,4 @@
-"""Hears the queue's wake-ups. A subscription blocks, so it has a thread of its own."""
+"""Hears the queue's wake-ups, and what other forwarders share. A subscription blocks, so it has a thread of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from farcall_common.errors import Unavailable
+from farcall_common.store.model import SharedEnds
 from farcall_common.store.ports import Queue
 
 __all__ = ["WakeUpThread"]
@@ -25,6 +26,8 @@ class WakeUpThread:
     """Listens until stopped, again after every cut.
 
     :param on_woken: called in this thread with the ids of endpoints.
+    :param on_shared: called in this thread with ends that other forwarders have recorded.
+    :param on_cut: called in this thread, with the reason, when something may have passed unheard.
     :param on_death: called in this thread with an error that should not have been.
     """
 
@@ -34,11 +37,15 @@ class WakeUpThread:
         forwarder_id: str,
         *,
         on_woken: Callable[[Sequence[str]], None],
+        on_shared: Callable[[Sequence[SharedEnds]], None],
+        on_cut: Callable[[Unavailable], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         self._queue = queue
         self._forwarder_id = forwarder_id
         self._on_woken = on_woken
+        self._on_shared = on_shared
+        self._on_cut = on_cut
         self._on_death = on_death
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wake-ups", daemon=True)
@@ -61,8 +68,11 @@ class WakeUpThread:
                         while not self._stop.is_set():
                             if endpoint_ids := wake_ups.get(_LISTEN_S):
                                 self._on_woken(endpoint_ids)
+                            if shared := wake_ups.take_shared():
+                                self._on_shared(shared)
                 except Unavailable as error:
                     _logger.warning("no wake-ups, the sweep has to do: %s", error)
+                    self._on_cut(error)
                     self._stop.wait(random.uniform(0, pause_s))  # noqa: S311 -- spreads retries, guards nothing
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except BaseException as error:  # noqa: BLE001 -- a thread that dies takes the process along

@@ -31,7 +31,9 @@ __all__ = [
     "ResultBatch",
     "Send",
     "SetPresence",
+    "ShareEnds",
     "StoreStep",
+    "WatchOwners",
     "Withdraw",
 ]
 
@@ -62,7 +64,7 @@ class Note(Action):
     """Something for the log. Never payloads or tickets."""
 
     message: str
-    fields: Mapping[str, str | int]
+    fields: Mapping[str, str | int | float]
 
 
 # -- on the stores -----------------------------------------------------------------------------------------------------
@@ -185,6 +187,23 @@ class MarkFlushed(StoreStep):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class WatchOwners(StoreStep):
+    """Say that clients of these owners wait here. Not repeated; answered in any case."""
+
+    owner_ids: Sequence[str]
+    ttl_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShareEnds(StoreStep):
+    """Tell ends to the forwarders where their owners' clients wait: groups by when they were recorded, in epoch seconds.
+    Not repeated; answered in any case."""
+
+    groups: Sequence[tuple[float, Sequence[TaskResult]]]
+    url_ttl_s: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class RecordMoves(StoreStep):
     events: Sequence[TaskEvent]
 
@@ -221,6 +240,8 @@ class GrantUpload(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Announce(StoreStep):
+    """Say that this forwarder lives, and see who else does. Not repeated: the next one is newer."""
+
     info: ForwarderInfo
     ttl_s: float
 

@@ -6,20 +6,25 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from farcall_common.errors import ProtocolError
-from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, Task, TaskResult
+from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedEnds, Task, TaskResult
 from farcall_common.wire import Envelope
 from farcall_forwarder.core.actions import EndpointStep, PrepareTasks, ResultBatch
 
 __all__ = [
+    "Announced",
     "BatchFlushed",
     "CancelsRead",
+    "CutOff",
     "DrainOrdered",
     "EndpointClaimed",
+    "EndsHeard",
+    "EndsShared",
     "Event",
     "Flushed",
     "Garbled",
     "LeasesRead",
     "MovesRecorded",
+    "OwnersWatched",
     "PeerBehind",
     "PeerGone",
     "QueueRestored",
@@ -94,6 +99,18 @@ class Woken(Event):
     """Endpoints that have work, or tasks to cancel."""
 
     endpoint_ids: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndsHeard(Event):
+    """Other forwarders have recorded ends that clients may wait for here."""
+
+    shared: Sequence[SharedEnds]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CutOff(Event):
+    """For a while nothing could be heard from other forwarders."""
 
 
 # -- from the stores ---------------------------------------------------------------------------------------------------
@@ -202,6 +219,26 @@ class Flushed(Event):
     first: Mapping[str, TaskResult]
     urls: Mapping[str, str]
     recorded_at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OwnersWatched(Event):
+    """``fresh`` are owners whose ends nobody shared with this forwarder until now."""
+
+    owner_ids: Sequence[str]
+    fresh: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndsShared(Event):
+    """Other forwarders were told, or could not be."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Announced(Event):
+    """This forwarder was announced, and so many others live."""
+
+    others: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from farcall_common import wire
 from farcall_common.errors import EndpointInUse, ErrorRecord, FarcallError, LimitExceeded, ProtocolError
-from farcall_common.store.model import ForwarderInfo
+from farcall_common.store.model import ForwarderInfo, SharedEnds, TaskResult
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
@@ -18,10 +18,12 @@ from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.greetings import TicketReader, check_greeting, taken_over
 from farcall_forwarder.core.logical import LogicalForwarder, Phase, Shared
+from farcall_forwarder.core.meter import Meter
 from farcall_forwarder.core.moves import MoveBuffer
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.sessions import PeerSession
+from farcall_forwarder.core.sharing import ShareBuffer
 from farcall_forwarder.core.streams import Push, StreamHub
 
 __all__ = ["Chance", "Forwarder", "Status"]
@@ -81,12 +83,18 @@ class Forwarder:
         functions = FunctionCache(limit_bytes=policy.function_cache_bytes)
         self._shared = Shared(forwarder_id, policy, functions, self._outbox, self._moves)
         self._hub = StreamHub(forwarder_id=forwarder_id, policy=policy)
+        self._share = ShareBuffer(limit=policy.share_rows)
+        #: Clients that greeted, by owner, until other forwarders know that ends of that owner are wanted here.
+        self._opening: dict[str, list[tuple[PeerSession, wire.OpenStream]]] = {}
+        self._watch_at = now.mono + policy.watch_s
         self._sessions: dict[bytes, PeerSession] = {}
         self._endpoints: dict[str, LogicalForwarder] = {}
         self._refused: dict[bytes, None] = {}
         self._lives = 0
         self._is_recording_moves = False
         self._tick_at = self._announce_at = now.mono
+        self._meter = Meter()
+        self._meter_at = now.mono + policy.meter_s
         self._drain: Drain | None = None
         self.counters: Counter[str] = Counter()
         #: Set when a drain has come to its end: nothing is left to do but to finish the steps under way.
@@ -142,6 +150,19 @@ class Forwarder:
             case ev.Woken(endpoint_ids=endpoint_ids):
                 woken = (self._endpoints.get(endpoint_id) for endpoint_id in endpoint_ids)
                 return [action for endpoint in woken if endpoint for action in endpoint.on_woken()]
+            case ev.EndsHeard(shared=shared):
+                return [action for heard in shared for action in self._publish(heard.ends, heard, now)]
+            case ev.CutOff():
+                self._hub.interrupt(self._hub.watchers)
+                return []
+            case ev.OwnersWatched():
+                return self._owners_watched(event, now)
+            case ev.EndsShared():
+                self._share.shared()
+                return []
+            case ev.Announced(others=others):
+                self._share.meet(others=others)
+                return []
             case ev.Tick():
                 return self._tick(now)
             case ev.Flushed():
@@ -293,6 +314,27 @@ class Forwarder:
         return actions
 
     def _greet_client(self, session: PeerSession, request: wire.OpenStream, now: Instant) -> list[Action]:
+        """Open a stream; for the first client of an owner, when the other forwarders know that its ends are wanted."""
+        owner_id = session.peer.subject
+        if self._hub.is_watched_by(owner_id):
+            return self._open_stream(session, request, now)
+        waiting = self._opening.setdefault(owner_id, [])
+        waiting.append((session, request))
+        return [do.WatchOwners([owner_id], self._policy.watch_ttl_s)] if len(waiting) == 1 else []
+
+    def _owners_watched(self, event: ev.OwnersWatched, now: Instant) -> list[Action]:
+        self._hub.interrupt(event.fresh)
+        waiting = [opening for owner_id in event.owner_ids for opening in self._opening.pop(owner_id, ())]
+        actions: list[Action] = []
+        for session, request in waiting:
+            if self._sessions.get(session.routing_id) is session and session.may_send(wire.StreamOpened):
+                try:
+                    actions += self._open_stream(session, request, now)
+                except LimitExceeded as error:
+                    actions += self._refuse(session, error.record, now)
+        return actions
+
+    def _open_stream(self, session: PeerSession, request: wire.OpenStream, now: Instant) -> list[Action]:
         cursor, resumed, missed = self._hub.open(
             session.routing_id, session.peer.subject, groups=request.task_group_ids, cursor=request.cursor
         )
@@ -361,10 +403,12 @@ class Forwarder:
                 return [do.Note("queue restored", {"endpoint_id": event.endpoint_id}), *endpoint.on_restored()]
             case ev.TasksLeased():
                 self.counters["tasks_leased"] += len(event.tasks)
+                self._meter.leased(event.tasks)
                 return endpoint.on_leased(event, now)
             case ev.CancelsRead():
                 return endpoint.on_cancels(event, now)
             case ev.UpkeepDone():
+                self._meter.expired(event.reaped)
                 actions = endpoint.on_upkeep_done(event, now)
                 if endpoint.is_over:
                     self._forget(endpoint)
@@ -397,7 +441,8 @@ class Forwarder:
         flush = self._outbox.next_flush(
             rows=policy.flush_rows, watchers=self._hub.watchers, url_ttl_s=policy.download_url_ttl_s
         )
-        actions: list[Action] = [flush] if flush else []
+        share = self._share.next_share(url_ttl_s=policy.download_url_ttl_s)
+        actions: list[Action] = [step for step in (flush, share) if step]
         since = self._moves.since
         if since is not None and not self._is_recording_moves and now.mono >= self._moves_due_at(since):
             self._is_recording_moves = True
@@ -408,10 +453,16 @@ class Forwarder:
         is_busy = self._outbox.is_flushing or len(self._outbox) > 0
         return since + (self._policy.moves_busy_s if is_busy else self._policy.moves_idle_s)
 
+    def _publish(self, ends: Iterable[TaskResult], known: ev.Flushed | SharedEnds, now: Instant) -> list[Action]:
+        """Tell clients of ends, recorded here or elsewhere."""
+        return self._push(self._hub.publish(ends, known.urls, recorded_at=known.recorded_at), now)
+
     def _flushed(self, event: ev.Flushed, now: Instant) -> list[Action]:
         self._outbox.flushed()
+        self._share.add(event.first.values(), recorded_at=event.recorded_at)
         self.counters["results_recorded"] += len(event.first)
-        actions = self._push(self._hub.publish(event.first.values(), event.urls, recorded_at=event.recorded_at), now)
+        self._meter.recorded(event.first.values(), recorded_at=event.recorded_at)
+        actions = self._publish(event.first.values(), event, now)
         marks: dict[str, list[str]] = {}
         for flushed in event.batches:
             batch = flushed.batch
@@ -456,9 +507,20 @@ class Forwarder:
         self._hub.expire(now)
         if now.mono >= self._announce_at and not self.is_drained:
             actions.append(self._announce(now))
+        if now.mono >= self._watch_at:
+            self._watch_at = now.mono + policy.watch_s
+            if watched := sorted(self._hub.watchers):
+                actions.append(do.WatchOwners(watched, policy.watch_ttl_s))
+        if now.mono >= self._meter_at:
+            actions.append(self._read_meter(now))
         if self._drain is not None and not self.is_drained:
             actions += self._go_on_draining(self._drain, now)
         return actions
+
+    def _read_meter(self, now: Instant) -> Action:
+        self._meter_at = now.mono + self._policy.meter_s
+        status = self.status()
+        return do.Note("minute", self._meter.read(endpoints=status.endpoints, connections=status.connections))
 
     def _announce(self, now: Instant) -> Action:
         self._announce_at = now.mono + self._policy.announce_s

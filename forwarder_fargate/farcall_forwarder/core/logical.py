@@ -324,9 +324,10 @@ class LogicalForwarder:
                 return self._grant(message, now)
             case wire.Heartbeat(report=wire.EndpointReport() as report):
                 status = clean_status(report)
-                has_changed = (status.managers, status.total_workers) != (
+                has_changed = (status.managers, status.total_workers, status.problem) != (
                     self._status.managers,
                     self._status.total_workers,
+                    self._status.problem,
                 )
                 self._status = status
                 return self._report_presence(now) if has_changed else []

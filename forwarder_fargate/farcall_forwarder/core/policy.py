@@ -30,6 +30,8 @@ class Policy:
     announce_ttl_s: float = 15.0
     announce_s: float = 5.0
     presence_s: float = 30.0
+    #: How often the numbers that metrics are made of are written to the log.
+    meter_s: float = 60.0
     #: What a peer may ask for as its heartbeat.
     min_heartbeat_s: float = 1.0
     max_heartbeat_s: float = 60.0
@@ -47,6 +49,12 @@ class Policy:
     max_result_bytes: int = 10 * 1024 * 1024
     upload_url_ttl_s: int = 3600
     download_url_ttl_s: int = 3600
+
+    #: How long other forwarders remember that an owner's clients wait here, and how often they are told.
+    watch_ttl_s: float = 45.0
+    watch_s: float = 15.0
+    #: Ends that wait to be told to other forwarders; more are dropped, and clients find them by asking.
+    share_rows: int = 2000
 
     max_groups: int = 10_000
     ring_results: int = 10_000

@@ -54,7 +54,7 @@ class _Owner:
         self.size_bytes += end.size_bytes
         while self.ends and (len(self.ends) > limit or self.size_bytes > limit_bytes):
             dropped = self.ends.popleft()
-            self.floor = dropped.seq
+            self.floor = max(self.floor, dropped.seq)
             self.size_bytes -= dropped.size_bytes
 
 
@@ -84,6 +84,10 @@ class StreamHub:
     def watchers(self) -> frozenset[str]:
         """Owners that have streams, or had one a moment ago."""
         return frozenset(self._owners)
+
+    def is_watched_by(self, owner_id: str) -> bool:
+        """Whether this is one of the :attr:`watchers`."""
+        return owner_id in self._owners
 
     def open(
         self, routing_id: bytes, owner_id: str, *, groups: Iterable[str], cursor: str | None
@@ -134,6 +138,13 @@ class StreamHub:
         for owner_id, owner in list(self._owners.items()):
             if owner.idle_since is not None and now.mono - owner.idle_since >= self._policy.ring_idle_s:
                 del self._owners[owner_id]
+
+    def interrupt(self, owner_ids: Iterable[str]) -> None:
+        """Ends of these owners may have passed unseen: a stream that comes back from before now does not resume."""
+        self._seq += 1
+        for owner_id in owner_ids:
+            if owner := self._owners.get(owner_id):
+                owner.floor = self._seq
 
     def publish(self, ends: Iterable[TaskResult], urls: Mapping[str, str], *, recorded_at: float) -> Sequence[Push]:
         """Ends were recorded: what to send to whom."""

@@ -17,6 +17,8 @@ __all__ = ["clean_error", "clean_map", "clean_status", "clean_time"]
 MAX_TEXT: Final = 64 * 1024
 MAX_ENTRIES: Final = 200
 MAX_DEPTH: Final = 6
+#: Characters of what an endpoint says is wrong with it.
+MAX_PROBLEM: Final = 1000
 _MAX_INTEGER: Final = 2**53
 _MAX_COUNT: Final = 2**31 - 1
 #: A peer's clock may be off, but not so far that the time could not be stored or makes no sense.
@@ -52,13 +54,15 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
 
 
 def clean_status(report: EndpointReport) -> EndpointStatus:
-    """An agent's numbers, within what a column of integers holds."""
+    """An agent's numbers, within what a column of integers holds, and what it says is wrong."""
+    problem = clean_map(report.detail).get("problem")
     return EndpointStatus(
         managers=min(report.managers, _MAX_COUNT),
         total_workers=min(report.total_workers, _MAX_COUNT),
         idle_workers=min(report.idle_workers, _MAX_COUNT),
         pending_tasks=min(report.pending_tasks, _MAX_COUNT),
         outstanding_tasks=min(report.outstanding_tasks, _MAX_COUNT),
+        problem=problem[:MAX_PROBLEM] if isinstance(problem, str) else "",
     )
 
 

@@ -1,4 +1,5 @@
-"""The forwarder: a Fargate service on ARM64 with a public address of its own, and no load balancer.
+"""The forwarder: a Fargate service on ARM64. Each task has a public address of its own, which peers learn from the
+API; or all stand behind one load balancer, and then they share its address and one CURVE key.
 
 The container image is a stock Python image. Our code comes as a bundle from the deployment's asset bucket, fetched by
 ``fargate_boot.py``, which travels in the task definition; the bundle's key is in its environment, so every release is
@@ -7,15 +8,20 @@ a new task revision and nobody needs docker to make one.
 
 from __future__ import annotations
 
+from typing import cast
+
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
+from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
 from farcall_infra.bundles import FORWARDER, WORKSPACE
+from farcall_infra.constructs.accepted import accept
 from farcall_infra.constructs.bundle_asset import bundle_asset
+from farcall_infra.constructs.front import Front
 from farcall_infra.constructs.function import retention
 from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import Stores
@@ -29,6 +35,9 @@ _STOP_TIMEOUT_S = 120
 _DRAIN_S = 100
 # A Fargate task takes up to a minute to pull its image and boot.
 _GRACE_S = 60
+_KEY_SEED_LENGTH = 64  # characters
+_ON_DEMAND = "FARGATE"
+_SPOT = "FARGATE_SPOT"
 
 
 class ForwarderService(Construct):
@@ -41,6 +50,16 @@ class ForwarderService(Construct):
         size = deployment.profile.forwarder
         bundle = bundle_asset(self, "Bundle", bundle=FORWARDER, platform=deployment.target.wheels)
         cluster = ecs.Cluster(self, "Cluster", vpc=network.vpc)
+        accept(
+            cluster,
+            "ECS4",
+            "Container Insights bills each task's metrics every month. The forwarder reports its own numbers in its "
+            "log, which the observability stack turns into metrics.",
+        )
+        # As a property of the cluster; CDK's own way is a resource of a type that the offline tier lacks.
+        resource = cast(ecs.CfnCluster, cluster.node.default_child)
+        resource.capacity_providers = [_ON_DEMAND, _SPOT]
+        front = Front(self, "Front", network=network, size=size, drain_s=_DRAIN_S) if network.front else None
         task = ecs.FargateTaskDefinition(
             self,
             "Task",
@@ -50,7 +69,13 @@ class ForwarderService(Construct):
                 cpu_architecture=ecs.CpuArchitecture.ARM64, operating_system_family=ecs.OperatingSystemFamily.LINUX
             ),
         )
-        log_group = logs.LogGroup(
+        accept(
+            task,
+            "ECS2",
+            "The variables are addresses, names and ARNs. What is secret comes from Secrets Manager, at run time or "
+            "as a secret of the container.",
+        )
+        self.log_group = logs.LogGroup(
             self,
             "Logs",
             retention=retention(deployment.profile.retention.log_days),
@@ -71,9 +96,14 @@ class ForwarderService(Construct):
                 "FARCALL_FORWARDER_PORT": str(size.port),
                 "FARCALL_FORWARDER_HEALTH_PORT": str(size.health_port),
                 "FARCALL_FORWARDER_DRAIN_S": str(_DRAIN_S),
+                **({"FARCALL_FORWARDER_ADVERTISE": front.address} if front else {}),
             },
-            port_mappings=[ecs.PortMapping(container_port=size.port)],
-            logging=ecs.LogDrivers.aws_logs(stream_prefix="forwarder", log_group=log_group),
+            secrets={"FARCALL_FORWARDER_KEY_SEED": self._shared_key()} if front else None,
+            port_mappings=[
+                ecs.PortMapping(container_port=port)
+                for port in ((size.port, size.health_port) if front else (size.port,))
+            ],
+            logging=ecs.LogDrivers.aws_logs(stream_prefix="forwarder", log_group=self.log_group),
             health_check=ecs.HealthCheck(
                 command=["CMD", "python", "-c", f"import urllib.request; urllib.request.urlopen({health_url!r})"],
                 interval=cdk.Duration.seconds(10),
@@ -87,7 +117,7 @@ class ForwarderService(Construct):
             )
         )
         stores.grant(task.task_role)
-        ecs.FargateService(
+        self.service = ecs.FargateService(
             self,
             "Service",
             cluster=cluster,
@@ -100,4 +130,32 @@ class ForwarderService(Construct):
             min_healthy_percent=100,
             max_healthy_percent=200,
             circuit_breaker=ecs.DeploymentCircuitBreaker(rollback=True),
+            # A strategy in both cases: a launch type cannot be changed without making a new service.
+            capacity_provider_strategies=[
+                ecs.CapacityProviderStrategy(capacity_provider=_SPOT if size.spot else _ON_DEMAND, weight=1)
+            ],
         )
+        if front:
+            front.add_service(self.service)
+
+    def _shared_key(self) -> ecs.Secret:
+        """What every task makes the same CURVE key pair of: a peer cannot tell which task a load balancer chose."""
+        secret = secretsmanager.Secret(
+            self,
+            "Key",
+            description="The forwarders behind one address make their CURVE key pair of it",
+            generate_secret_string=secretsmanager.SecretStringGenerator(
+                secret_string_template="{}",  # noqa: S106 - the seed is generated into this object
+                generate_string_key="seed",
+                password_length=_KEY_SEED_LENGTH,
+                exclude_punctuation=True,
+            ),
+            removal_policy=cdk.RemovalPolicy.DESTROY,  # peers learn the public key anew with every connect
+        )
+        accept(
+            secret,
+            "SMG4",
+            "A new key sends every peer through a new connect, so it is replaced with a release or when it may have "
+            "leaked; docs/operations.md says how.",
+        )
+        return ecs.Secret.from_secrets_manager(secret, "seed")

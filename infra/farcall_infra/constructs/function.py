@@ -9,6 +9,7 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from farcall_infra.bundles import LAMBDAS
+from farcall_infra.constructs.accepted import accept
 from farcall_infra.constructs.bundle_asset import lambda_code
 from farcall_infra.constructs.network import Network
 from farcall_infra.deployment import Deployment
@@ -20,7 +21,7 @@ class PythonFunction(Construct):
     """One handler of the ``lambdas`` bundle. It is in the VPC if ``network`` is given, and outside it otherwise.
 
     ``timeout_s`` is in seconds. The role may write to the function's own log group and, in the VPC, attach the
-    function's network interfaces; everything else is granted by the constructs that own it.
+    function's network interfaces; everything else is granted by the constructs that own it, to ``role``.
     """
 
     def __init__(
@@ -43,10 +44,17 @@ class PythonFunction(Construct):
             retention=retention(deployment.profile.retention.log_days),
             removal_policy=cdk.RemovalPolicy.DESTROY,
         )
-        role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
+        self.role = role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
         log_group.grant_write(role)
         if network is not None:
             role.add_to_principal_policy(_network_interfaces())
+            accept(
+                role,
+                "IAM5[Resource::*]",
+                "Lambda makes and removes the network interfaces of a function with the function's role, before they "
+                "have a name that a policy could give. The function itself is never handed these rights by another "
+                "service.",
+            )
         target = deployment.target
         dual_stack = network is not None and target.ipv6
         self.function = lambda_.Function(

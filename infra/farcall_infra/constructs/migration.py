@@ -37,7 +37,7 @@ class Migration(Construct):
             timeout_s=_TIMEOUT_S,
             network=network,
         )
-        database.grant(migrator.function)
+        database.grant(migrator.role)
         resource = cdk.CustomResource(
             self,
             "Run",

@@ -1,10 +1,11 @@
-"""The VPC and the four security groups.
+"""The VPC, its security groups, and the fixed addresses of a load balancer.
 
 There is no NAT anywhere. What is in the private subnets reaches S3 through a gateway endpoint and every other AWS API
 over IPv6 through an egress-only gateway, both free; it cannot be reached from outside. The forwarder alone is in the
-public subnets, with an address of its own.
+public subnets, with an address of its own; where a load balancer stands before it, only that one lets it be reached.
 
-The groups live here and not beside what they protect, so that no two stacks need each other.
+Groups and addresses live here and not beside what they belong to, so that no two stacks need each other, and so that
+replacing a load balancer does not change the addresses that sites have in their firewalls.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
-from farcall_infra.profiles import NetworkShape
+from farcall_infra.constructs.accepted import accept
+from farcall_infra.profiles import ForwarderSize, NetworkShape
 
 __all__ = ["POSTGRES_PORT", "VALKEY_PORT", "Network"]
 
@@ -24,10 +26,21 @@ _ZONES = 2
 
 
 class Network(Construct):
-    """``vpc``, its ``private`` subnets, and the groups ``functions``, ``forwarder``, ``database`` and ``queue``."""
+    """``vpc``, its ``private`` subnets, and the groups ``functions``, ``forwarder``, ``database`` and ``queue``.
+
+    With a load balancer also that one's group, ``front``, and the allocation ids of its ``addresses``, one for each
+    public subnet.
+    """
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, shape: NetworkShape, forwarder_port: int, ipv6: bool
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        shape: NetworkShape,
+        forwarder: ForwarderSize,
+        load_balancer: bool,
+        ipv6: bool,
     ) -> None:
         super().__init__(scope, construct_id)
         private = ec2.SubnetType.PRIVATE_WITH_EGRESS if ipv6 else ec2.SubnetType.PRIVATE_ISOLATED
@@ -45,6 +58,12 @@ class Network(Construct):
             ],
             gateway_endpoints={"S3": ec2.GatewayVpcEndpointOptions(service=ec2.GatewayVpcEndpointAwsService.S3)},
         )
+        accept(
+            self.vpc,
+            "VPC7",
+            "Flow logs cost half a dollar per GB of traffic. The groups let in two ports within and one from outside, "
+            "and the services behind those ports log who came. Whoever has to keep flow logs adds them to this VPC.",
+        )
         self.functions = self._group("Functions", "Functions of the control plane")
         self.forwarder = self._group("Forwarder", "The forwarder, which endpoints and clients connect to")
         self.database = self._group("Database", "PostgreSQL", outbound=False)
@@ -52,9 +71,26 @@ class Network(Construct):
         for peer in (self.functions, self.forwarder):
             self.database.add_ingress_rule(peer, ec2.Port.tcp(POSTGRES_PORT), "from the cloud tier")
             self.queue.add_ingress_rule(peer, ec2.Port.tcp(VALKEY_PORT), "from the cloud tier")
+        self.front: ec2.SecurityGroup | None = None
+        reached = self.forwarder
+        self.addresses: list[str] = []
+        if load_balancer:
+            self.front = reached = self._group("Front", "The load balancer before the forwarder")
+            for port in (forwarder.port, forwarder.health_port):
+                self.forwarder.add_ingress_rule(self.front, ec2.Port.tcp(port), "from the load balancer")
+            self.addresses = [
+                ec2.CfnEIP(self, f"Address{number}", domain="vpc").attr_allocation_id
+                for number, _subnet in enumerate(self.vpc.public_subnets, start=1)
+            ]
         for cidr in shape.forwarder_cidrs:
             peer_range = ec2.Peer.ipv6(cidr) if ":" in cidr else ec2.Peer.ipv4(cidr)
-            self.forwarder.add_ingress_rule(peer_range, ec2.Port.tcp(forwarder_port), "endpoints and clients")
+            reached.add_ingress_rule(peer_range, ec2.Port.tcp(forwarder.port), "endpoints and clients")
+        accept(
+            reached,
+            "EC23",
+            "The one port that endpoints and clients connect to, from anywhere unless network.forwarder_cidrs is "
+            "narrower. CURVE turns away every key that did not come through the API.",
+        )
 
     def _group(self, name: str, description: str, *, outbound: bool = True) -> ec2.SecurityGroup:
         return ec2.SecurityGroup(

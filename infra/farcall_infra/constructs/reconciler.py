@@ -34,7 +34,8 @@ class Reconciler(Construct):
             timeout_s=55,  # done before the next one starts
             network=network,
         )
-        stores.grant(reconciler.function)
+        self.function = reconciler.function
+        stores.grant(reconciler.role)
         rule = events.Rule(self, "EachMinute", schedule=events.Schedule.rate(_PERIOD))
         # A missed run is made up for by the next one.
         rule.add_target(targets.LambdaFunction(reconciler.function, retry_attempts=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
@@ -13,10 +14,13 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
+from farcall_infra.constructs.accepted import accept
 from farcall_infra.constructs.network import POSTGRES_PORT, VALKEY_PORT, Network
 from farcall_infra.profiles import DatabaseSize, QueueSize
 
 __all__ = ["BlobStore", "Database", "Queue", "Stores", "TicketKey"]
+
+_MASTER = "farcall"
 
 
 class Database(Construct):
@@ -25,46 +29,92 @@ class Database(Construct):
     _NAME = "farcall"
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, network: Network, size: DatabaseSize, keep: bool
+        self, scope: Construct, construct_id: str, *, network: Network, size: DatabaseSize, tls: bool, keep: bool
     ) -> None:
         super().__init__(scope, construct_id)
-        self._instance = rds.DatabaseInstance(
-            self,
-            "Instance",
-            engine=rds.DatabaseInstanceEngine.postgres(version=rds.PostgresEngineVersion.VER_16),
-            instance_type=ec2.InstanceType(size.instance_type),
-            allocated_storage=size.storage_gib,
-            storage_type=rds.StorageType.GP3,
-            storage_encrypted=True,
-            multi_az=size.multi_az,
-            credentials=rds.Credentials.from_generated_secret("farcall"),
-            database_name=self._NAME,
-            vpc=network.vpc,
-            vpc_subnets=network.private,
-            security_groups=[network.database],
-            publicly_accessible=False,
-            port=POSTGRES_PORT,
-            backup_retention=cdk.Duration.days(size.backup_days),
-            delete_automated_backups=not keep,
-            auto_minor_version_upgrade=True,
-            deletion_protection=keep,
-            removal_policy=cdk.RemovalPolicy.SNAPSHOT if keep else cdk.RemovalPolicy.DESTROY,
+        self._tls = tls
+        engine = rds.DatabaseInstanceEngine.postgres(version=rds.PostgresEngineVersion.VER_16)
+        # The default of RDS for the first is the same, but a default can change and this must not.
+        wanted = {"rds.force_ssl": "1", "max_connections": str(size.connections)}
+        parameters = rds.ParameterGroup(self, "Parameters", engine=engine, parameters=wanted) if tls else None
+        shared: dict[str, Any] = {
+            "engine": engine,
+            "parameter_group": parameters,
+            "instance_type": ec2.InstanceType(size.instance_type),
+            "allocated_storage": size.storage_gib,
+            "storage_type": rds.StorageType.GP3,
+            "multi_az": size.multi_az,
+            "vpc": network.vpc,
+            "vpc_subnets": network.private,
+            "security_groups": [network.database],
+            "publicly_accessible": False,
+            "port": POSTGRES_PORT,
+            "backup_retention": cdk.Duration.days(size.backup_days),
+            "delete_automated_backups": not keep,
+            "auto_minor_version_upgrade": True,
+            "deletion_protection": keep,
+            "removal_policy": cdk.RemovalPolicy.SNAPSHOT if keep else cdk.RemovalPolicy.DESTROY,
+        }
+        self.instance: rds.DatabaseInstance | rds.DatabaseInstanceFromSnapshot
+        if size.snapshot:
+            self.instance = rds.DatabaseInstanceFromSnapshot(
+                self,
+                "Instance",
+                snapshot_identifier=size.snapshot,
+                credentials=rds.SnapshotCredentials.from_generated_secret(_MASTER),  # a new password for it
+                **shared,
+            )
+            accept(
+                self.instance,
+                "RDS2",
+                "An instance has the encryption of the snapshot that it is made of, and the snapshots of our databases "
+                "are encrypted because these are.",
+            )
+        else:
+            self.instance = rds.DatabaseInstance(
+                self,
+                "Instance",
+                storage_encrypted=True,
+                credentials=rds.Credentials.from_generated_secret(_MASTER),
+                database_name=self._NAME,
+                **shared,
+            )
+        assert self.instance.secret is not None  # from_generated_secret makes one
+        self._secret = self.instance.secret
+        accept(
+            self.instance,
+            "SMG4",
+            "Rotation runs a function of AWS' in the VPC that calls services over IPv4, which nothing here can (there "
+            "is no NAT). docs/operations.md says how to replace the password.",
         )
-        assert self._instance.secret is not None  # from_generated_secret makes one
-        self._secret = self._instance.secret
+        accept(
+            self.instance,
+            "RDS11",
+            "Nothing but the cloud tier's own two groups can reach the port, so hiding its number hides it from "
+            "nobody.",
+        )
+        if not size.multi_az:
+            accept(
+                self.instance,
+                "RDS3",
+                "A standby doubles the price of the database. This profile has daily backups and point-in-time "
+                "recovery instead; the one for facilities has the standby.",
+            )
 
     def environment(self) -> dict[str, str]:
-        """Where the database is and which secret opens it."""
+        """Where the database is and which secret opens it. The client is told to insist on TLS where there is any."""
+        insist = {"PGSSLMODE": "require"} if self._tls else {}
         return {
-            "FARCALL_DATABASE_HOST": self._instance.db_instance_endpoint_address,
-            "FARCALL_DATABASE_PORT": self._instance.db_instance_endpoint_port,
+            **insist,
+            "FARCALL_DATABASE_HOST": self.instance.db_instance_endpoint_address,
+            "FARCALL_DATABASE_PORT": self.instance.db_instance_endpoint_port,
             "FARCALL_DATABASE_NAME": self._NAME,
             "FARCALL_DATABASE_SECRET_ARN": self._secret.secret_arn,
         }
 
-    def grant(self, grantee: iam.IGrantable) -> None:
-        """Let ``grantee`` read the credentials. Who can reach the port is the security group's business."""
-        self._secret.grant_read(grantee)
+    def grant(self, role: iam.IRole) -> None:
+        """Let ``role`` read the credentials. Who can reach the port is the security group's business."""
+        self._secret.grant_read(role)
 
 
 class Queue(Construct):
@@ -73,6 +123,7 @@ class Queue(Construct):
     def __init__(self, scope: Construct, construct_id: str, *, network: Network, size: QueueSize, tls: bool) -> None:
         super().__init__(scope, construct_id)
         self._tls = tls
+        self._size = size
         subnets = elasticache.CfnSubnetGroup(
             self,
             "Subnets",
@@ -105,6 +156,24 @@ class Queue(Construct):
             security_group_ids=[network.queue.security_group_id],
             auto_minor_version_upgrade=True,
         )
+        accept(
+            self._group,
+            "AEC6",
+            "Nothing but the cloud tier's own two groups can reach the port, both of which would hold the password "
+            "too. All that is in the queue is in the database as well.",
+        )
+        if size.nodes == 1:
+            accept(
+                self._group,
+                "AEC4",
+                "A second node doubles the price. Losing the only one loses no task: they are rebuilt from the "
+                "database.",
+            )
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The ids of the nodes, which ElastiCache derives from the group's."""
+        return tuple(f"{self._group.ref}-{number:03}" for number in range(1, self._size.nodes + 1))
 
     def environment(self) -> dict[str, str]:
         """Where the queue is."""
@@ -136,16 +205,35 @@ class BlobStore(Construct):
             ],
             removal_policy=cdk.RemovalPolicy.RETAIN if keep else cdk.RemovalPolicy.DESTROY,
         )
+        accept(
+            self._bucket,
+            "S1",
+            "Access logs of S3 fill a second bucket for ever. Blobs are read and written through addresses that the "
+            "API and the forwarder sign for one object and one hour; both log whom for.",
+        )
 
     def environment(self) -> dict[str, str]:
         """The bucket's name."""
         return {"FARCALL_BLOB_BUCKET": self._bucket.bucket_name}
 
-    def grant(self, grantee: iam.IGrantable) -> None:
-        """Let ``grantee`` read, write and delete blobs, and hand out pre-signed addresses that do."""
-        self._bucket.grant_read(grantee)
-        self._bucket.grant_put(grantee)
-        self._bucket.grant_delete(grantee)
+    def grant(self, role: iam.IRole) -> None:
+        """Let ``role`` read and write blobs, and hand out pre-signed addresses that do. They expire by themselves, so
+        nobody needs to delete one."""
+        for statement in (
+            # Without the right to list, S3 answers "forbidden" for an object that is not there.
+            iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self._bucket.bucket_arn]),
+            iam.PolicyStatement(
+                actions=["s3:GetObject", "s3:PutObject"], resources=[self._bucket.arn_for_objects("*")]
+            ),
+        ):
+            role.add_to_principal_policy(statement)
+        stack = cdk.Stack.of(self)
+        exported = stack.resolve(stack.export_value(self._bucket.bucket_arn))["Fn::ImportValue"]
+        accept(
+            role,
+            f"IAM5[Resource::{exported}/*]",
+            "Blobs are named by their owner and hash, which nobody knows beforehand; the bucket holds nothing else.",
+        )
 
 
 class TicketKey(Construct):
@@ -167,14 +255,20 @@ class TicketKey(Construct):
             ),
             removal_policy=cdk.RemovalPolicy.DESTROY,  # tickets live for a day and are made anew
         )
+        accept(
+            self._secret,
+            "SMG4",
+            "A new key makes every ticket worthless at once, so it is replaced when it may have leaked; "
+            "docs/operations.md says how.",
+        )
 
     def environment(self) -> dict[str, str]:
         """Which secret holds the key."""
         return {"FARCALL_TICKET_SECRET_ARN": self._secret.secret_arn}
 
-    def grant(self, grantee: iam.IGrantable) -> None:
-        """Let ``grantee`` read the key."""
-        self._secret.grant_read(grantee)
+    def grant(self, role: iam.IRole) -> None:
+        """Let ``role`` read the key."""
+        self._secret.grant_read(role)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,8 +289,8 @@ class Stores:
             **self.tickets.environment(),
         }
 
-    def grant(self, grantee: iam.IGrantable) -> None:
-        """Let ``grantee`` use every store."""
-        self.database.grant(grantee)
-        self.blobs.grant(grantee)
-        self.tickets.grant(grantee)
+    def grant(self, role: iam.IRole) -> None:
+        """Let ``role`` use every store."""
+        self.database.grant(role)
+        self.blobs.grant(role)
+        self.tickets.grant(role)

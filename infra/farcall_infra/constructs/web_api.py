@@ -14,6 +14,7 @@ from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
 from farcall_common.errors import FarcallError, Fault, Forbidden, LimitExceeded, Unauthenticated, Unavailable
+from farcall_infra.constructs.accepted import accept
 from farcall_infra.profiles import ApiSize
 
 __all__ = ["STAGE", "WebApi"]
@@ -22,7 +23,7 @@ STAGE = "api"
 
 
 class WebApi(Construct):
-    """``url`` and ``api_id`` say where it is."""
+    """``url`` and ``api_id`` say where ``api`` is."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class WebApi(Construct):
             ),
         )
         api.root.add_proxy(any_method=True)  # and the root itself
+        _accept_findings(api)
         for response, status, error in _GATEWAY_ANSWERS:
             api.add_gateway_response(
                 response.response_type,
@@ -66,8 +68,37 @@ class WebApi(Construct):
                 status_code=str(status),
                 templates={"application/json": _error_body(error, status)},
             )
+        self.api = api
         self.url = api.url
         self.api_id = api.rest_api_id
+
+
+def _accept_findings(api: apigateway.RestApi) -> None:
+    accept(
+        api,
+        "APIG2",
+        "The function validates every request against its models, which the OpenAPI document is made from, and "
+        "answers in the API's own error shape. A second copy of them in the gateway would only fall out of step.",
+    )
+    for rule in ("APIG1", "APIG6"):
+        accept(
+            api,
+            rule,
+            "Logs of a REST API need a role that is set once per account and region, over which several deployments "
+            "(and everybody else's APIs) would fight. The function logs what it did, and the gateway's metrics count "
+            "the rest.",
+        )
+    accept(
+        api,
+        "APIG3",
+        "A web ACL costs from six dollars a month. Every request needs a token before it reaches anything of ours, "
+        "and the stage is throttled. A web ACL can be put before the stage without a change here.",
+    )
+    accept(
+        api,
+        "COG4",
+        "Users come from Globus Auth, not from Cognito. Every method has a Lambda authorizer, and a test holds that.",
+    )
 
 
 _GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, int, type[FarcallError]], ...] = (

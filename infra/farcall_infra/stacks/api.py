@@ -48,11 +48,13 @@ class ApiStack(cdk.Stack):
             memory_mib=size.memory_mib,
             network=network,
         )
-        stores.grant(api.function)
+        stores.grant(api.role)
         api.node.add_dependency(migration)
-        web_api = WebApi(self, "Web", size=size, handler=api.function, authorizer=authorizer.function)
+        self.function = api.function
+        self.web_api = WebApi(self, "Web", size=size, handler=api.function, authorizer=authorizer.function)
         reconciler = Reconciler(self, "Reconciler", deployment=deployment, network=network, stores=stores)
         reconciler.node.add_dependency(migration)
-        cdk.CfnOutput(self, "ApiUrl", value=web_api.url)
-        cdk.CfnOutput(self, "ApiId", value=web_api.api_id)
+        self.reconciler = reconciler.function
+        cdk.CfnOutput(self, "ApiUrl", value=self.web_api.url)
+        cdk.CfnOutput(self, "ApiId", value=self.web_api.api_id)
         cdk.CfnOutput(self, "ApiStage", value=STAGE)

@@ -19,9 +19,10 @@ class DataStack(cdk.Stack):
         keep = deployment.keeps_data
         super().__init__(scope, construct_id, description="Farcall: data", termination_protection=keep)
         profile = deployment.profile
+        tls = deployment.target.store_tls
         self.stores = Stores(
-            database=Database(self, "Database", network=network, size=profile.database, keep=keep),
-            queue=Queue(self, "Queue", network=network, size=profile.queue, tls=deployment.target.queue_tls),
+            database=Database(self, "Database", network=network, size=profile.database, tls=tls, keep=keep),
+            queue=Queue(self, "Queue", network=network, size=profile.queue, tls=tls),
             blobs=BlobStore(self, "Blobs", blob_days=profile.retention.blob_days, keep=keep),
             tickets=TicketKey(self, "Tickets"),
         )

@@ -20,4 +20,6 @@ class ForwarderStack(cdk.Stack):
         self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network, stores: Stores
     ) -> None:
         super().__init__(scope, construct_id, description="Farcall: forwarder")
-        ForwarderService(self, "Forwarder", deployment=deployment, network=network, stores=stores)
+        made = ForwarderService(self, "Forwarder", deployment=deployment, network=network, stores=stores)
+        self.service = made.service
+        self.log_group = made.log_group

@@ -21,6 +21,7 @@ class NetworkStack(cdk.Stack):
             self,
             "Network",
             shape=profile.network,
-            forwarder_port=profile.forwarder.port,
+            forwarder=profile.forwarder,
+            load_balancer=deployment.load_balancer,
             ipv6=deployment.target.ipv6,
         )

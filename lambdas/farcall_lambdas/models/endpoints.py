@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from farcall_lambdas.models.fields import Id, JsonObject, PublicKey, Shape, Text
+from farcall_lambdas.models.fields import Id, JsonObject, Maybe, PublicKey, Shape, Text
 
 __all__ = [
     "AllowedFunctions",
@@ -17,6 +17,7 @@ __all__ = [
     "EndpointEntry",
     "EndpointRegistered",
     "EndpointRegisteredV2",
+    "EndpointRuntime",
     "EndpointStatusAnswer",
     "ForwarderEntry",
     "OpenStream",
@@ -80,8 +81,18 @@ class EndpointEntry(Shape):
     owner: str
 
 
+class EndpointRuntime(Shape):
+    """What an agent said of its workers when it connected last: their Python version, packages with versions, and the
+    ids of the serialisation strategies that they read (left out by agents that read all)."""
+
+    python_version: str
+    packages: dict[str, Any]
+    serializers: Maybe[list[str]] = None
+
+
 class EndpointAnswer(Shape):
-    """What is known of an endpoint; most of it is what its agent said at registration."""
+    """What is known of an endpoint; most of it is what its agent said at registration. ``runtime`` is left out for one
+    that never connected."""
 
     uuid: str
     name: str
@@ -98,6 +109,7 @@ class EndpointAnswer(Shape):
     endpoint_version: str | None
     sdk_version: str | None
     subscription_uuid: str | None
+    runtime: Maybe[EndpointRuntime] = None
 
 
 class EndpointDetails(Shape):
@@ -128,6 +140,7 @@ class Connect(Shape):
     spool_id: Id | None = None
     python_version: Text = ""
     packages: JsonObject = Field(default_factory=dict)
+    serializers: list[Text] | None = None
 
 
 class OpenStream(Shape):

@@ -12,7 +12,8 @@ __all__ = ["FunctionAnswer", "FunctionEntry", "FunctionList", "FunctionRegistere
 
 
 class RegisterFunction(Shape):
-    """``function_code`` is a packed buffer, or source text when ``serialized`` is false."""
+    """``function_code`` is a packed buffer, or source text when ``serialized`` is false. With ``memoize``, calls of the
+    function are answered from memory unless they say otherwise."""
 
     function_name: Annotated[Text, Field(min_length=1, max_length=1000)]
     function_code: Annotated[UserBytes, Field(min_length=1)]
@@ -22,6 +23,7 @@ class RegisterFunction(Shape):
     public: bool = False
     group: Id | None = None
     ha_endpoint_id: Id | None = None
+    memoize: bool = False
 
 
 class FunctionRegistered(Shape):

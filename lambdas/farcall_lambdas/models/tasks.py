@@ -49,7 +49,11 @@ Payload = UserBytes | BlobRefShape
 
 
 class _SubmitOptions(Shape):
-    """``create_queue`` and ``user_runtime`` are taken and not needed: there is no message broker."""
+    """``create_queue`` and ``user_runtime`` are taken and not needed: there is no message broker.
+
+    With ``memoize``, a task whose function and payload have the bytes of an earlier one of yours that succeeded ends at
+    once with the result of that one; null leaves it to the function.
+    """
 
     task_group_id: Id | None = None
     create_queue: bool | None = None
@@ -60,6 +64,7 @@ class _SubmitOptions(Shape):
     idempotent: bool = True
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     walltime_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    memoize: bool | None = None
 
 
 class Submit(_SubmitOptions):
@@ -70,10 +75,15 @@ class Submit(_SubmitOptions):
 
 
 class SubmitAnswer(Shape):
+    """``results`` are those of the tasks whose result was remembered; ``results_left_out`` says how many of them did
+    not fit, if any: ask for those as for any other task."""
+
     request_id: str
     task_group_id: str
     endpoint_id: str
     tasks: dict[str, list[str]]
+    results: Maybe[dict[str, TaskAnswer]] = None
+    results_left_out: Maybe[int] = None
 
 
 class SubmitV2(_SubmitOptions):

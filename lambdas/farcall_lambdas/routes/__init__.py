@@ -6,7 +6,8 @@ from farcall_lambdas.routes.functions import router as functions
 from farcall_lambdas.routes.submit import router as submit
 from farcall_lambdas.routes.tasks import router as tasks
 from farcall_lambdas.routes.version import router as version
+from farcall_lambdas.routes.why import router as why
 
 __all__ = ["ROUTERS"]
 
-ROUTERS = (functions, endpoints, submit, tasks, blobs, version)
+ROUTERS = (functions, endpoints, submit, tasks, why, blobs, version)

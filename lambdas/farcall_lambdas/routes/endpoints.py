@@ -16,6 +16,7 @@ from farcall_lambdas.models.endpoints import (
     EndpointEntry,
     EndpointRegistered,
     EndpointRegisteredV2,
+    EndpointRuntime,
     EndpointStatusAnswer,
     ForwarderEntry,
     OpenStream,
@@ -30,7 +31,7 @@ from farcall_lambdas.models.functions import Removed
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router
 from farcall_lambdas.services.connect import WayIn
 
-__all__ = ["router"]
+__all__ = ["endpoint_details", "router"]
 
 router = new_router()
 
@@ -84,6 +85,7 @@ def get_endpoint(endpoint_id: Id, call: CurrentCall) -> EndpointAnswer:
         endpoint_version=_text(said.get("endpoint_version")),
         sdk_version=_text(said.get("sdk_version")),
         subscription_uuid=_text(said.get("subscription_uuid")),
+        runtime=EndpointRuntime(**runtime) if isinstance(runtime := said.get("runtime"), dict) else None,
     )
 
 
@@ -98,13 +100,7 @@ def get_endpoint_status(endpoint_id: Id, call: CurrentCall) -> EndpointStatusAns
     endpoint = call.services.endpoints.get(call.identity, endpoint_id)
     return EndpointStatusAnswer(
         status=call.services.endpoints.state(endpoint).value,
-        details=EndpointDetails(
-            total_workers=endpoint.status.total_workers,
-            idle_workers=endpoint.status.idle_workers,
-            pending_tasks=endpoint.status.pending_tasks,
-            outstanding_tasks=endpoint.status.outstanding_tasks,
-            managers=endpoint.status.managers,
-        ),
+        details=endpoint_details(endpoint),
     )
 
 
@@ -123,6 +119,17 @@ def connect_endpoint(endpoint_id: Id, body: Connect, call: CurrentCall) -> Conne
 @router.post("/v3/stream", summary="Let a client in to hear of its results", tags=["connections"])
 def open_stream(body: OpenStream, call: CurrentCall) -> StreamAnswer:
     return StreamAnswer(**_way_in(call.services.connect.stream(call.identity, body.public_key), call))
+
+
+def endpoint_details(endpoint: Endpoint) -> EndpointDetails:
+    """The numbers that an agent last reported."""
+    return EndpointDetails(
+        total_workers=endpoint.status.total_workers,
+        idle_workers=endpoint.status.idle_workers,
+        pending_tasks=endpoint.status.pending_tasks,
+        outstanding_tasks=endpoint.status.outstanding_tasks,
+        managers=endpoint.status.managers,
+    )
 
 
 def _registered(endpoint: Endpoint) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
 from farcall_common.store.model import Function
-from farcall_lambdas.models.fields import Id
+from farcall_lambdas.models.fields import Id, Text
 from farcall_lambdas.models.functions import (
     FunctionAnswer,
     FunctionEntry,
@@ -33,7 +33,7 @@ def register_function(body: RegisterFunction, call: CurrentCall) -> FunctionRegi
 @router.get("/v3/functions", summary="Search your functions, newest first", tags=["functions"])
 def list_functions(
     call: CurrentCall,
-    search: Annotated[str, Query(max_length=200)] = "",
+    search: Annotated[Text, Query(max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> FunctionList:
     found = call.services.functions.search(call.identity, search=search, limit=limit)

@@ -6,8 +6,10 @@ from farcall_common.errors import FarcallError
 from farcall_common.wire.ids import new_id
 from farcall_lambdas.answers import status_of
 from farcall_lambdas.models.fields import Id
-from farcall_lambdas.models.tasks import Submit, SubmitAnswer, SubmitV2, SubmitV2Answer, SubmitV2Result
+from farcall_lambdas.models.tasks import Submit, SubmitAnswer, SubmitV2, SubmitV2Answer, SubmitV2Result, TaskAnswer
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router
+from farcall_lambdas.routes.tasks import task_answer
+from farcall_lambdas.services.submit import Submitted
 
 __all__ = ["router"]
 
@@ -17,11 +19,14 @@ router = new_router()
 @router.post("/v3/endpoints/<endpoint_id>/submit", summary="Submit tasks to an endpoint", tags=["tasks"])
 def submit(endpoint_id: Id, body: Submit, call: CurrentCall) -> SubmitAnswer:
     submitted = call.services.submit.submit(call.identity, endpoint_id, body)
+    results = _results(submitted, call)
     return SubmitAnswer(
         request_id=call.request_id,
         task_group_id=submitted.task_group_id,
         endpoint_id=endpoint_id,
         tasks={function_id: list(task_ids) for function_id, task_ids in submitted.tasks.items()},
+        results=results or None,
+        results_left_out=len(submitted.remembered) - len(results) or None,
     )
 
 
@@ -43,6 +48,11 @@ def submit_v2(body: SubmitV2, call: CurrentCall) -> SubmitV2Answer:
         task_group_id=group_id,
         results=[results[position] for position in range(len(body.tasks))],
     )
+
+
+def _results(submitted: Submitted, call: Call) -> dict[str, TaskAnswer]:
+    views = call.services.results.views(submitted.remembered, takes_refs=call.takes_refs)
+    return {task_id: task_answer(view, call) for task_id, view in views.items()}
 
 
 def _submit_part(

@@ -29,21 +29,21 @@ from farcall_lambdas.routes.call import Call, CurrentCall, new_router
 from farcall_lambdas.services.cancel import Cancellation
 from farcall_lambdas.services.results import TaskView
 
-__all__ = ["router"]
+__all__ = ["router", "task_answer"]
 
 router = new_router()
 
 
 @router.get("/v2/tasks/<task_id>", summary="Get a task", tags=["tasks"])
 def get_task(task_id: Id, call: CurrentCall) -> TaskAnswer:
-    return _answer(call.services.results.get(call.identity, task_id, takes_refs=call.takes_refs), call)
+    return task_answer(call.services.results.get(call.identity, task_id, takes_refs=call.takes_refs), call)
 
 
 @router.post("/v2/batch_status", summary="Get many tasks", tags=["tasks"])
 def get_task_batch(body: BatchStatus, call: CurrentCall) -> TaskBatchAnswer:
     views = call.services.results.get_many(call.identity, body.task_ids, takes_refs=call.takes_refs)
     return TaskBatchAnswer(
-        results={task_id: _answer(view, call) if view else _unknown(task_id) for task_id, view in views.items()}
+        results={task_id: task_answer(view, call) if view else _unknown(task_id) for task_id, view in views.items()}
     )
 
 
@@ -93,7 +93,8 @@ def cancel_tasks(body: TaskIds, call: CurrentCall) -> CancelBatchAnswer:
     return CancelBatchAnswer(results={task_id: _cancelled(task_id, each) for task_id, each in cancelled.items()})
 
 
-def _answer(view: TaskView, call: Call) -> TaskAnswer:
+def task_answer(view: TaskView, call: Call) -> TaskAnswer:
+    """A task as an answer shows it."""
     task = view.task
     error = task.error
     return TaskAnswer(

@@ -10,6 +10,7 @@ from farcall_lambdas.services.functions import FunctionService
 from farcall_lambdas.services.reconcile import Reconciler
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.submit import SubmitService
+from farcall_lambdas.services.why import WhyService
 
 __all__ = [
     "Access",
@@ -22,4 +23,5 @@ __all__ = [
     "ResultService",
     "Services",
     "SubmitService",
+    "WhyService",
 ]

@@ -16,6 +16,7 @@ from farcall_lambdas.services.functions import FunctionService
 from farcall_lambdas.services.reconcile import Reconciler
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.submit import SubmitService
+from farcall_lambdas.services.why import WhyService
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["Services"]
@@ -33,18 +34,22 @@ class Services:
     connect: ConnectService
     blobs: BlobService
     reconciler: Reconciler
+    why: WhyService
 
     @classmethod
     def over(cls, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float] = time.time) -> Services:
         """Services over stores. ``clock`` gives epoch seconds."""
         access = Access(stores.records)
+        endpoints = EndpointService(stores.records, access, settings, clock=clock)
+        results = ResultService(stores, settings)
         return cls(
             functions=FunctionService(stores.records, access, settings, clock=clock),
-            endpoints=EndpointService(stores.records, access, settings, clock=clock),
+            endpoints=endpoints,
             submit=SubmitService(stores, access, settings, clock=clock),
-            results=ResultService(stores, settings),
+            results=results,
             cancel=CancelService(stores, settings, clock=clock),
             connect=ConnectService(stores, access, settings, clock=clock),
             blobs=BlobService(stores.blobs, settings),
             reconciler=Reconciler(stores, settings, clock=clock),
+            why=WhyService(stores, results, endpoints, clock=clock),
         )

@@ -6,7 +6,7 @@ import dataclasses
 import datetime as dt
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from farcall_common.errors import Forbidden, NoForwarder
 from farcall_common.store import Stores
@@ -54,7 +54,9 @@ class ConnectService:
                 "This key belongs to another endpoint.",
                 hint="Every endpoint has a key pair of its own; make a new one.",
             )
-        runtime = {"python_version": wanted.python_version, "packages": wanted.packages}
+        runtime: dict[str, Any] = {"python_version": wanted.python_version, "packages": wanted.packages}
+        if wanted.serializers is not None:
+            runtime["serializers"] = sorted(wanted.serializers)
         if any(runtime.values()) and endpoint.metadata.get("runtime") != runtime:
             self._stores.records.put_endpoint(
                 dataclasses.replace(endpoint, metadata={**endpoint.metadata, "runtime": runtime})

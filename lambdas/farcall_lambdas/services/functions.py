@@ -13,6 +13,7 @@ from farcall_common.wire.ids import new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.functions import RegisterFunction
 from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.memo import MEMOIZE
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["FunctionService"]
@@ -53,7 +54,7 @@ class FunctionService:
             body_hash=hashlib.sha256(body).hexdigest(),
             description=wanted.description,
             public=wanted.public,
-            metadata=wanted.meta or {},
+            metadata={**(wanted.meta or {}), **({MEMOIZE: True} if wanted.memoize else {})},
             created_at=dt.datetime.fromtimestamp(self._clock(), dt.UTC),
         )
         self._records.add_function(function)

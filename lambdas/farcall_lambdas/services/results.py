@@ -64,19 +64,23 @@ class ResultService:
         """
         check_count(len(task_ids), self._settings)
         found = self._stores.records.get_tasks(task_ids)
-        views: dict[str, TaskView | None] = {}
+        own = {id_: task for id_, task in found.items() if identity.owns(task.owner_id)}
+        wanted = dict.fromkeys(task_ids)
+        views = self.views([own[task_id] for task_id in wanted if task_id in own], takes_refs=takes_refs)
+        # What was left out for want of room is left out here too.
+        return {id_: views.get(id_) for id_ in wanted if id_ in views or id_ not in own}
+
+    def views(self, tasks: Sequence[Task], *, takes_refs: bool) -> Mapping[str, TaskView]:
+        """Tasks of the caller by id, as many as fit one answer; at least one if there are any."""
+        views: dict[str, TaskView] = {}
         most = room = self._settings.max_response_bytes
-        for task_id in dict.fromkeys(task_ids):
-            task = found.get(task_id)
-            if task is None or not identity.owns(task.owner_id):
-                views[task_id] = None
-                continue
+        for task in tasks:
             if not takes_refs and task.result_ref and room < task.result_ref.size_bytes <= most:
                 continue  # not now, and not worth fetching to find out
             view = self._view(task, takes_refs=takes_refs, room=most)
             size = view.size_bytes()
             if size <= room or room == most:
-                views[task_id] = view
+                views[task.task_id] = view
                 room -= size
         return views
 
@@ -96,8 +100,11 @@ class ResultService:
 
     def events(self, identity: Identity, task_id: str) -> Sequence[TaskEvent]:
         """The history of a task; the same error."""
-        self._own(identity, task_id)
-        return self._stores.records.list_events(task_id)
+        return self.story(identity, task_id)[1]
+
+    def story(self, identity: Identity, task_id: str) -> tuple[Task, Sequence[TaskEvent]]:
+        """A task and its history; the same error."""
+        return self._own(identity, task_id), self._stores.records.list_events(task_id)
 
     def _own(self, identity: Identity, task_id: str) -> Task:
         task = self._stores.records.get_tasks([task_id]).get(task_id)

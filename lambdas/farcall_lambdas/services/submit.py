@@ -1,4 +1,4 @@
-"""Submitting: validate everything, write ahead, queue, wake.
+"""Submitting: validate everything, remember, write ahead, queue, wake.
 
 Nothing is stored before everything is known to be good. Once the transaction has committed the tasks exist for good,
 and the caller hears so even when the queue cannot be reached: the reconciler queues what is not queued.
@@ -15,13 +15,16 @@ from aws_lambda_powertools import Logger
 from farcall_common.errors import ErrorRecord, Fault, Forbidden, InvalidRequest, TaskIdReused, Unavailable
 from farcall_common.store import Stores
 from farcall_common.store.model import BlobRef, Endpoint, Function, QueuedTask, Task
+from farcall_common.store.moves import written_ahead
 from farcall_common.wire.ids import new_id, new_task_id
+from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.limits import check_count
+from farcall_lambdas.services.memo import Memo, is_memoized
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["SubmitService", "Submitted", "queue_tasks", "was_dispatched"]
@@ -34,10 +37,12 @@ _Uploads = Mapping[BlobRef, bytes]
 
 @dataclasses.dataclass(frozen=True)
 class Submitted:
-    """An accepted submit: task ids by function, in the order of the request."""
+    """An accepted submit: task ids by function, in the order of the request. ``remembered`` are the tasks whose result
+    was known and that have ended therefore, with that result."""
 
     task_group_id: str
     tasks: Mapping[str, Sequence[str]]
+    remembered: Sequence[Task] = ()
 
 
 class SubmitService:
@@ -49,6 +54,7 @@ class SubmitService:
         self._settings = settings
         self._clock = clock
         self._blobs = BlobService(stores.blobs, settings)
+        self._memo = Memo(stores)
 
     def submit(self, identity: Identity, endpoint_id: str, wanted: Submit) -> Submitted:
         """Accept tasks for an endpoint. Sending the same task ids again gives the same answer.
@@ -83,14 +89,20 @@ class SubmitService:
         ]
         _check_repeats(tasks, existing)
 
+        memoized = {id_ for id_, function in functions.items() if is_memoized(function, wanted.memoize)}
+        tasks = [self._memo.marked(task) if task.function_id in memoized else task for task in tasks]
+        sources = self._memo.recall(identity.identity_id, [task for task in tasks if task.task_id not in existing])
+
         self._blobs.keep(uploads)
         # A repeat that raced this one got in between the two calls; such tasks are checked like those seen before.
-        raced = self._stores.records.add_tasks(tasks)
+        raced = self._stores.records.add_tasks(tasks, remembered=sources)
         _check_repeats(tasks, raced)
         known = {**existing, **raced}
-        accepted = [known.get(task.task_id, task) for task in tasks]
+        now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+        accepted = [known.get(task.task_id) or written_ahead(task, sources, now=now) for task in tasks]
         self._queue(accepted)
-        return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids)
+        remembered = [task for task in accepted if task.function_id in memoized and task.state is TaskState.SUCCESS]
+        return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, remembered=remembered)
 
     def _task_ids(self, wanted: Submit) -> Mapping[str, Sequence[str]]:
         """The ids of the tasks: the caller's, checked to run parallel to the payloads, or new ones."""

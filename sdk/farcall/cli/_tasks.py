@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 import typer
@@ -84,6 +85,31 @@ def events(task_id: TaskId, as_json: AsJson = False) -> None:
         return
     rows = [(instant(e["at"]), e["state"], e["reporter"], e["attempt"], e["detail"] or "") for e in history]
     show_table(("at", "state", "reported by", "attempt", "detail"), rows, empty="Nothing yet.")
+
+
+@app.command()
+def why(task_id: TaskId, as_json: AsJson = False) -> None:
+    """Say why a task is where it is: its place in the queue, and how its endpoint is."""
+    with Client() as client:
+        answer = client.why(task_id)
+    if as_json:
+        show_json(dataclasses.asdict(answer))
+        return
+    typer.echo(answer.text)
+    online = {True: "online", False: "offline", None: None}[answer.endpoint_online]
+    idle = None if answer.total_workers is None else f"{answer.idle_workers} of {answer.total_workers} idle"
+    show_fields(
+        {
+            "reason": answer.reason,
+            "state": f"{answer.state}, for {answer.state_age_s:.0f} s",
+            "attempt": answer.attempt or None,
+            "tasks in front": answer.queue_position,
+            "endpoint": " ".join(filter(None, (answer.endpoint_name, answer.endpoint_id, online))),
+            "last seen": instant(answer.endpoint_seen_at),
+            "workers": idle,
+            "problem": answer.problem,
+        }
+    )
 
 
 @app.command()

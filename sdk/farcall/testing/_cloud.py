@@ -69,6 +69,8 @@ class FakeCloud:
     def __init__(self, *, workers: int = 4) -> None:
         self.endpoint_id: Final = str(uuid.uuid4())
         self.transport: Final = httpx.MockTransport(self._answer)
+        #: What the endpoint says of its workers; a test may claim another Python, although calls run in this one.
+        self.runtime: Json = {}
         self._owner_id = str(uuid.uuid4())
         self._lock = threading.RLock()
         self._functions: dict[str, Json] = {}
@@ -94,6 +96,7 @@ class FakeCloud:
                 ("GET", "/v3/tasks", self._list_tasks),
                 ("POST", "/v3/tasks/cancel", self._cancel),
                 ("GET", "/v3/tasks/([^/]+)/events", self._list_events),
+                ("GET", "/v3/tasks/([^/]+)/why", self._why),
                 ("POST", "/v3/blobs", self._grant_blob),
                 ("POST", "/v3/stream", self._open_stream),
             )
@@ -205,7 +208,7 @@ class FakeCloud:
             "function_code": body["function_code"],
             "function_hash": hashlib.sha256(body["function_code"].encode()).hexdigest(),
             "description": body.get("description"),
-            "metadata": body.get("meta") or {},
+            "metadata": (body.get("meta") or {}) | ({"memoize": True} if body.get("memoize") else {}),
             "public": body.get("public", False),
             "version": 1,
             "created_at": time.time(),
@@ -244,16 +247,20 @@ class FakeCloud:
             "endpoint_version",
             "sdk_version",
         )
-        return {
-            "uuid": endpoint_id,
-            "name": "fake",
-            "multi_user": False,
-            "public": False,
-            "endpoint_config": "",
-            "user_config_template": "",
-            "user_config_schema": {},
-            "subscription_uuid": None,
-        } | dict.fromkeys(nothing)
+        return (
+            {
+                "uuid": endpoint_id,
+                "name": "fake",
+                "multi_user": False,
+                "public": False,
+                "endpoint_config": "",
+                "user_config_template": "",
+                "user_config_schema": {},
+                "subscription_uuid": None,
+            }
+            | dict.fromkeys(nothing)
+            | ({"runtime": self.runtime} if self.runtime else {})
+        )
 
     def _get_endpoint_status(self, _: Json, endpoint_id: str) -> Json:
         self._check_endpoint(endpoint_id)
@@ -273,23 +280,35 @@ class FakeCloud:
         ids = body.get("task_ids") or {key: [str(uuid.uuid4()) for _ in each] for key, each in body["tasks"].items()}
         tasks = []
         for function_id, payloads in body["tasks"].items():
-            self._function(function_id)
+            function = self._function(function_id)
+            memoize = function["metadata"].get("memoize") if body.get("memoize") is None else body["memoize"]
             for task_id, payload in zip(ids[function_id], payloads, strict=True):
                 if not is_uuid(task_id):
                     raise InvalidRequest(f"{task_id!r} is not a UUID")
                 task = Task(task_id, group_id, endpoint_id, function_id, self._payload(payload))
+                task.memo_key = (function["function_hash"], task.payload) if memoize else None
                 known = self._tasks.get(task_id)
                 if known is None:
                     tasks.append(task)
                 elif (known.function_id, known.payload) != (function_id, task.payload):
                     raise TaskIdReused(f"task id {task_id} names another task already")
         for task in tasks:
+            source = self._remembered(task)
             self._tasks[task.task_id] = task
             task.timings["submitted_at"] = time.time()
             task.move(TaskState.RECEIVED, Reporter.API)
-            if self._pool is not None:
+            if source is not None:
+                task.result, task.memo_key, task.details = source.result, None, {"memoized_from": source.task_id}
+                task.move(TaskState.SUCCESS, Reporter.API)
+            elif self._pool is not None:
                 self._pool.submit(self._run, task)
-        return {"request_id": str(uuid.uuid4()), "task_group_id": group_id, "endpoint_id": endpoint_id, "tasks": ids}
+        results = {task.task_id: self._shown(task) for task in tasks if "memoized_from" in task.details}
+        answer = {"request_id": str(uuid.uuid4()), "task_group_id": group_id, "endpoint_id": endpoint_id, "tasks": ids}
+        return answer | ({"results": results} if results else {})
+
+    def _remembered(self, task: Task) -> Task | None:
+        equal = (each for each in self._tasks.values() if task.memo_key and each.memo_key == task.memo_key)
+        return next((each for each in equal if each.state is TaskState.SUCCESS), None)
 
     def _payload(self, payload: str | Json) -> bytes:
         if isinstance(payload, str):
@@ -341,6 +360,33 @@ class FakeCloud:
     def _list_events(self, _: Json, task_id: str) -> Json:
         return {"task_id": task_id, "events": self._task(task_id).events}
 
+    def _why(self, _: Json, task_id: str) -> Json:
+        task, online = self._task(task_id), self._pool is not None
+        waiting = [each.task_id for each in self._tasks.values() if each.state is TaskState.RECEIVED]
+        if task.ended():
+            reason, text = "ENDED", f"It does not wait: it ended as {task.state}."
+        elif task.state is TaskState.RUNNING:
+            reason, text = "RUNNING", f"It is running (attempt {task.attempt})."
+        elif online:
+            reason, text = "WORKERS_BUSY", "Endpoint fake is online, and its workers are busy."
+        else:
+            reason, text = "ENDPOINT_NEVER_SEEN", "Endpoint fake was never online."
+        place = waiting.index(task_id) if task_id in waiting else None
+        since = task.events[-1]["at"]
+        endpoint = {"endpoint_id": task.endpoint_id, "name": "fake", "seen_at": None, "problem": ""}
+        return {
+            "task_id": task_id,
+            "reason": reason,
+            "text": text,
+            "state": str(task.state),
+            "state_since": since,
+            "state_age_s": time.time() - since,
+            "attempt": task.attempt,
+            "queue_position": place,
+            "queue_depth": len(waiting),
+            "endpoint": endpoint | self._get_endpoint_status({}, task.endpoint_id),
+        }
+
     def _cancel(self, body: Json) -> Json:
         return {"results": {task_id: self._cancel_one(task_id) for task_id in body["task_ids"]}}
 
@@ -385,7 +431,7 @@ class FakeCloud:
             "endpoint_id": task.endpoint_id,
             "function_id": task.function_id,
             "attempt": task.attempt,
-            "details": {},
+            "details": task.details,
             "timings": task.timings,
         }
         if task.state.is_terminal:

@@ -44,6 +44,8 @@ class Task:
     error: ErrorRecord | None = None
     timings: dict[str, float] = dataclasses.field(default_factory=dict)
     events: list[Json] = dataclasses.field(default_factory=list)
+    details: Json = dataclasses.field(default_factory=dict)
+    memo_key: tuple[str, bytes] | None = None
 
     def ended(self) -> bool:
         return self.state.is_terminal

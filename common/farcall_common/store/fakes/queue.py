@@ -19,6 +19,9 @@ from farcall_common.store.model import (
     LeasedTask,
     PeerKey,
     QueuedTask,
+    QueuePlace,
+    QueueStanding,
+    SharedEnds,
     TaskResult,
 )
 
@@ -99,6 +102,7 @@ class FakeQueue(Reach):
         self._forwarders: dict[str, tuple[ForwarderInfo, float]] = {}
         self._peers: dict[str, PeerKey] = {}
         self._listeners: dict[str, list[_FakeWakeUps]] = {}
+        self._watchers: dict[str, dict[str, float]] = {}
         # Stands for the server's clock, which a wipe does not turn back.
         self._fences = itertools.count(1)
 
@@ -108,6 +112,7 @@ class FakeQueue(Reach):
             self._lanes.clear()
             self._forwarders.clear()
             self._peers.clear()
+            self._watchers.clear()
 
     # producing
 
@@ -269,6 +274,16 @@ class FakeQueue(Reach):
         with self._call():
             return len(self._lane(endpoint_id).waiting)
 
+    def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            depth = len(lane.waiting)
+            if task_id in lane.waiting:
+                return QueuePlace(QueueStanding.QUEUED, lane.waiting.index(task_id), depth)
+            if task_id in lane.leases:
+                return QueuePlace(QueueStanding.LEASED, 0, depth)
+            return QueuePlace(QueueStanding.DONE if task_id in lane.entries else QueueStanding.UNKNOWN, 0, depth)
+
     # forwarders, peers and wake-ups
 
     def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None:
@@ -297,6 +312,32 @@ class FakeQueue(Reach):
             self._listeners.setdefault(forwarder_id, []).append(listener)
             return listener
 
+    # ends that forwarders tell one another
+
+    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float, now: float) -> frozenset[str]:
+        with self._call():
+            known = {
+                owner_id for owner_id in owner_ids if self._watchers.get(owner_id, {}).get(forwarder_id, 0.0) > now
+            }
+            for owner_id in owner_ids:
+                self._watchers.setdefault(owner_id, {})[forwarder_id] = now + ttl_s
+            return frozenset(owner_ids) - known
+
+    def watchers(self, owner_ids: Sequence[str], *, now: float) -> Mapping[str, Sequence[str]]:
+        with self._call():
+            found: dict[str, list[str]] = {}
+            for owner_id in owner_ids:
+                for forwarder_id, until in self._watchers.get(owner_id, {}).items():
+                    if until > now:
+                        found.setdefault(forwarder_id, []).append(owner_id)
+            return found
+
+    def share(self, ends: Mapping[str, Sequence[SharedEnds]]) -> None:
+        with self._call():
+            for forwarder_id, messages in ends.items():
+                for listener in self._listeners.get(forwarder_id, []):
+                    listener.hear_ends(messages)
+
     def unlisten(self, forwarder_id: str, listener: _FakeWakeUps) -> None:
         """Forget a subscription; :meth:`WakeUps.close` calls it."""
         with self._lock:
@@ -320,6 +361,7 @@ class _FakeWakeUps:
         self._queue = queue
         self._forwarder_id = forwarder_id
         self._heard: dict[str, None] = {}
+        self._shared: list[SharedEnds] = []
         self._changed = threading.Condition()
 
     def hear(self, endpoint_id: str) -> None:
@@ -327,11 +369,21 @@ class _FakeWakeUps:
             self._heard[endpoint_id] = None
             self._changed.notify_all()
 
+    def hear_ends(self, messages: Sequence[SharedEnds]) -> None:
+        with self._changed:
+            self._shared += messages
+            self._changed.notify_all()
+
+    def take_shared(self) -> Sequence[SharedEnds]:
+        with self._changed:
+            shared, self._shared = self._shared, []
+            return shared
+
     def get(self, timeout_s: float) -> Sequence[str] | None:
         if not self._queue.reachable:
             raise Unavailable("FakeQueue was cut off")
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._heard), timeout_s)
+            self._changed.wait_for(lambda: bool(self._heard or self._shared), timeout_s)
             heard = list(self._heard)
             self._heard.clear()
             return heard

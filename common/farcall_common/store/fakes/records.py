@@ -127,7 +127,7 @@ class FakeRecords(Reach):
 
     # tasks
 
-    def add_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Task]:
+    def add_tasks(self, tasks: Sequence[Task], *, remembered: Mapping[str, Task] | None = None) -> Mapping[str, Task]:
         if any((task.payload is None) == (task.payload_ref is None) for task in tasks):
             raise Conflict("a task has either a payload or a reference to one")
         with self._call():
@@ -136,10 +136,24 @@ class FakeRecords(Reach):
                 if task.task_id in self._tasks:
                     known[task.task_id] = self._tasks[task.task_id]
                     continue
-                at = task.submitted_at or dt.datetime.now(dt.UTC)
-                self._tasks[task.task_id] = _as_new(task, at)
-                self._events.append(TaskEvent(task.task_id, TaskState.RECEIVED, Reporter.API, at))
+                new = moves.written_ahead(task, remembered, now=dt.datetime.now(dt.UTC))
+                self._tasks[task.task_id] = new
+                self._events.append(
+                    TaskEvent(task.task_id, TaskState.RECEIVED, Reporter.API, _moment(new.submitted_at))
+                )
+                if new.finished_at is not None:
+                    self._events.append(TaskEvent(task.task_id, new.state, Reporter.API, new.finished_at))
             return known
+
+    def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
+        with self._call():
+            found = (
+                task
+                for task in self._tasks.values()
+                if task.owner_id == owner_id and task.memo_key in memo_keys and task.state is TaskState.SUCCESS
+            )
+            newest = sorted(found, key=lambda task: _moment(task.finished_at))
+        return {task.memo_key: task for task in newest if task.memo_key is not None}
 
     def get_tasks(self, task_ids: Sequence[str]) -> Mapping[str, Task]:
         with self._call():
@@ -209,21 +223,6 @@ def _by_submission(task: Task) -> tuple[dt.datetime, str]:
 
 def _light(task: Task) -> Task:
     return dataclasses.replace(task, payload=None, result=None)
-
-
-def _as_new(task: Task, at: dt.datetime) -> Task:
-    """What the table keeps of a task that is written ahead: no end, and no progress."""
-    return dataclasses.replace(
-        task,
-        result_serializers=tuple(task.result_serializers),
-        state=TaskState.RECEIVED,
-        attempt=0,
-        result=None,
-        result_ref=None,
-        error=None,
-        submitted_at=at,
-        finished_at=None,
-    )
 
 
 def _as_ended(task: Task, result: TaskResult, at: dt.datetime) -> Task:

@@ -1,0 +1,37 @@
+"""What the site adds to the pages as they lie in the repository: the list of decisions, and links that work on it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+_LINK: Final = re.compile(r"\[(?P<text>[^]]+)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put every decision into its section of the navigation."""
+    decisions = sorted(Path(config.docs_dir, "adr").glob("0*.md"))
+    section: list[Any] = next(entry["Decisions"] for entry in config.nav or () if "Decisions" in entry)
+    section.extend(f"adr/{path.name}" for path in decisions if f"adr/{path.name}" not in section)
+    return config
+
+
+def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let links to a folder lead to its README, and leave of those that lead out of the site only the text."""
+    docs = Path(config.docs_dir).resolve()
+    here = Path(page.file.abs_src_path or docs).parent
+
+    def mended(found: re.Match[str]) -> str:
+        target = (here / found["target"]).resolve()
+        if not target.is_relative_to(docs):
+            return found["text"]
+        if (target / "README.md").is_file():
+            return f"[{found['text']}]({found['target'].rstrip('/')}/README.md{found['anchor'] or ''})"
+        return found[0]
+
+    return _LINK.sub(mended, markdown)

@@ -1,0 +1,60 @@
+"""What one forwarder did in the last minute, as numbers for its log. Metrics are made of these lines, one per minute
+and not one per task; none of them names an endpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from farcall_common.store.model import LeasedTask, TaskResult
+from farcall_common.wire import TaskState
+
+__all__ = ["Meter"]
+
+
+@dataclasses.dataclass(slots=True)
+class _Reading:
+    tasks_dispatched: int = 0
+    tasks_redelivered: int = 0
+    tasks_finished: int = 0
+    tasks_failed: int = 0
+    leases_expired: int = 0
+    queue_wait_s: float = 0.0
+    push_lag_s: float = 0.0
+
+
+class Meter:
+    """Sums since the last reading, and the longest of two waits, in seconds."""
+
+    def __init__(self) -> None:
+        self._reading = _Reading()
+
+    def leased(self, tasks: Iterable[LeasedTask]) -> None:
+        """Tasks left their queue for an endpoint."""
+        reading = self._reading
+        for leased in tasks:
+            if leased.attempt > 1:
+                reading.tasks_redelivered += 1
+            else:
+                reading.tasks_dispatched += 1
+                reading.queue_wait_s = max(reading.queue_wait_s, leased.leased_at - leased.enqueued_at)
+
+    def expired(self, leases: Sequence[LeasedTask]) -> None:
+        """Leases ended for good: their tasks may not start again."""
+        self._reading.leases_expired += len(leases)
+
+    def recorded(self, ends: Iterable[TaskResult], *, recorded_at: float) -> None:
+        """Tasks ended, and clients are being told; ``recorded_at`` in epoch seconds."""
+        reading = self._reading
+        for end in ends:
+            reading.tasks_finished += 1
+            reading.tasks_failed += end.state is not TaskState.SUCCESS
+            if returned_at := end.timings.get("returned_at"):
+                reading.push_lag_s = max(reading.push_lag_s, recorded_at - returned_at)
+
+    def read(self, *, endpoints: int, connections: int) -> Mapping[str, int | float]:
+        """The numbers since the last reading, and how many are connected now."""
+        numbers = dataclasses.asdict(self._reading)
+        self._reading = _Reading()
+        rounded = {name: round(number, 3) for name, number in numbers.items()}
+        return {**rounded, "endpoints_connected": endpoints, "connections": connections}

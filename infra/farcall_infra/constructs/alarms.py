@@ -1,0 +1,226 @@
+"""The alarms of a deployment. ``docs/operations.md`` says of each what it means and what to do; a test holds that."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import aws_cdk as cdk
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+
+from farcall_infra.constructs.metrics import ForwarderMetrics
+from farcall_infra.constructs.watched import Watched
+from farcall_infra.profiles import Profile
+
+__all__ = ["Alarms", "queue_metric"]
+
+_GIB: Final = 2**30
+#: Connections that one forwarder is sized for: each takes about 40 KB, and half a millisecond of processor to set up.
+_CONNECTIONS_PER_TASK: Final = 4000
+
+Comparison = cloudwatch.ComparisonOperator
+Missing = cloudwatch.TreatMissingData
+
+
+class Alarms(Construct):
+    """Every alarm tells ``topic`` when it begins and when it ends. Their names start with the deployment's."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        deployment: str,
+        profile: Profile,
+        watched: Watched,
+        metrics: ForwarderMetrics,
+        topic: sns.ITopic,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self._prefix = deployment
+        self._topic = topic
+        self._watch_api(watched)
+        self._watch_forwarder(profile, watched, metrics)
+        self._watch_reconciler(watched)
+        self._watch_database(profile, watched)
+        for number, node in enumerate(watched.queue_nodes, start=1):
+            self._above(
+                f"queue-memory-{number}",
+                queue_metric("DatabaseMemoryUsagePercentage", node),
+                70,
+                periods=3,
+                why="The queue is filling up; when it is full, submits are answered but wait for the reconciler.",
+            )
+
+    def _watch_api(self, watched: Watched) -> None:
+        five = cdk.Duration.minutes(5)
+        share = cloudwatch.MathExpression(
+            expression="100 * errors / MAX([calls, 20])",  # one failed call of three is no outage
+            using_metrics={
+                "errors": watched.api.metric_server_error(period=five, statistic="Sum"),
+                "calls": watched.api.metric_count(period=five, statistic="Sum"),
+            },
+            period=five,
+            label="server errors in percent",
+        )
+        self._above("api-errors", share, 1, periods=2, why="More than one in a hundred calls ends with a server error.")
+        self._above(
+            "api-slow",
+            watched.api.metric_latency(period=five, statistic="p99"),
+            2000,
+            periods=3,
+            why="One in a hundred calls takes longer than two seconds.",
+        )
+        self._above(
+            "api-throttled",
+            watched.api_function.metric_throttles(period=five, statistic="Sum"),
+            0,
+            periods=1,
+            why="Calls are turned away because the account's Lambda concurrency is used up.",
+        )
+
+    def _watch_forwarder(self, profile: Profile, watched: Watched, metrics: ForwarderMetrics) -> None:
+        if tasks := profile.forwarder.tasks:
+            # Each forwarder writes a line a minute, so five minutes of all of them are five times their number.
+            self._alarm(
+                "forwarder-missing",
+                metrics.metric("Connections", "SampleCount", minutes=5),
+                3 * tasks,
+                Comparison.LESS_THAN_THRESHOLD,
+                periods=1,
+                missing=Missing.BREACHING,
+                why="Fewer forwarders run than should.",
+            )
+        self._above(
+            "forwarder-busy",
+            watched.forwarder.metric_cpu_utilization(period=cdk.Duration.minutes(5)),
+            80,
+            periods=3,
+            why="The forwarders' processors are busy; results will come late.",
+        )
+        self._above(
+            "forwarder-full",
+            metrics.metric("Connections", "Maximum", minutes=5),
+            0.75 * _CONNECTIONS_PER_TASK,
+            periods=1,
+            why="A forwarder holds three quarters of the connections that it is sized for.",
+        )
+        self._above(
+            "leases-expiring",
+            metrics.metric("LeasesExpired", "Sum", minutes=5),
+            10,
+            periods=1,
+            why="Endpoints vanish with tasks that may not run again; these tasks end as lost.",
+        )
+        self._above(
+            "results-late",
+            metrics.metric("PushLag", "Maximum", minutes=5),
+            10,
+            periods=2,
+            why="Results wait longer than ten seconds for the database.",
+        )
+
+    def _watch_reconciler(self, watched: Watched) -> None:
+        five = cdk.Duration.minutes(5)
+        self._alarm(
+            "reconciler-silent",
+            watched.reconciler.metric_invocations(period=five, statistic="Sum"),
+            3,
+            Comparison.LESS_THAN_THRESHOLD,
+            periods=2,
+            missing=Missing.BREACHING,
+            why="The reconciler does not run, so tasks that a crash left behind stay there.",
+        )
+        self._above(
+            "reconciler-failing",
+            watched.reconciler.metric_errors(period=five, statistic="Sum"),
+            2,
+            periods=2,
+            why="The reconciler runs and fails, so tasks that a crash left behind stay there.",
+        )
+
+    def _watch_database(self, profile: Profile, watched: Watched) -> None:
+        five = cdk.Duration.minutes(5)
+        size = profile.database
+        self._alarm(
+            "database-storage",
+            watched.database.metric_free_storage_space(period=five, statistic="Minimum"),
+            0.15 * size.storage_gib * _GIB,
+            Comparison.LESS_THAN_THRESHOLD,
+            periods=2,
+            missing=Missing.IGNORE,
+            why="The database has less than 15 percent of its disk left; when it is full, nothing is accepted.",
+        )
+        self._above(
+            "database-connections",
+            watched.database.metric_database_connections(period=five, statistic="Maximum"),
+            0.8 * size.connections,
+            periods=2,
+            why="Four fifths of the database's connections are taken.",
+        )
+        self._above(
+            "database-busy",
+            watched.database.metric_cpu_utilization(period=five),
+            80,
+            periods=6,
+            why="The database's processor has been busy for half an hour.",
+        )
+        if size.instance_type.startswith("t"):
+            self._above(
+                "database-credits",
+                watched.database.metric("CPUSurplusCreditsCharged", period=cdk.Duration.hours(1), statistic="Sum"),
+                0,
+                periods=1,
+                why="The database is busier than its size allows for, and AWS charges for the surplus.",
+            )
+
+    def _above(self, name: str, metric: cloudwatch.IMetric, threshold: float, *, periods: int, why: str) -> None:
+        """Above ``threshold``; silence is good news."""
+        self._alarm(
+            name,
+            metric,
+            threshold,
+            Comparison.GREATER_THAN_THRESHOLD,
+            periods=periods,
+            missing=Missing.NOT_BREACHING,
+            why=why,
+        )
+
+    def _alarm(
+        self,
+        name: str,
+        metric: cloudwatch.IMetric,
+        threshold: float,
+        comparison: cloudwatch.ComparisonOperator,
+        *,
+        periods: int,
+        missing: cloudwatch.TreatMissingData,
+        why: str,
+    ) -> None:
+        alarm = cloudwatch.Alarm(
+            self,
+            name,
+            alarm_name=f"{self._prefix}-{name}",
+            alarm_description=f"{why} See docs/operations.md, {name}.",
+            metric=metric,
+            threshold=threshold,
+            comparison_operator=comparison,
+            evaluation_periods=periods,
+            treat_missing_data=missing,
+        )
+        action = actions.SnsAction(self._topic)
+        alarm.add_alarm_action(action)
+        alarm.add_ok_action(action)
+
+
+def queue_metric(name: str, node: str, *, statistic: str = "Maximum") -> cloudwatch.Metric:
+    """A metric of one node of the queue."""
+    return cloudwatch.Metric(
+        namespace="AWS/ElastiCache",
+        metric_name=name,
+        dimensions_map={"CacheClusterId": node},
+        statistic=statistic,
+        period=cdk.Duration.minutes(5),
+    )

@@ -1,0 +1,92 @@
+"""One page that shows how a deployment is."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_cloudwatch as cloudwatch
+from constructs import Construct
+
+from farcall_infra.constructs.alarms import queue_metric
+from farcall_infra.constructs.metrics import ForwarderMetrics
+from farcall_infra.constructs.watched import Watched
+
+__all__ = ["Dashboard"]
+
+_WIDTH = 8  # three graphs in a row
+_FIVE = cdk.Duration.minutes(5)
+
+
+class Dashboard(Construct):
+    """Tasks, waits and connections above; API, database, queue and forwarder below."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, name: str, watched: Watched, metrics: ForwarderMetrics
+    ) -> None:
+        super().__init__(scope, construct_id)
+        api, database = watched.api, watched.database
+        cloudwatch.Dashboard(
+            self,
+            "Page",
+            dashboard_name=name,
+            period_override=cloudwatch.PeriodOverride.AUTO,
+            widgets=[
+                [
+                    _graph(
+                        "Tasks a minute",
+                        *(
+                            metrics.metric(each, "Sum")
+                            for each in (
+                                "TasksDispatched",
+                                "TasksFinished",
+                                "TasksFailed",
+                                "TasksRedelivered",
+                                "LeasesExpired",
+                            )
+                        ),
+                    ),
+                    _graph(
+                        "Longest waits, s", metrics.metric("QueueWait", "Maximum"), metrics.metric("PushLag", "Maximum")
+                    ),
+                    _graph(
+                        "Connected", metrics.metric("ConnectedEndpoints", "Sum"), metrics.metric("Connections", "Sum")
+                    ),
+                ],
+                [
+                    _graph("API calls", api.metric_count(period=_FIVE, statistic="Sum")),
+                    _graph(
+                        "API errors",
+                        api.metric_client_error(period=_FIVE, statistic="Sum"),
+                        api.metric_server_error(period=_FIVE, statistic="Sum"),
+                        watched.reconciler.metric_errors(period=_FIVE, statistic="Sum"),
+                    ),
+                    _graph(
+                        "API latency, ms",
+                        api.metric_integration_latency(period=_FIVE, statistic="p50"),
+                        api.metric_integration_latency(period=_FIVE, statistic="p99"),
+                    ),
+                ],
+                [
+                    _graph(
+                        "Processors, %",
+                        watched.forwarder.metric_cpu_utilization(period=_FIVE),
+                        database.metric_cpu_utilization(period=_FIVE),
+                        *(queue_metric("EngineCPUUtilization", node) for node in watched.queue_nodes),
+                    ),
+                    _graph(
+                        "Memory, %",
+                        watched.forwarder.metric_memory_utilization(period=_FIVE),
+                        *(queue_metric("DatabaseMemoryUsagePercentage", node) for node in watched.queue_nodes),
+                    ),
+                    _graph(
+                        "Database connections",
+                        database.metric_database_connections(period=_FIVE, statistic="Maximum"),
+                    ),
+                ],
+            ],
+        )
+
+
+def _graph(title: str, *metrics: cloudwatch.IMetric) -> cloudwatch.IWidget:
+    return cloudwatch.GraphWidget(
+        title=title, left=list(metrics), width=_WIDTH, left_y_axis=cloudwatch.YAxisProps(min=0, show_units=False)
+    )

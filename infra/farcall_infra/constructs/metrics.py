@@ -1,0 +1,66 @@
+"""Metrics out of the forwarder's log: it writes one line a minute, and each number in it becomes one metric.
+
+There are no dimensions: one per endpoint would cost more than the rest of a deployment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import aws_cdk as cdk
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+__all__ = ["FIELDS", "ForwarderMetrics", "MetricField"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricField:
+    """A metric, the field of the line that it is read from, and its unit."""
+
+    name: str
+    field: str
+    unit: cloudwatch.Unit
+
+
+FIELDS: Final = (
+    MetricField("TasksDispatched", "tasks_dispatched", cloudwatch.Unit.COUNT),
+    MetricField("TasksRedelivered", "tasks_redelivered", cloudwatch.Unit.COUNT),
+    MetricField("TasksFinished", "tasks_finished", cloudwatch.Unit.COUNT),
+    MetricField("TasksFailed", "tasks_failed", cloudwatch.Unit.COUNT),
+    MetricField("LeasesExpired", "leases_expired", cloudwatch.Unit.COUNT),
+    MetricField("QueueWait", "queue_wait_s", cloudwatch.Unit.SECONDS),
+    MetricField("PushLag", "push_lag_s", cloudwatch.Unit.SECONDS),
+    MetricField("ConnectedEndpoints", "endpoints_connected", cloudwatch.Unit.COUNT),
+    MetricField("Connections", "connections", cloudwatch.Unit.COUNT),
+)
+
+
+class ForwarderMetrics(Construct):
+    """A metric filter for each of :data:`FIELDS`, in a namespace of the deployment's own."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, deployment: str, log_group: logs.ILogGroup) -> None:
+        super().__init__(scope, construct_id)
+        self._namespace = f"Farcall/{deployment}"
+        for metric in FIELDS:
+            logs.MetricFilter(
+                self,
+                metric.name,
+                log_group=log_group,
+                filter_pattern=logs.FilterPattern.number_value(f"$.{metric.field}", ">=", 0),
+                metric_namespace=self._namespace,
+                metric_name=metric.name,
+                metric_value=f"$.{metric.field}",
+                unit=metric.unit,
+            )
+
+    def metric(self, name: str, statistic: str, *, minutes: int = 1) -> cloudwatch.Metric:
+        """One of the metrics, by its name, over periods of that many minutes."""
+        return cloudwatch.Metric(
+            namespace=self._namespace,
+            metric_name=name,
+            statistic=statistic,
+            period=cdk.Duration.minutes(minutes),
+        )

@@ -1,0 +1,219 @@
+"""What a deployment costs, from its synthesised templates and a price table. Pure: no AWS, no clock, no files.
+
+The idle bill is what a month of doing nothing costs, item by item. A resource whose type or size has no price is an
+error and never free: a template that grew something expensive would else pass for cheap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from farcall_common.errors import ConfigurationError
+from farcall_infra.prices import Prices
+
+__all__ = ["Bill", "Item", "idle_bill", "price_per_million_tasks"]
+
+Template = Mapping[str, Any]
+Properties = Mapping[str, Any]
+
+_MINUTES_PER_HOUR: Final = 60
+_GB: Final = 10**9
+_MIB_PER_GIB: Final = 1024
+_UNITS_PER_VCPU: Final = 1024
+_MILLION: Final = 10**6
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One line of a bill: US dollars per month for something of a stack."""
+
+    stack: str
+    what: str
+    usd: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Bill:
+    """What a month costs."""
+
+    items: tuple[Item, ...]
+
+    @property
+    def usd(self) -> float:
+        """The sum, in US dollars per month."""
+        return sum(item.usd for item in self.items)
+
+
+def idle_bill(templates: Mapping[str, Template], prices: Prices) -> Bill:
+    """What the stacks of ``templates`` (by name) cost in a month in which nobody uses them.
+
+    :raises ConfigurationError: if ``prices`` has no price for one of the resources.
+    """
+    items: list[Item] = []
+    counts: Counter[str] = Counter()
+    for stack, template in templates.items():
+        for name, resource in template["Resources"].items():
+            kind = resource["Type"]
+            counts[kind] += 1
+            if kind in prices.free.types or kind in _BY_NUMBER:
+                continue
+            if kind not in _PRICERS:
+                raise _unpriced(f"{stack}/{name}, a {kind}")
+            items += (Item(stack, what, usd) for what, usd in _PRICERS[kind](resource["Properties"], template, prices))
+    items += (Item("all stacks", what, usd) for what, usd in _by_number(counts, prices))
+    return Bill(tuple(item for item in items if item.usd > 0))
+
+
+def price_per_million_tasks(
+    templates: Mapping[str, Template], prices: Prices, *, batch: int, blobs: bool = False
+) -> float:
+    """US dollars for a million small tasks that are submitted, and whose results are read, ``batch`` at a time.
+
+    With ``blobs``, arguments and result of each go through the blob store. What does not depend on the number of tasks
+    is in the idle bill.
+    """
+    use = prices.use
+    memory_gb = _api_memory_mib(templates) / _MIB_PER_GIB
+    requests = use.requests_per_batch / batch
+    seconds = requests * (use.request_s + use.request_s_per_task * batch / use.requests_per_batch)
+    per_task = (
+        requests * (prices.api.request_usd_per_million + prices.functions.request_usd_per_million) / _MILLION
+        + seconds * memory_gb * prices.functions.usd_per_gb_second
+        + requests * use.log_bytes_per_request / _GB * prices.watching.log_usd_per_gb
+        + use.egress_bytes_per_task / _GB * prices.network.egress_usd_per_gb
+    )
+    if blobs:
+        per_task += 2 * (prices.blobs.put_usd_per_million + prices.blobs.get_usd_per_million) / _MILLION
+    return per_task * _MILLION
+
+
+# -- one rule per type -------------------------------------------------------------------------------------------------
+
+_Lines = Iterator[tuple[str, float]]
+
+
+def _database(properties: Properties, _template: Template, prices: Prices) -> _Lines:
+    kind = properties["DBInstanceClass"]
+    if properties["Engine"] != "postgres" or properties["StorageType"] != "gp3":
+        raise _unpriced(f"a database {properties['Engine']} on {properties['StorageType']}")
+    copies = 2 if properties["MultiAZ"] else 1
+    zones = ", in two zones" if copies > 1 else ""
+    hourly = _listed(prices.database.instance_usd_per_hour, kind)
+    yield f"PostgreSQL {kind}{zones}", copies * hourly * prices.hours_per_month
+    gib = int(properties["AllocatedStorage"])
+    yield f"{gib} GiB for PostgreSQL{zones}", copies * gib * prices.database.storage_usd_per_gib_month
+
+
+def _queue(properties: Properties, _template: Template, prices: Prices) -> _Lines:
+    nodes, kind = int(properties["NumCacheClusters"]), properties["CacheNodeType"]
+    hourly = _listed(prices.queue.node_usd_per_hour, kind)
+    yield f"Valkey, {nodes} x {kind}", nodes * hourly * prices.hours_per_month
+
+
+def _service(properties: Properties, template: Template, prices: Prices) -> _Lines:
+    tasks = int(properties["DesiredCount"])
+    task = template["Resources"][properties["TaskDefinition"]["Ref"]]["Properties"]
+    if task["RuntimePlatform"]["CpuArchitecture"] != "ARM64":
+        raise _unpriced("Fargate on anything but ARM64")
+    strategies = properties.get("CapacityProviderStrategy", [])
+    spot = bool(strategies) and all(each["CapacityProvider"] == "FARGATE_SPOT" for each in strategies)
+    vcpu, gib = int(task["Cpu"]) / _UNITS_PER_VCPU, int(task["Memory"]) / _MIB_PER_GIB
+    hourly = vcpu * prices.fargate.cpu_usd_per_hour + gib * prices.fargate.memory_usd_per_gib_hour
+    share = prices.fargate.spot_share if spot else 1.0
+    name = "Fargate Spot" if spot else "Fargate"
+    yield f"{name}, {tasks} x {vcpu:g} vCPU and {gib:g} GiB", tasks * share * hourly * prices.hours_per_month
+    if properties["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"] == "ENABLED":
+        yield f"{tasks} x public IPv4 address of a task", tasks * _address(prices)
+
+
+def _elastic_address(_properties: Properties, _template: Template, prices: Prices) -> _Lines:
+    yield "fixed IPv4 address", _address(prices)
+
+
+def _balancer(properties: Properties, _template: Template, prices: Prices) -> _Lines:
+    if properties["Type"] != "network":
+        raise _unpriced(f"a load balancer of type {properties['Type']}")
+    hourly = prices.network.balancer_usd_per_hour + prices.network.balancer_unit_usd_per_hour
+    yield "network load balancer, one unit of load", hourly * prices.hours_per_month
+
+
+def _endpoint(properties: Properties, _template: Template, _prices: Prices) -> _Lines:
+    if properties["VpcEndpointType"] != "Gateway":
+        raise _unpriced(f"a VPC endpoint of type {properties['VpcEndpointType']}")
+    yield "gateway endpoint", 0.0
+
+
+def _secret(_properties: Properties, _template: Template, prices: Prices) -> _Lines:
+    yield "secret", prices.secrets.secret_usd_per_month
+
+
+def _schedule(properties: Properties, template: Template, prices: Prices) -> _Lines:
+    if properties["ScheduleExpression"] != "rate(1 minute)":
+        raise _unpriced(f"a schedule of {properties['ScheduleExpression']}")
+    runs = prices.hours_per_month * _MINUTES_PER_HOUR
+    for target in properties["Targets"]:
+        function = template["Resources"][target["Arn"]["Fn::GetAtt"][0]]["Properties"]
+        gb_s = runs * prices.idle.run_s * function["MemorySize"] / _MIB_PER_GIB
+        usd = runs / _MILLION * prices.functions.request_usd_per_million + gb_s * prices.functions.usd_per_gb_second
+        yield f"runs of {function['Handler'].split('.')[-2]}", usd
+        yield "their logs", runs * prices.idle.log_bytes_per_run / _GB * prices.watching.log_usd_per_gb
+
+
+_PRICERS: Final[Mapping[str, Callable[[Properties, Template, Prices], _Lines]]] = {
+    "AWS::EC2::EIP": _elastic_address,
+    "AWS::EC2::VPCEndpoint": _endpoint,
+    "AWS::ECS::Service": _service,
+    "AWS::ElastiCache::ReplicationGroup": _queue,
+    "AWS::ElasticLoadBalancingV2::LoadBalancer": _balancer,
+    "AWS::Events::Rule": _schedule,
+    "AWS::RDS::DBInstance": _database,
+    "AWS::SecretsManager::Secret": _secret,
+}
+
+# -- what is billed by number, the first few for nothing ---------------------------------------------------------------
+
+_METRICS: Final = "AWS::Logs::MetricFilter"
+_ALARMS: Final = "AWS::CloudWatch::Alarm"
+_DASHBOARDS: Final = "AWS::CloudWatch::Dashboard"
+_BY_NUMBER: Final = frozenset({_METRICS, _ALARMS, _DASHBOARDS})
+
+
+def _by_number(counts: Counter[str], prices: Prices) -> _Lines:
+    watching = prices.watching
+    for kind, what, free, usd in (
+        (_METRICS, "metrics", watching.free_metrics, watching.metric_usd_per_month),
+        (_ALARMS, "alarms", watching.free_alarms, watching.alarm_usd_per_month),
+        (_DASHBOARDS, "dashboards", watching.free_dashboards, watching.dashboard_usd_per_month),
+    ):
+        yield f"{counts[kind]} {what}, {free} of them free", max(0, counts[kind] - free) * usd
+
+
+# -- shared ------------------------------------------------------------------------------------------------------------
+
+
+def _address(prices: Prices) -> float:
+    return prices.network.address_usd_per_hour * prices.hours_per_month
+
+
+def _api_memory_mib(templates: Mapping[str, Template]) -> int:
+    for template in templates.values():
+        for resource in template["Resources"].values():
+            if resource["Type"] == "AWS::Lambda::Function" and ".api." in resource["Properties"]["Handler"]:
+                return int(resource["Properties"]["MemorySize"])
+    raise _unpriced("a deployment without an API function")
+
+
+def _listed(table: Mapping[str, float], name: str) -> float:
+    if name not in table:
+        raise _unpriced(name)
+    return table[name]
+
+
+def _unpriced(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"there is no price for {what}",
+        hint="add it to infra/prices.toml, and a rule to farcall_infra.cost if it needs one",
+    )

@@ -1,0 +1,122 @@
+"""What AWS charges: ``prices.toml`` as a checked, unchangeable value."""
+
+from __future__ import annotations
+
+import datetime as dt
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from farcall_common.errors import ConfigurationError
+
+__all__ = ["DEFAULT_PRICES", "Prices", "load_prices"]
+
+DEFAULT_PRICES: Final = Path(__file__).resolve().parents[1] / "prices.toml"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Database(_Section):
+    storage_usd_per_gib_month: float
+    backup_usd_per_gib_month: float
+    instance_usd_per_hour: Mapping[str, float]
+
+
+class _Queue(_Section):
+    node_usd_per_hour: Mapping[str, float]
+
+
+class _Fargate(_Section):
+    cpu_usd_per_hour: float
+    memory_usd_per_gib_hour: float
+    spot_share: float
+
+
+class _Network(_Section):
+    address_usd_per_hour: float
+    balancer_usd_per_hour: float
+    balancer_unit_usd_per_hour: float
+    egress_usd_per_gb: float
+
+
+class _Secrets(_Section):
+    secret_usd_per_month: float
+
+
+class _Api(_Section):
+    request_usd_per_million: float
+
+
+class _Functions(_Section):
+    request_usd_per_million: float
+    usd_per_gb_second: float
+
+
+class _Blobs(_Section):
+    put_usd_per_million: float
+    get_usd_per_million: float
+    storage_usd_per_gb_month: float
+
+
+class _Watching(_Section):
+    log_usd_per_gb: float
+    metric_usd_per_month: float
+    free_metrics: int
+    alarm_usd_per_month: float
+    free_alarms: int
+    dashboard_usd_per_month: float
+    free_dashboards: int
+
+
+class _Idle(_Section):
+    run_s: float
+    log_bytes_per_run: int
+
+
+class _Use(_Section):
+    requests_per_batch: int
+    request_s: float
+    request_s_per_task: float
+    log_bytes_per_request: int
+    egress_bytes_per_task: int
+
+
+class _Free(_Section):
+    types: frozenset[str]
+
+
+class Prices(_Section):
+    """The whole table; every price says its unit. ``sources`` and ``as_of`` say where it is from, and of when."""
+
+    region: str
+    as_of: dt.date
+    sources: tuple[str, ...]
+    hours_per_month: float
+    database: _Database
+    queue: _Queue
+    fargate: _Fargate
+    network: _Network
+    secrets: _Secrets
+    api: _Api
+    functions: _Functions
+    blobs: _Blobs
+    watching: _Watching
+    idle: _Idle
+    use: _Use
+    free: _Free
+
+
+def load_prices(path: Path = DEFAULT_PRICES) -> Prices:
+    """Read the price table.
+
+    :raises ConfigurationError: if the file is unreadable, or not such a table.
+    """
+    try:
+        return Prices.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigurationError(f"cannot read the prices in {path}: {error}") from error

@@ -1,0 +1,51 @@
+"""The route that explains a task."""
+
+from __future__ import annotations
+
+from farcall_common.store.model import QueueStanding
+from farcall_lambdas.models.fields import Id
+from farcall_lambdas.models.why import WhyAnswer, WhyEndpoint
+from farcall_lambdas.routes.call import CurrentCall, new_router
+from farcall_lambdas.routes.endpoints import endpoint_details
+from farcall_lambdas.services.why import Situation, Why
+
+__all__ = ["router"]
+
+router = new_router()
+
+
+@router.get("/v3/tasks/<task_id>/why", summary="Why a task is where it is", tags=["tasks"])
+def get_why(task_id: Id, call: CurrentCall) -> WhyAnswer:
+    return _answer(call.services.why.why(call.identity, task_id))
+
+
+def _answer(why: Why) -> WhyAnswer:
+    situation = why.situation
+    place = situation.place
+    queued = place is not None and place.standing is QueueStanding.QUEUED
+    return WhyAnswer(
+        task_id=situation.task.task_id,
+        reason=why.reason.value,
+        text=why.text,
+        state=situation.task.state.value,
+        state_since=situation.since.timestamp(),
+        state_age_s=max(0.0, (situation.now - situation.since).total_seconds()),
+        attempt=situation.task.attempt,
+        queue_position=place.ahead if place and queued else None,
+        queue_depth=place.depth if place else None,
+        endpoint=_endpoint(situation),
+    )
+
+
+def _endpoint(situation: Situation) -> WhyEndpoint | None:
+    endpoint = situation.endpoint
+    if endpoint is None:
+        return None
+    return WhyEndpoint(
+        endpoint_id=endpoint.endpoint_id,
+        name=endpoint.name,
+        status="online" if situation.online else "offline",
+        seen_at=endpoint.seen_at.timestamp() if endpoint.seen_at else None,
+        details=endpoint_details(endpoint),
+        problem=endpoint.status.problem,
+    )

@@ -1,0 +1,197 @@
+"""Why a task is where it is: a reason for programs, and one sentence for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+from collections.abc import Callable
+
+from farcall_common.errors import Unavailable
+from farcall_common.store import Stores
+from farcall_common.store.model import Endpoint, QueuePlace, QueueStanding, Task
+from farcall_common.wire.states import EndpointState, TaskState
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.services.endpoints import EndpointService
+from farcall_lambdas.services.results import ResultService
+
+__all__ = ["Reason", "Situation", "Why", "WhyService", "explain"]
+
+
+class Reason(enum.StrEnum):
+    """What a task waits for, or that it does not."""
+
+    ENDED = "ENDED"
+    """It has ended."""
+    RUNNING = "RUNNING"
+    """It runs."""
+    STARTING = "STARTING"
+    """Its worker is being started."""
+    ENDPOINT_DELETED = "ENDPOINT_DELETED"
+    """Its endpoint is not registered any more."""
+    ENDPOINT_NEVER_SEEN = "ENDPOINT_NEVER_SEEN"
+    """Its endpoint was registered and never started."""
+    ENDPOINT_OFFLINE = "ENDPOINT_OFFLINE"
+    """Its endpoint is not connected."""
+    ENDPOINT_PROBLEM = "ENDPOINT_PROBLEM"
+    """Its endpoint says that something is wrong, and what."""
+    NO_WORKERS = "NO_WORKERS"
+    """Its endpoint has no workers yet: it waits for nodes."""
+    WORKERS_BUSY = "WORKERS_BUSY"
+    """All workers of its endpoint have something to do."""
+    NEXT = "NEXT"
+    """Nothing stands in its way: it is being sent."""
+    NOT_QUEUED = "NOT_QUEUED"
+    """It is recorded and not queued yet, or the queue was lost; it is queued again by itself."""
+    QUEUE_AWAY = "QUEUE_AWAY"
+    """The queue cannot be reached; the task is recorded, and is queued when it is back."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """All that is known of a task that somebody waits for. ``place`` is None when the queue cannot be reached.
+
+    ``since`` is when the task came into its state, ``now`` is now; ``online`` is whether the endpoint is connected.
+    """
+
+    task: Task
+    since: dt.datetime
+    endpoint: Endpoint | None
+    online: bool
+    place: QueuePlace | None
+    now: dt.datetime
+
+
+@dataclasses.dataclass(frozen=True)
+class Why:
+    """The answer, and what it was concluded from."""
+
+    reason: Reason
+    text: str
+    situation: Situation
+
+
+class WhyService:
+    """Explains tasks of the caller."""
+
+    def __init__(
+        self, stores: Stores, results: ResultService, endpoints: EndpointService, *, clock: Callable[[], float]
+    ) -> None:
+        self._stores = stores
+        self._results = results
+        self._endpoints = endpoints
+        self._clock = clock
+
+    def why(self, identity: Identity, task_id: str) -> Why:
+        """Why a task is where it is.
+
+        :raises TaskUnknown: if the caller has no such task.
+        """
+        task, events = self._results.story(identity, task_id)
+        now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+        since = next((event.at for event in reversed(events) if event.state is task.state), task.submitted_at or now)
+        endpoint = self._stores.records.get_endpoint(task.endpoint_id)
+        online = endpoint is not None and self._endpoints.state(endpoint) is EndpointState.ONLINE
+        return explain(Situation(task, since, endpoint, online, self._place(task), now))
+
+    def _place(self, task: Task) -> QueuePlace | None:
+        try:
+            return self._stores.queue.place(task.endpoint_id, task.task_id)
+        except Unavailable:
+            return None
+
+
+def explain(situation: Situation) -> Why:
+    """Conclude the reason. The first that applies is the one that has to go first."""
+    reason, text = _ended_or_running(situation) or _of_the_endpoint(situation) or _of_the_queue(situation)
+    return Why(reason, text, situation)
+
+
+_Answer = tuple[Reason, str]
+
+
+def _ended_or_running(situation: Situation) -> _Answer | None:
+    task, ago = situation.task, _span(situation.now - situation.since)
+    match task.state:
+        case TaskState.SUCCESS:
+            return Reason.ENDED, f"It does not wait: it succeeded {ago} ago."
+        case state if state.is_terminal:
+            message = f" ({task.error.message})" if task.error else ""
+            return Reason.ENDED, f"It does not wait: it ended as {state} {ago} ago{message}."
+        case TaskState.RUNNING if situation.online:
+            return Reason.RUNNING, f"It has been running for {ago} (attempt {task.attempt})."
+        case TaskState.WAITING_FOR_LAUNCH if situation.online:
+            return Reason.STARTING, f"Its worker has been starting for {ago} (attempt {task.attempt})."
+    return None
+
+
+def _of_the_endpoint(situation: Situation) -> _Answer | None:
+    endpoint, waits = situation.endpoint, _waits(situation)
+    if endpoint is None:
+        return (
+            Reason.ENDPOINT_DELETED,
+            "Its endpoint is not registered any more; cancel the task and submit it to another one.",
+        )
+    name, status = f"Endpoint {endpoint.name}", endpoint.status
+    if endpoint.seen_at is None:
+        return (
+            Reason.ENDPOINT_NEVER_SEEN,
+            f"{name} was never online: `farcall-endpoint start` on its machine starts it; {waits}.",
+        )
+    if not situation.online:
+        since, ago = f"{endpoint.seen_at:%Y-%m-%d %H:%M:%S} UTC", _span(situation.now - endpoint.seen_at)
+        return Reason.ENDPOINT_OFFLINE, f"{name} has been offline since {since} ({ago}); {waits}."
+    if status.problem:
+        return Reason.ENDPOINT_PROBLEM, f"{name} has a problem: {status.problem.rstrip('.')}; {waits}."
+    if status.total_workers == 0:
+        return Reason.NO_WORKERS, f"{name} has no workers yet, it is waiting for nodes; {waits}."
+    if status.idle_workers == 0:
+        workers = "its worker is" if status.total_workers == 1 else f"all {status.total_workers} workers are"
+        return Reason.WORKERS_BUSY, f"{name} is online, and {workers} busy; {waits}."
+    return None
+
+
+def _of_the_queue(situation: Situation) -> _Answer:
+    if _is_there(situation):
+        return (
+            Reason.NEXT,
+            f"Nothing stands in its way: its endpoint has it, and a worker is idle; {_waits(situation)}.",
+        )
+    if situation.place is None:
+        return Reason.QUEUE_AWAY, "The queue cannot be reached; the task is recorded, and is queued when it is back."
+    if situation.place.standing is QueueStanding.QUEUED:
+        return Reason.NEXT, f"Nothing stands in its way: a worker is idle; {_waits(situation)}."
+    return Reason.NOT_QUEUED, "It is recorded and not in the queue; within about a minute it is queued by itself."
+
+
+def _is_there(situation: Situation) -> bool:
+    """Whether the endpoint has the task, or is being sent it."""
+    place = situation.place
+    return situation.task.attempt > 0 if place is None else place.standing is QueueStanding.LEASED
+
+
+def _waits(situation: Situation) -> str:
+    """Where the task itself is, as the end of a sentence."""
+    place, status = situation.place, situation.endpoint.status if situation.endpoint else None
+    if _is_there(situation):
+        others = max(0, status.pending_tasks - 1) if status else 0
+        return "the task is there" + (f", beside {_tasks(others)} that wait" if others else "")
+    if place is not None and place.standing is QueueStanding.QUEUED:
+        return f"{_tasks(place.ahead)} go first" if place.ahead > 1 else _FEW[place.ahead]
+    return "the task is recorded"
+
+
+_FEW = ("the task is the first in its queue", "one task goes first")
+
+
+def _tasks(count: int) -> str:
+    return "one task" if count == 1 else f"{count} tasks"
+
+
+def _span(length: dt.timedelta) -> str:
+    """A time as people say it: two figures at most."""
+    seconds = max(0.0, length.total_seconds())
+    for unit, unit_s in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

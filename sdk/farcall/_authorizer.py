@@ -1,0 +1,30 @@
+"""Who is calling, when that is for another library to say."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from farcall_common.errors import Unauthenticated
+
+__all__ = ["Authorizer", "bearer_token"]
+
+
+class Authorizer(Protocol):
+    """What makes the header of each request: every ``globus_sdk`` authorizer is one."""
+
+    def get_authorization_header(self) -> str | None:
+        """The value of the header ``Authorization``."""
+
+    def handle_missing_authorization(self) -> bool:
+        """The last header was refused. Whether asking for another one can help."""
+
+
+def bearer_token(authorizer: Authorizer) -> str:
+    """The token that an authorizer gives now.
+
+    :raises Unauthenticated: if it gives none.
+    """
+    scheme, _, token = (authorizer.get_authorization_header() or "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise Unauthenticated("the authorizer gives no bearer token", hint="Log in with it first.")
+    return token

@@ -1,0 +1,82 @@
+"""``map`` over futures: chunks on the way out, single results on the way back."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+__all__ = ["by_chunk", "chunks_of", "flattened", "results_in_order"]
+
+T = TypeVar("T")
+
+
+def by_chunk(function: Callable[..., T]) -> Callable[..., list[T]]:
+    """A function that makes many calls. Being nested it travels by value: workers need not have this package."""
+
+    def call_each(*rows: Sequence[Any]) -> list[T]:
+        return [function(*row) for row in rows]
+
+    return call_each
+
+
+def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Rows in lists of ``size``; the last one may be shorter."""
+    rows = iter(rows)
+    while chunk := list(itertools.islice(rows, size)):
+        yield chunk
+
+
+def results_in_order(
+    submit: Callable[[Any], concurrent.futures.Future[T]],
+    calls: Iterator[Any],
+    *,
+    timeout_s: float | None,
+    ahead: int | None,
+) -> Generator[T, None, None]:
+    """Submit ``calls``, all of them now or ``ahead`` of what is consumed, and yield the results in order.
+
+    What is not done when the iterator ends, by an error, a timeout or because it is closed, is cancelled.
+
+    :raises TimeoutError: from the iterator, once ``timeout_s`` seconds from now are over.
+    """
+    give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+    futures: deque[concurrent.futures.Future[T]] = deque()
+    try:
+        futures.extend(map(submit, calls if ahead is None else itertools.islice(calls, ahead)))
+    except BaseException:
+        _cancel(futures)
+        raise
+
+    def results() -> Generator[T, None, None]:
+        try:
+            while futures:
+                result = _result(futures[0], give_up_at)
+                futures.popleft()
+                if ahead is not None:
+                    futures.extend(map(submit, itertools.islice(calls, 1)))
+                yield result
+        finally:
+            _cancel(futures)
+
+    return results()
+
+
+def flattened(chunks: Generator[list[T], None, None]) -> Generator[T, None, None]:
+    """The results in chunks of results. Closing it closes what is under it."""
+    with contextlib.closing(chunks):
+        for chunk in chunks:
+            yield from chunk
+
+
+def _result(future: concurrent.futures.Future[T], give_up_at: float | None) -> T:
+    return future.result(None if give_up_at is None else give_up_at - time.monotonic())
+
+
+def _cancel(futures: Iterable[concurrent.futures.Future[Any]]) -> None:
+    for future in futures:
+        future.cancel()

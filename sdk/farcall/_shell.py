@@ -1,0 +1,120 @@
+"""Command lines as functions: what runs on an endpoint need not be Python."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import keyword
+from typing import Any, ClassVar
+
+from farcall import _shell_remote
+from farcall._shell_remote import ShellResult
+
+__all__ = ["MPIFunction", "ShellFunction", "ShellResult"]
+
+
+class ShellFunction:
+    """A command line that is called like a function, and returns a :class:`ShellResult`.
+
+    ::
+
+        count = ShellFunction("wc -l {path}", walltime=60)
+        result = executor.submit(count, path="/data/run7.log").result()
+        print(result.returncode, result.stdout)
+
+    It travels as source text: workers need bash, a Python of any version, and nothing of ours.
+
+    :param cmd: the command line, run by bash. What is in braces is replaced by the keyword arguments of the call, as
+        :meth:`str.format` does it: arguments are not quoted, and braces of the shell are doubled.
+    :param stdout: a file on the worker's machine to which standard output is appended; else it is kept for as long as
+        the command runs.
+    :param stderr: the same for standard error.
+    :param walltime: after how many seconds the command and all that it started are ended; its return code is 124 then.
+    :param snippet_lines: how many lines of each stream come back, the last ones (and at most 4 MiB).
+    :param name: what the function is called in lists; a Python identifier.
+    :param return_dict: return a dictionary with the result's fields instead: plain JSON.
+    :param run_in_sandbox: run in a directory of the task's own, below the one that workers run in.
+    :raises ValueError: for a name that is no identifier, or a negative walltime.
+    """
+
+    _mpi: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        cmd: str,
+        stdout: str | None = None,
+        stderr: str | None = None,
+        walltime: float | None = None,
+        snippet_lines: int = 1000,
+        name: str | None = None,
+        return_dict: bool = False,
+        run_in_sandbox: bool = False,
+    ) -> None:
+        name = name or type(self).__name__
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"name must be a Python identifier, and {name!r} is none")
+        if walltime is not None and walltime < 0:
+            raise ValueError("walltime must not be negative")
+        self.cmd = cmd
+        self.stdout = stdout
+        self.stderr = stderr
+        self.walltime = walltime
+        self.snippet_lines = snippet_lines
+        self.return_dict = return_dict
+        self.run_in_sandbox = run_in_sandbox
+        self.__name__ = name
+
+    def __call__(self, **kwargs: Any) -> ShellResult | dict[str, Any]:
+        """Run the command line here and now. An executor does the same on its endpoint."""
+        return _shell_remote.run(self.cmd.format(**kwargs), **self._settings())
+
+    def __repr__(self) -> str:
+        given = {"cmd": self.cmd, "name": self.__name__, **self._settings()}
+        del given["mpi"]
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShellFunction:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    __copy__ = functools.partialmethod(__deepcopy__, {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # On its way to a worker inside of something else: as the plain function that the text defines.
+        from farcall_common.payload.source import function_from_source
+
+        name, text = self.source()
+        return function_from_source, (name, text)
+
+    def source(self) -> tuple[str, str]:
+        """A name, and the text of a module in which it is this function. The text needs the standard library only."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
+        call = f"def call(**kwargs):\n    return run({self.cmd!r}.format(**kwargs), {settings})\n"
+        return "call", f"{_remote_text()}\n\n{call}"
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "stdout": self.stdout,
+            "stderr": self.stderr,
+            "walltime": self.walltime,
+            "snippet_lines": self.snippet_lines,
+            "return_dict": self.return_dict,
+            "run_in_sandbox": self.run_in_sandbox,
+            "mpi": self._mpi,
+        }
+
+
+class MPIFunction(ShellFunction):
+    """A command line that is started by the endpoint's MPI launcher; otherwise a :class:`ShellFunction`.
+
+    How many nodes and ranks it gets is said by the executor's ``resource_specification``: ``num_nodes``,
+    ``ranks_per_node``, ``num_ranks``. The launcher stands in front of the first line of the command only.
+    """
+
+    _mpi = True
+
+
+@functools.cache
+def _remote_text() -> str:
+    return inspect.getsource(_shell_remote)

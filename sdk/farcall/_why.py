@@ -1,0 +1,64 @@
+"""Why a task is where it is, as a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Why"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Why:
+    """What a task waits for, or that it does not. ``str()`` of it is the sentence.
+
+    ``reason`` is for programs: ENDED, RUNNING, STARTING, ENDPOINT_DELETED, ENDPOINT_NEVER_SEEN, ENDPOINT_OFFLINE,
+    ENDPOINT_PROBLEM, NO_WORKERS, WORKERS_BUSY, NEXT, NOT_QUEUED, QUEUE_AWAY (of the API), WAITING_FOR_INPUTS, NOT_SENT
+    (of this side); there may be more. ``state`` is the task's state, which it has been in for ``state_age_s`` seconds.
+    ``queue_position`` is how many tasks go first, None when it is not in the endpoint's queue. What is known of the
+    endpoint is its name, whether it is online, when it was seen last (epoch seconds), how many workers it has and how
+    many of those are idle, and ``problem``: what is wrong with it, in its own words.
+    """
+
+    task_id: str
+    reason: str
+    text: str
+    state: str
+    state_age_s: float
+    attempt: int = 0
+    queue_position: int | None = None
+    queue_depth: int | None = None
+    endpoint_id: str = ""
+    endpoint_name: str = ""
+    endpoint_online: bool | None = None
+    endpoint_seen_at: float | None = None
+    total_workers: int | None = None
+    idle_workers: int | None = None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def from_json(cls, answer: Mapping[str, Any]) -> Why:
+        """Read the API's answer; what a newer API adds is ignored."""
+        endpoint: Mapping[str, Any] = answer.get("endpoint") or {}
+        details: Mapping[str, Any] = endpoint.get("details") or {}
+        return cls(
+            task_id=answer["task_id"],
+            reason=answer["reason"],
+            text=answer["text"],
+            state=answer["state"],
+            state_age_s=answer["state_age_s"],
+            attempt=answer.get("attempt", 0),
+            queue_position=answer.get("queue_position"),
+            queue_depth=answer.get("queue_depth"),
+            endpoint_id=endpoint.get("endpoint_id", ""),
+            endpoint_name=endpoint.get("name", ""),
+            endpoint_online=endpoint["status"] == "online" if endpoint else None,
+            endpoint_seen_at=endpoint.get("seen_at"),
+            total_workers=details.get("total_workers"),
+            idle_workers=details.get("idle_workers"),
+            problem=endpoint.get("problem", ""),
+        )

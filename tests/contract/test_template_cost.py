@@ -1,0 +1,44 @@
+"""What the synthesised templates cost: every resource has a price, and no profile leaves its budget."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from farcall_infra.cloud.cli import app
+from farcall_infra.cost import idle_bill, price_per_million_tasks
+from farcall_infra.prices import load_prices
+from farcall_infra.profiles import Profile, load_profile
+from tests.contract.templates import Templates
+
+PRICES = load_prices()
+
+
+def test_doing_nothing_stays_within_the_budget(aws: Templates, size: Profile) -> None:
+    bill = idle_bill(aws, PRICES)
+    assert bill.usd <= size.budget.idle_usd, "\n".join(f"{item.usd:8.2f}  {item.what}" for item in bill.items)
+    # A budget far above the bill would notice nothing.
+    assert bill.usd >= 0.85 * size.budget.idle_usd
+
+
+def test_every_stack_that_must_cost_something_is_on_the_bill(aws: Templates) -> None:
+    bill = idle_bill(aws, PRICES)
+    assert {"farcall-data", "farcall-forwarder"} <= {item.stack for item in bill.items}
+    for part in ("PostgreSQL", "Valkey", "Fargate", "IPv4"):
+        assert any(part in item.what for item in bill.items), part
+
+
+@pytest.mark.parametrize(("batch", "limit_usd"), [(1, 10.0), (100, 0.75)])
+def test_a_million_tasks_stay_cheap(aws: Templates, batch: int, limit_usd: float) -> None:
+    assert 0 < price_per_million_tasks(aws, PRICES, batch=batch) <= limit_usd
+
+
+def test_the_command_line_prices_a_profile_without_an_account() -> None:
+    done = CliRunner().invoke(app, ["cost", "--profile", "hobby", "-c", "forwarder.tasks=0", "--json"])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.output)
+    assert 0 < answer["idle_usd"] <= load_profile("hobby").budget.idle_usd
+    assert not [item for item in answer["items"] if "Fargate" in item["what"]]
+    assert answer["usd_per_million_tasks"]["in batches of 100"] < 1

@@ -1,0 +1,93 @@
+"""Metrics, alarms, dashboard and budget: they look at what exists, and people are told what they mean."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from farcall_forwarder.core.meter import Meter
+from farcall_infra.profiles import Profile
+from tests.contract.templates import Templates, resources, the_one
+
+_WORKSPACE = Path(__file__).resolve().parents[2]
+_OPERATIONS = _WORKSPACE / "docs" / "operations.md"
+
+
+def _alarm_names(templates: Templates) -> set[str]:
+    return {alarm["AlarmName"].removeprefix("farcall-") for _, alarm in resources(templates, "AWS::CloudWatch::Alarm")}
+
+
+def test_metrics_are_made_of_fields_that_the_forwarder_writes(aws: Templates) -> None:
+    written = set(Meter().read(endpoints=0, connections=0))
+    filters = [each for _, each in resources(aws, "AWS::Logs::MetricFilter")]
+    assert 5 <= len(filters) <= 10  # ten metrics are free
+    for each in filters:
+        (made,) = each["MetricTransformations"]
+        field = made["MetricValue"].removeprefix("$.")
+        assert field in written
+        assert each["FilterPattern"] == f"{{ $.{field} >= 0 }}"
+        assert made["MetricNamespace"] == "Farcall/farcall"
+        assert not made.get("Dimensions")
+
+
+def test_every_alarm_tells_somebody_and_says_what_it_means(aws: Templates) -> None:
+    alarms = [alarm for _, alarm in resources(aws, "AWS::CloudWatch::Alarm")]
+    assert len(alarms) >= 12
+    for alarm in alarms:
+        name = alarm["AlarmName"].removeprefix("farcall-")
+        assert alarm["AlarmName"].startswith("farcall-")
+        assert alarm["AlarmActions"] == alarm["OKActions"]
+        assert len(alarm["AlarmActions"]) == 1
+        assert alarm["AlarmDescription"].endswith(f"See docs/operations.md, {name}.")
+
+
+def test_the_manual_has_every_alarm_and_no_other(aws: Templates, profile: str) -> None:
+    documented = set(re.findall(r"^### `([a-z0-9-]+)`$", _OPERATIONS.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    named = {re.sub(r"-\d+$", "", name) for name in _alarm_names(aws)}
+    assert named <= documented
+    if profile == "facility":
+        assert documented - named <= {"database-credits"}  # that size has them too; others may not
+
+
+def test_what_must_not_stop_alarms_when_it_is_silent(aws: Templates) -> None:
+    breaching = {
+        alarm["AlarmName"]
+        for _, alarm in resources(aws, "AWS::CloudWatch::Alarm")
+        if alarm["TreatMissingData"] == "breaching"
+    }
+    assert breaching == {"farcall-forwarder-missing", "farcall-reconciler-silent"}
+
+
+def test_each_node_of_the_queue_is_watched(aws: Templates, size: Profile) -> None:
+    watched = {name for name in _alarm_names(aws) if name.startswith("queue-memory-")}
+    assert watched == {f"queue-memory-{number}" for number in range(1, size.queue.nodes + 1)}
+
+
+def test_the_budget_warns_before_it_is_spent(aws: Templates, size: Profile) -> None:
+    budget = the_one(aws, "AWS::Budgets::Budget")
+    assert budget["Budget"]["BudgetLimit"] == {"Amount": size.budget.monthly_usd, "Unit": "USD"}
+    warnings = [each["Notification"] for each in budget["NotificationsWithSubscribers"]]
+    assert [(each["NotificationType"], each["Threshold"]) for each in warnings] == [
+        ("ACTUAL", 50),
+        ("ACTUAL", 80),
+        ("ACTUAL", 100),
+        ("FORECASTED", 100),
+    ]
+
+
+def test_alarms_and_budget_may_publish_to_the_topic_and_nobody_without_tls(aws: Templates) -> None:
+    statements = the_one(aws, "AWS::SNS::TopicPolicy")["PolicyDocument"]["Statement"]
+    (allowed,) = (statement for statement in statements if statement["Effect"] == "Allow")
+    assert allowed["Principal"] == {"Service": ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]}
+    assert allowed["Action"] == "sns:Publish"
+    assert any(
+        statement["Effect"] == "Deny" and statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+        for statement in statements
+    )
+
+
+def test_there_is_one_dashboard_of_the_deployments_name(aws: Templates) -> None:
+    dashboard = the_one(aws, "AWS::CloudWatch::Dashboard")
+    assert dashboard["DashboardName"] == "farcall"
+    assert "TasksFinished" in json.dumps(dashboard["DashboardBody"])

@@ -1,0 +1,238 @@
+"""The synthesised templates of every profile: what must never be in them, what must be, and what they were last time.
+
+After a wanted change, write the snapshots anew with ``FARCALL_UPDATE_SNAPSHOTS=1``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from farcall_infra.deployment import STACKS, stack_name
+from farcall_infra.profiles import Profile
+from tests.contract.templates import (
+    Templates,
+    context,
+    count_types,
+    read_templates,
+    resources,
+    synthesize_apart,
+    the_one,
+)
+
+_SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+
+def test_a_stack_for_each_part(aws: Templates) -> None:
+    assert set(aws) == {stack_name("farcall", part) for part in STACKS}
+
+
+def test_the_only_vpc_endpoint_is_the_free_one(aws: Templates) -> None:
+    assert the_one(aws, "AWS::EC2::VPCEndpoint")["VpcEndpointType"] == "Gateway"
+
+
+def test_a_full_queue_refuses_instead_of_forgetting(aws: Templates) -> None:
+    assert the_one(aws, "AWS::ElastiCache::ParameterGroup")["Properties"] == {"maxmemory-policy": "noeviction"}
+
+
+def test_blobs_expire(aws: Templates, size: Profile) -> None:
+    (rule,) = the_one(aws, "AWS::S3::Bucket")["LifecycleConfiguration"]["Rules"]
+    assert rule["ExpirationInDays"] == size.retention.blob_days
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+
+
+def test_functions_in_the_vpc_can_reach_aws_without_nat(aws: Templates) -> None:
+    assert list(resources(aws, "AWS::EC2::EgressOnlyInternetGateway"))
+    for _, function in resources(aws, "AWS::Lambda::Function"):
+        if "VpcConfig" in function:
+            assert function["VpcConfig"]["Ipv6AllowedForDualStack"] is True
+            assert function["Environment"]["Variables"]["AWS_USE_DUALSTACK_ENDPOINT"] == "true"
+
+
+def test_functions_are_arm64_on_one_python(aws: Templates) -> None:
+    for _, function in resources(aws, "AWS::Lambda::Function"):
+        assert function["Architectures"] == ["arm64"]
+        assert function["Runtime"] == "python3.14"
+
+
+def test_the_gateways_own_answers_have_our_shape(aws: Templates) -> None:
+    answers = {r["ResponseType"]: r for _, r in resources(aws, "AWS::ApiGateway::GatewayResponse")}
+    assert {"UNAUTHORIZED", "ACCESS_DENIED", "THROTTLED"} <= set(answers)
+    for answer in answers.values():
+        template = answer["ResponseTemplates"]["application/json"]
+        body = json.loads(template.replace("$context.error.messageString", '"why"'))
+        assert body["status"] == "Failed"
+        assert body["reason"] == body["message"] == "why"
+        assert body["http_status_code"] == int(answer["StatusCode"])
+
+
+def test_the_forwarders_are_arm64_tasks_with_addresses(aws: Templates, size: Profile) -> None:
+    task = the_one(aws, "AWS::ECS::TaskDefinition")
+    assert task["RuntimePlatform"]["CpuArchitecture"] == "ARM64"
+    (container,) = task["ContainerDefinitions"]
+    assert container["Command"] == ["python", "-m", "farcall_forwarder"]
+    assert container["StopTimeout"] == 120
+    service = the_one(aws, "AWS::ECS::Service")
+    assert service["DesiredCount"] == size.forwarder.tasks
+    assert service["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"] == "ENABLED"
+    assert service["DeploymentConfiguration"]["MinimumHealthyPercent"] == 100
+
+
+def test_only_spot_tasks_may_be_interrupted(aws: Templates, size: Profile) -> None:
+    service = the_one(aws, "AWS::ECS::Service")
+    provider = "FARGATE_SPOT" if size.forwarder.spot else "FARGATE"
+    assert service["CapacityProviderStrategy"] == [{"CapacityProvider": provider, "Weight": 1}]
+    assert provider in the_one(aws, "AWS::ECS::Cluster")["CapacityProviders"]
+    assert "LaunchType" not in service  # to change it would make a new service, and a profile could not be changed
+
+
+def test_a_load_balancer_has_fixed_addresses_and_one_key_behind_it(aws: Templates, size: Profile) -> None:
+    balancers = list(resources(aws, "AWS::ElasticLoadBalancingV2::LoadBalancer"))
+    (container,) = the_one(aws, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
+    given = {secret["Name"] for secret in container.get("Secrets", [])}
+    told = {variable["Name"] for variable in container["Environment"]}
+    assert len(balancers) == (1 if size.network.load_balancer else 0)
+    if not balancers:
+        assert not list(resources(aws, "AWS::EC2::EIP"))
+        assert "FARCALL_FORWARDER_KEY_SEED" not in given
+        return
+    zones = len({json.dumps(s["AvailabilityZone"]) for _, s in resources(aws, "AWS::EC2::Subnet")})
+    assert len(list(resources(aws, "AWS::EC2::EIP"))) == len(balancers[0][1]["SubnetMappings"]) == zones
+    assert "FARCALL_FORWARDER_KEY_SEED" in given
+    assert "FARCALL_FORWARDER_ADVERTISE" in told
+    assert the_one(aws, "AWS::ElasticLoadBalancingV2::TargetGroup")["HealthCheckPort"] == str(
+        size.forwarder.health_port
+    )
+    # Peers get to the tasks through the load balancer only.
+    open_groups = [
+        group["GroupDescription"]
+        for _, group in resources(aws, "AWS::EC2::SecurityGroup")
+        if group.get("SecurityGroupIngress")
+    ]
+    assert open_groups == ["The load balancer before the forwarder"]
+
+
+def test_a_facility_survives_the_loss_of_a_zone(synthesized: Callable[[str, str], Templates]) -> None:
+    facility = synthesized("aws", "facility")
+    assert the_one(facility, "AWS::RDS::DBInstance")["MultiAZ"] is True
+    queue = the_one(facility, "AWS::ElastiCache::ReplicationGroup")
+    assert (queue["MultiAZEnabled"], queue["AutomaticFailoverEnabled"], queue["NumCacheClusters"]) == (True, True, 2)
+    assert the_one(facility, "AWS::ECS::Service")["DesiredCount"] >= 2
+
+
+def test_the_schema_is_up_to_date_before_anything_uses_it(aws: Templates) -> None:
+    resources = aws["farcall-api"]["Resources"]
+    (migration,) = (name for name, r in resources.items() if r["Type"] == "Custom::FarcallMigration")
+    for handler in ("api.handle", "reconciler.handle"):
+        (function,) = (r for r in resources.values() if r.get("Properties", {}).get("Handler", "").endswith(handler))
+        assert migration in function["DependsOn"]
+
+
+def test_logs_are_kept_for_as_long_as_the_profile_says(aws: Templates, size: Profile) -> None:
+    groups = list(resources(aws, "AWS::Logs::LogGroup"))
+    assert len(groups) == 5
+    assert {group["RetentionInDays"] for _, group in groups} == {size.retention.log_days}
+
+
+def test_the_offline_tier_differs_only_where_it_must(aws: Templates, localstack: Templates) -> None:
+    """Types may go (docs/adr/0010 has the list), none may come, and no database, queue or task is of another kind."""
+    only_aws = {
+        "AWS::EC2::EgressOnlyInternetGateway",
+        "AWS::EC2::VPCCidrBlock",
+        "AWS::RDS::DBParameterGroup",
+        "AWS::EC2::EIP",
+    }
+    aws = {name: template for name, template in aws.items() if name != "farcall-observability"}
+    assert set(localstack) == set(aws)
+    counts = {name: count_types(localstack[name]) for name in aws}
+    expected = {
+        name: {
+            kind: number
+            for kind, number in count_types(aws[name]).items()
+            if kind not in only_aws and "::ElasticLoadBalancingV2::" not in kind
+        }
+        for name in aws
+    }
+    expected["farcall-network"]["AWS::EC2::Route"] = 2
+    if list(resources(aws, "AWS::ElasticLoadBalancingV2::LoadBalancer")):
+        expected["farcall-network"]["AWS::EC2::SecurityGroup"] -= 1
+        expected["farcall-network"]["AWS::EC2::SecurityGroupIngress"] -= 2
+        expected["farcall-forwarder"]["AWS::SecretsManager::Secret"] = 0
+        expected["farcall-forwarder"] = {k: n for k, n in expected["farcall-forwarder"].items() if n}
+    counts["farcall-forwarder"].pop("AWS::IAM::Policy")  # the execution role needs none without a shared key's secret
+    expected["farcall-forwarder"].pop("AWS::IAM::Policy")
+    assert counts == expected
+    assert the_one(localstack, "AWS::ElastiCache::ReplicationGroup")["TransitEncryptionEnabled"] is False
+    assert localstack["farcall-api"]["Parameters"]["DevTokens"]["NoEcho"] is True
+
+
+def test_a_deployment_can_begin_with_the_data_of_a_snapshot(tmp_path: Path) -> None:
+    synthesize_apart(tmp_path / "out", context(**{"database.snapshot": "farcall-data-snapshot-1"}))
+    database = the_one(read_templates(tmp_path / "out"), "AWS::RDS::DBInstance")
+    assert database["DBSnapshotIdentifier"] == "farcall-data-snapshot-1"
+    assert "DBName" not in database  # the snapshot has it
+    assert "MasterUsername" not in database
+    assert "{{resolve:secretsmanager:" in json.dumps(database["MasterUserPassword"])
+    assert database["DeletionProtection"] is True
+
+
+def test_a_synth_depends_on_nothing_but_the_sources(
+    synthesized: Callable[[str, str], Templates], tmp_path: Path
+) -> None:
+    """No account, no region, no programs on the path, nobody's home, another directory: the same templates."""
+    variables = {
+        "CDK_OUTDIR": str(tmp_path / "out"),
+        "CDK_CONTEXT_JSON": json.dumps(context(profile="lab")),
+        "CDK_VALIDATION": "false",
+        "HOME": str(tmp_path),
+        "PATH": "",
+    }
+    subprocess.run([sys.executable, "-m", "farcall_infra"], check=True, env=variables, cwd=tmp_path)
+    assert read_templates(tmp_path / "out") == synthesized("aws", "lab")
+
+
+def test_two_deployments_fit_into_one_account(synthesized: Callable[[str, str], Templates]) -> None:
+    """Whatever has a name that is unique in an account or region starts with the deployment's name."""
+    named = {
+        (name, key): value
+        for template in synthesized("aws", "facility").values()
+        for name, resource in template["Resources"].items()
+        if resource["Type"] != "AWS::ApiGateway::Authorizer"  # within its API
+        for key, value in resource.get("Properties", {}).items()
+        if key.endswith("Name") and key not in _NAMES_IN_A_SCOPE and isinstance(value, str)
+    }
+    assert {key: value for key, value in named.items() if not re.match(r"farcall(-|$)", value)} == {}
+
+
+# Names within something that has a unique one, and names of what AWS made.
+_NAMES_IN_A_SCOPE = {"DBName", "DisplayName", "MetricName", "PolicyName", "ServiceName", "StageName"}
+
+
+def test_the_templates_are_as_they_were(aws: Templates, profile: str) -> None:
+    snapshot = _SNAPSHOTS / f"template-{profile}.json"
+    current = _map_strings(aws, _without_hashes)
+    if os.environ.get("FARCALL_UPDATE_SNAPSHOTS"):
+        snapshot.parent.mkdir(exist_ok=True)
+        snapshot.write_text(json.dumps(current, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    assert current == json.loads(snapshot.read_text(encoding="utf-8"))
+
+
+def _without_hashes(text: str) -> str:
+    """Asset hashes change with every line of code, and so do the names that CDK derives from them."""
+    text = re.sub(r"\b[0-9a-f]{64}\b", "HASH", text)
+    text = re.sub(r"(WebRestDeployment[0-9A-F]{8})[0-9a-f]{32}", r"\1HASH", text)
+    return "BOOT PROGRAM" if text.startswith('"""First program of the forwarder') else text
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {change(key): _map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_strings(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value

@@ -1,0 +1,167 @@
+"""What protects a deployment, in the templates of every profile: who can reach what, who may do what, and what is
+encrypted. cdk-nag's opinion is part of it: a finding that no construct accepts, with a reason, ends a synth.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from farcall_infra.profiles import Profile
+from tests.contract.templates import Templates, function_of, resources, the_one
+
+
+def _world_open_ports(templates: Templates) -> set[int]:
+    """Ports that a security group opens to any address."""
+    inline = [
+        rule
+        for _, group in resources(templates, "AWS::EC2::SecurityGroup")
+        for rule in group.get("SecurityGroupIngress", [])
+    ]
+    apart = [rule for _, rule in resources(templates, "AWS::EC2::SecurityGroupIngress")]
+    world = [r for r in inline + apart if r.get("CidrIp") == "0.0.0.0/0" or r.get("CidrIpv6") == "::/0"]
+    return {port for rule in world for port in range(int(rule["FromPort"]), int(rule["ToPort"]) + 1)}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "AWS::EC2::NatGateway",
+        "AWS::Lambda::Url",
+        "AWS::ElastiCache::ServerlessCache",
+        "AWS::ApiGatewayV2::Api",
+    ],
+)
+def test_what_no_profile_has(aws: Templates, kind: str) -> None:
+    assert not list(resources(aws, kind))
+
+
+def test_nothing_is_public_but_the_api_and_the_forwarders_port(aws: Templates) -> None:
+    assert _world_open_ports(aws) == {443}
+    assert not any(subnet["MapPublicIpOnLaunch"] for _, subnet in resources(aws, "AWS::EC2::Subnet"))
+    assert the_one(aws, "AWS::RDS::DBInstance")["PubliclyAccessible"] is False
+    block = the_one(aws, "AWS::S3::Bucket")["PublicAccessBlockConfiguration"]
+    assert all(block.values())
+    assert len(block) == 4
+
+
+def test_stores_let_in_only_the_cloud_tier(aws: Templates) -> None:
+    rules = [rule for _, rule in resources(aws, "AWS::EC2::SecurityGroupIngress")]
+    stores = [rule["FromPort"] for rule in rules if rule["FromPort"] in (5432, 6379)]
+    assert sorted(stores) == [5432, 5432, 6379, 6379]
+    assert all("SourceSecurityGroupId" in rule for rule in rules)
+
+
+def test_stores_are_encrypted_at_rest_and_on_the_way(aws: Templates) -> None:
+    assert the_one(aws, "AWS::RDS::DBInstance")["StorageEncrypted"] is True
+    assert the_one(aws, "AWS::RDS::DBParameterGroup")["Parameters"]["rds.force_ssl"] == "1"
+    queue = the_one(aws, "AWS::ElastiCache::ReplicationGroup")
+    assert queue["AtRestEncryptionEnabled"] is True
+    assert queue["TransitEncryptionEnabled"] is True
+    assert "BucketEncryption" in the_one(aws, "AWS::S3::Bucket")
+    statements = the_one(aws, "AWS::S3::BucketPolicy")["PolicyDocument"]["Statement"]
+    assert any(
+        s["Effect"] == "Deny" and s.get("Condition") == {"Bool": {"aws:SecureTransport": "false"}} for s in statements
+    )
+    for handler in ("api.handle", "reconciler.handle"):
+        variables = function_of(aws, handler)["Environment"]["Variables"]
+        assert (variables["FARCALL_QUEUE_TLS"], variables["PGSSLMODE"]) == ("true", "require")
+    assert function_of(aws, "migration_resource.handle")["Environment"]["Variables"]["PGSSLMODE"] == "require"
+    (container,) = the_one(aws, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
+    told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    assert (told["FARCALL_QUEUE_TLS"], told["PGSSLMODE"]) == ("true", "require")
+
+
+def test_data_outlives_the_stack(aws: Templates, size: Profile) -> None:
+    resources = aws["farcall-data"]["Resources"].values()
+    policies = {r["Type"]: r.get("DeletionPolicy") for r in resources}
+    assert policies["AWS::RDS::DBInstance"] == "Snapshot"
+    assert policies["AWS::S3::Bucket"] == "Retain"
+    database = the_one(aws, "AWS::RDS::DBInstance")
+    assert database["DeletionProtection"] is True
+    assert database["BackupRetentionPeriod"] == size.database.backup_days
+
+
+def test_the_authorizer_is_outside_the_vpc_and_the_others_are_in_it(aws: Templates) -> None:
+    in_vpc = {f["Handler"]: "VpcConfig" in f for _, f in resources(aws, "AWS::Lambda::Function")}
+    assert in_vpc == {
+        "farcall_lambdas.handlers.api.handle": True,
+        "farcall_lambdas.handlers.authorizer.handle": False,
+        "farcall_lambdas.handlers.reconciler.handle": True,
+        "migration_resource.handle": True,
+    }
+
+
+def test_every_method_asks_the_authorizer(aws: Templates) -> None:
+    methods = [method for _, method in resources(aws, "AWS::ApiGateway::Method")]
+    assert len(methods) == 2  # the root and everything below it
+    for method in methods:
+        assert method["HttpMethod"] == "ANY"
+        assert method["AuthorizationType"] == "CUSTOM"
+        assert method["Integration"]["Type"] == "AWS_PROXY"
+    authorizer = the_one(aws, "AWS::ApiGateway::Authorizer")
+    assert authorizer["Type"] == "TOKEN"
+    assert authorizer["AuthorizerResultTtlInSeconds"] == 300
+    assert the_one(aws, "AWS::ApiGateway::Resource")["PathPart"] == "{proxy+}"
+
+
+def test_wildcard_resources_are_only_those_that_aws_forces(aws: Templates) -> None:
+    forced = {"ec2:", "ecr:GetAuthorizationToken"}
+    for name, policy in resources(aws, "AWS::IAM::Policy"):
+        for statement in policy["PolicyDocument"]["Statement"]:
+            actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+            assert not [action for action in actions if "*" in action], name
+            if statement["Resource"] == "*":
+                assert all(action.startswith(tuple(forced)) for action in actions), (name, actions)
+    assert not [role for _, role in resources(aws, "AWS::IAM::Role") if role.get("ManagedPolicyArns")]
+
+
+def test_functions_are_called_by_what_they_were_made_for(aws: Templates) -> None:
+    permissions = [permission for _, permission in resources(aws, "AWS::Lambda::Permission")]
+    assert len(permissions) >= 3
+    for permission in permissions:
+        assert permission["Principal"] in ("apigateway.amazonaws.com", "events.amazonaws.com")
+        assert permission["SourceArn"]  # and not anybody's API or rule
+
+
+def test_the_forwarder_may_read_its_bundle_and_no_other_code(aws: Templates) -> None:
+    statements = [
+        statement
+        for _, policy in resources(aws, "AWS::IAM::Policy")
+        for statement in policy["PolicyDocument"]["Statement"]
+        if "cdk-hnb659fds-assets" in json.dumps(statement["Resource"])
+    ]
+    assert [statement["Action"] for statement in statements] == ["s3:GetObject"]
+    assert ".zip" in json.dumps(statements[0]["Resource"])
+
+
+def test_no_secret_is_in_the_templates(aws: Templates) -> None:
+    variables = function_of(aws, "authorizer.handle")["Environment"]["Variables"]
+    assert variables["FARCALL_AUTH_PROVIDER"] == "globus"
+    assert "FARCALL_DEV_TOKENS" not in variables
+    assert "{{resolve:secretsmanager:" in json.dumps(variables["FARCALL_GLOBUS_CLIENT_SECRET"])
+    assert "{{resolve:secretsmanager:" in json.dumps(the_one(aws, "AWS::RDS::DBInstance")["MasterUserPassword"])
+
+
+def test_cdk_nag_finds_nothing_that_is_not_accepted_with_a_reason(assemblies: Path, profile: str) -> None:
+    report = json.loads((assemblies / "aws" / profile / "validation-report.json").read_text(encoding="utf-8"))
+    (nag,) = (each for each in report["pluginReports"] if each["pluginName"] == "AwsSolutions")
+    assert [each["violations"] for each in report["pluginReports"] if each["violations"]] == []
+    accepted = nag["suppressedViolations"]
+    assert len(accepted) > 10, "cdk-nag did not look"
+    for finding in accepted:
+        assert len(finding["reason"].split()) >= 10, finding["acknowledgedId"]
+        # Next to what it is about, never on a whole stack.
+        assert "/" in finding["acknowledgedAt"], finding["acknowledgedId"]
+
+
+def test_what_holds_data_cannot_be_deleted_in_passing(assemblies: Path, profile: str) -> None:
+    manifest = json.loads((assemblies / "aws" / profile / "manifest.json").read_text(encoding="utf-8"))
+    protected = {
+        name
+        for name, artifact in manifest["artifacts"].items()
+        if artifact.get("properties", {}).get("terminationProtection")
+    }
+    assert protected == {"farcall-data"}

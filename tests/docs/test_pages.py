@@ -1,0 +1,42 @@
+"""The code in the pages runs, and prints what the pages say."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.docs.pages import Page, check_output, pages, run
+
+#: Pages whose code cannot run here, and why.
+ELSEWHERE: Final = {"deploy.md": "its code logs in at Globus"}
+
+PAGES: Final = [page for page in pages() if page.program() and page.name not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.needs_cloud], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs(page: Page, environment: Mapping[str, str], tmp_path: Path) -> None:
+    check_output(run(page, directory=tmp_path, environment=environment), expected=page.expected())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.needs_cloud], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs_without_a_cloud(
+    page: Page, bare_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    check_output(run(page, directory=tmp_path, environment=bare_environment), expected=page.expected())
+
+
+@pytest.mark.parametrize("name", sorted(ELSEWHERE))
+def test_code_that_cannot_run_here_is_python_at_least(name: str) -> None:
+    page = next(page for page in pages() if page.name == name)
+    assert page.program(), f"{name} has no code any more"
+    ast.parse(page.program())
+
+
+def test_a_page_that_prints_something_else_fails() -> None:
+    check_output("1 of 20 done\n", expected="1 of ... done\n")
+    with pytest.raises(AssertionError, match="the page says"):
+        check_output("2 of 20 done\n", expected="1 of ... done\n")

@@ -1,0 +1,263 @@
+"""The account behind ``farcall cloud``, over boto3's real clients with botocore's Stubber: it refuses requests and
+answers that AWS' own service models do not allow."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError
+from botocore.stub import Stubber
+
+from farcall_common.errors import ConfigurationError, FarcallError, Unavailable
+from farcall_infra.cloud.aws import Aws, Caller, Database, LeftBehind, Resource, Tasks, connect
+from farcall_infra.cloud.errors import AwsRefused, CredentialsMissing, DeploymentFailed
+
+Stub = Callable[[str], Stubber]
+
+
+class _Account:
+    """Stubbed clients, one for each service, made when first asked for."""
+
+    def __init__(self) -> None:
+        self._session = boto3.Session(
+            aws_access_key_id="test", aws_secret_access_key="test", region_name="eu-central-1"
+        )
+        self._clients: dict[str, Any] = {}
+        self._stubbers: dict[str, Stubber] = {}
+        self.aws = Aws(self.client, region="eu-central-1")
+
+    def client(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = self._session.client(service)  # type: ignore[call-overload]
+            self._stubbers[service] = Stubber(self._clients[service])
+            self._stubbers[service].activate()
+        return self._clients[service]
+
+    def stub(self, service: str) -> Stubber:
+        self.client(service)
+        return self._stubbers[service]
+
+    def check(self) -> None:
+        for stubber in self._stubbers.values():
+            stubber.assert_no_pending_responses()
+
+
+@pytest.fixture
+def account() -> Iterator[_Account]:
+    made = _Account()
+    yield made
+    made.check()
+
+
+def test_the_caller_is_named(account: _Account) -> None:
+    answer = {"Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/ada", "UserId": "AIDA"}
+    account.stub("sts").add_response("get_caller_identity", answer, {})
+    assert account.aws.caller() == Caller("123456789012", "arn:aws:iam::123456789012:user/ada")
+
+
+def test_the_bootstrap_version_is_read_or_missing(account: _Account) -> None:
+    ssm = account.stub("ssm")
+    asked = {"Name": "/cdk-bootstrap/hnb659fds/version"}
+    ssm.add_response("get_parameter", {"Parameter": {"Name": asked["Name"], "Value": "30"}}, asked)
+    ssm.add_client_error("get_parameter", "ParameterNotFound", expected_params=asked)
+    assert account.aws.bootstrap_version() == 30
+    assert account.aws.bootstrap_version() is None
+
+
+def test_quotas_and_counts(account: _Account) -> None:
+    quotas = account.stub("service-quotas")
+    asked = {"ServiceCode": "fargate", "QuotaCode": "L-3032A538"}
+    quotas.add_response("get_service_quota", {"Quota": {**asked, "Value": 6.0}}, asked)
+    quotas.add_client_error("get_service_quota", "NoSuchResourceException", expected_params=asked)
+    account.stub("lambda").add_response("get_account_settings", {"AccountLimit": {"ConcurrentExecutions": 10}}, {})
+    ec2 = account.stub("ec2")
+    ec2.add_response("describe_vpcs", {"Vpcs": [{"VpcId": "vpc-1"}], "NextToken": "more"}, {})
+    ec2.add_response("describe_vpcs", {"Vpcs": [{"VpcId": "vpc-2"}]}, {"NextToken": "more"})
+    ec2.add_response("describe_addresses", {"Addresses": [{"PublicIp": "192.0.2.1"}]}, {})
+    assert account.aws.quota("fargate", "L-3032A538") == 6.0
+    assert account.aws.quota("fargate", "L-3032A538") is None
+    assert account.aws.function_concurrency() == 10
+    assert account.aws.count_vpcs() == 2
+    assert account.aws.count_addresses() == 1
+
+
+def test_roles_and_secrets_are_there_or_not(account: _Account) -> None:
+    iam, secrets = account.stub("iam"), account.stub("secretsmanager")
+    made = {
+        "Path": "/",
+        "RoleName": "AWSServiceRoleForECS",
+        "RoleId": "AROA1234567890123",
+        "Arn": "arn:aws:iam::123456789012:role/x",
+        "CreateDate": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+    }
+    iam.add_response("get_role", {"Role": made}, {"RoleName": "AWSServiceRoleForECS"})
+    iam.add_client_error("get_role", "NoSuchEntity")
+    secrets.add_response("describe_secret", {"Name": "globus"}, {"SecretId": "arn:globus"})
+    secrets.add_client_error("describe_secret", "ResourceNotFoundException")
+    assert account.aws.has_role("AWSServiceRoleForECS")
+    assert not account.aws.has_role("AWSServiceRoleForRDS")
+    assert account.aws.has_secret("arn:globus")
+    assert not account.aws.has_secret("arn:other")
+
+
+def test_a_stack_is_read_or_missing(account: _Account) -> None:
+    cloudformation = account.stub("cloudformation")
+    found = {
+        "StackName": "farcall-api",
+        "CreationTime": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+        "StackStatus": "UPDATE_COMPLETE",
+        "EnableTerminationProtection": True,
+        "Outputs": [{"OutputKey": "ApiUrl", "OutputValue": "https://api"}],
+    }
+    cloudformation.add_response("describe_stacks", {"Stacks": [found]}, {"StackName": "farcall-api"})
+    message = "Stack with id farcall-data does not exist"
+    cloudformation.add_client_error("describe_stacks", "ValidationError", message)
+    stack = account.aws.stack("farcall-api")
+    assert stack is not None
+    assert (stack.status, stack.outputs, stack.is_protected) == ("UPDATE_COMPLETE", {"ApiUrl": "https://api"}, True)
+    assert account.aws.stack("farcall-data") is None
+
+
+def test_resources_tasks_alarms_and_databases(account: _Account) -> None:
+    now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    summary = {"LogicalResourceId": "X", "ResourceType": "AWS::S3::Bucket", "LastUpdatedTimestamp": now}
+    summary["ResourceStatus"] = "CREATE_COMPLETE"
+    listed = {"StackResourceSummaries": [{**summary, "PhysicalResourceId": "bucket"}, summary]}
+    account.stub("cloudformation").add_response("list_stack_resources", listed, {"StackName": "farcall-data"})
+    arn = "arn:aws:ecs:eu-central-1:123456789012:service/cluster/forwarder"
+    service = {"serviceArn": arn, "desiredCount": 2, "runningCount": 1}
+    account.stub("ecs").add_response(
+        "describe_services", {"services": [service]}, {"cluster": "cluster", "services": [arn]}
+    )
+    alarms = {"MetricAlarms": [{"AlarmName": "farcall-api-errors", "StateValue": "ALARM"}]}
+    account.stub("cloudwatch").add_response(
+        "describe_alarms", alarms, {"AlarmNames": ["farcall-api-errors"], "MaxRecords": 100}
+    )
+    rds = account.stub("rds")
+    instance = {"DBInstanceStatus": "available", "AllocatedStorage": 20, "DeletionProtection": True}
+    rds.add_response("describe_db_instances", {"DBInstances": [instance]}, {"DBInstanceIdentifier": "db"})
+    rds.add_client_error("describe_db_instances", "DBInstanceNotFound")
+    assert account.aws.resources("farcall-data") == [Resource("AWS::S3::Bucket", "bucket")]
+    assert account.aws.tasks(arn) == Tasks(desired=2, running=1)
+    assert account.aws.alarms(["farcall-api-errors"]) == {"farcall-api-errors": "ALARM"}
+    assert account.aws.database("db") == Database("available", 20, is_protected=True)
+    assert account.aws.database("db") is None
+
+
+def test_what_a_database_leaves_behind(account: _Account) -> None:
+    rds = account.stub("rds")
+    snapshot = {"DBSnapshotIdentifier": "final", "AllocatedStorage": 20}
+    asked = {"DBInstanceIdentifier": "db", "SnapshotType": "manual"}
+    rds.add_response("describe_db_snapshots", {"DBSnapshots": [snapshot]}, asked)
+    backup = {"DBInstanceAutomatedBackupsArn": "arn:backup", "AllocatedStorage": 20}
+    rds.add_response(
+        "describe_db_instance_automated_backups",
+        {"DBInstanceAutomatedBackups": [backup]},
+        {"DBInstanceIdentifier": "db"},
+    )
+    assert account.aws.left_behind("db") == [
+        LeftBehind("snapshot final", 20),
+        LeftBehind("automated backups arn:backup", 20),
+    ]
+
+
+def test_a_database_without_backups_leaves_only_its_snapshot(account: _Account) -> None:
+    rds = account.stub("rds")
+    rds.add_response("describe_db_snapshots", {"DBSnapshots": []})
+    rds.add_client_error("describe_db_instance_automated_backups", "DBInstanceAutomatedBackupNotFound")
+    assert account.aws.left_behind("db") == []
+
+
+def test_protections_are_taken_off(account: _Account) -> None:
+    asked = {"DBInstanceIdentifier": "db", "DeletionProtection": False, "ApplyImmediately": True}
+    account.stub("rds").add_response("modify_db_instance", {}, asked)
+    account.stub("cloudformation").add_response(
+        "update_termination_protection", {}, {"StackName": "farcall-data", "EnableTerminationProtection": False}
+    )
+    account.aws.unprotect_database("db")
+    account.aws.unprotect_stack("farcall-data")
+
+
+def _described(status: str) -> dict[str, Any]:
+    created = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    return {"Stacks": [{"StackName": "farcall-api", "CreationTime": created, "StackStatus": status}]}
+
+
+def test_deleting_a_stack_waits_until_it_is_gone(account: _Account) -> None:
+    cloudformation = account.stub("cloudformation")
+    cloudformation.add_response("delete_stack", {}, {"StackName": "farcall-api"})
+    cloudformation.add_response("describe_stacks", _described("DELETE_IN_PROGRESS"))
+    cloudformation.add_response("describe_stacks", _described("DELETE_COMPLETE"))
+    account.aws.delete_stack("farcall-api", poll_s=0)
+
+
+def test_a_stack_that_stays_says_why(account: _Account) -> None:
+    cloudformation = account.stub("cloudformation")
+    cloudformation.add_response("delete_stack", {}, {"StackName": "farcall-api"})
+    cloudformation.add_response("describe_stacks", _described("DELETE_FAILED"))
+    event = {
+        "StackId": "arn:stack",
+        "EventId": "1",
+        "StackName": "farcall-api",
+        "Timestamp": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+        "LogicalResourceId": "Group",
+        "ResourceStatus": "DELETE_FAILED",
+        "ResourceStatusReason": "has a dependent object",
+    }
+    cloudformation.add_response("describe_stack_events", {"StackEvents": [event]})
+    with pytest.raises(DeploymentFailed, match="Group: has a dependent object"):
+        account.aws.delete_stack("farcall-api", poll_s=0)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("ExpiredToken", CredentialsMissing),
+        ("InvalidClientTokenId", CredentialsMissing),
+        ("AccessDenied", AwsRefused),
+        ("UnauthorizedOperation", AwsRefused),
+        ("Throttling", Unavailable),
+    ],
+)
+def test_errors_of_aws_become_ours_with_a_hint(account: _Account, code: str, expected: type[FarcallError]) -> None:
+    account.stub("sts").add_client_error("get_caller_identity", code, "no")
+    with pytest.raises(expected) as caught:
+        account.aws.caller()
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (NoCredentialsError(), CredentialsMissing),
+        (EndpointConnectionError(endpoint_url="https://sts.mars-1.amazonaws.com"), Unavailable),
+    ],
+)
+def test_errors_before_aws_become_ours_too(error: Exception, expected: type[FarcallError]) -> None:
+    class Client:
+        def get_caller_identity(self) -> None:
+            raise error
+
+    with pytest.raises(expected):
+        Aws(lambda _service: Client(), region="mars-1").caller()
+
+
+def test_without_a_region_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(ConfigurationError, match="no AWS region") as caught:
+        connect()
+    assert "--region" in caught.value.hint
+    assert connect("eu-central-1").region == "eu-central-1"
+
+
+def test_an_unknown_profile_is_missing_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(CredentialsMissing, match="nobody"):
+        connect("eu-central-1")

@@ -1,0 +1,174 @@
+"""Why a task is where it is."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from typing import Any
+
+import pytest
+
+from farcall_common.errors import ErrorRecord, Fault
+from farcall_common.store.model import EndpointStatus, TaskEvent, TaskResult
+from farcall_common.wire.states import Reporter, TaskState
+from farcall_lambdas.testing import BOB
+from tests.unit.test_lambdas_submit import PAYLOAD, Lab
+
+
+class WhyLab(Lab):
+    """A lab whose endpoint and tasks can be put into any situation."""
+
+    def at(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self.api.clock.now, dt.UTC)
+
+    def tasks(self, count: int = 1) -> list[str]:
+        return list(self.submit({self.function_id: [PAYLOAD] * count}).body["tasks"][self.function_id])
+
+    def seen(self, *, online: bool = True, **status: Any) -> None:
+        self.records.set_endpoint_presence(
+            self.endpoint_id, online=online, status=EndpointStatus(**status), at=self.at()
+        )
+
+    def lease(self, count: int) -> None:
+        fence = self.queue.claim(self.endpoint_id, "f", ttl_s=60, now=self.api.clock.now)
+        self.queue.mark_restored(self.endpoint_id, fence)
+        self.queue.lease(self.endpoint_id, fence, limit=count, lease_s=60, now=self.api.clock.now)
+
+    def move(self, task_id: str, state: TaskState) -> None:
+        reporter = Reporter.FORWARDER if state is TaskState.WAITING_FOR_NODES else Reporter.AGENT
+        self.records.record_moves([TaskEvent(task_id, state, reporter, self.at(), attempt=1)])
+
+    def end(self, task_id: str, state: TaskState, **fields: Any) -> None:
+        self.records.record_results(
+            [TaskResult(task_id, self.endpoint_id, 1, state, Reporter.AGENT, **fields)], at=self.at()
+        )
+
+    def why(self, task_id: str) -> Any:
+        answer = self.api.call("GET", f"/v3/tasks/{task_id}/why")
+        assert answer.status == 200, answer.body
+        assert answer.body["text"].endswith(".")
+        return answer.body
+
+
+@pytest.fixture
+def lab() -> WhyLab:
+    return WhyLab()
+
+
+def test_an_endpoint_that_was_never_started(lab: WhyLab) -> None:
+    first, second, third = lab.tasks(3)
+    lab.api.clock.now += 90
+    answer = lab.why(third)
+    assert answer["reason"] == "ENDPOINT_NEVER_SEEN"
+    assert answer["text"] == (
+        "Endpoint laptop was never online: `farcall-endpoint start` on its machine starts it; 2 tasks go first."
+    )
+    assert (answer["state"], answer["state_age_s"], answer["attempt"]) == ("received", 90, 0)
+    assert (answer["queue_position"], answer["queue_depth"]) == (2, 3)
+    assert answer["endpoint"]["status"] == "offline"
+    assert lab.why(first)["text"].endswith("; the task is the first in its queue.")
+    assert lab.why(second)["text"].endswith("; one task goes first.")
+
+
+def test_an_endpoint_that_went_offline(lab: WhyLab) -> None:
+    lab.seen(managers=1, total_workers=4)
+    [task_id] = lab.tasks()
+    lab.seen(online=False)
+    lab.api.clock.now += 3 * 3600
+    answer = lab.why(task_id)
+    assert answer["reason"] == "ENDPOINT_OFFLINE"
+    assert "has been offline since 2023-11-14 22:13:20 UTC (3 hours)" in answer["text"]
+    assert answer["endpoint"]["seen_at"] == lab.api.clock.now - 3 * 3600
+
+
+def test_heartbeats_that_stopped_are_an_offline_endpoint_too(lab: WhyLab) -> None:
+    lab.seen(total_workers=4, idle_workers=4)
+    [task_id] = lab.tasks()
+    lab.api.clock.now += 600
+    assert lab.why(task_id)["reason"] == "ENDPOINT_OFFLINE"
+
+
+def test_what_the_endpoint_says_is_wrong(lab: WhyLab) -> None:
+    [task_id] = lab.tasks()
+    lab.seen(total_workers=2, idle_workers=2, problem="5 blocks in a row never connected: sbatch says no account.")
+    answer = lab.why(task_id)
+    assert answer["reason"] == "ENDPOINT_PROBLEM"
+    assert "has a problem: 5 blocks in a row never connected: sbatch says no account; the task" in answer["text"]
+    assert answer["endpoint"]["problem"].startswith("5 blocks")
+
+
+def test_no_workers_and_busy_ones(lab: WhyLab) -> None:
+    first, second = lab.tasks(2)
+    lab.seen(managers=0)
+    assert lab.why(second)["reason"] == "NO_WORKERS"
+    lab.seen(managers=1, total_workers=4, pending_tasks=7)
+    answer = lab.why(second)
+    assert answer["reason"] == "WORKERS_BUSY"
+    assert answer["text"] == "Endpoint laptop is online, and all 4 workers are busy; one task goes first."
+    lab.lease(1)
+    lab.move(first, TaskState.WAITING_FOR_NODES)
+    answer = lab.why(first)
+    assert answer["text"].endswith("all 4 workers are busy; the task is there, beside 6 tasks that wait.")
+    assert answer["queue_position"] is None
+    lab.seen(managers=1, total_workers=1)
+    assert "its worker is busy" in lab.why(first)["text"]
+
+
+def test_nothing_in_the_way(lab: WhyLab) -> None:
+    [task_id] = lab.tasks()
+    lab.seen(managers=1, total_workers=4, idle_workers=1)
+    assert lab.why(task_id)["reason"] == "NEXT"
+    lab.lease(1)
+    assert "its endpoint has it" in lab.why(task_id)["text"]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [(TaskState.RUNNING, "RUNNING"), (TaskState.WAITING_FOR_LAUNCH, "STARTING")]
+)
+def test_tasks_that_move(lab: WhyLab, state: TaskState, reason: str) -> None:
+    [task_id] = lab.tasks()
+    lab.seen(total_workers=1)
+    lab.api.clock.now += 10
+    lab.lease(1)
+    lab.move(task_id, state)
+    lab.api.clock.now += 5
+    answer = lab.why(task_id)
+    assert (answer["reason"], answer["state"], answer["state_age_s"]) == (reason, state, 5)
+    assert "for 5 s (attempt 1)" in answer["text"]
+    lab.seen(online=False)
+    assert lab.why(task_id)["reason"] == "ENDPOINT_OFFLINE"
+    assert lab.why(task_id)["text"].endswith("; the task is there.")
+
+
+def test_tasks_that_ended(lab: WhyLab) -> None:
+    good, bad = lab.tasks(2)
+    lab.end(good, TaskState.SUCCESS, result=b"x")
+    lab.end(bad, TaskState.FAILED, error=ErrorRecord("TASK_FAILED", "ValueError: no", fault=Fault.USER_CODE))
+    lab.api.clock.now += 240
+    assert lab.why(good)["text"] == "It does not wait: it succeeded 4 minutes ago."
+    assert lab.why(bad)["text"] == "It does not wait: it ended as failed 4 minutes ago (ValueError: no)."
+    assert lab.why(bad)["reason"] == "ENDED"
+
+
+def test_an_endpoint_that_is_gone(lab: WhyLab) -> None:
+    [task_id] = lab.tasks()
+    lab.records.delete_endpoint(lab.endpoint_id)
+    answer = lab.why(task_id)
+    assert answer["reason"] == "ENDPOINT_DELETED"
+    assert "endpoint" not in answer
+
+
+def test_a_task_that_is_not_in_the_queue_and_a_queue_that_is_not_there(lab: WhyLab) -> None:
+    lab.seen(total_workers=1, idle_workers=1)
+    lab.queue.reachable = False
+    [task_id] = lab.tasks()
+    answer = lab.why(task_id)
+    assert (answer["reason"], answer["queue_depth"]) == ("QUEUE_AWAY", None)
+    lab.queue.reachable = True
+    assert lab.why(task_id)["reason"] == "NOT_QUEUED"
+
+
+def test_tasks_of_others_do_not_exist(lab: WhyLab) -> None:
+    [task_id] = lab.tasks()
+    assert lab.api.call("GET", f"/v3/tasks/{task_id}/why", caller=BOB).status == 404
+    assert lab.api.call("GET", f"/v3/tasks/{uuid.uuid4()}/why").status == 404

@@ -1,0 +1,354 @@
+"""What programs written for ``globus_compute_sdk`` use: argument names, attributes, methods, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+import farcall
+from farcall import Client, ConfigurationError, Executor, TaskPending, Unauthenticated, Unsupported
+from farcall.testing import FakeCloud
+from farcall_common.payload import DillCode, DillDataBase64, JSONData, Serializer
+
+WAIT_S = 20.0
+
+#: Of globus_compute_sdk 4.19.
+EXECUTOR_ARGUMENTS = [
+    "endpoint_id",
+    "client",
+    "task_group_id",
+    "resource_specification",
+    "user_endpoint_config",
+    "label",
+    "batch_size",
+    "amqp_port",
+    "api_burst_limit",
+    "api_burst_window_s",
+    "serializer",
+    "result_serializers",
+]
+EXECUTOR_ATTRIBUTES = [*EXECUTOR_ARGUMENTS, "task_count_submitted"]
+EXECUTOR_METHODS = [
+    "get_worker_hardware_details",
+    "map",
+    "register_function",
+    "register_source_code",
+    "reload_tasks",
+    "shutdown",
+    "submit",
+    "submit_to_registered_function",
+]
+CLIENT_ARGUMENTS = [
+    "environment",
+    "local_compute_services",
+    "do_version_check",
+    "code_serialization_strategy",
+    "data_serialization_strategy",
+    "app",
+    "authorizer",
+]
+CLIENT_METHODS = [
+    "batch_run",
+    "create_batch",
+    "delete_endpoint",
+    "delete_function",
+    "get_allowed_functions",
+    "get_batch_result",
+    "get_endpoint_metadata",
+    "get_endpoint_status",
+    "get_endpoints",
+    "get_function",
+    "get_result",
+    "get_result_amqp_url",
+    "get_task",
+    "get_worker_hardware_details",
+    "logout",
+    "register_endpoint",
+    "register_function",
+    "register_source_code",
+    "run",
+    "stop_endpoint",
+    "version_check",
+]
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+@pytest.fixture
+def cloud() -> Iterator[FakeCloud]:
+    with FakeCloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def bodies() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def client(cloud: FakeCloud, bodies: list[dict[str, Any]]) -> Iterator[Client]:
+    """A client whose submits and registrations are kept."""
+
+    def spy(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST" and request.url.path.endswith(("/submit", "/functions")):
+            bodies.append(msgspec.json.decode(request.content))
+        return cloud.transport.handle_request(request)
+
+    with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(spy)) as client:
+        yield client
+
+
+def test_the_names_are_there(cloud: FakeCloud) -> None:
+    assert set(EXECUTOR_ARGUMENTS) <= inspect.signature(Executor).parameters.keys()
+    assert set(CLIENT_ARGUMENTS) <= inspect.signature(Client).parameters.keys()
+    assert list(inspect.signature(Executor).parameters)[:2] == EXECUTOR_ARGUMENTS[:2]
+    with cloud.client() as client, Executor(client=client) as executor:
+        assert [name for name in [*EXECUTOR_ATTRIBUTES, *EXECUTOR_METHODS] if not hasattr(executor, name)] == []
+        assert [name for name in [*CLIENT_METHODS, "fx_serializer"] if not hasattr(client, name)] == []
+
+
+@pytest.mark.parametrize(
+    "argument", [{"amqp_port": 443}, {"container_id": str(uuid.uuid4())}], ids=lambda each: next(iter(each))
+)
+def test_an_executor_refuses_what_it_cannot_honour(client: Client, argument: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported, match=next(iter(argument))) as caught:
+        Executor(client=client, **argument)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [{"environment": "production"}, {"local_compute_services": True}, {"app": object()}],
+    ids=lambda each: next(iter(each)),
+)
+def test_a_client_refuses_what_it_cannot_honour(argument: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported, match=next(iter(argument))):
+        Client("http://farcall.test", "token", **argument)
+
+
+def test_methods_that_have_no_meaning_here_say_so(client: Client, cloud: FakeCloud) -> None:
+    with pytest.raises(Unsupported, match="farcall-endpoint stop"):
+        client.stop_endpoint(cloud.endpoint_id)
+    with pytest.raises(Unsupported, match="broker"):
+        client.get_result_amqp_url()
+    with pytest.raises(Unsupported, match="FARCALL_TOKEN"):
+        client.logout()
+    with pytest.raises(Unsupported, match="group"):
+        client.register_function(double, group=str(uuid.uuid4()))
+    with pytest.raises(Unsupported, match="create_websocket_queue"):
+        client.create_batch(create_websocket_queue=True)
+    with Executor(client=client) as executor, pytest.raises(Unsupported):
+        executor.amqp_port = 5671
+
+
+def test_attributes_hold_for_the_calls_to_come(client: Client, cloud: FakeCloud, bodies: list[dict[str, Any]]) -> None:
+    other_group = uuid.uuid4()
+    with Executor(client=client, resource_specification={"num_nodes": 2}) as executor:
+        executor.endpoint_id = uuid.UUID(cloud.endpoint_id)
+        assert executor.endpoint_id == cloud.endpoint_id
+        first = executor.submit(double, 1)
+        first.result(WAIT_S)
+        executor.resource_specification = {"num_nodes": 4, "ranks_per_node": 2}
+        executor.result_serializers = [JSONData, "globus_compute_sdk.serialize.DillDataBase64"]
+        executor.task_group_id = other_group
+        executor.batch_size = 7
+        second = executor.submit(double, 2)
+        assert second.result(WAIT_S) == 4
+        executor.resource_specification = None
+        executor.submit(double, 3).result(WAIT_S)
+        assert executor.task_count_submitted == 3
+    _, *submits = bodies  # the first one is the registration
+    specifications = [each.get("resource_specification") for each in submits]
+    assert specifications == [{"num_nodes": 2}, {"num_nodes": 4, "ranks_per_node": 2}, None]
+    assert [each.get("result_serializers") for each in submits] == [None, *[["JSONData", "DillDataBase64"]] * 2]
+    assert (first.task_group_id, second.task_group_id) == (submits[0]["task_group_id"], str(other_group))
+
+
+def test_calls_of_other_terms_go_in_requests_of_their_own(
+    client: Client, cloud: FakeCloud, bodies: list[dict[str, Any]]
+) -> None:
+    with Executor(cloud.endpoint_id, client) as executor:
+        quick, slow = executor.options(walltime_s=1), executor.options(walltime_s=3600, max_attempts=1)
+        futures = [view.submit(double, n) for n in range(20) for view in (quick, slow)]
+        assert [future.result(WAIT_S) for future in futures] == [2 * n for n in range(20) for _ in range(2)]
+        assert executor.walltime_s is None
+        quick.shutdown()
+        assert executor.submit(double, 1).result(WAIT_S) == 2
+    submits = [each for each in bodies if "tasks" in each]
+    assert {(each.get("walltime_s"), each["max_attempts"]) for each in submits} == {(1, 3), (3600, 1), (None, 3)}
+
+
+def test_views_map_and_name_functions_too(client: Client, cloud: FakeCloud) -> None:
+    with Executor(client=client) as executor:
+        view = executor.options(endpoint_id=cloud.endpoint_id, idempotent=False)
+        assert list(view.map(double, range(5), chunksize=2, timeout=WAIT_S)) == [0, 2, 4, 6, 8]
+        function_id = executor.register_function(double)
+        assert view.submit_to_registered_function(uuid.UUID(function_id), [4]).result(WAIT_S) == 8
+
+
+@pytest.mark.parametrize("name", ["resource_specification", "user_endpoint_config"])
+@pytest.mark.parametrize("bad", [["a list"], {"not": {object()}}])
+def test_what_is_no_json_object_is_a_type_error(client: Client, name: str, bad: Any) -> None:
+    with Executor(client=client) as executor, pytest.raises(TypeError, match=name):
+        setattr(executor, name, bad)
+
+
+def test_what_was_given_is_not_what_is_kept(client: Client) -> None:
+    mine = {"num_nodes": 2}
+    with Executor(client=client, resource_specification=mine) as executor:
+        mine["num_nodes"] = 99
+        assert executor.resource_specification == {"num_nodes": 2}
+
+
+def test_strategies_can_be_chosen(cloud: FakeCloud, bodies: list[dict[str, Any]]) -> None:
+    class GlobusCode:
+        identifier = "01\n"
+
+    class GlobusSerializer:
+        code_serializer = GlobusCode()
+        data_serializer = JSONData()
+
+    def spy(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith(("/submit", "/functions")):
+            bodies.append(msgspec.json.decode(request.content))
+        return cloud.transport.handle_request(request)
+
+    with Client(
+        "http://farcall.test",
+        cloud.token,
+        code_serialization_strategy=GlobusCode,
+        data_serialization_strategy="DillDataBase64",
+        transport=httpx.MockTransport(spy),
+    ) as client:
+        assert client.fx_serializer == Serializer(code=(DillCode(),), data=(DillDataBase64(),))
+        function_id = client.register_function(double)
+        task_id = client.run(3, endpoint_id=uuid.UUID(cloud.endpoint_id), function_id=uuid.UUID(function_id))
+        assert client.get_result(uuid.UUID(task_id), wait_s=WAIT_S) == 6
+        with Executor(cloud.endpoint_id, client) as executor:
+            assert executor.serializer is client.fx_serializer
+            assert executor.submit(double, 4).result(WAIT_S) == 8
+            executor.serializer = GlobusSerializer()
+            assert executor.submit(double, 5).result(WAIT_S) == 10
+    registered, submitted = bodies[0], bodies[1]
+    assert registered["meta"]["serde_identifier"] == "01"
+    assert "\n00\n" in next(iter(submitted["tasks"].values()))[0]
+    assert "\n11\n" in next(iter(bodies[-1]["tasks"].values()))[0]
+
+
+@pytest.mark.parametrize("bad", ["NoSuchStrategy", 5, JSONData])
+def test_what_is_no_strategy_for_functions_is_refused(bad: object) -> None:
+    with pytest.raises(ConfigurationError):
+        Client("http://farcall.test", "token", code_serialization_strategy=bad)
+
+
+def test_an_authorizer_says_who_is_calling(cloud: FakeCloud) -> None:
+    class Renewing:
+        """Its first tokens have expired."""
+
+        def __init__(self) -> None:
+            self.tokens = ["expired", "expired", cloud.token]
+
+        def get_authorization_header(self) -> str | None:
+            return f"Bearer {self.tokens[0]}"
+
+        def handle_missing_authorization(self) -> bool:
+            self.tokens.pop(0)
+            return len(self.tokens) > 1 or self.tokens == [cloud.token]
+
+    with Client("http://farcall.test", authorizer=Renewing(), transport=cloud.transport) as client:
+        with pytest.raises(Unauthenticated):
+            client.get_functions()
+        assert client.get_functions() == []
+
+    class Silent(Renewing):
+        def get_authorization_header(self) -> str | None:
+            return None
+
+    with pytest.raises(Unauthenticated, match="authorizer"):
+        Client("http://farcall.test", authorizer=Silent())
+
+
+def test_a_version_check_finds_an_api_that_is_not_there(cloud: FakeCloud) -> None:
+    def away(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    Client("http://farcall.test", cloud.token, do_version_check=True, transport=cloud.transport).close()
+    with pytest.raises(farcall.Unavailable):
+        Client("http://farcall.test", "t", do_version_check=True, patience_s=0, transport=httpx.MockTransport(away))
+
+
+def test_source_text_is_registered_as_it_is(client: Client, cloud: FakeCloud) -> None:
+    source = "import math\n\nBASE = 10\n\ndef area(r):\n    return round(math.pi * r**2, BASE)\n"
+    with Executor(cloud.endpoint_id, client) as executor:
+        function_id = executor.register_source_code(source, "area", description="of a circle")
+        assert executor.submit_to_registered_function(function_id, (1,)).result(WAIT_S) == 3.1415926536
+    assert client.get_function(uuid.UUID(function_id))["description"] == "of a circle"
+    with pytest.raises(farcall.SerializationError, match="no function"):
+        client.register_source_code(source, "not a name")
+
+
+def test_a_worker_tells_of_its_machine(client: Client, cloud: FakeCloud) -> None:
+    with Executor(cloud.endpoint_id, client) as executor:
+        assert sys.version.split()[0] in executor.get_worker_hardware_details()
+    task_id = client.get_worker_hardware_details(cloud.endpoint_id)
+    assert "cores" in client.get_result(task_id, wait_s=WAIT_S)
+
+
+def test_a_function_may_be_known_by_an_id_already(client: Client, cloud: FakeCloud) -> None:
+    function_id = client.register_function(double)
+    with Executor(cloud.endpoint_id, client) as executor:
+        assert executor.register_function(double, function_id) == function_id
+        assert executor.submit(double, 21).result(WAIT_S) == 42
+    assert len(client.get_functions()) == 1
+
+
+def test_a_task_can_be_looked_at_like_a_dictionary() -> None:
+    with FakeCloud(workers=0) as offline, offline.client() as client:
+        task_id = client.run(21, endpoint_id=offline.endpoint_id, function_id=client.register_function(double))
+        waiting = client.get_task(task_id)
+        assert (waiting["status"], waiting["pending"], waiting.get("result")) == ("received", True, None)
+        with pytest.raises(TaskPending):
+            client.get_result(task_id)
+        offline.run_waiting()
+        done = client.get_batch_result([uuid.UUID(task_id)])[task_id]
+        assert (done["status"], done["pending"], done["result"]) == ("success", False, 42)
+        assert float(done["completion_t"]) == done.finished_at
+        assert "exception" not in done
+        assert dict(done)["task_id"] == task_id
+
+
+def test_a_batch_can_be_sent_by_other_means(client: Client, cloud: FakeCloud) -> None:
+    batch = client.create_batch(str(uuid.uuid4()), {"num_nodes": 2}, None, False, ["JSONData"])
+    task_id = batch.add(client.register_function(double), [21])
+    body = json.loads(json.dumps(batch.prepare()))
+    assert (body["resource_specification"], body["result_serializers"]) == ({"num_nodes": 2}, ["JSONData"])
+    client._http.call("POST", f"/v3/endpoints/{cloud.endpoint_id}/submit", body=body)
+    assert client.get_result(task_id, wait_s=WAIT_S) == 42
+    assert client.get_task_group(batch.task_group_id) == [task_id]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_parsls_executor_for_globus_compute_runs_on_ours(
+    client: Client, cloud: FakeCloud, bodies: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "globus_compute_sdk", farcall)
+    monkeypatch.delitem(sys.modules, "parsl.executors.globus_compute", raising=False)
+    from parsl.executors.globus_compute import GlobusComputeExecutor
+
+    parsls = GlobusComputeExecutor(Executor(cloud.endpoint_id, client, resource_specification={"num_nodes": 1}))
+    parsls.start()
+    default, special = parsls.submit(double, {}, 4), parsls.submit(double, {"num_nodes": 3}, 5)
+    assert [default.result(WAIT_S), special.result(WAIT_S)] == [8, 10]
+    submits = [each for each in bodies if "tasks" in each]
+    assert [each["resource_specification"]["num_nodes"] for each in submits] == [1, 3]
+    parsls.shutdown()

@@ -1,0 +1,156 @@
+"""What an endpoint could not read or run is found out before it is queued."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from farcall import Client, EndpointIncompatible, Executor
+from farcall._calls import FunctionTable, pack_call
+from farcall._needs import THIS_PYTHON, Needs, Runtime, needs_of
+from farcall.testing import FakeCloud
+from farcall_common.payload import DillCode, Serializer
+
+WAIT_S = 20.0
+OTHER = {"python_version": "3.99.1", "packages": {}}
+
+
+class Local:
+    """A class that no worker can import."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Local)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def plain(x: int) -> int:
+    return x + 1
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+def closing_over(value: Any) -> Callable[[], Any]:
+    def get() -> Any:
+        return value
+
+    return get
+
+
+@pytest.fixture
+def cloud() -> Iterator[FakeCloud]:
+    with FakeCloud() as cloud:
+        cloud.runtime = OTHER
+        yield cloud
+
+
+@pytest.fixture
+def executor(cloud: FakeCloud) -> Iterator[Executor]:
+    with cloud.client() as client, Executor(cloud.endpoint_id, client) as executor:
+        yield executor
+
+
+def test_needs_are_read_off_the_bytes() -> None:
+    def of_call(*args: Any) -> Needs | None:
+        return needs_of(pack_call(args, {}, function_name="f"))
+
+    assert of_call(1, "text", [None]) is None
+    assert of_call() is None
+    assert of_call(b"bytes") == Needs(frozenset({"f0", "11"}), None)
+    assert of_call(Local()) == Needs(frozenset({"f1", "11"}), THIS_PYTHON)
+    assert needs_of(Serializer().pack_function(plain)) is None
+    assert needs_of(Serializer().pack_function(pow)) == Needs(frozenset({"f2"}), None)
+    assert needs_of(Serializer(code=(DillCode(),)).pack_function(plain)) == Needs(frozenset({"01"}), THIS_PYTHON)
+    assert FunctionTable().handle(plain).function is None  # nothing is kept that is not needed
+
+
+def test_needs_are_compared_with_what_is_known() -> None:
+    needs = Needs(frozenset({"f1"}), "3.11")
+    assert needs.missing_in(Runtime()) == ""
+    assert needs.missing_in(Runtime("3.11", frozenset({"f1", "00"}))) == ""
+    assert "holds byte code of Python 3.11, and the endpoint runs Python 3.12" in needs.missing_in(Runtime("3.12"))
+    assert "strategy f1, which the endpoint does not read" in needs.missing_in(Runtime("3.11", frozenset({"00"})))
+
+
+def test_what_every_python_reads_goes_anywhere(executor: Executor, cloud: FakeCloud) -> None:
+    assert executor.submit(plain, 1).result(WAIT_S) == 2
+    assert executor.submit(len, b"abc").result(WAIT_S) == 3  # a name, and bytes
+    assert executor.submit(pow, 2, 3).result(WAIT_S) == 8
+
+
+def test_a_function_that_is_byte_code_is_refused_with_the_reason(executor: Executor, cloud: FakeCloud) -> None:
+    future = executor.submit(closing_over(5))
+    with pytest.raises(EndpointIncompatible) as caught:
+        future.result(WAIT_S)
+    error = caught.value
+    assert error.record.message == (
+        f"function get holds byte code of Python {THIS_PYTHON}, and the endpoint runs Python 3.99; "
+        "its source text alone would not do: get carries state: a closure or attributes"
+    )
+    assert "Run this program with Python 3.99" in error.hint
+    assert future.task_id not in cloud._tasks
+    with pytest.raises(EndpointIncompatible, match="no plain function"):
+        executor.submit(functools.partial(closing_over(5))).result(WAIT_S)
+    assert executor.submit(plain, 1).result(WAIT_S) == 2
+
+
+def test_byte_code_that_was_chosen_becomes_source_text_where_it_must(cloud: FakeCloud) -> None:
+    with (
+        Client(
+            "http://farcall.test", cloud.token, code_serialization_strategy=DillCode, transport=cloud.transport
+        ) as c,
+        Executor(cloud.endpoint_id, c) as executor,
+    ):
+        assert [executor.submit(plain, n).result(WAIT_S) for n in range(3)] == [1, 2, 3]
+        assert [each["metadata"]["serde_identifier"] for each in c.get_functions()] == ["st"]
+
+
+def test_an_argument_that_is_byte_code_is_refused(executor: Executor, cloud: FakeCloud) -> None:
+    with pytest.raises(EndpointIncompatible, match="an argument of same holds byte code of Python"):
+        executor.submit(same, Local()).result(WAIT_S)
+    with cloud.client() as client:
+        function_id = client.register_function(same)
+        with pytest.raises(EndpointIncompatible, match=function_id):
+            client.run(Local(), endpoint_id=cloud.endpoint_id, function_id=function_id)
+    assert cloud._tasks == {}
+
+
+def test_the_same_python_takes_everything(cloud: FakeCloud, executor: Executor) -> None:
+    cloud.runtime = {"python_version": f"{THIS_PYTHON}.0", "packages": {}}
+    assert executor.submit(closing_over(5)).result(WAIT_S) == 5
+    assert executor.submit(same, Local()).result(WAIT_S) == Local()
+
+
+def test_strategies_that_an_endpoint_does_not_read(cloud: FakeCloud, executor: Executor) -> None:
+    cloud.runtime = {"python_version": f"{THIS_PYTHON}.0", "packages": {}, "serializers": ["01", "11", "st"]}
+    assert executor.submit(closing_over(5)).result(WAIT_S) == 5
+    with executor.client as client:
+        assert [each["metadata"]["serde_identifier"] for each in client.get_functions()] == ["01"]
+    with pytest.raises(EndpointIncompatible, match="strategy f0, which the endpoint does not read") as caught:
+        executor.submit(same, b"bytes").result(WAIT_S)
+    assert "Upgrade the endpoint" in caught.value.hint
+
+
+def test_endpoints_are_asked_once_and_an_api_that_does_not_say_is_believed(cloud: FakeCloud) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET" and request.url.path.startswith("/v2/endpoints/"):
+            asked.append(request.url.path)
+            return httpx.Response(503)
+        return cloud.transport.handle_request(request)
+
+    with (
+        Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(answer)) as client,
+        Executor(cloud.endpoint_id, client) as executor,
+    ):
+        assert executor.submit(plain, 1).result(WAIT_S) == 2
+        assert asked == []
+        assert [executor.submit(closing_over(n)).result(WAIT_S) for n in range(3)] == [0, 1, 2]
+        assert len(asked) == 1
