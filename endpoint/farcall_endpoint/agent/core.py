@@ -27,7 +27,8 @@ from farcall_common.wire import (
     TaskState,
 )
 from farcall_endpoint import outcomes
-from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, SchedulingPolicy
+from farcall_endpoint.agent.roster import Roster
+from farcall_endpoint.agent.scheduling import Lifetime, SchedulingPolicy
 from farcall_endpoint.agent.tasks import Decisions, Demand, End, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress
@@ -39,15 +40,6 @@ REPORT_AFTER_S: Final = 0.5
 """A state that lasts for so long is worth a message; tasks that are over sooner cost none."""
 _UPLOAD_TRIES: Final = 5
 _UPLOAD_RETRY_S: Final = 0.5
-
-
-@dataclasses.dataclass(slots=True)
-class _Manager:
-    slots: int
-    load: ManagerLoad  # counts the workers that are there, not the slots that there will be
-    outstanding: dict[str, Task] = dataclasses.field(default_factory=dict)  # in the order of dispatch
-    workers: int = 0
-    idle_workers: int = 0
 
 
 class AgentCore:
@@ -91,12 +83,9 @@ class AgentCore:
         self._drain_s = drain_s
         self._max_walltime_s = max_walltime_s
         self._tasks: dict[str, Task] = {}
-        self._queue: collections.deque[Task] = collections.deque()
+        self._queue: collections.deque[Task] = collections.deque()  # also what has ended while it waited: passed over
         self._functions: set[str] = set()
-        self._managers: dict[str, _Manager] = {}
-        # Of all managers together. Counted as things happen: a turn costs no more with a thousand of them.
-        self._slots = self._workers = self._idle_workers = self._dispatched = 0
-        self._manager_problems: dict[str, str] = {}
+        self._roster = Roster()
         self._ended = 0
         #: Ends since the start, of whatever kind.
         self.finished_tasks = 0
@@ -180,7 +169,6 @@ class AgentCore:
         for task in decisions.accepted:
             if self._tasks.pop(task.task_id, None) is None:
                 continue  # recorded meanwhile
-            self._unqueue(task)
             self._ended -= task.end is not None
             task.stage = Stage.ENDED
         decisions.accepted.clear()
@@ -237,7 +225,6 @@ class AgentCore:
                 task.cancelling = True
                 self._decisions.cancels[task.manager_id].append(task_id)
             else:
-                self._unqueue(task)
                 self._end(task, End(TaskState.CANCELLED, outcomes.cancelled(running=False).to_json()))
 
     def recorded(self, refs: Iterable[TaskRef]) -> None:
@@ -253,8 +240,6 @@ class AgentCore:
             self._decisions.dropped.append(task.seq)
             if task.stage is Stage.DISPATCHED and task.manager_id is not None:
                 self._decisions.cancels[task.manager_id].append(task.task_id)
-            else:
-                self._unqueue(task)
             task.stage = Stage.ENDED
 
     # -- spool ---------------------------------------------------------------------------------------------------------
@@ -272,7 +257,7 @@ class AgentCore:
         decisions.orders.clear()
         for task in again:
             assert task.manager_id is not None
-            self._unassign(task.manager_id, task.task_id)
+            self._roster.release(task.manager_id, task.task_id)
             task.starts -= 1
         self._requeue(again, now)
         self._credit -= decisions.credit
@@ -337,24 +322,23 @@ class AgentCore:
         if refusal:
             waiting, self._queue = self._queue, collections.deque()
             for task in waiting:
-                self._fail(task, outcomes.nodes_unavailable(refusal))
+                if task.stage is Stage.QUEUED:
+                    self._fail(task, outcomes.nodes_unavailable(refusal))
 
     def demand(self) -> Demand:
         """What there is to do, and who does it."""
-        busy = [manager_id for manager_id, manager in self._managers.items() if manager.outstanding]
-        return Demand(len(self._tasks) - self._ended, busy)
+        return Demand(len(self._tasks) - self._ended, self._roster.busy)
 
     def manager_registered(self, manager_id: str, *, slots: int, ends_at: float | None = None) -> None:
         """A manager is there; ``ends_at``: when its time is over, where that is known."""
         lifetime = None if ends_at is None else Lifetime(ends_at, self._drain_s, self._max_walltime_s)
-        self._managers[manager_id] = _Manager(slots, ManagerLoad(manager_id, 0, 0, lifetime))
-        self._slots += slots
+        self._roster.add(manager_id, slots=slots, lifetime=lifetime)
 
     def progress(self, manager_id: str, progress: Progress, bodies: Sequence[Bytes], *, now: float) -> None:
         """A manager reports. A result counts even if the manager was given up meanwhile."""
-        manager = self._managers.get(manager_id)
-        if manager is not None:
-            self._note(manager, progress.workers, progress.idle_workers, progress.problem)
+        self._roster.note(
+            manager_id, workers=progress.workers, idle_workers=progress.idle_workers, problem=progress.problem
+        )
         for finished in progress.finished:
             self._finished(manager_id, finished, bodies)
         self._observe(progress.finished)
@@ -367,11 +351,8 @@ class AgentCore:
 
     def manager_lost(self, manager_id: str, reason: str, *, expected: bool = False, now: float) -> None:
         """A manager is gone with all that it had. If that was ``expected``, no start is held against a task."""
-        manager = self._managers.pop(manager_id, None)
+        manager = self._roster.remove(manager_id)
         if manager is not None:
-            self._note(manager, 0, 0, "")
-            self._slots -= manager.slots
-            self._dispatched -= len(manager.outstanding)
             suspects = 0 if expected else manager.slots
             self._reconsider(list(manager.outstanding.values()), suspects, reason, now)
 
@@ -404,14 +385,13 @@ class AgentCore:
 
     def report(self) -> EndpointReport:
         """The numbers for a heartbeat."""
-        problems = [self._spool_problem, self._nodes_problem, *self._manager_problems.values()]
-        problem = next(filter(None, problems), "")
+        problem = self._spool_problem or self._nodes_problem or self._roster.problem
         unfinished = len(self._tasks) - self._ended
         return EndpointReport(
-            managers=len(self._managers),
-            total_workers=self._workers,
-            idle_workers=self._idle_workers,
-            pending_tasks=max(0, unfinished - self._dispatched),
+            managers=len(self._roster),
+            total_workers=self._roster.workers,
+            idle_workers=self._roster.idle_workers,
+            pending_tasks=max(0, unfinished - self._roster.outstanding),
             outstanding_tasks=unfinished,
             detail={"problem": problem} if problem else {},
         )
@@ -426,26 +406,29 @@ class AgentCore:
             self._report_end(task)
 
     def _dispatch(self, now: float) -> None:
-        if not (self._queue and self._managers):
+        queue = self._queue
+        while queue and queue[0].stage is not Stage.QUEUED:  # ended while it waited
+            queue.popleft()
+        if not (queue and self._roster):
             return
-        loads = [manager.load for manager in self._managers.values()]
+        waiting = (task for task in queue if task.stage is Stage.QUEUED)
         passed = []
-        for task, manager_id in self._policy.place(self._queue, loads, depth=self._prefetch.depth, now=now):
-            while (head := self._queue.popleft()) is not task:
-                passed.append(head)
+        for task, manager_id in self._policy.place(waiting, self._roster.loads, depth=self._prefetch.depth, now=now):
+            while (head := queue.popleft()) is not task:
+                if head.stage is Stage.QUEUED:
+                    passed.append(head)
             task.stage, task.manager_id = Stage.DISPATCHED, manager_id
             task.starts += 1
-            self._managers[manager_id].outstanding[task.task_id] = task
-            self._dispatched += 1
+            self._roster.assign(manager_id, task)
             self._decisions.starts.append(task)
             self._decisions.orders[manager_id].append(task)
             self._enter(task, TaskState.WAITING_FOR_LAUNCH, now)
-        self._queue.extendleft(reversed(passed))
+        queue.extendleft(reversed(passed))
 
     def _give_credit(self) -> None:
         if not self._connected or self._spool_problem:
             return
-        slots = self._slots or self._slots_hint
+        slots = self._roster.slots or self._slots_hint
         window = min(slots * (2 + self._window.depth), max(self._max_window, 2 * slots))
         due = window - (len(self._tasks) - self._ended) - self._credit
         if due >= max(1, window // 4) or (due > 0 and self._credit == 0):
@@ -456,7 +439,6 @@ class AgentCore:
         task = self._release(manager_id, finished.task_id)
         if task is None:
             return
-        self._unqueue(task)
         end = End(finished.state, None, 0, "", finished.started_at, finished.ended_at)
         if finished.error is not None:
             end.error = {"attempt": task.attempt, "endpoint_id": self._endpoint_id, **finished.error}
@@ -491,28 +473,9 @@ class AgentCore:
 
     def _release(self, manager_id: str, task_id: str) -> Task | None:
         """Note that a manager has done with a task; None if its end is known already."""
-        self._unassign(manager_id, task_id)
+        self._roster.release(manager_id, task_id)
         task = self._tasks.get(task_id)
         return None if task is None or task.end is not None else task
-
-    def _unassign(self, manager_id: str, task_id: str) -> None:
-        manager = self._managers.get(manager_id)
-        if manager is not None and manager.outstanding.pop(task_id, None) is not None:
-            manager.load.free += 1
-            self._dispatched -= 1
-
-    def _note(self, manager: _Manager, workers: int, idle_workers: int, problem: str) -> None:
-        """How a manager is; all zero when it is gone. It gets tasks for workers that are there."""
-        load = manager.load
-        load.free += workers - load.slots
-        load.slots = workers
-        self._workers += workers - manager.workers
-        self._idle_workers += idle_workers - manager.idle_workers
-        manager.workers, manager.idle_workers = workers, idle_workers
-        if problem:
-            self._manager_problems[manager.load.manager_id] = problem
-        else:
-            self._manager_problems.pop(manager.load.manager_id, None)
 
     def _reconsider(self, tasks: Sequence[Task], suspects: int, reason: str, now: float) -> None:
         """Decide about tasks, in the order of their dispatch, whose manager is gone.
@@ -541,10 +504,6 @@ class AgentCore:
             task.stage, task.manager_id = Stage.QUEUED, None
             self._queue.appendleft(task)
             self._enter(task, TaskState.WAITING_FOR_NODES, now)
-
-    def _unqueue(self, task: Task) -> None:
-        if task.stage is Stage.QUEUED:
-            self._queue.remove(task)
 
     def _fail(
         self, task: Task, record: ErrorRecord, *, started_at: float | None = None, ended_at: float | None = None
