@@ -99,7 +99,7 @@ class FreshProcessLauncher:
         :raises OSError: if the machine has no process, descriptor or disk left for it.
         """
         channel, worker_end, claims = channel_pair()
-        output = (open_capture_file(self._working_dir), open_capture_file(self._working_dir))
+        output = (open_capture_file(), open_capture_file())
         # -P: files in the working directory must not pass for modules
         command = [sys.executable, "-P", "-m", "farcall_endpoint.worker", str(worker_end.fileno()), str(claims)]
         process = subprocess.Popen(

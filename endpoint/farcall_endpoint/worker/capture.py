@@ -12,7 +12,6 @@ import io
 import os
 import sys
 import tempfile
-from pathlib import Path
 from typing import Final
 
 __all__ = ["TAIL_BYTES", "Capture", "open_capture_file", "read_tail"]
@@ -24,9 +23,10 @@ _MARKS: Final = (0x0FA6CA11_0001, 0x0FA6CA11_0002)
 there says both that the file is the one it should be and that nothing was written."""
 
 
-def open_capture_file(directory: Path) -> int:
-    """A descriptor of a new file without a name, for reading and appending."""
-    descriptor, name = tempfile.mkstemp(dir=directory, prefix="output-")
+def open_capture_file() -> int:
+    """A descriptor of a new file without a name, for reading and appending. It is on the node's own disk (``TMPDIR``):
+    each task looks at it, and the working directory may be far away."""
+    descriptor, name = tempfile.mkstemp(prefix="farcall-output-")
     os.close(descriptor)
     try:
         return os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
