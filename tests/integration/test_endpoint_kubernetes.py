@@ -1,0 +1,137 @@
+"""Blocks from Kubernetes: the real client and Parsl's provider, against an API server with pods in a dictionary."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from farcall_endpoint.config import KubernetesProviderConfig
+from farcall_endpoint.providers.batch import BatchProvider, SchedulerError
+from farcall_endpoint.providers.schedulers import make_scheduler
+from farcall_endpoint.providers.seam import Phase
+from farcall_endpoint.testing import wait_until
+
+
+class Cluster:
+    """As much of the API as a provider uses: create, read and delete pods of one namespace."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict[str, Any]] = {}
+        cluster = self
+
+        class Handler(_Handler):
+            owner = cluster
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    owner: Cluster
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        pod = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "quota" in pod["spec"]["containers"][0]["image"]:
+            self._answer(403, {"message": "pods is forbidden: exceeded quota"})
+            return
+        pod["status"] = {"phase": "Pending"}
+        self.owner.pods[pod["metadata"]["name"]] = pod
+        self._answer(201, pod)
+
+    def do_GET(self) -> None:
+        pod = self.owner.pods.get(self.path.rsplit("/", 1)[1])
+        self._answer(200 if pod else 404, pod or {"message": "not found"})
+
+    def do_DELETE(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        pod = self.owner.pods.pop(self.path.rsplit("/", 1)[1], None)
+        self._answer(200 if pod else 404, pod or {"message": "not found"})
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    cluster = Cluster()
+    context = {"cluster": "test", "user": "test", "namespace": "farcall"}
+    file = tmp_path / "kubeconfig"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "test", "cluster": {"server": cluster.url}}],
+                "users": [{"name": "test", "user": {}}],
+                "contexts": [{"name": "test", "context": context}],
+                "current-context": "test",
+            }
+        )
+    )
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    yield cluster
+    cluster.close()
+
+
+CONFIG = KubernetesProviderConfig(
+    image="registry.example/farcall:1", namespace="farcall", max_cpu=4, max_mem="8Gi", worker_init="source /opt/env"
+)
+
+
+def test_a_block_is_a_pod_that_brings_all_it_needs(cluster: Cluster, tmp_path: Path) -> None:
+    provider = BatchProvider(
+        make_scheduler(CONFIG, script_dir=tmp_path),
+        script_dir=tmp_path,
+        walltime_s=None,
+        worker_init=CONFIG.worker_init,
+        poll_s=0.1,
+    )
+    command = ["/home/me/.venv/bin/python", "-P", "-m", "farcall_endpoint.manager", "--block-id", "block-1"]
+    block = provider.start(command, block_id="block-1", environment={"FARCALL_FLEET_SERVER_KEY": "k$y"})
+    wait_until(lambda: cluster.pods)
+    [(name, pod)] = cluster.pods.items()
+    assert name.startswith("block-1")
+    [container] = pod["spec"]["containers"]
+    assert container["image"] == "registry.example/farcall:1"
+    assert container["resources"]["limits"] == {"cpu": "4", "memory": "8Gi"}
+    script = container["args"][1]
+    assert "source /opt/env" in script
+    assert "export FARCALL_FLEET_SERVER_KEY='k$y'" in script
+    assert "exec python3 -P -m farcall_endpoint.manager --block-id block-1" in script, "the image's own Python"
+    assert not list(tmp_path.glob("*.sh")), "nothing is expected to be shared"
+
+    pod["status"]["phase"] = "Running"
+    wait_until(lambda: block.status().phase is Phase.RUNNING)
+    block.kill()
+    wait_until(lambda: block.status().phase is Phase.ENDED)
+    assert not cluster.pods
+    provider.close()
+
+
+def test_a_refusal_is_told_in_the_clusters_own_words(cluster: Cluster, tmp_path: Path) -> None:
+    scheduler = make_scheduler(KubernetesProviderConfig(image="over-quota"), script_dir=tmp_path)
+    with pytest.raises(SchedulerError, match="exceeded quota"):
+        scheduler.submit("true", name="block-1")
