@@ -11,10 +11,10 @@ export UV_SYSTEM_CERTS := true
 export UV_PYTHON_DOWNLOADS := never
 
 RUN := .venv/bin/python -m
-SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks tests
+SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-slurm check format bench bench-engine bench-engine-scale bench-engine-papers openapi clean
+.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-slurm test-docs check format docs bench bench-engine bench-engine-scale bench-engine-papers openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -34,6 +34,15 @@ help:
 	@touch $@
 
 setup: .venv/.synced
+
+# Globus Compute's own SDK, in an environment of its own, for the tests that let it speak with us.
+GLOBUS_REQUIREMENTS := tests/e2e/data/globus-requirements.txt
+.venv-globus/.made: $(GLOBUS_REQUIREMENTS) .venv/.synced
+	@$(UV) venv --quiet --clear --python .venv/bin/python .venv-globus
+	@$(UV) pip install --quiet --only-binary :all: --python .venv-globus/bin/python -r $(GLOBUS_REQUIREMENTS)
+	@touch $@
+
+test-unit test-e2e: export FARCALL_GLOBUS_PYTHON := $(CURDIR)/.venv-globus/bin/python
 
 # The only place where the system's package manager is used: what has no wheel.
 setup-system:
@@ -64,15 +73,20 @@ bench-engine-papers: setup
 
 test: test-unit test-integration test-e2e
 
-test-unit: setup
+test-unit: setup .venv-globus/.made
 	$(RUN) pytest tests/unit tests/contract -q -n 2
 
 test-integration: setup
 	$(RUN) pytest tests/integration -q -n 2 --dist loadfile
 
-test-e2e: setup
+test-e2e: setup .venv-globus/.made
 	$(RUN) pytest tests/e2e -q --tier local
+	$(MAKE) test-docs
 	$(RUN) pytest tests/e2e -q --tier localstack
+
+# The code of the documentation, on a local tier of its own.
+test-docs: setup
+	$(RUN) pytest tests/docs -q
 
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
 test-slurm: setup
@@ -87,6 +101,11 @@ check: setup
 format: setup
 	$(RUN) ruff format $(SOURCES)
 	$(RUN) ruff check --fix $(SOURCES)
+
+# A folder of pages that can be read without a server.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 openapi: setup
 	$(RUN) farcall_lambdas.openapi

@@ -68,6 +68,7 @@ class Cloud:
             "spool_id": spool_id,
             "python_version": capabilities.python_version,
             "packages": capabilities.packages,
+            "serializers": list(capabilities.serializers),
         }
         with _believing("a connect request"):
             answer = self._call("POST", f"/v3/endpoints/{endpoint_id}/connect", body)

@@ -80,7 +80,9 @@ def _own_frames(frames: TracebackType | None, own_packages: Collection[str]) -> 
 
 def _package(frame: TracebackType) -> str:
     names = frame.tb_frame.f_globals
-    spec = names.get("__spec__")  # knows the name of a module that runs as __main__; functions sent by value have none
+    if frame.tb_frame.f_code.co_filename != names.get("__file__"):
+        return ""  # made by exec, or sent by value: dill gives the functions of a user's __main__ those of the worker's
+    spec = names.get("__spec__")  # knows the name of a module that runs as __main__
     return str(spec.name if spec else names.get("__name__", "")).partition(".")[0]
 
 
