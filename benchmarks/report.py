@@ -1,21 +1,30 @@
-"""Puts measured figures into ``benchmarks/README.md``: ``python -m benchmarks.report FILE``."""
+"""Puts measured figures into ``benchmarks/README.md``: ``python -m benchmarks.report`` after any of the benchmarks.
+
+Each section of the README that shows figures stands between two comments, and is made of one file of ``results/``.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["as_markdown", "main"]
+from benchmarks import memoization
+from benchmarks.engine import table as engine
+from benchmarks.engine.papers import table as papers
+from benchmarks.engine.scale import table as scale
 
-_README = Path(__file__).with_name("README.md")
-_PLACE = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
+__all__ = ["as_markdown", "filled", "main"]
+
+_HERE: Final = Path(__file__).parent
+
+Report = dict[str, Any]
 
 
-def as_markdown(report: dict[str, Any]) -> str:
-    """The figures of a report as a table, with the machine above it."""
+def as_markdown(report: Report) -> str:
+    """The figures of the whole system as a table, with the machine above it."""
     machine = report["machine"]
     cached = "cached" if machine["byte_code_cached"] else "not cached"
     where = (
@@ -32,11 +41,37 @@ def as_markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(path: str) -> None:
-    """Replace the table in the README by that of a report."""
-    report = json.loads(Path(path).read_text())
-    _README.write_text(_PLACE.sub(lambda _: as_markdown(report), _README.read_text()))
+#: The name of a section, the file that it is made of, and how.
+SECTIONS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
+    "figures": ("end_to_end.json", as_markdown),
+    "engine": ("engine.json", engine.as_table),
+    "scale": ("engine_scale.json", scale.as_table),
+    "papers": ("engine_papers.json", papers.as_tables),
+    "memoization": ("memoization.json", memoization.as_table),
+}
+
+
+def filled(text: str, name: str, section: str) -> str:
+    """A page with one of its sections replaced.
+
+    :raises ValueError: if the page has no such section.
+    """
+    place = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)", re.DOTALL)
+    if not place.search(text):
+        raise ValueError(f"the page has no section {name!r}")
+    return place.sub(lambda _: section, text)
+
+
+def main() -> None:
+    """Make all sections whose files are there anew."""
+    page = _HERE / "README.md"
+    text = page.read_text()
+    for name, (file, make) in SECTIONS.items():
+        results = _HERE / "results" / file
+        if results.exists():
+            text = filled(text, name, make(json.loads(results.read_text())))
+    page.write_text(text)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

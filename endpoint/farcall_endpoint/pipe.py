@@ -19,8 +19,16 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from farcall_endpoint.shared import ANCILLARY_BYTES, Frame, MemoryFile, SharedBytes, ancillary, descriptors_of, seen
-from farcall_endpoint.transport import Bytes
+from farcall_endpoint.shared import (
+    ANCILLARY_BYTES,
+    Bytes,
+    Frame,
+    MemoryFile,
+    SharedBytes,
+    ancillary,
+    descriptors_of,
+    seen,
+)
 
 __all__ = ["Pipe", "pipe_pair"]
 

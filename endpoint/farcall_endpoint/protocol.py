@@ -18,8 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.wire import TaskState
-from farcall_endpoint.shared import Frame, seen
-from farcall_endpoint.transport import Bytes
+from farcall_endpoint.shared import Bytes, Frame, seen
 
 __all__ = [
     "CancelTasks",

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-__all__ = ["ANCILLARY_BYTES", "Frame", "MemoryFile", "SharedBytes", "ancillary", "descriptors_of", "seen"]
+__all__ = ["ANCILLARY_BYTES", "Bytes", "Frame", "MemoryFile", "SharedBytes", "ancillary", "descriptors_of", "seen"]
 
 _MAX_DESCRIPTORS: Final = 64
 _FD_BYTES: Final = array.array("i").itemsize
@@ -61,11 +61,13 @@ class SharedBytes:
         return self.memory.view()[self.start : self.start + self.size]
 
 
-Frame = bytes | memoryview | SharedBytes
-"""User bytes on their way: small ones as bytes, large ones where they are already."""
+Bytes = bytes | memoryview
+"""User bytes on their way: small ones as bytes, large ones as views of where they are already."""
+Frame = Bytes | SharedBytes
+"""The same, in a process that only hands them on."""
 
 
-def seen(frame: Frame) -> bytes | memoryview:
+def seen(frame: Frame) -> Bytes:
     """A frame to look into."""
     return frame.view() if isinstance(frame, SharedBytes) else frame
 

@@ -6,15 +6,16 @@ import dataclasses
 import errno
 import hmac
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 
-from farcall_endpoint.shared import Frame, seen
+from farcall_endpoint.shared import Bytes, Frame, seen
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
 
 __all__ = [
-    "Bytes",
     "CurveKeys",
     "FleetKeys",
     "SocketLink",
@@ -26,9 +27,6 @@ __all__ = [
     "receive_frames",
     "send_frames",
 ]
-
-Bytes = bytes | memoryview
-"""User bytes on their way: small ones as bytes, large ones as views of where they are already."""
 
 _MORE: Final = int(zmq.SNDMORE)  # a plain number: enums are slow to combine
 _COPY_BYTES: Final = 64 * 1024
@@ -99,6 +97,8 @@ def bind_to_network(
 
     :raises zmq.ZMQError: if no port in the range can be had.
     """
+    from zmq.auth.thread import ThreadAuthenticator  # and asyncio with it, which nobody else needs
+
     guard = ThreadAuthenticator(socket.context)
     guard.start()
     guard.configure_curve_callback(_FLEET_DOMAIN, _OnlyThe(keys.managers.public))
@@ -172,7 +172,7 @@ def receive_frames(socket: zmq.Socket[bytes]) -> list[Bytes]:
 
 
 class SocketLink:
-    """A socket as a link to an agent, in the manner of :class:`~farcall_endpoint.pipe.Pipe`. Its own thread sends."""
+    """A socket in a context of its own, as a link like a :class:`~farcall_endpoint.pipe.Pipe`. Its thread sends."""
 
     is_congested = False
 
@@ -206,5 +206,7 @@ class SocketLink:
         """Nothing: the socket does that by itself."""
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Give it back, after what waits was sent, if that takes no longer."""
+        """Give it and its context back, after what waits was sent, if that takes no longer."""
+        context = self._socket.context
         self._socket.close(linger=int(linger_s * 1000))
+        context.term()

@@ -170,7 +170,7 @@ def test_a_job_that_slurm_has_forgotten_is_left_out(site: Path) -> None:
 def test_what_is_missing_for_a_provider_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "nothing"))
     with pytest.raises(
-        ConfigurationError, match="KubernetesProvider cannot be used here: Failed to load .*kube-config"
+        ConfigurationError, match=r"KubernetesProvider cannot be used here: Failed to load .*kube-config"
     ):
         make_scheduler(KubernetesProviderConfig(image="x"), script_dir=tmp_path)
 

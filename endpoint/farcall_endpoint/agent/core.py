@@ -32,7 +32,7 @@ from farcall_endpoint.agent.scheduling import Lifetime, SchedulingPolicy
 from farcall_endpoint.agent.tasks import Decisions, Demand, End, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress
-from farcall_endpoint.transport import Bytes
+from farcall_endpoint.shared import Bytes
 
 __all__ = ["REPORT_AFTER_S", "AgentCore"]
 

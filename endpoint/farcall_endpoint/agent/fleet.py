@@ -15,8 +15,8 @@ from farcall_endpoint.agent.blocks import Blocks
 from farcall_endpoint.agent.links import Gap, Links, Network
 from farcall_endpoint.agent.tasks import Demand, Task
 from farcall_endpoint.providers import Block, Phase, Provider
+from farcall_endpoint.shared import Bytes
 from farcall_endpoint.silence import Silence
-from farcall_endpoint.transport import Bytes
 
 __all__ = ["NO_LIMITS", "Fleet", "Limits", "Lost"]
 

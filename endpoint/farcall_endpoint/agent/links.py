@@ -14,7 +14,8 @@ import zmq
 
 from farcall_endpoint import protocol
 from farcall_endpoint.pipe import Pipe
-from farcall_endpoint.transport import Bytes, FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
+from farcall_endpoint.shared import Bytes
+from farcall_endpoint.transport import FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
 
 __all__ = ["Gap", "Links", "Network"]
 

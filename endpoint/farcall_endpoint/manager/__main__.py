@@ -9,11 +9,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import zmq
+from typing import TYPE_CHECKING
 
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.wire import new_id
@@ -23,11 +21,12 @@ from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.ledger import Sharing, partition
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
-from farcall_endpoint.manager.reach import find_reachable
 from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.transport import CurveKeys, SocketLink, agent_socket
+
+if TYPE_CHECKING:
+    from farcall_endpoint.transport import SocketLink
 
 _HORIZON_S = 0.003
 """Work to keep in each worker's socket: enough to hide a round trip, too little to be missed when it is recalled."""
@@ -71,7 +70,6 @@ def main() -> None:
     )
     manager_id = f"{options.block_id}-{socket.gethostname()}-{new_id()[:4]}"
     ends_at = None if options.walltime is None else end_of_block(options.walltime, os.environ, now=time.time())
-    keys = take_fleet_keys(os.environ)
     sharing = Sharing(
         max_workers=options.slots,
         cores_per_worker=options.cores_per_worker,
@@ -82,54 +80,50 @@ def main() -> None:
     node = discover_node(sharing.accelerators, environ=os.environ)
     try:
         slots = partition(node, sharing)
-        address = "" if options.agent_fd is not None else find_reachable(options.agent.split(","))
+        agent = _connect(options, manager_id)
     except (ConfigurationError, Unavailable) as error:
         sys.exit(str(error))
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
-    with zmq.Context() as context:
-        Manager(
-            core=ManagerCore(
-                slots=len(slots),
-                prefetch=PrefetchPolicy(horizon_s=_HORIZON_S, limit=options.prefetch),
-                batching=not options.no_batching,
-                start_limit_s=options.start_limit,
-            ),
-            launcher=FreshProcessLauncher(
-                working_dir=options.working_dir, environment=os.environ, slots=slots, amd=has_amd_accelerators()
-            ),
-            agent=(
-                SocketLink(agent_socket(context, address=address, manager_id=manager_id, **keys))
-                if options.agent_fd is None
-                else Pipe(socket.socket(fileno=options.agent_fd))
-            ),
-            agent_pid=options.agent_pid,
-            agent_silence_limit_s=options.heartbeat_threshold,
-            memory_per_worker_bytes=sharing.memory_per_worker_bytes,
-            registered=protocol.Registered(
-                manager_id,
-                protocol.software_fingerprint(),
-                len(slots),
-                os.getpid(),
-                socket.gethostname(),
-                options.block_id,
-                capacity=protocol.Capacity(node.whole_cpus, node.memory_bytes, node.accelerators),
-                ends_at=ends_at,
-            ),
-        ).run()
+    Manager(
+        core=ManagerCore(
+            slots=len(slots),
+            prefetch=PrefetchPolicy(horizon_s=_HORIZON_S, limit=options.prefetch),
+            batching=not options.no_batching,
+            start_limit_s=options.start_limit,
+        ),
+        launcher=FreshProcessLauncher(
+            working_dir=options.working_dir, environment=os.environ, slots=slots, amd=has_amd_accelerators()
+        ),
+        agent=agent,
+        agent_pid=options.agent_pid,
+        agent_silence_limit_s=options.heartbeat_threshold,
+        memory_per_worker_bytes=sharing.memory_per_worker_bytes,
+        registered=protocol.Registered(
+            manager_id,
+            protocol.software_fingerprint(),
+            len(slots),
+            os.getpid(),
+            socket.gethostname(),
+            options.block_id,
+            capacity=protocol.Capacity(node.whole_cpus, node.memory_bytes, node.accelerators),
+            ends_at=ends_at,
+        ),
+    ).run()
+
+
+def _connect(options: argparse.Namespace, manager_id: str) -> Pipe | SocketLink:
+    if options.agent_fd is not None:
+        return Pipe(socket.socket(fileno=options.agent_fd))
+    from farcall_endpoint.manager.network import connect
+
+    return connect(options.agent.split(","), manager_id=manager_id, environ=os.environ)
 
 
 def end_of_block(walltime_s: float, environ: Mapping[str, str], *, now: float) -> float:
     """When a block that lives so long is over: by the scheduler's own word, or as if it had begun now."""
     told = environ.get("SLURM_JOB_END_TIME", "")
     return min(now + walltime_s, float(told)) if told.isdigit() else now + walltime_s
-
-
-def take_fleet_keys(environ: MutableMapping[str, str]) -> dict[str, Any]:
-    """What the agent knows this manager by; none on its own machine. Taken away from the tasks' environment."""
-    names = ("FARCALL_FLEET_SERVER_KEY", "FARCALL_FLEET_PUBLIC_KEY", "FARCALL_FLEET_SECRET_KEY")
-    server, public, secret = (environ.pop(name, "") for name in names)
-    return {"server_key": server, "keys": CurveKeys(public, secret)} if server else {}
 
 
 if __name__ == "__main__":

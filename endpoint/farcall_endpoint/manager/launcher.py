@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from farcall_endpoint import guardian
 from farcall_endpoint.manager.ledger import Slot
-from farcall_endpoint.worker.capture import open_capture_file, read_tail
+from farcall_endpoint.worker.capture import read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
 
 __all__ = ["FreshProcessLauncher", "WorkerLauncher", "WorkerProcess", "worker_environment"]
@@ -99,7 +100,7 @@ class FreshProcessLauncher:
         :raises OSError: if the machine has no process, descriptor or disk left for it.
         """
         channel, worker_end, claims = channel_pair()
-        output = (open_capture_file(), open_capture_file())
+        output = (_open_capture_file(), _open_capture_file())
         # -P: files in the working directory must not pass for modules
         command = [sys.executable, "-P", "-m", "farcall_endpoint.worker", str(worker_end.fileno()), str(claims)]
         process = subprocess.Popen(
@@ -132,3 +133,14 @@ def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: 
         hidden = _COUNTED_BY_ROCM if amd else ()
     outer = {name: value for name, value in environment.items() if not name.startswith("FARCALL_WORKER_")}
     return {name: value for name, value in {**outer, **own}.items() if name not in hidden}
+
+
+def _open_capture_file() -> int:
+    """A descriptor of a new file without a name, for reading and appending. It is on the node's own disk (``TMPDIR``):
+    each task looks at it, and the working directory may be far away."""
+    descriptor, name = tempfile.mkstemp(prefix="farcall-output-")
+    os.close(descriptor)
+    try:
+        return os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    finally:
+        os.unlink(name)  # noqa: PTH108 - the name never was a Path

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from farcall_endpoint import guardian, protocol
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
@@ -21,8 +21,10 @@ from farcall_endpoint.manager.processes import Orphans, memory_of_trees
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared import Frame
 from farcall_endpoint.silence import Silence
-from farcall_endpoint.transport import SocketLink
 from farcall_endpoint.worker.channel import Done, Ready, Sync, Synced
+
+if TYPE_CHECKING:
+    from farcall_endpoint.transport import SocketLink
 
 __all__ = ["Manager"]
 

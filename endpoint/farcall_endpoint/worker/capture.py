@@ -11,27 +11,15 @@ import contextlib
 import io
 import os
 import sys
-import tempfile
 from typing import Final
 
-__all__ = ["TAIL_BYTES", "Capture", "open_capture_file", "read_tail"]
+__all__ = ["TAIL_BYTES", "Capture", "read_tail"]
 
 #: So much of each stream travels with a failure.
 TAIL_BYTES: Final = 4096
 _MARKS: Final = (0x0FA6CA11_0001, 0x0FA6CA11_0002)
 """Positions far behind the ends of the two files. Whoever writes appends, and moves the position; so one that is still
 there says both that the file is the one it should be and that nothing was written."""
-
-
-def open_capture_file() -> int:
-    """A descriptor of a new file without a name, for reading and appending. It is on the node's own disk (``TMPDIR``):
-    each task looks at it, and the working directory may be far away."""
-    descriptor, name = tempfile.mkstemp(prefix="farcall-output-")
-    os.close(descriptor)
-    try:
-        return os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-    finally:
-        os.unlink(name)  # noqa: PTH108 - the name never was a Path
 
 
 def read_tail(descriptor: int) -> str:
