@@ -162,7 +162,7 @@ def files_below(tree: str | None) -> list[str]:
             raise LookupError("scikit-learn is not installed on the endpoint; name a tree")
         tree = str(Path(package.origin).parent / "datasets")
     paths = sorted(Path(tree).rglob("*"))
-    return [str(path) for path in paths if path.is_file() and path.suffix not in (".pyc", ".so")]
+    return [str(path) for path in paths if "__pycache__" not in path.parts and path.suffix != ".so" and path.is_file()]
 
 
 def run(executor: Executor, tree: Path | None = None) -> Catalogue:
