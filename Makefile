@@ -58,6 +58,9 @@ demo: setup
 bench: setup
 	@$(RUN) benchmarks.end_to_end
 
+bench-memoization: setup
+	@$(RUN) benchmarks.memoization
+
 # Installs each peer into an environment of its own, below benchmarks/engine.
 bench-engine: setup
 	@PATH="$(dir $(abspath $(UV))):$$PATH" $(RUN) benchmarks.engine
@@ -71,7 +74,7 @@ bench-engine-papers: setup
 
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
-test: test-unit test-integration test-e2e
+test: test-unit test-integration test-e2e test-docs
 
 test-unit: setup .venv-globus/.made
 	$(RUN) pytest tests/unit tests/contract -q -n 2
@@ -81,12 +84,11 @@ test-integration: setup
 
 test-e2e: setup .venv-globus/.made
 	$(RUN) pytest tests/e2e -q --tier local
-	$(MAKE) test-docs
 	$(RUN) pytest tests/e2e -q --tier localstack
 
-# The code of the documentation, on a local tier of its own.
+# The site, and the code on its pages, on local tiers of its own.
 test-docs: setup
-	$(RUN) pytest tests/docs -q
+	$(RUN) pytest tests/docs -q -n 2 --dist loadfile
 
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
 test-slurm: setup

@@ -4,12 +4,16 @@
 
     FarcallError
     ├── InvalidRequest            the caller sent something that can never work
-    │   └── PayloadTooLarge
+    │   ├── PayloadTooLarge       (RequestTooLarge: all of a request together)
+    │   └── TooManyTasks
     ├── Unauthenticated           no identity
     ├── Forbidden                 an identity without the right
     ├── NotFound                  FunctionUnknown · EndpointUnknown · TaskUnknown · TaskGroupUnknown · BlobUnknown
     ├── Conflict                  TaskIdReused · EndpointInUse
     ├── LimitExceeded             asked for too much; retry later
+    │   ├── RateLimited           too many requests in a short time
+    │   ├── QueueFull             too many tasks wait for an endpoint
+    │   └── QuotaExceeded         (not by itself: something has to be deleted first)
     ├── Unavailable               a part of the service is away; retry
     │   └── NoForwarder
     ├── ProtocolError             a peer sent bytes that PROTOCOL.md does not allow
@@ -62,6 +66,10 @@ __all__ = [
     "PayloadTooLarge",
     "ProtocolError",
     "QueueDataLost",
+    "QueueFull",
+    "QuotaExceeded",
+    "RateLimited",
+    "RequestTooLarge",
     "SerializationError",
     "SessionRefused",
     "TaskCancelled",
@@ -72,6 +80,7 @@ __all__ = [
     "TaskLost",
     "TaskPending",
     "TaskUnknown",
+    "TooManyTasks",
     "Unauthenticated",
     "Unavailable",
     "VersionUnsupported",
@@ -177,6 +186,16 @@ class PayloadTooLarge(InvalidRequest):
     default_hint = "Pass a path or a reference to the data instead of the data itself."
 
 
+class RequestTooLarge(PayloadTooLarge):
+    code = "REQUEST_TOO_LARGE"
+    default_hint = "Submit fewer tasks at once, and big payloads by reference."
+
+
+class TooManyTasks(InvalidRequest):
+    code = "TOO_MANY_TASKS"
+    default_hint = "Split the request."
+
+
 class Unauthenticated(FarcallError):
     code = "UNAUTHENTICATED"
     fault = Fault.CALLER
@@ -237,6 +256,22 @@ class LimitExceeded(FarcallError):
     code = "LIMIT_EXCEEDED"
     fault = Fault.CALLER
     retryable = True
+
+
+class RateLimited(LimitExceeded):
+    code = "RATE_LIMITED"
+    default_hint = "Wait as long as the answer says; ask for many things in one request."
+
+
+class QueueFull(LimitExceeded):
+    code = "QUEUE_FULL"
+    default_hint = "Wait until the endpoint has worked off some of its tasks, or use another one."
+
+
+class QuotaExceeded(LimitExceeded):
+    code = "QUOTA_EXCEEDED"
+    retryable = False
+    default_hint = "Delete what you do not need any more."
 
 
 class Unavailable(FarcallError):

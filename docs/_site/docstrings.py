@@ -9,7 +9,8 @@ import griffe
 
 _ROLE: Final = re.compile(r":(?:class|meth|func|attr|mod|exc|data):`(?P<tilde>~?)(?P<name>[\w.]+)`")
 _SEVERAL: Final = re.compile(
-    r"^(?P<indent>[ ]*):(?P<field>raises|param) (?P<names>\w+(?:, \w+)+): (?P<text>.+(?:\n(?P=indent)[ ]+\S.*)*)", re.MULTILINE
+    r"^(?P<indent>[ ]*):(?P<field>raises|param) (?P<names>\w+(?:, \w+)+): (?P<text>.+(?:\n(?P=indent)[ ]+\S.*)*)",
+    re.MULTILINE,
 )
 _LITERAL: Final = re.compile(r"^(?P<lead>.*)::[ \t]*$", re.MULTILINE)
 
@@ -17,7 +18,7 @@ _LITERAL: Final = re.compile(r"^(?P<lead>.*)::[ \t]*$", re.MULTILINE)
 class RolesAsCode(griffe.Extension):
     """Shows ``:class:`Thing``` as code, takes fields of several names apart, and drops the second colon of ``::``."""
 
-    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of one object."""
         if obj.docstring is not None:
             text = _ROLE.sub(_as_code, obj.docstring.value)

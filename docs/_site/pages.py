@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 _LINK: Final = re.compile(r"\[(?P<text>[^]]+)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
@@ -21,7 +20,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
-def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
     """Let links to a folder lead to its README, and leave of those that lead out of the site only the text."""
     docs = Path(config.docs_dir).resolve()
     here = Path(page.file.abs_src_path or docs).parent

@@ -13,9 +13,9 @@ from mkdocs.structure.files import File, Files
 _PAGE: Final = "reference/rest.md"
 _HEAD: Final = """# REST
 
-Made from [openapi.json](../openapi.json), which is made from the handlers. The routes and shapes under `/v2`, and those of
-`/v3` that it has, are Globus Compute's; the others are Farcall's own. Every request carries `Authorization: Bearer TOKEN`. Every error
-answers in the shape [`ErrorAnswer`](#erroranswer); [Errors](../errors.md) explains its `code`.
+Made from [openapi.json](../openapi.json), which is made from the handlers. Where Globus Compute has a route, it is the
+same here, with the same shapes; the others are Farcall's own. Every request carries `Authorization: Bearer TOKEN`.
+Every error answers in the shape [`ErrorAnswer`](#erroranswer); [Errors](../errors.md) explains its `code`.
 """
 
 Json = Mapping[str, Any]

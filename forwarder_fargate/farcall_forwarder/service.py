@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from typing import Final, TypeVarTuple, Unpack
 
 import zmq
 from zmq.utils import z85
@@ -33,7 +33,7 @@ __all__ = ["Service", "key_pair"]
 _BACKLOG_BYTES: Final = 16 * 1024 * 1024
 
 _logger = logging.getLogger(__name__)
-_Told = TypeVar("_Told")
+_Told = TypeVarTuple("_Told")
 
 
 class Service:
@@ -97,7 +97,7 @@ class Service:
             self.forwarder_id,
             on_woken=lambda endpoint_ids: _call(loop, shell.woken, endpoint_ids),
             on_shared=lambda shared: _call(loop, shell.heard, shared),
-            on_cut=lambda error: _call(loop, shell.cut_off, error),
+            on_cut=lambda: _call(loop, shell.cut_off),
             on_death=lambda error: _call(loop, shell.fail, error),
         )
         wake_ups.start()
@@ -127,7 +127,7 @@ def key_pair(seed: str) -> tuple[bytes, bytes]:
     return zmq.curve_public(secret_key), secret_key
 
 
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[_Told], None], told: _Told) -> None:
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[Unpack[_Told]], None], *told: *_Told) -> None:
     """Call a function in the loop, from another thread. A loop that has ended needs no calls."""
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function, told)
+        loop.call_soon_threadsafe(function, *told)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from farcall_common.errors import ProtocolError, Unavailable
+from farcall_common.errors import ProtocolError
 from farcall_common.store.model import ForwarderInfo, SharedEnds
 from farcall_common.wire import decode, encode, new_id
 from farcall_forwarder.adapters.pool import StorePool
@@ -92,7 +92,7 @@ class Shell:
         """Other forwarders have recorded ends."""
         self._handle([ev.EndsHeard(shared)])
 
-    def cut_off(self, _: Unavailable) -> None:
+    def cut_off(self) -> None:
         """Other forwarders may have said something unheard."""
         self._handle([ev.CutOff()])
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from aws_lambda_powertools.event_handler import ApiGatewayResolver, APIGatewayRestResolver, Response
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.errors import InvalidRequest, PayloadTooLarge
+from farcall_common.errors import InvalidRequest, RequestTooLarge
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.routes import ROUTERS
@@ -29,12 +29,9 @@ class JsonReader:
         self._max_bytes = max_bytes
 
     def __call__(self, text: str) -> Any:
-        """:raises InvalidRequest: for what is not JSON; its subclass PayloadTooLarge for too much of it."""
+        """:raises InvalidRequest: for what is not JSON; its subclass RequestTooLarge for too much of it."""
         if len(text) > self._max_bytes:
-            raise PayloadTooLarge(
-                f"The request has {len(text)} bytes; {self._max_bytes} are allowed.",
-                hint="Submit fewer tasks at once, and big payloads by reference.",
-            )
+            raise RequestTooLarge(f"The request has {len(text)} bytes; {self._max_bytes} are allowed.")
         try:
             return json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:

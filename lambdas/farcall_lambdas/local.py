@@ -31,7 +31,7 @@ from aws_lambda_powertools.event_handler import HttpResolverLocal
 from aws_lambda_powertools.event_handler.http_resolver import HttpProxyEvent
 from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 
-from farcall_common.errors import ConfigurationError, InvalidRequest, PayloadTooLarge, Unavailable
+from farcall_common.errors import ConfigurationError, InvalidRequest, RequestTooLarge, Unavailable
 from farcall_common.store import StoreSettings, open_stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.app import JsonReader, assemble
@@ -98,10 +98,7 @@ class LocalResolver(HttpResolverLocal):
             if not message.get("more_body", False):
                 break
         if size > self._max_request_bytes:
-            raise PayloadTooLarge(
-                f"The request has {size} bytes; {self._max_request_bytes} are allowed.",
-                hint="Submit fewer tasks at once, and big payloads by reference.",
-            )
+            raise RequestTooLarge(f"The request has {size} bytes; {self._max_request_bytes} are allowed.")
         return b"".join(parts)
 
     async def _refuse(self, error: Exception, send: Callable[[Message], Any]) -> None:

@@ -13,6 +13,11 @@ variable                                meaning (default)
 ``FARCALL_MAX_REQUEST_BYTES``           of a request (4 MiB)
 ``FARCALL_MAX_RESPONSE_BYTES``          of the results in one answer (5 MB)
 ``FARCALL_MAX_TASKS_PER_REQUEST``       submitted, read or cancelled at once (10,000)
+``FARCALL_MAX_QUEUE_DEPTH``             tasks that may wait for one endpoint (100,000)
+``FARCALL_MAX_FUNCTIONS``               of one identity (20,000)
+``FARCALL_MAX_ENDPOINTS``               of one identity (1,000)
+``FARCALL_RATE_PER_S``                  requests of one identity per second, in the long run (500)
+``FARCALL_RATE_BURST``                  requests of one identity at once (2,000)
 ``FARCALL_HEARTBEAT_S``                 what agents and clients are told to keep to (30)
 ``FARCALL_ONLINE_WINDOW_S``             how old the last heartbeat of an online endpoint may be (120)
 ``FARCALL_TICKET_TTL_S``                how long a ticket lets a peer in (86400)
@@ -47,6 +52,8 @@ class ApiSettings:
 
     A payload over ``max_payload_bytes`` is refused, one over ``max_inline_bytes`` goes to the blob store instead of
     the database. ``max_response_bytes`` bounds the results in one answer (a Lambda answers 6 MB at most).
+    More than ``max_queue_depth`` tasks do not wait for one endpoint, and an identity owns ``max_functions`` and
+    ``max_endpoints`` at most. It may make ``rate_per_s`` requests per second, and ``rate_burst`` after a silence.
     ``online_window_s`` is how old an endpoint's last heartbeat may be. ``settle_s`` is how long a submit or a
     forwarder is left to finish its own work before the reconciler takes an interest, ``reconcile_period_s`` is how
     often it looks where no schedule runs it.
@@ -57,6 +64,11 @@ class ApiSettings:
     max_request_bytes: int = 4 * MIB
     max_response_bytes: int = 5_000_000
     max_tasks_per_request: int = 10_000
+    max_queue_depth: int = 100_000
+    max_functions: int = 20_000
+    max_endpoints: int = 1_000
+    rate_per_s: float = 500.0
+    rate_burst: int = 2_000
     heartbeat_s: float = 30.0
     online_window_s: float = 120.0
     ticket_ttl_s: int = 86_400

@@ -44,10 +44,10 @@ class Answer:
 
 
 class MemoryApi:
-    """Calls the API as API Gateway would."""
+    """Calls the API as API Gateway would. Its stores are fakes unless others are given."""
 
-    def __init__(self, *, settings: ApiSettings | None = None) -> None:
-        self.stores = memory_stores()
+    def __init__(self, *, settings: ApiSettings | None = None, stores: Stores | None = None) -> None:
+        self.stores = stores or memory_stores()
         self.clock = Clock()
         self.application = Application.over(self.stores, settings or ApiSettings(), clock=self.clock)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from farcall_common.errors import FarcallError
+from farcall_common.errors import FarcallError, error_from_record
 from farcall_local import control
 from farcall_local.state import TierState
 
@@ -24,6 +25,8 @@ app = typer.Typer(
     name="local", help="A whole cloud tier on this machine, without an AWS account.", no_args_is_help=True
 )
 _console = Console(highlight=False)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 
 
 def _home() -> Path:
@@ -37,50 +40,64 @@ def _directory() -> Path:
 @app.command()
 def up(
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay until Ctrl-C, then stop the tier.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Start the tier, and point this user's configuration at it if there is none yet."""
     directory = _directory()
     if control.is_up(directory):
         state = TierState.read(directory)
-        _console.print(f"The local tier is up already: {state.api_url if state else directory}")
+        if as_json:
+            _show_up(state, directory, was_up=True)
+        else:
+            _console.print(f"The local tier is up already: {state.api_url if state else directory}")
         return
     began = time.monotonic()
     try:
         supervisor = control.launch(directory, until_eof=foreground)
     except FarcallError as failure:
-        _console.print(f"[red]{failure.record.code}[/red] {failure.record.message}", markup=True)
-        _console.print(f"{failure.hint}\nLogs: {directory / 'logs'}")
-        raise typer.Exit(1) from None
+        hint = f"{failure.hint} Logs: {directory / 'logs'}".lstrip()
+        record = dataclasses.replace(failure.record, hint=hint)
+        raise error_from_record(record) from None
     state = TierState.read(directory)
     assert state is not None
-    _console.print(f"The local tier is up at {state.api_url} ({time.monotonic() - began:.1f} s).")
-    _configure(state)
+    lines = [f"The local tier is up at {state.api_url} ({time.monotonic() - began:.1f} s).", _configure(state)]
+    if as_json:
+        _show_up(state, directory, was_up=False)
+    else:
+        _console.print("\n".join(lines), soft_wrap=True)
     if not foreground:
         return
-    _console.print("Press Ctrl-C to stop it.")
+    if not as_json:
+        _console.print("Press Ctrl-C to stop it.")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         supervisor.wait()
     except KeyboardInterrupt:
         control.stop(directory)
-        _console.print("Stopped.")
+        if not as_json:
+            _console.print("Stopped.")
 
 
 @app.command()
 def down(
     wipe: Annotated[bool, typer.Option("--wipe", help="Also remove all data: functions, tasks, results.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stop the tier. Its data stays for the next ``up``."""
     directory = _directory()
     stopped = control.stop(directory)
-    _console.print("Stopped." if stopped else "The local tier is not running.")
     if wipe:
         control.wipe(directory)
+    if as_json:
+        typer.echo(json.dumps({"was_running": stopped, "wiped": wipe, "directory": str(directory)}))
+        return
+    _console.print("Stopped." if stopped else "The local tier is not running.")
+    if wipe:
         _console.print(f"Removed {directory}.")
 
 
 @app.command()
-def status(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+def status(as_json: AsJson = False) -> None:
     """Show whether the tier runs, where, and with which processes. Exits with 3 when it does not run."""
     directory = _directory()
     running = control.is_up(directory)
@@ -101,13 +118,21 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="For programs.")
         raise typer.Exit(3)
 
 
-def _configure(state: TierState) -> None:
-    """Write ``config.toml`` unless the user has one that points elsewhere."""
+def _show_up(state: TierState | None, directory: Path, *, was_up: bool) -> None:
+    api_url = state.api_url if state else None
+    typer.echo(json.dumps({"api_url": api_url, "was_running": was_up, "directory": str(directory)}))
+
+
+def _configure(state: TierState) -> str:
+    """Write ``config.toml`` unless the user has one that points elsewhere; returns what there is to say of it."""
     path = _home() / "config.toml"
-    lines = f'# Written by `farcall local up`.\n[default]\napi_url = "{state.api_url}"\ntoken = "{state.token}"\n'
-    if not path.exists() or state.token in path.read_text():  # ours: the port may have changed
+    if not path.exists():
         path.touch(mode=0o600)
-        path.write_text(lines)
-        _console.print(f"{path} points at it.")
+        path.write_text(
+            f'# Written by `farcall local up`.\n[default]\napi_url = "{state.api_url}"\ntoken = "{state.token}"\n'
+        )
+    elif state.token in (text := path.read_text()):  # ours: the port may have changed, and what else is there stays
+        path.write_text(re.sub(r"^api_url = .*$", f'api_url = "{state.api_url}"', text, count=1, flags=re.MULTILINE))
     else:
-        _console.print(f"{path} is left as it is; for this tier: export FARCALL_API_URL={state.api_url}")
+        return f"{path} is left as it is; for this tier: export FARCALL_API_URL={state.api_url}"
+    return f"{path} points at it."

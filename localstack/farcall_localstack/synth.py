@@ -19,7 +19,7 @@ from farcall_localstack.workspace import ASSEMBLIES, SOURCES, WORKSPACE
 
 __all__ = ["ensure_assembly"]
 
-_KEPT: Final = 3  # assemblies of earlier states of the sources
+_KEPT: Final = 5  # assemblies: of three profiles and a second deployment, which tests use at once, and one older
 
 
 def ensure_assembly(*, name: str = "farcall", profile: str = "lab", directory: Path = ASSEMBLIES) -> Path:

@@ -226,6 +226,9 @@ def _registration_of(
         "sdk_version": __version__,
         "serde_identifier": _strategy(body),
     }
+    needs = needs_of(body)
+    if needs is not None and needs.python is not None:
+        meta["byte_code_of_python"] = needs.python  # the API refuses it for endpoints that run another one
     return {
         "function_name": name,
         "function_code": body.decode(),

@@ -177,15 +177,17 @@ class Engine:
         terms: Terms,
     ) -> None:
         def go_on() -> None:
+            future._inputs = ()  # a chain of calls must not keep every result alive that it ever had
+            if future.done():
+                return  # it was cancelled meanwhile
+            failure = failure_of(inputs)
+            if failure is not None:
+                self._collector.fail([future.task_id], failure)
+                return
             try:
-                if future.done():
-                    return  # it was cancelled meanwhile
-                error = failure_of(inputs)
-                if error is not None:
-                    raise error
                 self._send(future, handle, self._pack(handle, *resolved(args, kwargs), terms), terms)
-            except Exception as why:  # noqa: BLE001 - whatever it is, somebody waits for this future
-                self._collector.fail([future.task_id], why)
+            except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for this future
+                self._collector.fail([future.task_id], error)
 
         def leave() -> None:
             # The thread that learns of the last result has others to settle, and is perhaps not ours.

@@ -16,7 +16,9 @@ import msgspec
 
 from farcall._authorizer import Authorizer, bearer_token
 from farcall._backoff import Backoff
+from farcall._needs import EndpointIncompatible
 from farcall._settings import Settings
+from farcall._unsupported import Unsupported
 from farcall_common.errors import (
     ConfigurationError,
     Conflict,
@@ -52,6 +54,8 @@ _BY_STATUS: Final[Mapping[int, type[FarcallError]]] = {
     413: PayloadTooLarge,
     429: LimitExceeded,
 }
+#: Errors that are classes of this package.
+_OWN: Final[Mapping[str, type[FarcallError]]] = {cls.code: cls for cls in (EndpointIncompatible, Unsupported)}
 _UNREACHABLE_HINT: Final = (
     "Is the API up? `farcall local status` shows a local tier; FARCALL_API_URL names the address."
 )
@@ -251,7 +255,10 @@ def _error(response: httpx.Response) -> FarcallError:
         return cls(message, retry_after_s=retry_after_s)
     if record.retry_after_s is None and retry_after_s is not None:
         record = dataclasses.replace(record, retry_after_s=retry_after_s)
-    return error_from_record(record)
+    own = _OWN.get(record.code)
+    if own is not None:
+        return own(record.message, record=record)
+    return error_from_record(record, default=_BY_STATUS.get(status, InvalidRequest if status < 500 else FarcallError))
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:

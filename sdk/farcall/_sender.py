@@ -18,6 +18,7 @@ from farcall._future import ComputeFuture
 from farcall._needs import EndpointIncompatible, Needs
 from farcall._submission import MAX_BYTES, Prepared, check_answer, encode_submit, size_bytes
 from farcall._terms import Terms
+from farcall._unsupported import Unsupported
 from farcall._verdict import Judge
 from farcall_common.errors import (
     ConfigurationError,
@@ -36,7 +37,7 @@ _logger = logging.getLogger(__name__)
 _CANCEL_PATIENCE_S: Final = 10.0
 _IDS_PER_CANCEL: Final = 500
 #: Errors of the whole request. Any other may be the fault of one task, whose neighbours must not suffer for it.
-_SHARED: Final = (Unauthenticated, EndpointUnknown, ConfigurationError, ProtocolError)
+_SHARED: Final = (Unauthenticated, EndpointUnknown, ConfigurationError, ProtocolError, Unsupported)
 
 
 class Call:

@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "find_home", "read_stored"]
 
 _HINT: Final = (
-    "Run `farcall local up` for a tier of your own, set FARCALL_API_URL and FARCALL_TOKEN, or write {config}."
+    "Run `farcall local up` for a tier of your own or `farcall login` for another one, set FARCALL_API_URL and "
+    "FARCALL_TOKEN, or write {config}."
 )
 
 
@@ -39,9 +40,9 @@ class Settings:
         """
         api_url = api_url or environ.get("FARCALL_API_URL")
         token = token or environ.get("FARCALL_TOKEN")
-        config = _home(environ) / "config.toml"
+        config = find_home(environ) / "config.toml"
         if not api_url or not token:
-            stored = _read(config)
+            stored = read_stored(config)
             api_url, token = api_url or stored.get("api_url"), token or stored.get("token")
         if not api_url or not token:
             missing = "the token" if api_url else "the address of the API"
@@ -53,12 +54,17 @@ class Settings:
         return cls(api_url.rstrip("/"), token.strip())
 
 
-def _home(environ: Mapping[str, str]) -> pathlib.Path:
+def find_home(environ: Mapping[str, str]) -> pathlib.Path:
+    """The directory for everything that Farcall keeps for a user."""
     given = environ.get("FARCALL_HOME")
     return pathlib.Path(given).expanduser() if given else pathlib.Path.home() / ".farcall"
 
 
-def _read(config: pathlib.Path) -> dict[str, str]:
+def read_stored(config: pathlib.Path) -> dict[str, str]:
+    """The settings in a configuration file; none if there is no such file.
+
+    :raises ConfigurationError: if it cannot be read.
+    """
     try:
         table = tomllib.loads(config.read_text(encoding="utf-8")).get("default", {})
     except FileNotFoundError:

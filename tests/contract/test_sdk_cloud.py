@@ -13,6 +13,7 @@ import pytest
 
 from farcall import (
     Client,
+    EndpointIncompatible,
     EndpointUnknown,
     Executor,
     FarcallError,
@@ -367,6 +368,42 @@ def test_there_is_no_stream_without_a_forwarder(cloud: Cloud) -> None:
 
 def test_the_version(cloud: Cloud) -> None:
     assert {"api", "min_sdk_version", "min_ep_version", "min_endpoint_version"} <= cloud.client.version_check().keys()
+
+
+def test_byte_code_that_an_endpoint_cannot_run_is_refused() -> None:
+    real = Real()
+    other = {"public_key": "k" * 40, "python_version": "3.99.0"}
+    real.api.call("POST", f"/v3/endpoints/{real.endpoint_id}/connect", other)
+    with real.client as client:
+        offset = 5
+        function_id = client.register_function(lambda x: x + offset)
+        with pytest.raises(EndpointIncompatible, match=r"and endpoint memory runs Python 3\.99"):
+            client.run(1, endpoint_id=real.endpoint_id, function_id=function_id)
+        with Executor(real.endpoint_id, client=client) as executor:
+            with pytest.raises(EndpointIncompatible, match="its source text alone would not do"):
+                executor.submit(lambda x: x + offset, 1).result(WAIT_S)
+            future = executor.submit(divide, 1, 2)
+            assert executor._engine.flush(WAIT_S)
+            real.run_what_waits()
+            assert future.result(WAIT_S) == 0.5
+        assert client.get_endpoint(real.endpoint_id)["runtime"]["python_version"] == "3.99.0"
+
+
+def test_a_configuration_that_no_endpoint_takes_is_refused_once() -> None:
+    real = Real()
+    with (
+        real.client as client,
+        Executor(real.endpoint_id, client=client, user_endpoint_config={"queue": "debug"}) as executor,
+    ):
+        futures = [executor.submit(divide, n) for n in range(10)]
+        for future in futures:
+            with pytest.raises(Unsupported, match="user_endpoint_config"):
+                future.result(WAIT_S)
+        executor.user_endpoint_config = None
+        last = executor.submit(divide, 1)
+        assert executor._engine.flush(WAIT_S)
+        real.run_what_waits()
+        assert last.result(WAIT_S) == 1
 
 
 def test_endpoints_can_be_registered_and_changed() -> None:

@@ -78,6 +78,8 @@ def test_the_forwarders_are_arm64_tasks_with_addresses(aws: Templates, size: Pro
     (container,) = task["ContainerDefinitions"]
     assert container["Command"] == ["python", "-m", "farcall_forwarder"]
     assert container["StopTimeout"] == 120
+    told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    assert told["AWS_DEFAULT_REGION"] == told["AWS_REGION"] == {"Ref": "AWS::Region"}
     service = the_one(aws, "AWS::ECS::Service")
     assert service["DesiredCount"] == size.forwarder.tasks
     assert service["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"] == "ENABLED"

@@ -26,6 +26,5 @@ def bare_environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, s
 def environment(bare_environment: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """The environment of somebody who has a cloud tier, and an endpoint named ``here`` that is online."""
     home = Path(bare_environment["FARCALL_HOME"])
-    with LocalTier() as tier:
-        with LocalEndpoint("here", home=home, environment=tier.environment()):
-            yield {**bare_environment, **tier.environment()}
+    with LocalTier() as tier, LocalEndpoint("here", home=home, environment=tier.environment()):
+        yield {**bare_environment, **tier.environment()}

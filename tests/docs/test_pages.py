@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tests.docs.pages import Page, check_output, pages, run
+from tests.docs.pages import DOCS, Block, Page, check_output, pages, run
 
 #: Pages whose code cannot run here, and why.
 ELSEWHERE: Final = {"deploy.md": "its code logs in at Globus"}
@@ -36,7 +36,22 @@ def test_code_that_cannot_run_here_is_python_at_least(name: str) -> None:
     ast.parse(page.program())
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_no_code_is_passed_over(page: Page) -> None:
+    text = (DOCS / page.name).read_text(encoding="utf-8")
+    assert text.count("```python") == sum(block.language == "python" for block in page.blocks), "a block is indented"
+    assert page.in_shell or not any(block.language in ("bash", "sh", "shell") for block in page.blocks)
+
+
 def test_a_page_that_prints_something_else_fails() -> None:
     check_output("1 of 20 done\n", expected="1 of ... done\n")
     with pytest.raises(AssertionError, match="the page says"):
         check_output("2 of 20 done\n", expected="1 of ... done\n")
+
+
+def test_a_page_whose_code_raises_fails_at_the_line_of_the_page(
+    bare_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    page = Page("raises.md", {}, (Block("python", "", "1 / 0\n", 7), Block("text", "output", "never\n", 11)))
+    with pytest.raises(AssertionError, match=r"raises\.py\", line 7(.|\n)*ZeroDivisionError"):
+        run(page, directory=tmp_path, environment=bare_environment)

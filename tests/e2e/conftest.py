@@ -1,10 +1,14 @@
-"""One suite for every tier: ``pytest tests/e2e --tier local|localstack``.
+"""One suite for every tier: ``pytest tests/e2e --tier local|localstack|aws``.
 
 A test that needs to kill or wipe a part of the cloud takes the ``local_tier`` fixture, and is skipped elsewhere.
+``--profile`` chooses what is deployed to LocalStack. Tier ``aws`` is a deployment that exists already: its address is
+in ``FARCALL_API_URL``, and ``FARCALL_E2E_TOKENS`` has a token for each of two people, as JSON with their names here.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +25,9 @@ USERS = ("ada", "grace")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tier", choices=("local", "localstack"), default="local", help="where the end-to-end suite runs")
+    tiers = ("local", "localstack", "aws")
+    parser.addoption("--tier", choices=tiers, default="local", help="where the end-to-end suite runs")
+    parser.addoption("--profile", default="lab", help="the profile that tier localstack deploys")
 
 
 @pytest.fixture(scope="session")
@@ -30,12 +36,17 @@ def tier_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def _tiers(tier_name: str) -> Iterator[tuple[Deployment, LocalTier | None]]:
+def _tiers(
+    tier_name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Deployment, LocalTier | None]]:
     if tier_name == "localstack":
-        from farcall_localstack import LocalStackTier  # the other tier does not need it
+        from farcall_localstack import LocalStackTier  # the other tiers do not need it
 
-        with LocalStackTier(users=USERS) as away:
+        with LocalStackTier(users=USERS, profile=str(request.config.getoption("--profile"))) as away:
             yield Deployment(away.api_url, away.tier.tokens, away.directory), None
+    elif tier_name == "aws":
+        tokens = json.loads(os.environ["FARCALL_E2E_TOKENS"])
+        yield Deployment(os.environ["FARCALL_API_URL"], tokens, tmp_path_factory.mktemp("aws")), None
     else:
         with LocalTier(users=USERS) as here:
             yield Deployment(here.api_url, here.tokens, here.directory), here

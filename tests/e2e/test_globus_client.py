@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -28,6 +30,9 @@ def test_programs_of_globus_compute_run_unmodified(cloud: Deployment, endpoint: 
     assert "KeyError: 'not here'" in failure
     assert "raise KeyError" in failure or "in fail" in failure
     assert unknown[0] == 404
+    [difference] = set(seen.pop("warnings"))  # in dill, which Globus pins; each client says so once
+    assert f"Workers: Python {platform.python_version()}/Dill {importlib.metadata.version('dill')}" in difference
+    assert endpoint.endpoint_id in difference
     assert seen == {
         "status": "online",
         "metadata": True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections import Counter
 
@@ -323,9 +325,11 @@ def test_no_task_that_may_run_once_is_ever_sent_twice(
     sent: Counter[str] = Counter()
     task_ids = cloud.submit_new(endpoint_id, 60, idempotent=False)
     spool_id = wire.new_id()
+    short = dataclasses.replace(FAST, ownership_ttl_s=0.5)
     for number in range(4):
-        with forwarding(stores) as forwarder, Agent(cloud, endpoint_id, forwarder, spool_id=spool_id) as agent:
-            agent.greet(credit=10)
+        with forwarding(stores, short) as forwarder, Agent(cloud, endpoint_id, forwarder, spool_id=spool_id) as agent:
+            until(functools.partial(_can_greet, agent, forwarder), "the dead forwarder's claim is over")
+            agent.say(wire.Credit(tasks=10))
             deadline = time.monotonic() + 0.4
             while time.monotonic() < deadline:
                 agent._receive(0.05)
@@ -334,8 +338,9 @@ def test_no_task_that_may_run_once_is_ever_sent_twice(
                     agent.finish(agent.received[:3])
             sent.update(spec.task_id for spec in agent.received)
         spool_id = wire.new_id()
-    with forwarding(stores) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=100)
+    with forwarding(stores, short) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
+        until(functools.partial(_can_greet, agent, forwarder), "the dead forwarder's claim is over")
+        agent.say(wire.Credit(tasks=100))
         until(lambda: bool(agent._receive(0.1)) or sum(sent.values()) + len(agent.received) >= 60, "all were sent")
         agent.take(0)
         sent.update(spec.task_id for spec in agent.received)

@@ -45,11 +45,12 @@ def test_an_update_looks_prices_asks_deploys_and_tells(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = _install_cdk(tmp_path, monkeypatch)
-    done = CliRunner().invoke(app, ["deploy", "--profile", "hobby", "-c", "database.storage_gib=30"], input="y\n")
+    done = CliRunner().invoke(app, ["deploy", "-c", "database.storage_gib=30"], input="y\n")
     assert done.exit_code == 0, done.output
     called = json.loads(record.read_text(encoding="utf-8"))
     assert called["arguments"][:2] == ["deploy", "--all"]
     assert "database.storage_gib=30" in called["arguments"]
+    assert "profile=hobby" in called["arguments"]  # the one that it has
     assert "--parameters" not in called["arguments"]  # an update keeps those that it has
     assert called["region"] == aws.region
     assert (Path(called["directory"]) / "cdk.json").exists()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +109,14 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with farcall.Client() as client:  # config.toml points at the tier
             assert client.api_url == status["api_url"]
             client.register_function(greet)
+        config = tmp_path / "config.toml"
+        config.write_text(config.read_text() + 'endpoint = "mine"\n')
+        assert json.loads(command.invoke(app, ["down", "--json"]).output)["was_running"]
+        came_up = command.invoke(app, ["up", "--json"])
+        status = json.loads(came_up.output)
+        assert status.keys() == {"api_url", "was_running", "directory"}
+        stored = {"api_url": status["api_url"], "endpoint": "mine"}
+        assert tomllib.loads(config.read_text())["default"].items() > stored.items()
     finally:
         assert command.invoke(app, ["down", "--wipe"]).exit_code == 0
     assert not (tmp_path / "local").exists()

@@ -30,7 +30,7 @@ class FakeAws(Aws):
             f"farcall-{part}": Stack(
                 f"farcall-{part}",
                 "CREATE_COMPLETE",
-                {"ApiUrl": "https://api.example/api/"} if part == "api" else {},
+                {"api": {"ApiUrl": "https://api.example/api/"}, "data": {"Profile": "hobby"}}.get(part, {}),
                 is_protected=part == "data",
             )
             for part in STACKS

@@ -10,14 +10,24 @@ from typing import Any
 import pytest
 
 from farcall_common import wire
-from farcall_common.errors import FrameMalformed
-from farcall_common.store.model import EndpointStatus, LeasedTask, PeerKey, PeerKind, QueuedTask, Task, TaskResult
+from farcall_common.errors import EndpointInUse, FrameMalformed
+from farcall_common.store.model import (
+    EndpointStatus,
+    LeasedTask,
+    PeerKey,
+    PeerKind,
+    QueuedTask,
+    SharedEnds,
+    Task,
+    TaskResult,
+)
 from farcall_common.store.tickets import Tickets
 from farcall_common.wire import Envelope, Reporter, TaskState
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant, Policy
+from farcall_forwarder.core.sharing import ShareBuffer
 
 ENDPOINT_ID = "00000000-0000-4000-8000-00000000000e"
 OWNER_ID = "00000000-0000-4000-8000-00000000000a"
@@ -179,7 +189,7 @@ def recorded(flush: do.FlushResults) -> ev.Flushed:
 
 
 def test_a_hello_claims_the_endpoint() -> None:
-    assert World().hears(hello()) == [do.ClaimEndpoint(ENDPOINT_ID, 1, POLICY.ownership_ttl_s)]
+    assert World().hears(hello()) == [do.ClaimEndpoint(ENDPOINT_ID, 1, SPOOL_ID, POLICY.ownership_ttl_s)]
 
 
 def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
@@ -190,7 +200,7 @@ def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
     assert world.on(ev.LeasesRead(ENDPOINT_ID, 7, {})) == [
         do.Send(b"agent", Envelope(welcome)),
         do.SetPresence(ENDPOINT_ID, 7, True, ONLINE, EPOCH, POLICY.ownership_ttl_s),
-        do.KeepEndpoint(ENDPOINT_ID, 7, [], POLICY.ownership_ttl_s, POLICY.lease_s),
+        do.KeepEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s),
     ]
 
 
@@ -266,7 +276,12 @@ def test_an_empty_queue_is_not_asked_again_before_a_wake_up_or_the_sweep() -> No
     assert world.hears(wire.Credit(tasks=5)) == []
     assert world.on(ev.Woken([ENDPOINT_ID])) == [do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s)]
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 7, []))
-    assert do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s) in world.after(POLICY.sweep_s)
+    sweep = do.SweepQueues({ENDPOINT_ID: 7})
+    assert sweep in world.after(POLICY.sweep_s)
+    assert sweep not in world.after(POLICY.sweep_s)  # one at a time
+    assert do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s) in world.on(ev.Swept([ENDPOINT_ID, "somebody else's"]))
+    assert sweep in world.after(POLICY.sweep_s)
+    assert world.on(ev.Swept([])) == []
 
 
 def test_a_task_that_may_run_once_is_on_record_before_it_is_sent() -> None:
@@ -400,6 +415,107 @@ def test_moves_that_last_are_recorded_together() -> None:
     ]
 
 
+# -- one of several forwarders -----------------------------------------------------------------------------------------
+
+
+def test_a_stream_opens_when_other_forwarders_know_that_its_owner_waits_here() -> None:
+    world = World()
+    request = wire.OpenStream(
+        ticket=TICKETS.issue(CLIENT, expires_at=EPOCH + 60), protocol_versions=(1,), heartbeat_s=30.0
+    )
+    watch = do.WatchOwners([OWNER_ID], POLICY.watch_ttl_s)
+    assert world.hears(request, peer=CLIENT, routing_id=b"client") == [watch]
+    assert world.hears(request, peer=CLIENT, routing_id=b"another") == []
+    assert world.hears(wire.Goodbye(), peer=CLIENT, routing_id=b"another") == [do.DropBacklog(b"another")]
+    [opened] = sent(world.on(ev.OwnersWatched([OWNER_ID], frozenset({OWNER_ID}))))
+    assert isinstance(opened, wire.StreamOpened)
+    assert watch in world.after(POLICY.watch_s)
+
+
+def test_ends_that_others_recorded_are_pushed_and_not_shared_again() -> None:
+    world = World()
+    world.on(ev.Announced(others=1))
+    world.open_stream("group")
+    end = TaskResult(task_id(1), "elsewhere", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"one")
+    end = dataclasses.replace(end, owner_id=OWNER_ID, task_group_id="group")
+    [push] = world.on(ev.EndsHeard([SharedEnds([end], {}, EPOCH)]))
+    assert isinstance(push, do.Send)
+    assert push.envelope.frames == (b"one",)
+
+
+def test_ends_are_shared_one_batch_after_the_other() -> None:
+    world = World()
+    world.on(ev.Announced(others=1))
+    world.serve(credit=3)
+    world.dispatch(leased(1), leased(2), leased(3))
+
+    def shares(actions: Sequence[do.Action]) -> list[list[str]]:
+        steps = [action for action in actions if isinstance(action, do.ShareEnds)]
+        return [[end.task_id for _, ends in step.groups for end in ends] for step in steps]
+
+    assert shares(world.on(recorded(the_flush(world.hears(success(1), b"one"))))) == [[task_id(1)]]
+    assert shares(world.on(recorded(the_flush(world.hears(success(2), b"two"))))) == []
+    assert shares(world.on(recorded(the_flush(world.hears(success(3), b"three"))))) == []
+    assert shares(world.on(ev.EndsShared())) == [[task_id(2), task_id(3)]]
+
+
+def test_what_waits_to_be_shared_is_bounded() -> None:
+    buffer = ShareBuffer(limit=2)
+    buffer.meet(others=1)
+    ends = [TaskResult(task_id(n), ENDPOINT_ID, 1, TaskState.SUCCESS, Reporter.AGENT) for n in range(3)]
+    for end in ends:
+        buffer.add([end], recorded_at=EPOCH)
+    share = buffer.next_share(url_ttl_s=1)
+    assert share is not None
+    assert [end for _, group in share.groups for end in group] == ends[1:]
+    buffer.meet(others=0)
+    buffer.add(ends, recorded_at=EPOCH)
+    buffer.shared()
+    assert buffer.next_share(url_ttl_s=1) is None
+
+
+@pytest.mark.parametrize("event", [ev.CutOff(), ev.OwnersWatched([OWNER_ID], frozenset({OWNER_ID}))])
+def test_a_stream_does_not_resume_over_a_gap(event: ev.Event) -> None:
+    world = World()
+    [opened] = sent(world.open_stream("group"))
+    assert isinstance(opened, wire.StreamOpened)
+    request = wire.OpenStream(
+        ticket=TICKETS.issue(CLIENT, expires_at=EPOCH + 60),
+        protocol_versions=(1,),
+        heartbeat_s=30.0,
+        cursor=opened.cursor,
+    )
+    [resumed] = sent(world.hears(request, peer=CLIENT, routing_id=b"second"))
+    world.on(event)
+    [broken] = sent(world.hears(request, peer=CLIENT, routing_id=b"third"))
+    assert isinstance(resumed, wire.StreamOpened)
+    assert isinstance(broken, wire.StreamOpened)
+    assert (resumed.resumed, broken.resumed) == (True, False)
+
+
+def test_an_endpoint_that_another_forwarder_serves_for_another_agent_is_in_use() -> None:
+    world = World()
+    world.hears(hello())
+    assert world.on(ev.ClaimRefused(ENDPOINT_ID, 99, EndpointInUse("an earlier claim"))) == []
+    actions = world.on(ev.ClaimRefused(ENDPOINT_ID, 1, EndpointInUse("another agent")))
+    [refused] = sent(actions)
+    assert isinstance(refused, wire.Refused)
+    assert refused.error["code"] == "ENDPOINT_IN_USE"
+    assert [type(action) for action in actions] == [do.DropBacklog, do.Send]
+    assert (world.core.status().endpoints, world.core.status().connections) == (0, 0)
+
+
+def test_an_endpoint_without_a_session_is_kept_for_nobody() -> None:
+    world = World()
+    world.serve(credit=1)
+    world.dispatch(leased(1))
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []))
+    [presence] = [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.SetPresence)]
+    assert not presence.online
+    [keep] = [action for action in world.after(POLICY.upkeep_s) if isinstance(action, do.KeepEndpoint)]
+    assert keep.spool_id == ""
+
+
 # -- losing the queue, or the endpoint ---------------------------------------------------------------------------------
 
 
@@ -409,7 +525,7 @@ def test_after_a_wipe_the_session_stays_and_results_wait_for_the_rebuilt_queue()
     world.dispatch(leased(1), leased(2))
     flush = the_flush(world.hears(success(1), b"one"))
     lost = ev.Flushed([ev.BatchFlushed(flush.batches[0], lost=True)], {}, {}, EPOCH)
-    assert world.on(lost) == [do.ClaimEndpoint(ENDPOINT_ID, 1, POLICY.ownership_ttl_s)]
+    assert world.on(lost) == [do.ClaimEndpoint(ENDPOINT_ID, 1, SPOOL_ID, POLICY.ownership_ttl_s)]
     [read] = world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 8))
     assert isinstance(read, do.ReadLeases)
     [restore] = world.on(ev.StepLost(read))
@@ -507,11 +623,10 @@ def test_upkeep_prolongs_only_what_the_agent_has_accepted() -> None:
 def test_many_endpoints_are_swept_less_often() -> None:
     world = World(Policy(sweeps_per_s=0.5))
     world.serve(credit=1)
-    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, []))
     world.after(1)  # this sweep says when the next one is: in two seconds
-    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, []))
-    assert not [action for action in world.after(1.5) if isinstance(action, do.LeaseTasks)]
-    assert [action for action in world.after(1) if isinstance(action, do.LeaseTasks)]
+    world.on(ev.Swept([]))
+    assert not [action for action in world.after(1.5) if isinstance(action, do.SweepQueues)]
+    assert [action for action in world.after(1) if isinstance(action, do.SweepQueues)]
 
 
 # -- who may say what --------------------------------------------------------------------------------------------------
@@ -562,7 +677,7 @@ def test_a_restarted_agent_takes_over_from_its_former_process() -> None:
     world.serve(credit=1)
     restarted = hello(instance_id="00000000-0000-4000-8000-000000000002")
     actions = world.hears(restarted, routing_id=b"second")
-    assert do.ClaimEndpoint(ENDPOINT_ID, 2, POLICY.ownership_ttl_s) in actions
+    assert do.ClaimEndpoint(ENDPOINT_ID, 2, SPOOL_ID, POLICY.ownership_ttl_s) in actions
     [refused] = [action for action in actions if isinstance(action, do.Send)]
     assert refused.routing_id == b"agent"
 

@@ -73,12 +73,16 @@ def test_quotas_and_counts(account: _Account) -> None:
     asked = {"ServiceCode": "fargate", "QuotaCode": "L-3032A538"}
     quotas.add_response("get_service_quota", {"Quota": {**asked, "Value": 6.0}}, asked)
     quotas.add_client_error("get_service_quota", "NoSuchResourceException", expected_params=asked)
+    quotas.add_response("get_aws_default_service_quota", {"Quota": {**asked, "Value": 5.0}}, asked)
+    quotas.add_client_error("get_service_quota", "NoSuchResourceException", expected_params=asked)
+    quotas.add_client_error("get_aws_default_service_quota", "NoSuchResourceException", expected_params=asked)
     account.stub("lambda").add_response("get_account_settings", {"AccountLimit": {"ConcurrentExecutions": 10}}, {})
     ec2 = account.stub("ec2")
     ec2.add_response("describe_vpcs", {"Vpcs": [{"VpcId": "vpc-1"}], "NextToken": "more"}, {})
     ec2.add_response("describe_vpcs", {"Vpcs": [{"VpcId": "vpc-2"}]}, {"NextToken": "more"})
     ec2.add_response("describe_addresses", {"Addresses": [{"PublicIp": "192.0.2.1"}]}, {})
     assert account.aws.quota("fargate", "L-3032A538") == 6.0
+    assert account.aws.quota("fargate", "L-3032A538") == 5.0
     assert account.aws.quota("fargate", "L-3032A538") is None
     assert account.aws.function_concurrency() == 10
     assert account.aws.count_vpcs() == 2
@@ -254,6 +258,8 @@ def test_without_a_region_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_p
         connect()
     assert "--region" in caught.value.hint
     assert connect("eu-central-1").region == "eu-central-1"
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert connect().region == "eu-west-1"
 
 
 def test_an_unknown_profile_is_missing_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

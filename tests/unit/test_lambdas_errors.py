@@ -65,7 +65,7 @@ def test_another_kind_of_body(api: MemoryApi) -> None:
 def test_an_overlong_body() -> None:
     api = MemoryApi(settings=ApiSettings(max_request_bytes=100))
 
-    check(api.call("POST", "/v2/batch_status", {"task_ids": ["x" * 100]}), 413, "PAYLOAD_TOO_LARGE")
+    check(api.call("POST", "/v2/batch_status", {"task_ids": ["x" * 100]}), 413, "REQUEST_TOO_LARGE")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,8 @@ def test_an_error_of_ours_that_is_no_callers_business_is_internal(
     [
         (errors.InvalidRequest, 400), (errors.PayloadTooLarge, 413), (errors.Unauthenticated, 401),
         (errors.Forbidden, 403), (errors.NotFound, 404), (errors.TaskUnknown, 404), (errors.BlobUnknown, 404),
-        (errors.Conflict, 409), (errors.TaskIdReused, 409), (errors.LimitExceeded, 429), (errors.Unavailable, 503),
+        (errors.Conflict, 409), (errors.TaskIdReused, 409), (errors.LimitExceeded, 429), (errors.QuotaExceeded, 429),
+        (errors.Unavailable, 503),
         (errors.NoForwarder, 503), (errors.QueueDataLost, 503), (errors.Fenced, 500), (errors.FarcallError, 500),
     ],
 )  # fmt: skip

@@ -119,7 +119,7 @@ def test_an_overlong_body_is_read_to_its_end_and_refused(make: Callable[..., Loc
     resolver = make(settings=ApiSettings(max_request_bytes=500))
     answer = ask(resolver, "POST", "/v3/functions", content=body())
 
-    assert (answer.status_code, answer.json()["code"], len(sent)) == (413, "PAYLOAD_TOO_LARGE", 10)
+    assert (answer.status_code, answer.json()["code"], len(sent)) == (413, "REQUEST_TOO_LARGE", 10)
     assert ask(resolver, "POST", "/v3/functions", content=b" " * 500).status_code == 400
 
 

@@ -50,6 +50,24 @@ def lab() -> Lab:
     return Lab()
 
 
+def test_byte_code_of_another_python_is_refused_before_anything_is_stored(lab: Lab) -> None:
+    function_id = lab.function(function_name="f", meta={"byte_code_of_python": "3.11"})
+    tasks = {function_id: [PAYLOAD]}
+    assert lab.submit(tasks).status == 200  # nothing is known of the endpoint
+    connect = f"/v3/endpoints/{lab.endpoint_id}/connect"
+    for version, status in (("3.12.4", 400), ("3.11.9", 200), ("", 200), ("3.1.0", 400)):
+        lab.api.call("POST", connect, {"public_key": "k" * 40, "python_version": version, "packages": {"x": "1"}})
+        before = lab.count()
+        answer = lab.submit(tasks)
+        assert answer.status == status
+        assert lab.count() == before + (status == 200)
+        if status == 400:
+            assert answer.body["code"] == "ENDPOINT_INCOMPATIBLE"
+            assert f"of Python 3.11, and endpoint laptop runs Python {version[:-2]}." in answer.body["message"]
+            assert answer.body["hint"]
+        assert lab.submit().status == 200  # functions that say nothing run anywhere
+
+
 def test_an_accepted_task_is_recorded_and_queued(lab: Lab) -> None:
     answer = lab.submit(
         idempotent=False, max_attempts=5, walltime_s=2.5, result_serializers=["a.B"], resource_specification={"n": 1}
@@ -316,7 +334,7 @@ class TestRequests:
     def test_a_configuration_that_the_endpoint_cannot_take_is_refused(self, lab: Lab) -> None:
         answer = lab.submit(user_endpoint_config={"worker_init": "module load"})
 
-        assert (answer.status, answer.body["code"]) == (400, "INVALID_REQUEST")
+        assert (answer.status, answer.body["code"]) == (400, "UNSUPPORTED")
 
     def test_too_many_tasks_are_refused(self) -> None:
         lab = Lab(ApiSettings(max_tasks_per_request=3))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from farcall import Settings
+from farcall import EndpointIncompatible, Settings
 from farcall._backoff import Backoff
 from farcall._http import Http
 from farcall_common.errors import (
@@ -121,7 +121,9 @@ def test_a_set_stop_event_ends_the_retries() -> None:
     [
         (httpx.Response(404, json=record("FUNCTION_UNKNOWN")), FunctionUnknown),
         (httpx.Response(422, json=record("INVALID_REQUEST")), InvalidRequest),
-        (httpx.Response(400, json=record("A_CODE_OF_TOMORROW")), FarcallError),
+        (httpx.Response(400, json=record("A_CODE_OF_TOMORROW")), InvalidRequest),
+        (httpx.Response(403, json=record("FUNCTION_NOT_PERMITTED")), Forbidden),
+        (httpx.Response(400, json=record("ENDPOINT_INCOMPATIBLE")), EndpointIncompatible),
         (httpx.Response(401, json={"message": "Unauthorized"}), Unauthenticated),  # API Gateway's own
         (httpx.Response(403, text="<Error>AccessDenied</Error>"), Forbidden),
         (httpx.Response(404), NotFound),

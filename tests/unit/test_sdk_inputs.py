@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -146,6 +148,18 @@ def test_a_result_that_cannot_be_an_argument_fails_the_call(executor: Executor, 
     inputs = {done(each) for each in value} if isinstance(value, list) else done(value)
     with pytest.raises((SerializationError, TypeError)):
         executor.submit(total, inputs).result(WAIT_S)
+
+
+def test_a_chain_keeps_no_result_alive(executor: Executor) -> None:
+    first = executor.submit(add, 1)
+    last = executor.submit(add, executor.submit(add, first))
+    gone = weakref.ref(first)
+    assert last.result(WAIT_S) == 1
+    del first
+    deadline = time.monotonic() + WAIT_S
+    while gone() is not None:  # the threads may hold it for a moment
+        assert time.monotonic() < deadline
+        gc.collect()
 
 
 def test_shutdown_waits_for_calls_that_wait() -> None:

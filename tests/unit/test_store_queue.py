@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farcall_common.errors import Fenced, QueueDataLost, Unavailable
+from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
 from farcall_common.store import (
     AckOutcome,
     BlobRef,
@@ -21,6 +21,7 @@ from farcall_common.store import (
     QueuePlace,
     QueueStanding,
     SharedEnds,
+    Taken,
     TaskResult,
 )
 from farcall_common.store.fakes import FakeQueue
@@ -82,6 +83,23 @@ class QueueSuite:
         assert lease(queue, fence) == ["t3"]
         assert lease(queue, fence) == []
         assert queue.depth("e1") == 0
+
+    def test_a_bucket_gives_what_it_has_and_fills_with_time(self, queue: Queue) -> None:
+        def take(tokens: int, now: float, bucket: str = "alice") -> Taken:
+            return queue.take(bucket, tokens, rate_per_s=2, burst=5, now=now)
+
+        assert take(3, 100) == Taken(3)
+        assert take(3, 100) == Taken(2)
+        assert take(1, 100) == Taken(0, 0.5)
+        assert take(1, 100.25) == Taken(0, 0.25)
+        assert take(1, 100.5) == Taken(1)
+        assert take(9, 200) == Taken(5)
+        assert take(1, 100, bucket="bob") == Taken(1)
+
+    def test_a_bucket_does_not_care_for_clocks_that_are_behind(self, queue: Queue) -> None:
+        assert queue.take("alice", 5, rate_per_s=2, burst=5, now=100) == Taken(5)
+        assert queue.take("alice", 1, rate_per_s=2, burst=5, now=90) == Taken(0, 0.5)
+        assert queue.take("alice", 5, rate_per_s=2, burst=5, now=101) == Taken(2)
 
     def test_everybody_can_see_where_a_task_is(self, queue: Queue) -> None:
         fence = own(queue)
@@ -305,6 +323,52 @@ class QueueSuite:
         queue.release("e1", "w1", fence)
         assert not wakes(now=46)
         wake_ups.close()
+
+    def test_an_agent_is_not_pushed_out_by_another_one_while_its_forwarder_hears_it(self, queue: Queue) -> None:
+        def claim(forwarder_id: str, spool_id: str, now: float) -> int:
+            return queue.claim("e1", forwarder_id, spool_id=spool_id, ttl_s=45, now=now)
+
+        first = claim("w1", "here", 0)
+        for spool_id in ("there", ""):
+            with pytest.raises(EndpointInUse):
+                claim("w2", spool_id, 44)
+        assert claim("w2", "there", 46) > first  # nobody has heard of w1 for too long
+        assert claim("w1", "there", 47) > first  # the same agent goes where it wants
+        fence = claim("w1", "another", 48)  # w1 knows better than we whether its session lives
+        queue.mark_restored("e1", fence)
+        queue.keep("e1", "w1", fence, spool_id="another", ttl_s=45, now=50)
+        with pytest.raises(EndpointInUse):
+            claim("w2", "there", 94)
+        queue.keep("e1", "w1", fence, ttl_s=45, now=90)  # its agent is gone, some leases are left
+        newer = claim("w2", "there", 91)
+        queue.release("e1", "w1", fence)
+        with pytest.raises(EndpointInUse):
+            claim("w1", "here", 92)
+        queue.release("e1", "w2", newer)
+        assert claim("w1", "here", 92) > newer
+
+    def test_a_sweep_finds_what_has_work_and_what_is_not_its_owners_any_more(
+        self, queue: Queue, wipe: Callable[[], None]
+    ) -> None:
+        def stirring(fence: int) -> Sequence[str]:
+            return queue.stirring({"e1": fence, "e2": fence_of_another})
+
+        fence = own(queue, now=0)
+        fence_of_another = queue.claim("e2", "w1", ttl_s=45, now=0)
+        assert stirring(fence) == ["e2"]  # which has not been restored
+        queue.mark_restored("e2", fence_of_another)
+        assert stirring(fence) == []
+        queue.enqueue([make_queued("t1")], now=0)
+        assert stirring(fence) == ["e1"]
+        lease(queue, fence)
+        assert stirring(fence) == []
+        queue.cancel("e1", ["t1"], now=1)
+        assert stirring(fence) == ["e1"]
+        queue.ack(fence, [make_result("t1")], now=2)
+        assert stirring(fence) == []
+        assert stirring(fence - 1) == ["e1"]
+        wipe()
+        assert stirring(fence) == ["e1", "e2"]
 
     def test_a_stale_owner_can_do_nothing(self, queue: Queue) -> None:
         stale = own(queue, "w1")

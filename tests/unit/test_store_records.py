@@ -100,6 +100,16 @@ class RecordsSuite:
         assert [f.function_id for f in records.list_functions("alice", search="%_")] == ["f2"]
         assert [f.function_id for f in records.list_functions("alice", limit=1)] == ["f3"]
 
+    def test_what_an_owner_has_is_counted_up_to_a_limit(self, records: Records) -> None:
+        for number in range(3):
+            records.add_function(make_function(f"f{number}"))
+            records.put_endpoint(Endpoint(f"e{number}", "alice", "laptop"))
+        records.add_function(make_function("f9", owner_id="bob"))
+        records.put_endpoint(Endpoint("e9", "bob", "laptop", public=True))
+        assert (records.count_functions("alice", limit=10), records.count_functions("alice", limit=2)) == (3, 2)
+        assert (records.count_endpoints("alice", limit=10), records.count_endpoints("alice", limit=2)) == (3, 2)
+        assert records.count_functions("nobody", limit=10) == 0
+
     def test_a_deleted_function_is_gone(self, records: Records) -> None:
         records.add_function(make_function())
         assert records.delete_function("f1")

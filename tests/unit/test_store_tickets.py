@@ -30,6 +30,12 @@ def test_a_ticket_expires_by_the_callers_clock() -> None:
         jwt.encode({"kind": "agent", "sub": "e1", "key": "k", "exp": 1000}, "", algorithm="none"),
         jwt.encode({"kind": "agent", "sub": "e1", "exp": 1000}, KEY, algorithm="HS256"),
         jwt.encode({"kind": "king", "sub": "e1", "key": "k", "exp": 1000}, KEY, algorithm="HS256"),
+        jwt.encode({"kind": "agent", "sub": "e1", "key": "k", "exp": 1000}, KEY * 2, algorithm="HS512"),
+        jwt.encode({"kind": "agent", "sub": "e1", "key": "k", "exp": 1000}, "y" * 32, headers={"jwk": {"k": "y"}}),
+        Tickets(KEY).issue(PEER, expires_at=1000) + ".x",
+        Tickets(KEY).issue(PEER, expires_at=1000).rpartition(".")[0] + ".",
+        "\ud800.\ud800.\ud800",
+        "." * 100_000,
     ],
 )
 def test_what_we_did_not_issue_is_refused(forged: str) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "QueueStanding",
     "QueuedTask",
     "SharedEnds",
+    "Taken",
     "Task",
     "TaskEvent",
     "TaskResult",
@@ -233,6 +234,14 @@ class QueueStanding(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Taken:
+    """What a token bucket gave: tokens, and when it gave none the seconds until it has one."""
+
+    tokens: int
+    wait_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class QueuePlace:
     """Where the queue has a task. ``ahead`` tasks of the endpoint leave before it; ``depth`` wait in all."""
 
@@ -261,8 +270,8 @@ class TaskResult:
 
 @dataclasses.dataclass(frozen=True)
 class SharedEnds:
-    """Recorded ends as one forwarder tells them to another, whose clients wait for them. ``urls`` are pre-signed GETs by
-    blob key, ``recorded_at`` is epoch seconds."""
+    """Recorded ends as one forwarder tells them to another, whose clients wait for them. ``urls`` are pre-signed GETs
+    by blob key, ``recorded_at`` is epoch seconds."""
 
     ends: Sequence[TaskResult]
     urls: Mapping[str, str]

@@ -24,6 +24,7 @@ from farcall_common.store.model import (
     QueuedTask,
     QueuePlace,
     SharedEnds,
+    Taken,
     Task,
     TaskEvent,
     TaskResult,
@@ -49,6 +50,9 @@ class Records(Protocol):
     def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
         """Functions of an owner, newest first, whose name or description contains ``search``."""
 
+    def count_functions(self, owner_id: str, *, limit: int) -> int:
+        """How many functions an owner has; counting stops at ``limit``."""
+
     def delete_function(self, function_id: str) -> bool: ...
 
     # endpoints and keys
@@ -58,6 +62,9 @@ class Records(Protocol):
     def get_endpoint(self, endpoint_id: str) -> Endpoint | None: ...
     def list_endpoints(self, owner_id: str, *, role: str = "owner") -> Sequence[Endpoint]:
         """``role`` is "owner" (mine) or "any" (mine, granted, public)."""
+
+    def count_endpoints(self, owner_id: str, *, limit: int) -> int:
+        """How many endpoints an owner has; counting stops at ``limit``."""
 
     def delete_endpoint(self, endpoint_id: str) -> bool: ...
     def set_endpoint_presence(
@@ -149,12 +156,23 @@ class Queue(Protocol):
         """
 
     # owning
-    def claim(self, endpoint_id: str, forwarder_id: str, *, ttl_s: float, now: float) -> int:
-        """Take an endpoint over. Returns the fencing number, higher than any given before — even across a wipe."""
+    def claim(self, endpoint_id: str, forwarder_id: str, *, spool_id: str = "", ttl_s: float, now: float) -> int:
+        """Take an endpoint over for the agent with this spool. Returns the fencing number, higher than any given before
+        — even across a wipe.
 
-    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, ttl_s: float, now: float) -> None:
-        """Refresh ownership. Raises Fenced when someone else took over, QueueDataLost while the queue may lack tasks:
-        after a wipe, and for a new endpoint, until :meth:`mark_restored`."""
+        :raises EndpointInUse: while another forwarder owns the endpoint and hears an agent with another spool. The same
+            agent, come back elsewhere, is no other one: its former forwarder is fenced, however alive it is.
+        """
+
+    def keep(
+        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float, now: float
+    ) -> None:
+        """Refresh ownership; ``spool_id`` is empty when no agent is heard.
+
+        :raises Fenced: when someone else took over.
+        :raises QueueDataLost: while the queue may lack tasks: after a wipe, and for a new endpoint, until
+            :meth:`mark_restored`.
+        """
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         """Give up ownership; harmless when it is gone already."""
@@ -176,6 +194,10 @@ class Queue(Protocol):
 
     def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
         """Leased tasks that the endpoint should stop; the same ids come again until the tasks end."""
+
+    def stirring(self, fences: Mapping[str, int]) -> Sequence[str]:
+        """Of these endpoints, owned under these fences, those with waiting tasks or requests to cancel, and those whose
+        owner or data has gone, so that a further call raises what there is to raise. One round trip for many."""
 
     def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = 500) -> Sequence[LeasedTask]:
         """Expired leases. An idempotent task with attempts left goes back to the queue; the others are returned for
@@ -210,6 +232,9 @@ class Queue(Protocol):
 
     def depth(self, endpoint_id: str) -> int:
         """Tasks waiting."""
+
+    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, now: float) -> Taken:
+        """Take up to ``tokens`` from a bucket that holds ``burst`` and fills by ``rate_per_s``. A new one is full."""
 
     def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
         """Where a task is, for people who wait. Takes time with the number of tasks that wait."""

@@ -5,7 +5,7 @@ All keys of an endpoint carry its id as hash tag, so that they share a slot and 
 ========================  ======  =====================================================================  =========
 key                       type    content                                                                TTL
 ========================  ======  =====================================================================  =========
-``own:{endpoint}``        hash    fence, forwarder, until, epoch                                         none
+``own:{endpoint}``        hash    fence, forwarder, until, spool, epoch                                  none
 ``q:{endpoint}``          list    waiting task ids                                                       none
 ``l:{endpoint}``          zset    leased task ids by deadline                                            none
 ``x:{endpoint}``          set     leased tasks that should stop                                          none
@@ -14,6 +14,7 @@ key                       type    content                                       
 ``fwd:<forwarder>``       string  a live forwarder                                                       its own
 ``fwds``                  zset    forwarder ids by the time they count as dead                           none
 ``zap:<public key>``      string  whom a CURVE key speaks for                                            its own
+``rate:<bucket>``         hash    tokens, at: a token bucket as it was at a moment                       full again
 ``wake:<forwarder>``      channel endpoint ids with work or cancellations; lossy                         --
 ``watch:<owner>``         zset    forwarders where the owner's clients wait, by when that is over        its own
 ``ends:<forwarder>``      channel ends that other forwarders recorded; lossy                             --
@@ -53,7 +54,7 @@ from redis.client import PubSub
 from redis.commands.core import Script
 from redis.retry import Retry
 
-from farcall_common.errors import Fenced, QueueDataLost, Unavailable
+from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
 from farcall_common.store import codec, moves
 from farcall_common.store.model import (
     AckOutcome,
@@ -65,6 +66,7 @@ from farcall_common.store.model import (
     QueuePlace,
     QueueStanding,
     SharedEnds,
+    Taken,
     TaskResult,
 )
 
@@ -133,11 +135,13 @@ class ValkeyQueue:
 
     # owning
 
-    def claim(self, endpoint_id: str, forwarder_id: str, *, ttl_s: float, now: float) -> int:
-        return int(self._run("claim", endpoint_id, forwarder_id, now + ttl_s))
+    def claim(self, endpoint_id: str, forwarder_id: str, *, spool_id: str = "", ttl_s: float, now: float) -> int:
+        return int(self._run("claim", endpoint_id, forwarder_id, now + ttl_s, now, spool_id))
 
-    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, ttl_s: float, now: float) -> None:
-        self._run("keep", endpoint_id, fence, forwarder_id, now + ttl_s)
+    def keep(
+        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float, now: float
+    ) -> None:
+        self._run("keep", endpoint_id, fence, forwarder_id, now + ttl_s, spool_id)
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         self._run("release", endpoint_id, fence, forwarder_id)
@@ -172,6 +176,25 @@ class ValkeyQueue:
 
     def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
         return _texts(self._run("cancel_requests", endpoint_id, fence))
+
+    def stirring(self, fences: Mapping[str, int]) -> Sequence[str]:
+        found: list[str] = []
+        for batch in _batches(list(fences)):
+            pipeline = self._client.pipeline(transaction=False)
+            for endpoint_id in batch:
+                tag = f"{{{endpoint_id}}}"
+                pipeline.hmget(f"own:{tag}", "fence", "epoch")
+                pipeline.llen(f"q:{tag}")
+                pipeline.scard(f"x:{tag}")
+            with _mapped():
+                answers = pipeline.execute()
+            for endpoint_id, (fence, epoch), waiting, stops in zip(
+                batch, answers[::3], answers[1::3], answers[2::3], strict=True
+            ):
+                is_owned = epoch is not None and fence == str(fences[endpoint_id]).encode()
+                if waiting or stops or not is_owned:
+                    found.append(endpoint_id)
+        return found
 
     def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = 500) -> Sequence[LeasedTask]:
         rows = self._run("reap", endpoint_id, fence, now, limit)
@@ -217,6 +240,11 @@ class ValkeyQueue:
     def depth(self, endpoint_id: str) -> int:
         with _mapped():
             return int(self._client.llen(f"q:{{{endpoint_id}}}"))
+
+    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, now: float) -> Taken:
+        with _mapped():
+            taken, wait_s = self._scripts["take"](keys=[f"rate:{bucket}"], args=[tokens, rate_per_s, burst, now])
+        return Taken(int(taken), float(wait_s))
 
     def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
         standing, ahead, depth = self._run("place", endpoint_id, task_id)
@@ -347,6 +375,8 @@ def _mapped() -> Iterator[None]:
             raise Fenced(message) from error
         if code == "DATALOST":
             raise QueueDataLost(message) from error
+        if code == "INUSE":
+            raise EndpointInUse(message) from error
         raise
 
 

@@ -102,6 +102,9 @@ class PostgresRecords:
         )
         return [Function(**row) for row in rows]
 
+    def count_functions(self, owner_id: str, *, limit: int) -> int:
+        return self._count("function", owner_id, limit)
+
     def delete_function(self, function_id: str) -> bool:
         return self._database.run("DELETE FROM function WHERE function_id = %(id)s", {"id": function_id}) > 0
 
@@ -141,6 +144,9 @@ class PostgresRecords:
             {"owner_id": owner_id},
         )
         return [_endpoint(row) for row in rows]
+
+    def count_endpoints(self, owner_id: str, *, limit: int) -> int:
+        return self._count("endpoint", owner_id, limit)
 
     def delete_endpoint(self, endpoint_id: str) -> bool:
         return self._database.run("DELETE FROM endpoint WHERE endpoint_id = %(id)s", {"id": endpoint_id}) > 0
@@ -260,6 +266,13 @@ class PostgresRecords:
     def list_events(self, task_id: str) -> Sequence[TaskEvent]:
         rows = self._database.rows(task_rows.EVENTS, {"id": task_id})
         return [task_rows.event_from_row(row) for row in rows]
+
+    def _count(self, table: str, owner_id: str, limit: int) -> int:
+        [row] = self._database.rows(
+            f"SELECT count(*) FROM (SELECT FROM {table} WHERE owner_id = %(owner_id)s LIMIT %(limit)s) AS owned",
+            {"owner_id": owner_id, "limit": limit},
+        )
+        return int(row["count"])
 
     def _tasks(self, query: str, parameters: Mapping[str, Any]) -> list[Task]:
         return [task_rows.task_from_row(row) for row in self._database.rows(query, parameters)]

@@ -22,6 +22,8 @@ _HIGH_WATER: Final = 1000
 #: Few, because messages can be long; what a slow peer leaves waits in our own backlog, which counts bytes.
 _SEND_HIGH_WATER: Final = 64
 _HANDSHAKE_MS: Final = 10_000
+#: Connections that the kernel holds until they are looked at: when a forwarder dies, all its peers come at once.
+_BACKLOG: Final = 4096
 _HEARTBEAT_MS: Final = 15_000
 _LINGER_MS: Final = 1_000
 #: Routing ids that the socket makes itself: a zero byte and a random number. A peer that brings its own could pose as
@@ -93,6 +95,7 @@ class Router:
         socket.sndhwm = _SEND_HIGH_WATER
         socket.maxmsgsize = max(MAX_FRAME_BYTES, MAX_HEADER_BYTES)
         socket.handshake_ivl = _HANDSHAKE_MS
+        socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         socket.heartbeat_ivl = _HEARTBEAT_MS
         socket.heartbeat_timeout = 3 * _HEARTBEAT_MS
         socket.ipv6 = ":" in host

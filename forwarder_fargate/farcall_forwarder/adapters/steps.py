@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from farcall_common.errors import Fenced, QueueDataLost, Unavailable
+from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
 from farcall_common.store.model import BlobRef, Function, QueuedTask, SharedEnds, Task, TaskResult
 from farcall_common.store.settings import Stores
 from farcall_common.wire import Reporter
@@ -65,7 +65,12 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.ClaimEndpoint) -> Event:
-        fence = self._queue.claim(step.endpoint_id, self._forwarder_id, ttl_s=step.ttl_s, now=self._clock())
+        try:
+            fence = self._queue.claim(
+                step.endpoint_id, self._forwarder_id, spool_id=step.spool_id, ttl_s=step.ttl_s, now=self._clock()
+            )
+        except EndpointInUse as error:
+            return ev.ClaimRefused(step.endpoint_id, step.life, error)
         return ev.EndpointClaimed(step.endpoint_id, step.life, fence)
 
     @_perform.register
@@ -107,7 +112,7 @@ class StoreSteps:
     @_perform.register
     def _(self, step: do.KeepEndpoint) -> Event:
         endpoint_id, fence, now = step.endpoint_id, step.fence, self._clock()
-        self._queue.keep(endpoint_id, self._forwarder_id, fence, ttl_s=step.ttl_s, now=now)
+        self._queue.keep(endpoint_id, self._forwarder_id, fence, spool_id=step.spool_id, ttl_s=step.ttl_s, now=now)
         if step.renew:
             self._queue.renew(endpoint_id, fence, step.renew, lease_s=step.lease_s, now=now)
         reaped = self._queue.reap(endpoint_id, fence, now=now)
@@ -127,6 +132,10 @@ class StoreSteps:
         self._records.set_endpoint_presence(step.endpoint_id, online=step.online, status=step.status, at=at)
 
     # -- dispatching ---------------------------------------------------------------------------------------------------
+
+    @_perform.register
+    def _(self, step: do.SweepQueues) -> Event:
+        return ev.Swept(self._queue.stirring(step.fences))
 
     @_perform.register
     def _(self, step: do.LeaseTasks) -> Event:

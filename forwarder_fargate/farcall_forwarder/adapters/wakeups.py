@@ -27,7 +27,7 @@ class WakeUpThread:
 
     :param on_woken: called in this thread with the ids of endpoints.
     :param on_shared: called in this thread with ends that other forwarders have recorded.
-    :param on_cut: called in this thread, with the reason, when something may have passed unheard.
+    :param on_cut: called in this thread when something may pass unheard, and again when it has come to an end.
     :param on_death: called in this thread with an error that should not have been.
     """
 
@@ -38,7 +38,7 @@ class WakeUpThread:
         *,
         on_woken: Callable[[Sequence[str]], None],
         on_shared: Callable[[Sequence[SharedEnds]], None],
-        on_cut: Callable[[Unavailable], None],
+        on_cut: Callable[[], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         self._queue = queue
@@ -60,11 +60,15 @@ class WakeUpThread:
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
+        is_cut = False
         try:
             while not self._stop.is_set():
                 try:
                     with contextlib.closing(self._queue.listen(self._forwarder_id)) as wake_ups:
                         pause_s = _FIRST_PAUSE_S
+                        if is_cut:
+                            self._on_cut()
+                            is_cut = False
                         while not self._stop.is_set():
                             if endpoint_ids := wake_ups.get(_LISTEN_S):
                                 self._on_woken(endpoint_ids)
@@ -72,7 +76,8 @@ class WakeUpThread:
                                 self._on_shared(shared)
                 except Unavailable as error:
                     _logger.warning("no wake-ups, the sweep has to do: %s", error)
-                    self._on_cut(error)
+                    self._on_cut()
+                    is_cut = True
                     self._stop.wait(random.uniform(0, pause_s))  # noqa: S311 -- spreads retries, guards nothing
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except BaseException as error:  # noqa: BLE001 -- a thread that dies takes the process along

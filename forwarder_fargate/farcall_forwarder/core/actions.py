@@ -33,6 +33,7 @@ __all__ = [
     "SetPresence",
     "ShareEnds",
     "StoreStep",
+    "SweepQueues",
     "WatchOwners",
     "Withdraw",
 ]
@@ -85,10 +86,11 @@ class EndpointStep(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClaimEndpoint(StoreStep):
-    """``life`` tells this claim from those of earlier sessions."""
+    """Take an endpoint over for the agent with this spool. ``life`` tells this claim from those of earlier sessions."""
 
     endpoint_id: str
     life: int
+    spool_id: str
     ttl_s: float
 
 
@@ -132,10 +134,19 @@ class ReadCancels(EndpointStep):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SweepQueues(StoreStep):
+    """Find endpoints that have something to do which no wake-up told of, by the fences under which they are owned."""
+
+    fences: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class KeepEndpoint(EndpointStep):
-    """Keep the ownership, prolong leases, end expired ones, look for ends that did not reach the database."""
+    """Keep the ownership, prolong leases, end expired ones, look for ends that did not reach the database. ``spool_id``
+    is that of the agent that is heard, or empty."""
 
     renew: Sequence[str]
+    spool_id: str
     ttl_s: float
     lease_s: float
 
@@ -196,8 +207,8 @@ class WatchOwners(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShareEnds(StoreStep):
-    """Tell ends to the forwarders where their owners' clients wait: groups by when they were recorded, in epoch seconds.
-    Not repeated; answered in any case."""
+    """Tell ends, in groups by the epoch second when they were recorded, to the forwarders where their owners' clients
+    wait. Not repeated; answered in any case."""
 
     groups: Sequence[tuple[float, Sequence[TaskResult]]]
     url_ttl_s: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from farcall_common.errors import ProtocolError
+from farcall_common.errors import EndpointInUse, ProtocolError
 from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedEnds, Task, TaskResult
 from farcall_common.wire import Envelope
 from farcall_forwarder.core.actions import EndpointStep, PrepareTasks, ResultBatch
@@ -14,6 +14,7 @@ __all__ = [
     "Announced",
     "BatchFlushed",
     "CancelsRead",
+    "ClaimRefused",
     "CutOff",
     "DrainOrdered",
     "EndpointClaimed",
@@ -31,6 +32,7 @@ __all__ = [
     "Received",
     "StepFenced",
     "StepLost",
+    "Swept",
     "TasksLeased",
     "TasksPrepared",
     "TasksRead",
@@ -102,6 +104,13 @@ class Woken(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Swept(Event):
+    """A sweep has found endpoints with work, with tasks to cancel, or with another owner than this forwarder."""
+
+    endpoint_ids: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class EndsHeard(Event):
     """Other forwarders have recorded ends that clients may wait for here."""
 
@@ -135,6 +144,15 @@ class EndpointClaimed(Event):
     endpoint_id: str
     life: int
     fence: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClaimRefused(Event):
+    """Another forwarder hears another agent of the endpoint."""
+
+    endpoint_id: str
+    life: int
+    error: EndpointInUse
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

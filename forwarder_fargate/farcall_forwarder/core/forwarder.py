@@ -92,6 +92,7 @@ class Forwarder:
         self._refused: dict[bytes, None] = {}
         self._lives = 0
         self._is_recording_moves = False
+        self._is_sweeping = False
         self._tick_at = self._announce_at = now.mono
         self._meter = Meter()
         self._meter_at = now.mono + policy.meter_s
@@ -148,8 +149,10 @@ class Forwarder:
                 session = self._sessions.get(routing_id)
                 return self._send_away(session, "this peer reads too slowly", now) if session else []
             case ev.Woken(endpoint_ids=endpoint_ids):
-                woken = (self._endpoints.get(endpoint_id) for endpoint_id in endpoint_ids)
-                return [action for endpoint in woken if endpoint for action in endpoint.on_woken()]
+                return self._woken(endpoint_ids)
+            case ev.Swept(endpoint_ids=endpoint_ids):
+                self._is_sweeping = False
+                return self._woken(endpoint_ids)
             case ev.EndsHeard(shared=shared):
                 return [action for heard in shared for action in self._publish(heard.ends, heard, now)]
             case ev.CutOff():
@@ -174,6 +177,10 @@ class Forwarder:
                 return self._begin_drain(now)
             case _:
                 return self._endpoint_event(event, now)
+
+    def _woken(self, endpoint_ids: Iterable[str]) -> list[Action]:
+        woken = (self._endpoints.get(endpoint_id) for endpoint_id in endpoint_ids)
+        return [action for endpoint in woken if endpoint for action in endpoint.on_woken()]
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -373,6 +380,9 @@ class Forwarder:
             case ev.EndpointClaimed(endpoint_id=endpoint_id):
                 endpoint = self._endpoints.get(endpoint_id)
                 return endpoint.on_claimed(event) if endpoint else []
+            case ev.ClaimRefused(endpoint_id=endpoint_id, life=life, error=error):
+                endpoint = self._endpoints.get(endpoint_id)
+                return self._turn_away(endpoint, error, now) if endpoint and endpoint.life == life else []
             case ev.TasksPrepared(order=order):
                 endpoint = self._endpoints.get(order.endpoint_id)
                 return endpoint.on_prepared(event, now) if endpoint and endpoint.life == order.life else []
@@ -429,6 +439,12 @@ class Forwarder:
             return [note]
         return [note, *self._move(endpoint.session, "another forwarder serves this endpoint", now)]
 
+    def _turn_away(self, endpoint: LogicalForwarder, error: EndpointInUse, now: Instant) -> list[Action]:
+        """Another agent is connected as this endpoint, at another forwarder, and alive."""
+        session = endpoint.session
+        self._forget(endpoint)
+        return self._refuse(session, error.record, now) if session else []
+
     def _forget(self, endpoint: LogicalForwarder) -> None:
         del self._endpoints[endpoint.endpoint_id]
         self._outbox.close(endpoint.endpoint_id)
@@ -438,9 +454,11 @@ class Forwarder:
     def _flush(self, now: Instant) -> list[Action]:
         """Start a flush if none is under way: at once when idle, else with all that came meanwhile."""
         policy = self._policy
-        flush = self._outbox.next_flush(
-            rows=policy.flush_rows, watchers=self._hub.watchers, url_ttl_s=policy.download_url_ttl_s
-        )
+        flush: do.FlushResults | None = None
+        if len(self._outbox):
+            flush = self._outbox.next_flush(
+                rows=policy.flush_rows, watchers=self._hub.watchers, url_ttl_s=policy.download_url_ttl_s
+            )
         share = self._share.next_share(url_ttl_s=policy.download_url_ttl_s)
         actions: list[Action] = [step for step in (flush, share) if step]
         since = self._moves.since
@@ -501,9 +519,15 @@ class Forwarder:
                 actions += self._close(session, now)
             elif session.wire.heartbeat_due(now=now.mono):
                 actions.append(session.send(wire.Heartbeat(at=now.epoch), now))
+        swept: dict[str, int] = {}
         sweep_s = max(policy.sweep_s, len(self._endpoints) / policy.sweeps_per_s)
         for endpoint in list(self._endpoints.values()):
-            actions += endpoint.on_tick(now, sweep_s=sweep_s)
+            actions += endpoint.on_tick(now)
+            if not self._is_sweeping and endpoint.is_to_be_swept(now, sweep_s=sweep_s):
+                swept[endpoint.endpoint_id] = endpoint.fence
+        if swept:
+            self._is_sweeping = True
+            actions.append(do.SweepQueues(swept))
         self._hub.expire(now)
         if now.mono >= self._announce_at and not self.is_drained:
             actions.append(self._announce(now))

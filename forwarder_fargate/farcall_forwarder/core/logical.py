@@ -104,7 +104,7 @@ class LogicalForwarder:
         self.fence = 0
         self._forget_steps()
         self._shared.outbox.hold(self.endpoint_id)
-        return [do.ClaimEndpoint(self.endpoint_id, self.life, self._shared.policy.ownership_ttl_s)]
+        return [do.ClaimEndpoint(self.endpoint_id, self.life, self.spool_id, self._shared.policy.ownership_ttl_s)]
 
     def on_claimed(self, event: ev.EndpointClaimed) -> list[Action]:
         if self.phase is not Phase.CLAIMING or event.life != self.life:
@@ -424,14 +424,18 @@ class LogicalForwarder:
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
-    def on_tick(self, now: Instant, *, sweep_s: float) -> list[Action]:
+    def is_to_be_swept(self, now: Instant, *, sweep_s: float) -> bool:
+        """Whether it is time to look for work that no wake-up told of; once in so many seconds."""
+        if now.mono < self._sweep_at or self.phase is not Phase.SERVING or self.session is None:
+            return False
+        self._sweep_at = now.mono + sweep_s
+        return True
+
+    def on_tick(self, now: Instant) -> list[Action]:
         """What is due: a look at the queue, upkeep of ownership and leases."""
         actions: list[Action] = []
         if now.mono >= self._upkeep_at:
             actions += self._keep(now)
-        if now.mono >= self._sweep_at:
-            self._sweep_at = now.mono + sweep_s
-            actions += self.on_woken()
         return actions
 
     def _keep(self, now: Instant) -> list[Action]:
@@ -442,7 +446,8 @@ class LogicalForwarder:
         self._is_keeping = True
         alive = (Stage.ACCEPTED, Stage.RETURNED) if self.session else (Stage.RETURNED,)
         renew = [lease.task_id for lease in self._table.at(*alive)]
-        keep = do.KeepEndpoint(self.endpoint_id, self.fence, renew, policy.ownership_ttl_s, policy.lease_s)
+        spool_id = self.spool_id if self.session else ""
+        keep = do.KeepEndpoint(self.endpoint_id, self.fence, renew, spool_id, policy.ownership_ttl_s, policy.lease_s)
         is_presence_due = self.session is not None and now.mono >= self._presence_at + policy.presence_s
         return [keep, *(self._report_presence(now) if is_presence_due else [])]
 

@@ -29,11 +29,13 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Waiting] = {}
+        #: Endpoints that have ends waiting, the next to be flushed first: among thousands there are few at a time.
+        self._filled: dict[str, None] = {}
         #: Ids under way, by endpoint and life: what a former life still flushes is no reason to drop a report.
         self._in_flight: dict[tuple[str, int], set[str]] = {}
 
     def __len__(self) -> int:
-        return sum(len(waiting.results) for waiting in self._waiting.values())
+        return sum(len(self._waiting[endpoint_id].results) for endpoint_id in self._filled)
 
     @property
     def is_flushing(self) -> bool:
@@ -43,6 +45,7 @@ class Outbox:
     def admit(self, endpoint_id: str, life: int) -> None:
         """A new life of an endpoint begins: what waited in the former one is forgotten, the agent repeats it."""
         self._waiting[endpoint_id] = _Waiting(endpoint_id, life, 0, is_open=False)
+        self._filled.pop(endpoint_id, None)
 
     def hold(self, endpoint_id: str) -> None:
         """Keep the endpoint's ends back until :meth:`open`."""
@@ -57,6 +60,7 @@ class Outbox:
     def close(self, endpoint_id: str) -> None:
         """Forget an endpoint and what waits for it."""
         self._waiting.pop(endpoint_id, None)
+        self._filled.pop(endpoint_id, None)
 
     def has(self, endpoint_id: str) -> bool:
         """Whether ends of this endpoint wait or are under way."""
@@ -70,6 +74,7 @@ class Outbox:
         if result.task_id in waiting.results or result.task_id in in_flight:
             return
         waiting.results[result.task_id] = result
+        self._filled.setdefault(result.endpoint_id)
         if not verified:
             waiting.unverified.add(result.task_id)
 
@@ -79,21 +84,25 @@ class Outbox:
         if waiting and waiting.life == batch.life:
             waiting.results = {result.task_id: result for result in batch.results} | waiting.results
             waiting.unverified |= batch.unverified
+            if waiting.results:
+                self._filled.setdefault(batch.endpoint_id)
 
     def next_flush(self, *, rows: int, watchers: Iterable[str], url_ttl_s: int) -> FlushResults | None:
         """Up to ``rows`` ends of all endpoints, unless a flush is under way or nothing may be flushed."""
         if self._in_flight:
             return None
         batches: list[ResultBatch] = []
-        for waiting in list(self._waiting.values()):
+        for endpoint_id in list(self._filled):
             if not rows:
                 break
-            if waiting.is_open and waiting.results:
+            waiting = self._waiting[endpoint_id]
+            if waiting.is_open:
                 batch = _take(waiting, rows)
                 rows -= len(batch.results)
                 batches.append(batch)
-                # To the end of the line: one busy endpoint does not hold up the others.
-                self._waiting[waiting.endpoint_id] = self._waiting.pop(waiting.endpoint_id)
+                del self._filled[endpoint_id]
+                if waiting.results:  # To the end of the line: one busy endpoint does not hold up the others.
+                    self._filled[endpoint_id] = None
         self._in_flight = {
             (batch.endpoint_id, batch.life): {result.task_id for result in batch.results} for batch in batches
         }

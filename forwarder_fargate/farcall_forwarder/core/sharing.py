@@ -1,5 +1,5 @@
-"""What this forwarder tells the others: ends whose owners' clients may wait there. A hint, like every push; what does not
-get through, clients find by asking the API."""
+"""What this forwarder tells the others: ends whose owners' clients may wait there. A hint, like every push; what does
+not get through, clients find by asking the API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ShareBuffer:
         self._groups: deque[tuple[float, Sequence[TaskResult]]] = deque()
         self._size = 0
         self._is_sharing = False
-        self._has_company = True
+        self._has_company = False
 
     def meet(self, *, others: int) -> None:
         """So many other forwarders live."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ _NO_IDENTITY: Final = frozenset(
 _REFUSED: Final = frozenset(
     {"AccessDenied", "AccessDeniedException", "AuthFailure", "OptInRequired", "UnauthorizedOperation"}
 )
+_NO_QUOTA: Final = ("NoSuchResourceException",)
 _BOOTSTRAP: Final = "/cdk-bootstrap/hnb659fds/version"
 
 
@@ -102,7 +104,8 @@ def connect(region: str | None = None) -> Aws:
     :raises ConfigurationError: if no region is given or configured.
     """
     with _translated():
-        session = boto3.Session(region_name=region)
+        # boto3 alone of all AWS' programs does not look at AWS_REGION.
+        session = boto3.Session(region_name=region or os.environ.get("AWS_REGION"))
         if session.region_name is None:
             raise NoRegionError
     return Aws(session.client, region=session.region_name)  # type: ignore[arg-type]  # overloads for each literal
@@ -137,9 +140,11 @@ class Aws:
     def quota(self, service: str, code: str) -> float | None:
         """The value of a service quota, or None where the region does not have it."""
         quotas = self._client("service-quotas")
-        ask = functools.partial(quotas.get_service_quota, ServiceCode=service, QuotaCode=code)
-        answer = _unless(("NoSuchResourceException",), ask)
-        return float(answer["Quota"]["Value"]) if answer else None
+        # The account's own value, or the one that holds for everybody if nobody has asked for another.
+        for ask in (quotas.get_service_quota, quotas.get_aws_default_service_quota):
+            if answer := _unless(_NO_QUOTA, functools.partial(ask, ServiceCode=service, QuotaCode=code)):
+                return float(answer["Quota"]["Value"])
+        return None
 
     def function_concurrency(self) -> int:
         """How many Lambda functions may run at once in this account and region."""

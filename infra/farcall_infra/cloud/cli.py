@@ -99,7 +99,9 @@ def cost(
 @app.command()
 def deploy(
     name: NameOption = "farcall",
-    profile: ProfileOption = "lab",
+    profile: Annotated[
+        str, typer.Option("--profile", help="hobby, lab or facility; if not given, the deployed one, or else lab.")
+    ] = "",
     context: ContextOption = None,
     region: RegionOption = None,
     globus_client_id: Annotated[str, typer.Option(envvar="FARCALL_GLOBUS_CLIENT_ID")] = "",
@@ -108,6 +110,9 @@ def deploy(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Make a deployment, or bring it up to date. The Globus client is asked for the first time only."""
+    if not profile:
+        data = account.connect(region).stack(stack_name(name, "data"))
+        profile = data.outputs.get("Profile", "lab") if data else "lab"
     deployment, arguments = _deployment(name, profile, context)
     findings = _examine(deployment, region, globus_credentials_arn, quiet=False)
     if any(finding.outcome is Outcome.FAILED for finding in findings):

@@ -57,7 +57,7 @@ class Alarms(Construct):
     def _watch_api(self, watched: Watched) -> None:
         five = cdk.Duration.minutes(5)
         share = cloudwatch.MathExpression(
-            expression="100 * errors / MAX([calls, 20])",  # one failed call of three is no outage
+            expression="100 * errors / IF(calls > 20, calls, 20)",  # one failed call of three is no outage
             using_metrics={
                 "errors": watched.api.metric_server_error(period=five, statistic="Sum"),
                 "calls": watched.api.metric_count(period=five, statistic="Sum"),

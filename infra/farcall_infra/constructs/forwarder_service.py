@@ -81,6 +81,7 @@ class ForwarderService(Construct):
             retention=retention(deployment.profile.retention.log_days),
             removal_policy=cdk.RemovalPolicy.DESTROY,
         )
+        region = cdk.Stack.of(self).region
         health_url = f"http://127.0.0.1:{size.health_port}/healthz"
         task.add_container(
             "forwarder",
@@ -89,7 +90,8 @@ class ForwarderService(Construct):
             command=["python", "-m", "farcall_forwarder"],
             environment={
                 **stores.environment(),
-                "AWS_REGION": cdk.Stack.of(self).region,
+                "AWS_REGION": region,  # for the boot program
+                "AWS_DEFAULT_REGION": region,  # for boto3, which does not look at the other one
                 "FARCALL_BUNDLE_BUCKET": bundle.s3_bucket_name,
                 "FARCALL_BUNDLE_KEY": bundle.s3_object_key,
                 "FARCALL_FORWARDER_HOST": "0.0.0.0",  # noqa: S104 - the security group decides who gets here

@@ -26,4 +26,5 @@ class DataStack(cdk.Stack):
             blobs=BlobStore(self, "Blobs", blob_days=profile.retention.blob_days, keep=keep),
             tickets=TicketKey(self, "Tickets"),
         )
+        cdk.CfnOutput(self, "Profile", value=profile.name)  # what `farcall cloud deploy` goes on with
         cdk.CfnOutput(self, "BlobBucket", value=self.stores.blobs.environment()["FARCALL_BLOB_BUCKET"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import uuid
@@ -13,6 +14,9 @@ __all__ = ["Id", "IdKey", "JsonObject", "Maybe", "PublicKey", "Shape", "Text", "
 
 _CANONICAL_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _Z85: Final = r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$"
+
+#: How deep objects and arrays of free-form JSON may be nested.
+MAX_DEPTH: Final = 64
 
 T = TypeVar("T")
 
@@ -48,18 +52,19 @@ def _storable_text(text: str) -> str:
     return _encodable(text)
 
 
-def _storable(value: Any) -> Any:
+def _storable(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         _storable_text(value)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError("holds a number that JSON does not have")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _storable(key)
-            _storable(item)
-    elif isinstance(value, list):
-        for item in value:
-            _storable(item)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ValueError("holds a number of more than 64 bits")
+    elif isinstance(value, dict | list):
+        # What is stored is written again in answers, by code that recurses.
+        if depth == MAX_DEPTH:
+            raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
+        for item in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
+            _storable(item, depth + 1)
     return value
 
 
@@ -76,7 +81,7 @@ UserBytes = Annotated[str, AfterValidator(_encodable)]
 Text = Annotated[str, AfterValidator(_storable_text)]
 
 #: Free-form JSON that is stored as it is.
-JsonObject = Annotated[dict[str, Any], AfterValidator(_storable)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(lambda value: _storable(value))]
 
 #: A CURVE public key in Z85.
 PublicKey = Annotated[str, Field(pattern=_Z85)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final
 
 from aws_lambda_powertools.event_handler import Request
@@ -31,22 +33,29 @@ class Call:
     request_id: str
     takes_refs: bool
     knows_globus_states_only: bool
+    #: What the workers of an endpoint are, looked up once in a request.
+    workers_of: Callable[[str], Mapping[str, str]]
 
 
 def current_call(request: Request) -> Call:
     """The call that is being answered.
 
     :raises Unauthenticated: if no authorizer has run before.
+    :raises RateLimited: if it is one too many.
     """
     event = request.resolved_event
     context = event["requestContext"]
+    services: Services = request.context["services"]
+    identity = Identity.from_context(context.get("authorizer"))
+    services.rate_limit.spend(identity)
     return Call(
-        services=request.context["services"],
+        services=services,
         settings=request.context["settings"],
-        identity=Identity.from_context(context.get("authorizer")),
+        identity=identity,
         request_id=str(context.get("requestId", "")),
         takes_refs="blob-ref" in event.headers.get(ACCEPT_HEADER, ""),
         knows_globus_states_only=GLOBUS_HEADER in event.headers,
+        workers_of=functools.cache(services.endpoints.workers),
     )
 
 

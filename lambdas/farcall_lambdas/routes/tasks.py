@@ -105,7 +105,7 @@ def task_answer(view: TaskView, call: Call) -> TaskAnswer:
         exception=(error.traceback or error.message) if error else None,
         completion_t=f"{task.finished_at.timestamp()}" if task.finished_at else None,
         reason=view.reason,
-        details=_details(task),
+        details=_details(task, call),
         error=error.to_json() if error else None,
         task_group_id=task.task_group_id,
         endpoint_id=task.endpoint_id,
@@ -129,13 +129,14 @@ def _result_ref(view: TaskView) -> ResultRefShape | None:
     return ResultRefShape(blob_key=ref.blob_key, size_bytes=ref.size_bytes, sha256=ref.sha256, url=view.url)
 
 
-def _details(task: Task) -> dict[str, Any]:
-    """What the worker said of itself, with Globus Compute's transitions. Tools that compare versions look here."""
+def _details(task: Task, call: Call) -> dict[str, Any]:
+    """What the worker said of itself, with Globus Compute's transitions. Its clients compare versions, and warn."""
     stations = {"execution-start": "started_at", "execution-end": "ended_at"}
     transitions = {name: task.timings[station] for name, station in stations.items() if station in task.timings}
     if not task.details and not transitions:
         return {}
-    return {**task.details, "task_transitions": {**task.details.get("task_transitions", {}), **transitions}}
+    workers = call.workers_of(task.endpoint_id) if call.knows_globus_states_only else {}
+    return {**workers, **task.details, "task_transitions": {**task.details.get("task_transitions", {}), **transitions}}
 
 
 def _unknown(task_id: str) -> TaskAnswer:

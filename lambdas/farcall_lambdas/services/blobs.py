@@ -55,11 +55,14 @@ class BlobService:
             owner_id, _, sha256 = ref.blob_key.partition("/")
             if not identity.owns(owner_id):
                 raise Forbidden(f"Blob {ref.blob_key} is not yours.", hint="Refer to a blob that you uploaded.")
+            # Looked at first: nothing but an owner's id and a hash ever becomes part of an address.
+            if sha256 != ref.sha256:
+                raise InvalidRequest(f"Blob {ref.blob_key} does not have the hash of the reference.")
             size_bytes = self._blobs.size_bytes(ref.blob_key)
             if size_bytes is None:
                 raise BlobUnknown(f"There is no blob {ref.blob_key}.")
-            if (size_bytes, sha256) != (ref.size_bytes, ref.sha256):
-                raise InvalidRequest(f"Blob {ref.blob_key} does not have the size and hash of the reference.")
+            if size_bytes != ref.size_bytes:
+                raise InvalidRequest(f"Blob {ref.blob_key} does not have the size of the reference.")
 
     def reference(self, identity: Identity, data: bytes) -> BlobRef:
         """How bytes of the caller will be referred to once they are kept."""

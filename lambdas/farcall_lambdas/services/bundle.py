@@ -13,6 +13,7 @@ from farcall_lambdas.services.cancel import CancelService
 from farcall_lambdas.services.connect import ConnectService
 from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.functions import FunctionService
+from farcall_lambdas.services.limits import RateLimit
 from farcall_lambdas.services.reconcile import Reconciler
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.submit import SubmitService
@@ -35,6 +36,7 @@ class Services:
     blobs: BlobService
     reconciler: Reconciler
     why: WhyService
+    rate_limit: RateLimit
 
     @classmethod
     def over(cls, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float] = time.time) -> Services:
@@ -52,4 +54,5 @@ class Services:
             blobs=BlobService(stores.blobs, settings),
             reconciler=Reconciler(stores, settings, clock=clock),
             why=WhyService(stores, results, endpoints, clock=clock),
+            rate_limit=RateLimit(stores.queue, settings, clock=clock),
         )

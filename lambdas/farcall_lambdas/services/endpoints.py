@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farcall_common.errors import InvalidRequest
@@ -15,6 +15,7 @@ from farcall_common.wire.states import EndpointState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.endpoints import RegisterEndpoint, UpdateEndpoint
 from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.limits import check_quota
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["EndpointService"]
@@ -30,8 +31,13 @@ class EndpointService:
         self._clock = clock
 
     def register(self, identity: Identity, wanted: RegisterEndpoint) -> Endpoint:
-        """Store a new endpoint of the caller."""
+        """Store a new endpoint of the caller.
+
+        :raises QuotaExceeded: for one endpoint too many.
+        """
         _refuse_unenforceable(wanted)
+        limit = self._settings.max_endpoints
+        check_quota("endpoints", self._records.count_endpoints(identity.identity_id, limit=limit), limit)
         endpoint = Endpoint(
             endpoint_id=new_id(),
             owner_id=identity.identity_id,
@@ -69,6 +75,16 @@ class EndpointService:
             return EndpointState.OFFLINE
         fresh = self._clock() - endpoint.seen_at.timestamp() < self._settings.online_window_s
         return EndpointState.ONLINE if fresh else EndpointState.OFFLINE
+
+    def workers(self, endpoint_id: str) -> Mapping[str, str]:
+        """What an endpoint said of its workers when it last connected, in Globus Compute's words."""
+        endpoint = self._records.get_endpoint(endpoint_id)
+        runtime = endpoint.metadata.get("runtime") if endpoint is not None else None
+        if not isinstance(runtime, dict) or not runtime.get("python_version"):
+            return {}
+        told = {"endpoint_id": endpoint_id, "python_version": str(runtime["python_version"])}
+        dill = (runtime.get("packages") or {}).get("dill")
+        return told | ({"dill_version": str(dill)} if dill else {})
 
 
 def _refuse_unenforceable(wanted: RegisterEndpoint | UpdateEndpoint) -> None:

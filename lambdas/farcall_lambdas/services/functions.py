@@ -13,6 +13,7 @@ from farcall_common.wire.ids import new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.functions import RegisterFunction
 from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.limits import check_quota
 from farcall_lambdas.services.memo import MEMOIZE
 from farcall_lambdas.settings import ApiSettings
 
@@ -33,6 +34,7 @@ class FunctionService:
 
         :raises InvalidRequest: for sharing that could not be enforced.
         :raises PayloadTooLarge: for a body over the payload limit.
+        :raises QuotaExceeded: for one function too many.
         """
         if wanted.group or wanted.ha_endpoint_id:
             raise InvalidRequest(
@@ -46,6 +48,8 @@ class FunctionService:
                 f"The function has {len(body)} bytes; {self._settings.max_payload_bytes} are allowed.",
                 hint="Import big data inside the function instead of closing over it.",
             )
+        limit = self._settings.max_functions
+        check_quota("functions", self._records.count_functions(identity.identity_id, limit=limit), limit)
         function = Function(
             function_id=new_id(),
             owner_id=identity.identity_id,

@@ -2,15 +2,118 @@
 
 from __future__ import annotations
 
-from farcall_common.errors import InvalidRequest
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from farcall_common.errors import QueueFull, QuotaExceeded, RateLimited, TooManyTasks, Unavailable
+from farcall_common.store.model import Taken
+from farcall_common.store.ports import Queue
+from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["check_count"]
+__all__ = ["RateLimit", "check_count", "check_quota", "check_room"]
+
+#: How long a caller is told to wait for room in a queue, in seconds.
+QUEUE_RETRY_S: Final = 5.0
+
+#: Tokens are taken in advance, so many, and are lost if they are not used within so many seconds.
+_ADVANCE: Final = 20
+_ADVANCE_GOOD_S: Final = 1.0
+
+#: Callers whose tokens are kept in this process at once.
+_CALLERS: Final = 4096
 
 
 def check_count(count: int, settings: ApiSettings) -> None:
-    """:raises InvalidRequest: for more tasks than one request may name."""
+    """:raises TooManyTasks: for more tasks than one request may name."""
     if count > settings.max_tasks_per_request:
-        raise InvalidRequest(
-            f"{count} tasks in one request; {settings.max_tasks_per_request} are allowed.", hint="Split the request."
+        raise TooManyTasks(f"{count} tasks in one request; {settings.max_tasks_per_request} are allowed.")
+
+
+def check_quota(what: str, count: int, limit: int) -> None:
+    """:raises QuotaExceeded: if a caller with ``count`` of something may not have one more."""
+    if count >= limit:
+        raise QuotaExceeded(f"You have {count} {what} already; {limit} are allowed.")
+
+
+def check_room(queue: Queue, endpoint_id: str, count: int, settings: ApiSettings) -> None:
+    """Whether ``count`` more tasks may wait for an endpoint. Submits at the same moment do not see each other.
+
+    :raises TooManyTasks: for tasks that would not fit an empty queue.
+    :raises QueueFull: for tasks that do not fit now.
+    """
+    if not count:
+        return
+    room = settings.max_queue_depth
+    if count > room:
+        raise TooManyTasks(f"{count} tasks in one request; {room} may wait for an endpoint.")
+    try:
+        depth = queue.depth(endpoint_id)
+    except Unavailable:
+        return  # What is accepted now is queued when the queue is back.
+    if depth + count > room:
+        raise QueueFull(
+            f"{depth} tasks wait for endpoint {endpoint_id}; with {count} more it would be over {room}.",
+            retry_after_s=QUEUE_RETRY_S,
         )
+
+
+@dataclasses.dataclass
+class _Advance:
+    """Tokens that a process has in hand for a caller."""
+
+    tokens: int
+    good_until: float
+
+
+class RateLimit:
+    """Requests per second of an identity, over all processes of the API: a token bucket in the queue's store.
+
+    Each process takes some tokens in advance, so that most requests ask nobody. While the store is away nobody is held
+    up: the limit protects what stands behind the API, it does not decide who may use it.
+    """
+
+    def __init__(self, queue: Queue, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+        self._queue = queue
+        self._rate_per_s = settings.rate_per_s
+        self._burst = settings.rate_burst
+        # Not more than a caller gets in a tenth of a second: what one process holds back must not be felt in another.
+        self._advance = max(1, min(_ADVANCE, int(settings.rate_per_s / 10)))
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._in_hand: dict[str, _Advance] = {}
+
+    def spend(self, identity: Identity) -> None:
+        """Count one request.
+
+        :raises RateLimited: when it is one too many; the error says when there is room again.
+        """
+        if self._spend_in_hand(identity.identity_id):
+            return
+        now = self._clock()
+        taken = self._take(identity.identity_id, now)
+        if not taken.tokens:
+            raise RateLimited(
+                f"You made more than {self._burst} requests, or {self._rate_per_s:g} per second.",
+                retry_after_s=taken.wait_s,
+            )
+        with self._lock:
+            if len(self._in_hand) >= _CALLERS:
+                self._in_hand.clear()
+            self._in_hand[identity.identity_id] = _Advance(taken.tokens - 1, now + _ADVANCE_GOOD_S)
+
+    def _spend_in_hand(self, identity_id: str) -> bool:
+        with self._lock:
+            advance = self._in_hand.get(identity_id)
+            if advance is None or advance.tokens <= 0 or advance.good_until <= self._clock():
+                return False
+            advance.tokens -= 1
+            return True
+
+    def _take(self, identity_id: str, now: float) -> Taken:
+        try:
+            return self._queue.take(identity_id, self._advance, rate_per_s=self._rate_per_s, burst=self._burst, now=now)
+        except Unavailable:
+            return Taken(self._advance)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from aws_lambda_powertools import Logger
@@ -23,7 +24,7 @@ from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.blobs import BlobService
-from farcall_lambdas.services.limits import check_count
+from farcall_lambdas.services.limits import check_count, check_room
 from farcall_lambdas.services.memo import Memo, is_memoized
 from farcall_lambdas.settings import ApiSettings
 
@@ -61,23 +62,25 @@ class SubmitService:
 
         :raises InvalidRequest: for a request that contradicts itself; its subclass PayloadTooLarge over a limit.
         :raises NotFound: for an unknown function, endpoint or blob.
+        :raises InvalidRequest: also for a function that the endpoint's Python cannot run.
         :raises Forbidden: for what the caller may not use, or the endpoint does not allow.
         :raises TaskIdReused: for a task id that already names another task.
+        :raises QueueFull: when too many tasks wait for the endpoint already.
         """
         ids = self._task_ids(wanted)
         endpoint = self._access.endpoint(identity, endpoint_id)
         functions = self._access.functions(identity, list(wanted.tasks))
         _check_allowed(endpoint, functions)
+        _check_runnable(endpoint, functions)
         payloads, uploads = self._payloads(identity, wanted)
 
         # Ids that we just made cannot exist; asking for the caller's own is what makes a repeated submit harmless.
         flat_ids = [task_id for of_function in ids.values() for task_id in of_function]
         existing = self._stores.records.get_tasks(flat_ids) if wanted.task_ids else {}
         group_id = wanted.task_group_id or _group_of(existing, identity) or new_id()
-        template = self._template(identity, endpoint_id, group_id, wanted)
+        make_task = self._template(identity, endpoint_id, group_id, wanted)
         tasks = [
-            dataclasses.replace(
-                template,
+            make_task(
                 task_id=task_id,
                 function_id=function_id,
                 function_hash=functions[function_id].body_hash,
@@ -93,6 +96,8 @@ class SubmitService:
         tasks = [self._memo.marked(task) if task.function_id in memoized else task for task in tasks]
         sources = self._memo.recall(identity.identity_id, [task for task in tasks if task.task_id not in existing])
 
+        new = sum(task.task_id not in existing and task.task_id not in sources for task in tasks)
+        check_room(self._stores.queue, endpoint_id, new, self._settings)
         self._blobs.keep(uploads)
         # A repeat that raced this one got in between the two calls; such tasks are checked like those seen before.
         raced = self._stores.records.add_tasks(tasks, remembered=sources)
@@ -111,7 +116,8 @@ class SubmitService:
             raise InvalidRequest("A function is listed without a payload.")
         check_count(count, self._settings)
         if wanted.user_endpoint_config:
-            raise InvalidRequest("Endpoints here take no user_endpoint_config.", hint="Leave it out.")
+            message, hint = "Endpoints here take no user_endpoint_config.", "Leave it out."
+            raise InvalidRequest(message, record=ErrorRecord("UNSUPPORTED", message, hint, Fault.CALLER))
         if wanted.task_ids is None:
             return {function_id: [new_task_id() for _ in given] for function_id, given in wanted.tasks.items()}
         parallel = wanted.task_ids.keys() == wanted.tasks.keys() and all(
@@ -144,21 +150,18 @@ class SubmitService:
         self._blobs.check_references(identity, references - uploads.keys())
         return payloads, uploads
 
-    def _template(self, identity: Identity, endpoint_id: str, group_id: str, wanted: Submit) -> Task:
-        """What the tasks of one submit have in common."""
+    def _template(self, identity: Identity, endpoint_id: str, group_id: str, wanted: Submit) -> Callable[..., Task]:
+        """Makes tasks from what those of one submit do not have in common."""
         now = self._clock()
-        return Task(
-            task_id="",
+        return functools.partial(
+            Task,
             task_group_id=group_id,
             owner_id=identity.identity_id,
             endpoint_id=endpoint_id,
-            function_id="",
-            function_hash="",
-            payload=None,
             idempotent=wanted.idempotent,
             max_attempts=wanted.max_attempts,
             walltime_s=wanted.walltime_s,
-            result_serializers=wanted.result_serializers or (),
+            result_serializers=tuple(wanted.result_serializers or ()),
             resource_specification=wanted.resource_specification or {},
             submitted_at=dt.datetime.fromtimestamp(now, dt.UTC),
             timings={"submitted_at": now},
@@ -197,6 +200,22 @@ def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> Non
             message = f"Endpoint {endpoint.endpoint_id} does not run function {function_id}."
             hint = "Ask the endpoint's owner to allow the function; `allowed_functions` lists those that may run."
             raise Forbidden(message, record=ErrorRecord("FUNCTION_NOT_PERMITTED", message, hint, Fault.CALLER))
+
+
+def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:
+    """Compare what is known of both; who registered a function may have said that it is byte code of one Python."""
+    runtime = endpoint.metadata.get("runtime")
+    said = str(runtime.get("python_version", "")) if isinstance(runtime, dict) else ""
+    runs = ".".join(said.split(".")[:2])
+    for function in functions.values():
+        wanted = function.metadata.get("byte_code_of_python")
+        if runs and isinstance(wanted, str) and wanted != runs:
+            message = (
+                f"Function {function.name} ({function.function_id}) is byte code of Python {wanted}, and endpoint "
+                f"{endpoint.name} runs Python {runs}."
+            )
+            hint = f"Register it with Python {runs}, or so that it travels as source: no closures, no decorators."
+            raise InvalidRequest(message, record=ErrorRecord("ENDPOINT_INCOMPATIBLE", message, hint, Fault.CALLER))
 
 
 def _group_of(existing: Mapping[str, Task], identity: Identity) -> str | None:

@@ -1,80 +1,91 @@
-"""The ``farcall`` command: its own commands, those of other packages, and the way out for errors."""
+"""The ``farcall`` command: its own commands, and those that other packages add."""
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
-import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
 
 import typer
 
-from farcall._version import __version__
-from farcall.cli import _endpoints, _functions, _tasks
-from farcall.cli._output import EXIT_CODES, AsJson, exit_code, show_error, show_json
-from farcall.cli._run import run
-from farcall_common.errors import ConfigurationError, FarcallError
+from farcall.cli._connect import Surroundings
+from farcall.cli._exits import epilog
+from farcall.cli._lazy import Deferred, LazyGroup
+from farcall_common.errors import ConfigurationError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "app", "main"]
 
-_PLUGINS = "farcall.cli"
-_HELP_FLAGS = frozenset({"--help", "--install-completion", "--show-completion"})
+_PLUGINS: Final = "farcall.cli"
+
+#: The help of each is that of its module, said here so that the list of commands needs none of them.
+COMMANDS: Final[Mapping[str, Deferred]] = {
+    "run": Deferred("farcall.cli._run:run", "Run a Python function on an endpoint and show what it returns."),
+    "map": Deferred("farcall.cli._run:map_", "Run a function once for each input."),
+    "tasks": Deferred("farcall.cli._tasks:app", "Your tasks."),
+    "groups": Deferred("farcall.cli._groups:app", "Tasks that were submitted together."),
+    "functions": Deferred("farcall.cli._functions:app", "Your registered functions."),
+    "endpoints": Deferred("farcall.cli._endpoints:app", "Endpoints that you may use."),
+    "login": Deferred("farcall.cli._account:login", "Store a token."),
+    "logout": Deferred("farcall.cli._account:logout", "Take the token out of the configuration file."),
+    "whoami": Deferred(
+        "farcall.cli._account:whoami", "Show which API is called, whose token is used, and whether the API knows it."
+    ),
+    "config": Deferred("farcall.cli._config:app", "Settings in the configuration file."),
+    "version": Deferred("farcall.cli._version:version", "Show versions."),
+}
+_NO_LOCAL: Final = Deferred(
+    "farcall.cli._app:local_is_missing", "A cloud tier on this machine (needs farcall-local).", takes_anything=True
+)
+
+
+class _Farcall(LazyGroup):
+    """Commands of ours, then those of other packages, whose line of help is the summary of their package."""
+
+    @functools.cached_property
+    def plugins(self) -> Mapping[str, Deferred]:
+        found = importlib.metadata.entry_points(group=_PLUGINS)
+        return {each.name: Deferred(each.value, _summary(each)) for each in found}
+
+    def names(self) -> Sequence[str]:
+        return list({**COMMANDS, "local": _NO_LOCAL, **self.plugins})
+
+    def find(self, name: str) -> Deferred | None:
+        # Looking for plugins takes as long as a command of ours does: not for those.
+        return COMMANDS.get(name) or self.plugins.get(name) or {"local": _NO_LOCAL}.get(name)
+
+
+def _summary(plugin: importlib.metadata.EntryPoint) -> str:
+    return "" if plugin.dist is None else plugin.dist.metadata["Summary"] or ""
+
+
+app = typer.Typer(
+    name="farcall",
+    cls=_Farcall,
+    help="Call a Python function on any computer you may use.",
+    epilog=epilog(),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="FARCALL_DEBUG", help="Show where in Farcall an error comes from.")
+    ] = False,
+) -> None:
+    context.ensure_object(Surroundings).debug = debug
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with a code of ``EXIT_CODES``."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        _application(arguments)(args=arguments)
-    except FarcallError as error:
-        show_error(error, as_json="--json" in arguments)
-        sys.exit(exit_code(error))
+    """Run the command line and exit with a code of the table in its help."""
+    app(args=None if arguments is None else list(arguments), prog_name="farcall")
 
 
-def _application(arguments: Sequence[str]) -> typer.Typer:
-    app = typer.Typer(
-        name="farcall",
-        help="Call a Python function on any computer you may use.",
-        epilog=EXIT_CODES,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-    )
-    app.command()(run)
-    app.add_typer(_tasks.app, name="tasks")
-    app.add_typer(_functions.app, name="functions")
-    app.add_typer(_endpoints.app, name="endpoints")
-    app.command()(version)
-    plugins = {plugin.name: plugin for plugin in importlib.metadata.entry_points(group=_PLUGINS)}
-    # Loading a plugin may take as long as everything else: only the one that is called, or all for the help text.
-    wanted = plugins if not arguments or _HELP_FLAGS & {arguments[0]} else {arguments[0]} & plugins.keys()
-    for name in wanted:
-        app.add_typer(plugins[name].load(), name=name)
-    if "local" not in plugins:
-        anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-        described = "A cloud tier on this machine (needs another package)."
-        app.command("local", help=described, context_settings=anything)(_local_is_missing)
-    return app
-
-
-def version(
-    server: Annotated[bool, typer.Option("--server", help="Ask the API for its version too.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show versions."""
-    versions: dict[str, object] = {"farcall": __version__}
-    if server:
-        from farcall._client import Client
-
-        with Client() as client:
-            versions |= client.version_check()
-    if as_json:
-        show_json(versions)
-    else:
-        for name, value in versions.items():
-            typer.echo(f"{name} {value}")
-
-
-def _local_is_missing() -> None:
+def local_is_missing() -> None:
+    """A cloud tier on this machine (needs farcall-local)."""
     raise ConfigurationError(
         "the local tier is not installed", hint="It is the package farcall-local: `pip install farcall-local`."
     )

@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Final
 
 import typer
 
-from farcall._client import Client
+from farcall.cli._cache import remember
+from farcall.cli._connect import connected
+from farcall.cli._exits import INTERRUPTED
 from farcall.cli._output import AsJson, show_fields, show_json, show_table
-from farcall.cli._resolve import resolve_endpoint
+from farcall.cli._resolve import EndpointArgument, resolve_endpoint
+from farcall_common.errors import InvalidRequest
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Endpoints that you may use.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME|ID")]
+_PARALLEL: Final = 8
 
 
 @app.command("ls")
 def list_(
-    mine: Annotated[bool, typer.Option("--mine", help="Only those that you own.")] = False, as_json: AsJson = False
+    context: typer.Context,
+    mine: Annotated[bool, typer.Option("--mine", help="Only those that you own.")] = False,
+    status_too: Annotated[bool, typer.Option("--status", help="Ask for each whether it is online.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List endpoints."""
-    with Client() as client:
+    with connected(context) as client:
         endpoints = client.get_endpoints(role="owner" if mine else "any")
+        if status_too:
+            with ThreadPoolExecutor(_PARALLEL) as pool:
+                statuses = pool.map(client.get_endpoint_status, [each["uuid"] for each in endpoints])
+                endpoints = [
+                    each | {"status": found["status"]} for each, found in zip(endpoints, statuses, strict=True)
+                ]
+    remember("endpoints", (each["name"] for each in endpoints))
     if as_json:
         show_json(endpoints)
         return
-    rows = [(each["uuid"], each["name"], each["display_name"], each["owner"]) for each in endpoints]
-    show_table(("endpoint", "name", "display name", "owner"), rows, empty="There is no endpoint that you may use.")
+    keys = ("uuid", "name", "display_name", "owner", *(("status",) if status_too else ()))
+    columns = ["endpoint", *(key.replace("_", " ") for key in keys[1:])]
+    rows = [[each[key] for key in keys] for each in endpoints]
+    show_table(columns, rows, empty="There is no endpoint that you may use.")
 
 
 @app.command()
-def show(endpoint: Name, as_json: AsJson = False) -> None:
+def show(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson = False) -> None:
     """Show an endpoint."""
-    with Client() as client:
+    with connected(context) as client:
         found = client.get_endpoint(resolve_endpoint(client, endpoint))
     if as_json:
         show_json(found)
@@ -43,12 +60,33 @@ def show(endpoint: Name, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def status(endpoint: Name, as_json: AsJson = False) -> None:
+def status(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson = False) -> None:
     """Show whether an endpoint is online, and what it is doing."""
-    with Client() as client:
+    with connected(context) as client:
         found = client.get_endpoint_status(resolve_endpoint(client, endpoint))
     if as_json:
         show_json(found)
         return
     numbers = {name.replace("_", " "): number for name, number in found["details"].items()}
     show_fields({"status": found["status"], **numbers})
+
+
+@app.command("rm")
+def remove(
+    context: typer.Context,
+    endpoint: EndpointArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the registration of an endpoint of yours. Its agent, if it runs, is turned away from then on."""
+    with connected(context) as client:
+        endpoint_id = resolve_endpoint(client, endpoint)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidRequest(f"nobody can be asked whether to delete {endpoint_id}", hint="Say --yes.")
+        if not typer.confirm(f"Delete endpoint {endpoint} ({endpoint_id})?", err=True):
+            raise typer.Exit(INTERRUPTED)
+    with connected(context) as client:
+        client.delete_endpoint(endpoint_id)
+    if as_json:
+        show_json({"deleted": endpoint_id})

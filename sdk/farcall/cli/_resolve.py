@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import Annotated
 
 import typer
 
 from farcall._client import Client
+from farcall._settings import find_home, read_stored
+from farcall.cli._cache import completes, remember
 from farcall_common.errors import ConfigurationError, EndpointUnknown
 
-__all__ = ["EndpointName", "resolve_endpoint"]
+__all__ = ["EndpointArgument", "EndpointName", "resolve_endpoint"]
 
 EndpointName = Annotated[
     str | None,
@@ -19,20 +22,25 @@ EndpointName = Annotated[
         "-e",
         envvar="FARCALL_ENDPOINT",
         metavar="NAME|ID",
-        help="Where to run; may be left out if you have one endpoint.",
+        help="Where to run; else the one in the configuration, or the only one that you have.",
+        autocompletion=completes("endpoints"),
     ),
 ]
+EndpointArgument = Annotated[str, typer.Argument(metavar="NAME|ID", autocompletion=completes("endpoints"))]
 
 
 def resolve_endpoint(client: Client, name: str | None) -> str:
-    """The id of an endpoint that is given by id or name, or is the only one.
+    """The id of an endpoint that is given by id or name, is configured, or is the only one.
 
     :raises EndpointUnknown: if none has that name.
     :raises ConfigurationError: if several could be meant.
     """
+    if name is None:
+        name = read_stored(find_home(os.environ) / "config.toml").get("endpoint")
     if name is not None and _is_id(name):
         return str(uuid.UUID(name))
     endpoints = client.get_endpoints()
+    remember("endpoints", (each["name"] for each in endpoints))
     if name is not None:
         endpoints = [each for each in endpoints if name in (each["name"], each["display_name"])]
         if not endpoints:

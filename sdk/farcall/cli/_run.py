@@ -1,34 +1,49 @@
-"""``farcall run FILE.py:function``."""
+"""``farcall run`` and ``farcall map``: functions of a file on an endpoint."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import importlib
-import importlib.util
+import contextlib
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
+from farcall._calls import pack_call
 from farcall._client import Client
 from farcall._executor import Executor
 from farcall._future import ComputeFuture
-from farcall.cli._output import AsJson, show_json, show_value, stderr
+from farcall.cli._cache import remember
+from farcall.cli._connect import bar, connected, waiting
+from farcall.cli._exits import FAILED, INTERRUPTED, show_error
+from farcall.cli._journal import KEPT, Call, keep
+from farcall.cli._load import FunctionName, load_function, parse_argument, parse_kwargs
+from farcall.cli._output import AsJson, show_json, show_line, show_value
 from farcall.cli._resolve import EndpointName, resolve_endpoint
-from farcall_common.errors import InvalidRequest, TaskCancelled, TaskPending
+from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 
-__all__ = ["run"]
+__all__ = ["map_", "run"]
 
-_SPINNER_AFTER_S: Final = 1.0
-#: The name that a script is imported under: one that no installed package has.
-_MODULE_PREFIX: Final = "farcall_script_"
+_IDS_TOLD: Final = 10
+_FLUSH_S: Final = 10.0
+
+Future = ComputeFuture[Any]
+Arguments = tuple[list[Any], dict[str, Any]]
+
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for what it returns, or show ids and end.")]
+Timeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Wait at most so long, then cancel what has not ended.")
+]
+Walltime = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop a task that runs longer.")]
 
 
 def run(
-    function: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Also PACKAGE.MODULE:FUNCTION.")],
+    context: typer.Context,
+    function: FunctionName,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
@@ -37,89 +52,243 @@ def run(
     ] = None,
     kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments: a JSON object.")] = "{}",
     endpoint: EndpointName = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result, or show the task's id.")] = True,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Wait at most so long.")] = None,
-    walltime: Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop the task after so long.")] = None,
+    wait: Wait = True,
+    timeout: Timeout = None,
+    walltime: Walltime = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python function on an endpoint and show what it returns."""
     called = load_function(function)
     args, named = [parse_argument(each) for each in arguments or ()], parse_kwargs(kwargs)
-    with Client() as client:
-        endpoint_id = resolve_endpoint(client, endpoint)
+    with connected(context, doing=None) as client:
+        endpoint_id = _endpoint_id(client, endpoint)
         if not wait:
             batch = client.create_batch(walltime_s=walltime)
             task_id = batch.add(client.register_function(called), args, named)
             client.batch_run(endpoint_id, batch)
+            _keep([task_id], [(args, named)], walltime)
             show_json({"task_id": task_id}) if as_json else show_value(task_id)
             return
-        with Executor(endpoint_id, client=client, walltime_s=walltime) as executor:
+        with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
             future = executor.submit(called, *args, **named)
-            value = _wait(future, timeout)
+            futures.append(future)
+            _keep([future.task_id], [(args, named)], walltime)
+            with waiting(f"task {future.task_id}"):
+                concurrent.futures.wait(futures, timeout)
+            _end_late(futures, timeout)
+            value = _result(future)
     if as_json:
         show_json({"task_id": future.task_id, "result": value, "timings": future.timings})
     elif value is not None:
         show_value(value)
 
 
-def _wait(future: ComputeFuture[Any], timeout_s: float | None) -> Any:
+def map_(
+    context: typer.Context,
+    function: FunctionName,
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUTS", help="A file of JSON lines, - for standard input, or the inputs themselves as JSON."
+        ),
+    ],
+    unpack: Annotated[
+        bool, typer.Option("--unpack", help="An array is several arguments, an object keyword arguments.")
+    ] = False,
+    endpoint: EndpointName = None,
+    wait: Wait = True,
+    timeout: Timeout = None,
+    walltime: Walltime = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a function once for each input, and write what each returns as a line of JSON, in the order of the inputs.
+
+    The line of a call that failed is null; the error is told on standard error. With --json each line is an object
+    with index, task_id and either result or error.
+    """
+    called = load_function(function)
+    calls = [_as_call(value, unpack=unpack) for value in _values(inputs)]
+    with connected(context, doing=None) as client:
+        endpoint_id = _endpoint_id(client, endpoint)
+        if not wait:
+            _submit_only(client, endpoint_id, called, calls, walltime, as_json=as_json)
+            return
+        with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
+            futures.extend(executor.submit(called, *args, **named) for args, named in calls)
+            _keep([future.task_id for future in futures], calls, walltime)
+            failed = _show_results(futures, timeout, as_json=as_json)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _endpoint_id(client: Client, name: str | None) -> str:
+    with waiting("asking the API"):
+        return resolve_endpoint(client, name)
+
+
+@contextlib.contextmanager
+def _executor(
+    client: Client, endpoint_id: str, walltime_s: float | None, *, as_json: bool
+) -> Iterator[tuple[Executor, list[Future]]]:
+    """An executor, and the list for its futures. When nobody waits any more (Ctrl-C, a reader that went away), what
+    was submitted goes on, and Ctrl-C tells its ids."""
+    executor, futures = Executor(endpoint_id, client=client, walltime_s=walltime_s), list[Future]()
     try:
-        first_s = _SPINNER_AFTER_S if timeout_s is None else min(timeout_s, _SPINNER_AFTER_S)
-        if not concurrent.futures.wait([future], first_s).done:
-            with stderr().status(f"task {future.task_id}"):
-                concurrent.futures.wait([future], None if timeout_s is None else timeout_s - first_s)
-        if not future.done():
-            future.cancel()
-            raise TaskPending(f"task {future.task_id} did not end within {timeout_s:g} s and was cancelled")
+        yield executor, futures
+    except KeyboardInterrupt:
+        _leave(executor)
+        _tell_what_goes_on([each for each in futures if not each.done()], as_json=as_json)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        _leave(executor)
+        raise
+    except BaseException:
+        executor.shutdown(cancel_futures=True)
+        raise
+    else:
+        executor.shutdown()
+
+
+def _leave(executor: Executor) -> None:
+    """Send what was submitted, and wait for nothing more."""
+    executor.shutdown(wait=False)
+    executor._engine.flush(_FLUSH_S)
+    executor._engine.abandon()
+    executor._engine.join()
+
+
+def _tell_what_goes_on(futures: Sequence[Future], *, as_json: bool) -> None:
+    ids = [future.task_id for future in futures]
+    if as_json:
+        told = {"code": "INTERRUPTED", "task_group_id": futures[0].task_group_id if futures else None, "task_ids": ids}
+        typer.echo(msgspec.json.encode({"error": told}).decode(), err=True)
+        return
+    if not futures:
+        return
+    group_id = futures[0].task_group_id
+    remember("groups", [group_id])
+    more = f" and {len(ids) - _IDS_TOLD} more" if len(ids) > _IDS_TOLD else ""
+    typer.echo(f"\nGoing on without you: {' '.join(ids[:_IDS_TOLD])}{more}", err=True)
+    typer.echo(f"`farcall groups wait {group_id}` waits for them, `farcall tasks cancel` ends them.", err=True)
+
+
+def _show_results(futures: Sequence[Future], timeout_s: float | None, *, as_json: bool) -> int:
+    """Write results in order as they come; returns how many calls failed."""
+    give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+    failed, done = 0, list[object]()
+
+    def count(future: object) -> None:
+        done.append(future)
+        tell(len(done))
+
+    with bar("waiting", len(futures)) as tell:
+        for future in futures:
+            future.add_done_callback(count)
+        for index, future in enumerate(futures):
+            left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            concurrent.futures.wait([future], left_s)
+            _end_late([each for each in futures[index:] if not each.done()] if not future.done() else [], timeout_s)
+            try:
+                value = _result(future)
+            except FarcallError as error:
+                failed += 1
+                _show_failure(index, future, error, as_json=as_json)
+            else:
+                show_line({"index": index, "task_id": future.task_id, "result": value} if as_json else value)
+    return failed
+
+
+def _show_failure(index: int, future: Future, error: FarcallError, *, as_json: bool) -> None:
+    if as_json:
+        show_line({"index": index, "task_id": future.task_id, "error": error.record.to_json()})
+        return
+    show_line(None)
+    record = error.record
+    told = ErrorRecord(record.code, f"input {index + 1}: {record.message}", f"farcall tasks show {future.task_id}")
+    show_error(FarcallError(told.message, record=told), as_json=False)
+
+
+def _submit_only(
+    client: Client,
+    endpoint_id: str,
+    called: Any,
+    calls: Sequence[Arguments],
+    walltime_s: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    with waiting("submitting"):
+        function_id = client.register_function(called)
+        batch = client.create_batch(walltime_s=walltime_s)
+        ids = [batch.add(function_id, args, named) for args, named in calls]
+        client.batch_run(endpoint_id, batch)
+    _keep(ids, calls, walltime_s)
+    remember("groups", [batch.task_group_id])
+    if as_json:
+        show_json({"task_group_id": batch.task_group_id, "task_ids": ids})
+    else:
+        typer.echo(batch.task_group_id)
+
+
+def _keep(ids: Sequence[str], calls: Sequence[Arguments], walltime_s: float | None) -> None:
+    """Keep what the shell completes and what ``farcall tasks retry`` needs, of the newest tasks."""
+    remember("tasks", reversed(ids[-KEPT:]))
+    keep(
+        Call(task_id, pack_call(tuple(args), named, function_name="it").decode(), walltime_s)
+        for task_id, (args, named) in zip(reversed(ids[-KEPT:]), reversed(calls[-KEPT:]), strict=True)
+    )
+
+
+def _end_late(futures: Sequence[Future], timeout_s: float | None) -> None:
+    """:raises TaskPending: if there are any that are not done; they are cancelled."""
+    late = [future for future in futures if not future.done()]
+    for future in late:
+        future.cancel()
+    if late:
+        which = f"task {late[0].task_id}" if len(late) == 1 else f"{len(late)} tasks"
+        raise TaskPending(f"{which} did not end within {timeout_s:g} s and {_were(late)} cancelled")
+
+
+def _were(late: Sequence[Future]) -> str:
+    return "was" if len(late) == 1 else "were"
+
+
+def _result(future: Future) -> Any:
+    try:
         return future.result()
     except concurrent.futures.CancelledError:
         raise TaskCancelled(f"task {future.task_id} was cancelled") from None
 
 
-def load_function(name: str) -> Callable[..., Any]:
-    """The function that ``FILE.py:FUNCTION`` or ``PACKAGE.MODULE:FUNCTION`` names.
+def _values(inputs: Sequence[str]) -> list[Any]:
+    """The inputs that a command line names.
 
-    :raises InvalidRequest: if there is no such file, module or function, or if importing it fails.
+    :raises InvalidRequest: if a file cannot be read, or a line of it is not JSON.
     """
-    place, _, function_name = name.rpartition(":")
-    if not place:
-        raise InvalidRequest(f"{name!r} names no function", hint="Write it as FILE.py:FUNCTION.")
-    path = Path(place)
-    if place.endswith(".py") and not path.is_file():
-        raise InvalidRequest(f"there is no file {place}")
+    place = inputs[0]
+    if len(inputs) > 1 or (place != "-" and not Path(place).is_file()):
+        return [parse_argument(each) for each in inputs]
     try:
-        module = _import_file(path) if path.is_file() else importlib.import_module(place)
-    except Exception as error:
-        raise InvalidRequest(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
-    found = getattr(module, function_name, None)
-    if not callable(found):
-        raise InvalidRequest(f"there is no function {function_name!r} in {place}")
-    function: Callable[..., Any] = found
-    return function
+        if place == "-":
+            return list(_json_lines(sys.stdin, "standard input"))
+        with Path(place).open(encoding="utf-8") as file:
+            return list(_json_lines(file, place))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{place} cannot be read: {error}") from error
 
 
-def _import_file(path: Path) -> Any:
-    sys.path.insert(0, str(path.parent.resolve()))  # as `python FILE.py` does, for the modules beside it
-    spec = importlib.util.spec_from_file_location(_MODULE_PREFIX + path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
+def _json_lines(lines: Iterable[str], place: str) -> Iterator[Any]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield msgspec.json.decode(line)
+            except msgspec.DecodeError as error:
+                raise InvalidRequest(f"line {number} of {place} is not JSON: {error}") from error
 
 
-def parse_argument(text: str) -> Any:
-    """A JSON value, or the text itself if it is none."""
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-
-
-def parse_kwargs(text: str) -> dict[str, Any]:
-    """:raises InvalidRequest: if the text is not a JSON object."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise InvalidRequest(f"--kwargs is not a JSON object: {error}", hint="""Like --kwargs '{"n": 3}'.""") from error
+def _as_call(value: Any, *, unpack: bool) -> Arguments:
+    if unpack and isinstance(value, list):
+        return value, {}
+    if unpack and isinstance(value, dict):
+        return [], value
+    return [value], {}

@@ -5,27 +5,36 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from farcall._client import Client
-from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table, stderr
+from farcall._submission import Prepared, TaskOptions, check_answer, encode_payload, encode_submit
+from farcall.cli import _journal as journal
+from farcall.cli._cache import completes, remember
+from farcall.cli._connect import connected
+from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+from farcall_common.errors import InvalidRequest, TaskUnknown
+from farcall_common.wire import TaskState, new_task_id
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Your tasks.", no_args_is_help=True)
 
-TaskId = Annotated[str, typer.Argument(metavar="TASK")]
+TaskId = Annotated[str, typer.Argument(metavar="TASK", autocompletion=completes("tasks"))]
 
 
 @app.command("ls")
 def list_(
-    state: Annotated[str | None, typer.Option(help="Only tasks in this state, like running or failed.")] = None,
+    context: typer.Context,
+    state: Annotated[TaskState | None, typer.Option(help="Only tasks in this state, like running or failed.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List tasks, newest first."""
-    with Client() as client:
-        tasks = client.get_tasks(state=state, limit=limit)
+    with connected(context) as client:
+        tasks = client.get_tasks(state=state and str(state), limit=limit)
+    remember("tasks", (task["task_id"] for task in tasks))
     if as_json:
         show_json(tasks)
         return
@@ -47,9 +56,9 @@ def list_(
 
 
 @app.command()
-def show(task_id: TaskId, as_json: AsJson = False) -> None:
+def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
     """Show a task, and what it returned or raised."""
-    with Client() as client:
+    with connected(context) as client:
         task = client.get_task(task_id)
     error = None if task.pending or task.exception is None else task.exception
     fields: dict[str, Any] = {
@@ -76,9 +85,9 @@ def show(task_id: TaskId, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def events(task_id: TaskId, as_json: AsJson = False) -> None:
+def events(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
     """Show what happened to a task, in order."""
-    with Client() as client:
+    with connected(context) as client:
         history = client.get_task_events(task_id)
     if as_json:
         show_json(history)
@@ -88,9 +97,9 @@ def events(task_id: TaskId, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def why(task_id: TaskId, as_json: AsJson = False) -> None:
+def why(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
     """Say why a task is where it is: its place in the queue, and how its endpoint is."""
-    with Client() as client:
+    with connected(context) as client:
         answer = client.why(task_id)
     if as_json:
         show_json(dataclasses.asdict(answer))
@@ -113,20 +122,79 @@ def why(task_id: TaskId, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def logs(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
+    """Show the last output of a task that failed: what it wrote to standard output, and on standard error the rest.
+
+    Of a task that succeeded no output is kept: what matters should be in what it returns.
+    """
+    with connected(context) as client:
+        task = client._api.get_task(task_id)
+    error = task.get("error") or {}
+    output, errors = error.get("stdout_tail") or "", error.get("stderr_tail") or ""
+    if as_json:
+        show_json({"task_id": task_id, "status": task["status"], "stdout_tail": output, "stderr_tail": errors})
+        return
+    typer.echo(output, nl=bool(output) and not output.endswith("\n"))
+    typer.echo(errors, err=True, nl=bool(errors) and not errors.endswith("\n"))
+    if not output and not errors:
+        typer.echo(f"No output of this task is kept; it is {task['status']}.", err=True)
+
+
+@app.command()
 def cancel(
-    task_ids: Annotated[list[str], typer.Argument(metavar="TASK...")],
+    context: typer.Context,
+    task_ids: Annotated[list[str], typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))],
     as_json: AsJson = False,
 ) -> None:
     """Cancel tasks, waiting or running."""
-    with Client() as client:
+    with connected(context) as client:
         outcomes = client.cancel_many(task_ids)
     if as_json:
         show_json(outcomes)
     else:
-        show_table(("task", "outcome"), [(id_, each["outcome"]) for id_, each in outcomes.items()], empty="")
-    if any(each["outcome"] == "unknown" for each in outcomes.values()):
-        stderr().print("Some of these are no tasks of yours.", style="yellow")
-        raise typer.Exit(2)
+        show_table(("task", "outcome"), [(id_, each["outcome"]) for id_, each in outcomes.items()])
+    unknown = [id_ for id_, each in outcomes.items() if each["outcome"] == "unknown"]
+    if unknown:
+        raise TaskUnknown(f"no tasks of yours: {', '.join(unknown)}")
+
+
+@app.command()
+def retry(
+    context: typer.Context,
+    task_ids: Annotated[list[str], typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))],
+    as_json: AsJson = False,
+) -> None:
+    """Submit tasks that have ended again: the same function, arguments and endpoint, as new tasks.
+
+    The API never gives arguments back. Those of your last 500 calls by `farcall run` and `farcall map`, if up to
+    64 KiB, are kept on this machine; other tasks must be submitted again where they were submitted.
+    """
+    with connected(context) as client:
+        again = {task_id: _resubmitted(client, task_id) for task_id in dict.fromkeys(task_ids)}
+    if as_json:
+        show_json(again)
+    else:
+        show_table(("task", "again as"), list(again.items()))
+
+
+def _resubmitted(client: Client, task_id: str) -> str:
+    task = client._api.get_task(task_id)
+    if not TaskState(task["status"]).is_terminal:
+        raise InvalidRequest(f"task {task_id} is {task['status']}", hint="Only a task that has ended can be retried.")
+    call = journal.find(task_id)
+    if call is None:
+        raise InvalidRequest(
+            f"what task {task_id} was called with is not known here",
+            hint="Submit it again where it was submitted: the API never gives arguments back.",
+        )
+    fresh = msgspec.structs.replace(call, task_id=new_task_id())
+    prepared = Prepared(fresh.task_id, task["function_id"], encode_payload(call.payload.encode()))
+    options = TaskOptions(walltime_s=call.walltime_s)
+    body, ids = encode_submit([prepared], task_group_id=task["task_group_id"], options=options)
+    check_answer(client._api.submit(task["endpoint_id"], body), ids)
+    journal.keep([fresh])
+    remember("tasks", [fresh.task_id])
+    return fresh.task_id
 
 
 def _duration(task: dict[str, Any]) -> str:

@@ -77,6 +77,7 @@ class FakeCloud:
         self._tasks: dict[str, Task] = {}
         self._blobs: dict[str, bytes] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._endpoint_is_deleted = False
         self._routes: list[tuple[str, re.Pattern[str], Callable[..., Any]]] = [
             (method, re.compile(pattern), handle)
             for method, pattern, handle in (
@@ -87,6 +88,7 @@ class FakeCloud:
                 ("DELETE", "/v2/functions/([^/]+)", self._delete_function),
                 ("GET", "/v2/endpoints", self._list_endpoints),
                 ("GET", "/v2/endpoints/([^/]+)", self._get_endpoint),
+                ("DELETE", "/v2/endpoints/([^/]+)", self._delete_endpoint),
                 ("GET", "/v2/endpoints/([^/]+)/status", self._get_endpoint_status),
                 ("GET", "/v3/endpoints/([^/]+)/allowed_functions", self._get_allowed_functions),
                 ("POST", "/v3/endpoints/([^/]+)/submit", self._submit),
@@ -234,7 +236,13 @@ class FakeCloud:
         return {"result": 302}
 
     def _list_endpoints(self, _: Json) -> list[Json]:
-        return [{"uuid": self.endpoint_id, "name": "fake", "display_name": None, "owner": self._owner_id}]
+        endpoint = {"uuid": self.endpoint_id, "name": "fake", "display_name": None, "owner": self._owner_id}
+        return [] if self._endpoint_is_deleted else [endpoint]
+
+    def _delete_endpoint(self, _: Json, endpoint_id: str) -> Json:
+        self._check_endpoint(endpoint_id)
+        self._endpoint_is_deleted = True
+        return {"result": 302}
 
     def _get_endpoint(self, _: Json, endpoint_id: str) -> Json:
         self._check_endpoint(endpoint_id)
@@ -420,7 +428,7 @@ class FakeCloud:
         return self._tasks[task_id]
 
     def _check_endpoint(self, endpoint_id: str) -> None:
-        if endpoint_id != self.endpoint_id:
+        if endpoint_id != self.endpoint_id or self._endpoint_is_deleted:
             raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
 
     def _shown(self, task: Task) -> Json:

@@ -6,6 +6,7 @@ Arguments: the address of the API, a token, an endpoint's id. Writes what it saw
 import json
 import sys
 import time
+import warnings
 
 import globus_sdk
 from globus_compute_sdk import Client
@@ -42,6 +43,8 @@ def main(address, token, endpoint_id):
 
     function_id = client.register_function(add)
     seen["function"] = client.get_function(function_id)["function_name"]
+    seen["warnings"] = []
+    warnings.showwarning = lambda message, *_: seen["warnings"].append(str(message))
     seen["run"] = result_of(client, client.run(3, y=4, endpoint_id=endpoint_id, function_id=function_id))
 
     batch = client.create_batch()

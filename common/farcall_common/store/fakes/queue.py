@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from farcall_common.errors import Fenced, QueueDataLost, Unavailable
+from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
 from farcall_common.store import moves
 from farcall_common.store.fakes.reach import Reach
 from farcall_common.store.model import (
@@ -22,6 +22,7 @@ from farcall_common.store.model import (
     QueuePlace,
     QueueStanding,
     SharedEnds,
+    Taken,
     TaskResult,
 )
 
@@ -48,6 +49,7 @@ class _Lane:
     fence: int | None = None
     forwarder_id: str | None = None
     until: float = 0.0
+    spool_id: str = ""
     complete: bool = False
     entries: dict[str, _Entry] = dataclasses.field(default_factory=dict)
     waiting: deque[str] = dataclasses.field(default_factory=deque)
@@ -101,6 +103,7 @@ class FakeQueue(Reach):
         self._lanes: dict[str, _Lane] = {}
         self._forwarders: dict[str, tuple[ForwarderInfo, float]] = {}
         self._peers: dict[str, PeerKey] = {}
+        self._buckets: dict[str, tuple[float, float]] = {}
         self._listeners: dict[str, list[_FakeWakeUps]] = {}
         self._watchers: dict[str, dict[str, float]] = {}
         # Stands for the server's clock, which a wipe does not turn back.
@@ -112,6 +115,7 @@ class FakeQueue(Reach):
             self._lanes.clear()
             self._forwarders.clear()
             self._peers.clear()
+            self._buckets.clear()
             self._watchers.clear()
 
     # producing
@@ -151,21 +155,26 @@ class FakeQueue(Reach):
 
     # owning
 
-    def claim(self, endpoint_id: str, forwarder_id: str, *, ttl_s: float, now: float) -> int:
+    def claim(self, endpoint_id: str, forwarder_id: str, *, spool_id: str = "", ttl_s: float, now: float) -> int:
         with self._call():
             lane = self._lane(endpoint_id)
+            if lane.live_owner(now) not in (None, forwarder_id) and lane.spool_id not in ("", spool_id):
+                raise EndpointInUse("another agent is connected as this endpoint")
             lane.fence, lane.forwarder_id, lane.until = next(self._fences), forwarder_id, now + ttl_s
+            lane.spool_id = spool_id
             return lane.fence
 
-    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, ttl_s: float, now: float) -> None:
+    def keep(
+        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float, now: float
+    ) -> None:
         with self._owned(endpoint_id, fence) as lane:
-            lane.forwarder_id, lane.until = forwarder_id, now + ttl_s
+            lane.forwarder_id, lane.until, lane.spool_id = forwarder_id, now + ttl_s, spool_id
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:  # noqa: ARG002
         with self._call():
             lane = self._lane(endpoint_id)
             if lane.fence == fence:
-                lane.forwarder_id = None
+                lane.forwarder_id, lane.spool_id = None, ""
 
     # consuming
 
@@ -199,6 +208,15 @@ class FakeQueue(Reach):
     def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
         with self._owned(endpoint_id, fence) as lane:
             return [task_id for task_id in lane.leases if task_id in lane.stops]
+
+    def stirring(self, fences: Mapping[str, int]) -> Sequence[str]:
+        with self._call():
+            lanes = [(endpoint_id, self._lane(endpoint_id), fence) for endpoint_id, fence in fences.items()]
+            return [
+                endpoint_id
+                for endpoint_id, lane, fence in lanes
+                if lane.waiting or lane.stops or not lane.complete or lane.fence != fence
+            ]
 
     def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = 500) -> Sequence[LeasedTask]:
         with self._owned(endpoint_id, fence) as lane:
@@ -273,6 +291,15 @@ class FakeQueue(Reach):
     def depth(self, endpoint_id: str) -> int:
         with self._call():
             return len(self._lane(endpoint_id).waiting)
+
+    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, now: float) -> Taken:
+        with self._call():
+            held, since = self._buckets.get(bucket, (float(burst), now))
+            at = max(since, now)
+            held = min(float(burst), held + (at - since) * rate_per_s)
+            given = min(tokens, int(held))
+            self._buckets[bucket] = (held - given, at)
+            return Taken(given, 0.0 if given else (1 - held) / rate_per_s)
 
     def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
         with self._call():

@@ -56,6 +56,9 @@ class FakeRecords(Reach):
             ]
         return sorted(found, key=lambda f: (_moment(f.created_at), f.function_id), reverse=True)[:limit]
 
+    def count_functions(self, owner_id: str, *, limit: int) -> int:
+        return len(self.list_functions(owner_id, limit=limit))
+
     def delete_function(self, function_id: str) -> bool:
         with self._call():
             return self._functions.pop(function_id, None) is not None
@@ -93,6 +96,9 @@ class FakeRecords(Reach):
                 or (role == "any" and (endpoint.public or (owner_id, endpoint.endpoint_id) in self._grants))
             ]
         return sorted(found, key=lambda e: (_moment(e.created_at), e.endpoint_id), reverse=True)
+
+    def count_endpoints(self, owner_id: str, *, limit: int) -> int:
+        return min(limit, len(self.list_endpoints(owner_id)))
 
     def delete_endpoint(self, endpoint_id: str) -> bool:
         with self._call():

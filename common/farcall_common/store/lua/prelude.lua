@@ -1,6 +1,7 @@
 -- Put before every other script. KEYS are those of one endpoint, in one slot by its {endpoint} hash tag.
 --
---   OWNER   hash    fence, forwarder, until (who to wake, epoch seconds), epoch (present: no task is missing here)
+--   OWNER   hash    fence, forwarder, until (who to wake, epoch seconds), spool (of the agent that it hears; '' for
+--                   none), epoch (present: no task is missing here)
 --   QUEUE   list    waiting task ids; new ones enter at the head, the next to leave is the tail
 --   LEASES  zset    leased task ids by deadline, epoch seconds
 --   STOPS   set     ids of tasks that someone asked to cancel after they were leased

@@ -1,0 +1,314 @@
+"""``python -m benchmarks.forwarder``: what one forwarder process can carry; a table, and figures into ``results/``.
+
+A local tier (PostgreSQL whose commits reach the disk, Valkey, a forwarder) and up to 4,000 simulated endpoints in the
+process that measures. Everything shares the cores of this machine. The tasks wait in their queues before the clock
+starts: what is measured is the way from there to the agent and back into the database.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime as dt
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.forwarder.peers import Crowd, SimulatedClient, SimulatedEndpoint, SimulatedPeer
+from benchmarks.machine import facts, pss_mib
+from farcall_common import wire
+from farcall_common.store import (
+    Endpoint,
+    ForwarderInfo,
+    Function,
+    PeerKind,
+    QueuedTask,
+    Stores,
+    StoreSettings,
+    Task,
+    open_stores,
+)
+from farcall_common.wire import TaskState
+from farcall_local.engines import BUCKET
+from farcall_local.tier import LocalTier
+
+__all__ = ["main"]
+
+_RESULTS: Final = Path(__file__).parents[1] / "results"
+_OWNER_ID: Final = wire.new_id()
+_BODY: Final = b"01\nnobody reads this"
+#: Endpoints of a point, and how many tasks each of them takes at a time.
+_POINTS: Final = ((1, 1000), (256, 64), (4000, 16))
+_PAGE: Final = 1000
+_PATIENCE_S: Final = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One measured value, what was wished for, and whether it was reached (None: there was no wish)."""
+
+    name: str
+    value: float
+    unit: str
+    wish: str = ""
+    reached: bool | None = None
+
+
+class Bench:
+    """A tier, its stores, and whoever is connected to its forwarder."""
+
+    def __init__(self, tier: LocalTier, stores: Stores, crowd: Crowd) -> None:
+        self.tier = tier
+        self.stores = stores
+        self.crowd = crowd
+        self.endpoints: list[SimulatedEndpoint] = []
+        self._task_group_id = wire.new_id()
+        digest = hashlib.sha256(_BODY).hexdigest()
+        self.function = Function(wire.new_id(), _OWNER_ID, "nothing", _BODY, digest)
+        stores.records.add_function(self.function)
+
+    @property
+    def forwarder(self) -> psutil.Process:
+        return psutil.Process(self.tier.wait_up("forwarder"))
+
+    def address(self, *, other_than: str = "") -> ForwarderInfo:
+        """The forwarder that takes connections, or the next one after ``other_than``."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for info in self.stores.queue.forwarders(now=time.time()):
+                if info.forwarder_id != other_than:
+                    return info
+            time.sleep(0.01)
+        raise TimeoutError("no forwarder")
+
+    def add_endpoints(self, count: int) -> list[SimulatedEndpoint]:
+        """Endpoints that are registered and may connect."""
+        added = []
+        for _ in range(count):
+            endpoint = SimulatedEndpoint(wire.new_id(), PeerKind.AGENT)
+            self.stores.records.put_endpoint(Endpoint(endpoint.subject, _OWNER_ID, f"bench-{endpoint.subject}"))
+            self.stores.queue.admit(endpoint.key, ttl_s=3600)
+            added.append(endpoint)
+        self.endpoints += added
+        return added
+
+    def open_all(self, peers: Sequence[SimulatedPeer], forwarder: ForwarderInfo) -> float:
+        """Connect all of these at once; seconds until the last one was let in."""
+        started_at = time.monotonic()
+        self.crowd.connect(peers, forwarder)
+        self.crowd.until(lambda: all(peer.is_open for peer in peers), "all are let in", within_s=_PATIENCE_S)
+        return time.monotonic() - started_at
+
+    def submit(self, endpoints: Sequence[SimulatedEndpoint], each: int) -> list[str]:
+        """Write tasks ahead and queue them, so many for each endpoint."""
+        at = dt.datetime.now(dt.UTC)
+        tasks = [self._task(endpoint.subject, at) for endpoint in endpoints for _ in range(each)]
+        for start in range(0, len(tasks), _PAGE):
+            self.stores.records.add_tasks(tasks[start : start + _PAGE])
+        for start in range(0, len(tasks), each):
+            batch = [QueuedTask.of(task) for task in tasks[start : start + each]]
+            self.stores.queue.enqueue(batch, now=time.time())
+        return [task.task_id for task in tasks]
+
+    def _task(self, endpoint_id: str, at: dt.datetime) -> Task:
+        return Task(
+            wire.new_task_id(),
+            self._task_group_id,
+            _OWNER_ID,
+            endpoint_id,
+            self.function.function_id,
+            self.function.body_hash,
+            b"11\nno arguments",
+            submitted_at=at,
+        )
+
+    def all_succeeded(self, task_ids: Sequence[str]) -> int:
+        """How many of these tasks did not."""
+        found = 0
+        for start in range(0, len(task_ids), _PAGE):
+            tasks = self.stores.records.get_tasks(task_ids[start : start + _PAGE])
+            found += sum(task.state is TaskState.SUCCESS for task in tasks.values())
+        return len(task_ids) - found
+
+
+def measure_handshakes(bench: Bench, count: int) -> list[Figure]:
+    """Streams of one owner: CURVE, the look-up of the key, the ticket, the answer."""
+    clients = [SimulatedClient(_OWNER_ID, PeerKind.CLIENT) for _ in range(count)]
+    for client in clients:
+        bench.stores.queue.admit(client.key, ttl_s=3600)
+    cpu_before = cpu_s(bench.forwarder)
+    took_s = bench.open_all(clients, bench.address())
+    cpu_ms = (cpu_s(bench.forwarder) - cpu_before) / count * 1000
+    bench.crowd.disconnect()
+    rate = count / took_s
+    return [
+        Figure(f"{count:,} clients at once: handshakes", rate, "/s", ">= 800", rate >= 800),
+        Figure(f"{count:,} clients at once: forwarder's time for each", cpu_ms, "ms"),
+    ]
+
+
+def measure_tasks(bench: Bench, endpoints: Sequence[SimulatedEndpoint], credit: int, tasks: int) -> list[Figure]:
+    """Tasks that wait, taken by connected endpoints as fast as they come."""
+    task_ids = bench.submit(endpoints, -(-tasks // len(endpoints)))
+    before = sum(endpoint.recorded for endpoint in endpoints)
+    process = bench.forwarder
+    cpu_before, started_at = cpu_s(process), time.monotonic()
+    for endpoint in endpoints:
+        endpoint.give_credit(credit)
+    wanted = before + len(task_ids)
+    bench.crowd.until(
+        lambda: sum(endpoint.recorded for endpoint in endpoints) >= wanted, "all are recorded", within_s=_PATIENCE_S
+    )
+    took_s, cpu = time.monotonic() - started_at, cpu_s(process) - cpu_before
+    if missing := bench.all_succeeded(task_ids):
+        raise RuntimeError(f"{missing} tasks did not succeed")
+    name = (
+        f"{len(endpoints):,} endpoints, {credit:,} tasks each at a time"
+        if len(endpoints) > 1
+        else "1 endpoint, 1,000 tasks at a time"
+    )
+    rate = len(task_ids) / took_s
+    return [
+        Figure(f"{name}: tasks", rate, "/s", ">= 10,000", rate >= 10_000),
+        Figure(f"{name}: forwarder's time for each", cpu / len(task_ids) * 1e6, "us"),
+    ]
+
+
+def measure_storm(bench: Bench, tasks: int) -> list[Figure]:
+    """Kill the forwarder while every endpoint has tasks and more wait; all come back at once."""
+    endpoints = bench.endpoints
+    for endpoint in endpoints:
+        endpoint.is_holding = True
+        endpoint.starts.clear()
+    task_ids = bench.submit(endpoints, -(-tasks // len(endpoints)))
+    bench.crowd.until(
+        lambda: sum(bool(endpoint.spool) for endpoint in endpoints) >= len(endpoints),
+        "all hold some",
+        within_s=_PATIENCE_S,
+    )
+    killed = bench.address().forwarder_id
+    started_at = time.monotonic()
+    bench.tier.kill("forwarder")
+    bench.crowd.disconnect()
+    heir = bench.address(other_than=killed)
+    restarted_s = time.monotonic() - started_at
+    back_s = bench.open_all(endpoints, heir)
+    before = sum(endpoint.recorded for endpoint in endpoints)
+    for endpoint in endpoints:
+        endpoint.is_holding = False
+        if endpoint.spool:
+            endpoint.finish(list(endpoint.spool.items()))
+    bench.crowd.until(
+        lambda: sum(endpoint.recorded for endpoint in endpoints) >= before + len(task_ids),
+        "all are recorded",
+        within_s=_PATIENCE_S,
+    )
+    settled_s = time.monotonic() - started_at
+    lost = bench.all_succeeded(task_ids)
+    twice = sum(count > 1 for endpoint in endpoints for count in endpoint.starts.values())
+    name = f"kill -9 with {len(endpoints):,} endpoints"
+    return [
+        Figure(f"{name}: until another forwarder is there", restarted_s, "s"),
+        Figure(f"{name}: until all are back, all coming at once", back_s, "s"),
+        Figure(f"{name}: until {len(task_ids):,} tasks are recorded", settled_s, "s"),
+        Figure(f"{name}: tasks lost", lost, "", "0", lost == 0),
+        Figure(f"{name}: tasks started twice", twice, "", "0", twice == 0),
+    ]
+
+
+def measure_idle(bench: Bench, for_s: float) -> list[Figure]:
+    """What connected endpoints cost that have nothing to do."""
+    process = bench.forwarder
+    cpu_before, started_at = cpu_s(process), time.monotonic()
+    with contextlib.suppress(TimeoutError):
+        bench.crowd.until(lambda: False, "nothing", within_s=for_s)
+    share = (cpu_s(process) - cpu_before) / (time.monotonic() - started_at)
+    memory = pss_mib(process.pid)
+    count = len(bench.endpoints)
+    return [
+        Figure(f"{count:,} endpoints at rest: memory of the forwarder", memory, "MiB", "<= 381", memory <= 381),
+        Figure(f"{count:,} endpoints at rest: share of a core", 100 * share, "%"),
+    ]
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Processor time of a process so far, in seconds."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+@contextlib.contextmanager
+def deployment(directory: Path) -> Iterator[Bench]:
+    """A tier of its own with nobody connected."""
+    with LocalTier(directory) as tier, contextlib.ExitStack() as stack:
+        secrets = json.loads((directory / "secrets.json").read_text())
+        environment = {
+            "FARCALL_DATABASE_URL": tier.state.database_url,
+            "FARCALL_QUEUE_URL": tier.state.queue_url,
+            "FARCALL_BLOB_BUCKET": BUCKET,
+            "FARCALL_TICKET_KEY": secrets["ticket_key"],
+        }
+        stores = open_stores(StoreSettings.from_environment(environment))
+        stack.callback(stores.close)
+        yield Bench(tier, stores, stack.enter_context(Crowd(stores.tickets)))
+
+
+def measure(points: Sequence[tuple[int, int]], tasks: int, say: Callable[[Figure], None]) -> list[Figure]:
+    """All figures, in the order in which they are measured."""
+    figures: list[Figure] = []
+
+    def note(measured: Sequence[Figure]) -> None:
+        for figure in measured:
+            figures.append(figure)
+            say(figure)
+
+    with tempfile.TemporaryDirectory(prefix="farcall-bench-") as directory, deployment(Path(directory)) as bench:
+        most = max(endpoints for endpoints, _ in points)
+        note([Figure("memory of a forwarder with nobody connected", pss_mib(bench.forwarder.pid), "MiB")])
+        note(measure_handshakes(bench, most))
+        for endpoints, credit in points:
+            new = bench.add_endpoints(endpoints - len(bench.endpoints))
+            took_s = bench.open_all(new, bench.address())
+            if endpoints == most:
+                rate = len(new) / took_s
+                note([Figure(f"{len(new):,} endpoints at once: let in", rate, "/s")])
+                note(measure_idle(bench, for_s=10.0))
+            note(measure_tasks(bench, bench.endpoints, credit, max(tasks, endpoints * credit)))
+        note([Figure(f"{most:,} endpoints after work: memory of the forwarder", pss_mib(bench.forwarder.pid), "MiB")])
+        note(measure_storm(bench, tasks))
+    return figures
+
+
+def main() -> None:
+    """Measure, write, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tasks", type=int, default=40_000, help="for each number of endpoints")
+    parser.add_argument("--endpoints", type=int, default=max(_POINTS)[0], help="the most that are connected")
+    parser.add_argument("--output", type=Path, default=_RESULTS / "forwarder.json")
+    options = parser.parse_args()
+    points = {min(endpoints, options.endpoints): credit for endpoints, credit in _POINTS}
+    machine = facts()
+
+    def say(figure: Figure) -> None:
+        wish = "" if figure.reached is None else f"  (wish {figure.wish}: {'yes' if figure.reached else 'NO'})"
+        print(f"{figure.name:75} {figure.value:>12,.2f} {figure.unit}{wish}", flush=True)
+
+    figures = measure(sorted(points.items()), options.tasks, say)
+    report: dict[str, Any] = {
+        "measured_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "machine": machine,
+        "tasks": options.tasks,
+        "figures": [dataclasses.asdict(figure) for figure in figures],
+    }
+    options.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

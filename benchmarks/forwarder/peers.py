@@ -1,0 +1,209 @@
+"""Simulated endpoints and clients: real sockets, real CURVE, the real protocol, and nothing behind it.
+
+Each has a DEALER socket and a key pair of its own, as if it came from its own machine. All of them live in one thread
+that waits for their file descriptors; what a simulated endpoint does with a task is to say that it took none.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import select
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
+
+import zmq
+
+from farcall_common import wire
+from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
+from farcall_common.store.tickets import Tickets
+
+__all__ = ["Crowd", "SimulatedClient", "SimulatedEndpoint", "SimulatedPeer"]
+
+_HEARTBEAT_S = 30.0
+_TICKET_S = 3600.0
+_RESULT = b"01\nnothing"
+
+
+@dataclasses.dataclass(eq=False)
+class SimulatedPeer:
+    """One connection. ``is_open`` says that the forwarder has answered the greeting."""
+
+    subject: str
+    kind: PeerKind
+    keys: tuple[bytes, bytes] = dataclasses.field(default_factory=zmq.curve_keypair)
+    is_open: bool = False
+    socket: zmq.Socket[bytes] | None = None
+
+    @property
+    def key(self) -> PeerKey:
+        return PeerKey(self.keys[0].decode(), self.kind, self.subject)
+
+    def say(self, message: wire.Message, *frames: bytes) -> None:
+        assert self.socket is not None
+        self.socket.send_multipart(wire.encode(wire.Envelope(message, frames)), zmq.NOBLOCK)
+
+    def greet(self, ticket: str) -> None:
+        raise NotImplementedError
+
+    def hear(self, message: wire.Message) -> None:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(eq=False)
+class SimulatedEndpoint(SimulatedPeer):
+    """An agent whose workers take no time. While ``is_holding`` it accepts tasks and does not finish them."""
+
+    credit: int = 0
+    is_holding: bool = False
+    instance_id: str = dataclasses.field(default_factory=wire.new_id)
+    spool_id: str = dataclasses.field(default_factory=wire.new_id)
+    spool: dict[str, int] = dataclasses.field(default_factory=dict)
+    starts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    recorded: int = 0
+
+    def greet(self, ticket: str) -> None:
+        held = tuple(wire.HeldTask(task_id=task_id, attempt=attempt) for task_id, attempt in self.spool.items())
+        self.say(
+            wire.Hello(
+                endpoint_id=self.subject,
+                ticket=ticket,
+                instance_id=self.instance_id,
+                spool_id=self.spool_id,
+                protocol_versions=(wire.PROTOCOL_VERSION,),
+                heartbeat_s=_HEARTBEAT_S,
+                held=held,
+            )
+        )
+
+    def hear(self, message: wire.Message) -> None:
+        match message:
+            case wire.Welcome(forget=forget):
+                self.is_open = True
+                for ref in forget:
+                    self.spool.pop(ref.task_id, None)
+                    self.recorded += 1
+                if self.credit:
+                    self.say(wire.Credit(tasks=self.credit))
+            case wire.RunTasks(tasks=tasks):
+                self.starts.update(spec.task_id for spec in tasks if spec.task_id not in self.spool)
+                self.spool |= {spec.task_id: spec.attempt for spec in tasks}
+                self.say(wire.TasksAccepted(tasks=_refs((spec.task_id, spec.attempt) for spec in tasks)))
+                if not self.is_holding:
+                    self.finish([(spec.task_id, spec.attempt) for spec in tasks])
+            case wire.ResultsRecorded(tasks=refs):
+                for ref in refs:
+                    self.recorded += self.spool.pop(ref.task_id, None) is not None
+            case wire.Refused(error=error):
+                raise RuntimeError(f"refused: {error}")
+            case _:
+                pass
+
+    def give_credit(self, tasks: int) -> None:
+        """Take so many tasks at a time, from now on."""
+        self.credit = tasks
+        self.say(wire.Credit(tasks=tasks))
+
+    def finish(self, tasks: Sequence[tuple[str, int]]) -> None:
+        """Report success, and take as many more."""
+        results = tuple(
+            wire.ResultSpec(task_id=task_id, attempt=attempt, state=wire.TaskState.SUCCESS, result=index)
+            for index, (task_id, attempt) in enumerate(tasks)
+        )
+        self.say(wire.TaskResults(results=results), *[_RESULT] * len(tasks))
+        self.say(wire.Credit(tasks=len(tasks)))
+
+
+@dataclasses.dataclass(eq=False)
+class SimulatedClient(SimulatedPeer):
+    """A client with a result stream."""
+
+    def greet(self, ticket: str) -> None:
+        versions = (wire.PROTOCOL_VERSION,)
+        self.say(wire.OpenStream(ticket=ticket, protocol_versions=versions, heartbeat_s=_HEARTBEAT_S))
+
+    def hear(self, message: wire.Message) -> None:
+        if isinstance(message, wire.StreamOpened):
+            self.is_open = True
+        elif isinstance(message, wire.Refused):
+            raise RuntimeError(f"refused: {message.error}")
+
+
+class Crowd:
+    """All peers of one measurement, and the thread that they share."""
+
+    def __init__(self, tickets: Tickets) -> None:
+        self._tickets = tickets
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.max_sockets = 2 * 16384
+        self._poll = select.epoll()
+        self._peers: dict[int, SimulatedPeer] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disconnect()
+        self._poll.close()
+        self._context.term()
+
+    def disconnect(self) -> None:
+        """Close every socket without a word."""
+        for descriptor, peer in self._peers.items():
+            self._poll.unregister(descriptor)
+            assert peer.socket is not None
+            peer.socket.close()
+            peer.socket, peer.is_open = None, False
+        self._peers.clear()
+
+    def connect(self, peers: Sequence[SimulatedPeer], forwarder: ForwarderInfo) -> None:
+        """Connect and greet, all at once; the handshakes happen while :meth:`until` waits."""
+        expires_at = time.time() + _TICKET_S
+        for peer in peers:
+            socket = self._context.socket(zmq.DEALER)
+            socket.linger = 0
+            socket.reconnect_ivl = -1
+            socket.curve_publickey, socket.curve_secretkey = peer.keys
+            socket.curve_serverkey = forwarder.server_key.encode()
+            socket.connect(forwarder.address)
+            peer.socket = socket
+            peer.greet(self._tickets.issue(peer.key, expires_at=expires_at))
+            descriptor = int(socket.getsockopt(zmq.FD))
+            self._poll.register(descriptor, select.EPOLLIN)
+            self._peers[descriptor] = peer
+
+    def until(self, condition: Callable[[], bool], what: str, *, within_s: float) -> None:
+        """Serve the peers until a condition holds.
+
+        :raises TimeoutError: if it does not in time.
+        """
+        deadline = time.monotonic() + within_s
+        for peer in list(self._peers.values()):
+            self._drain(peer)  # a send may have swallowed what the descriptor would have told
+        beat_at = time.monotonic()
+        while not condition():
+            now = time.monotonic()
+            if now > deadline:
+                raise TimeoutError(f"not within {within_s} s: {what}")
+            if now >= beat_at:
+                beat_at = now + _HEARTBEAT_S
+                for peer in self._peers.values():
+                    if peer.is_open:
+                        peer.say(wire.Heartbeat(at=time.time()))
+            for descriptor, _ in self._poll.poll(0.05):
+                self._drain(self._peers[descriptor])
+
+    @staticmethod
+    def _drain(peer: SimulatedPeer) -> None:
+        assert peer.socket is not None
+        while True:
+            try:
+                frames = peer.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            peer.hear(wire.decode(frames).message)
+
+
+def _refs(tasks: Iterator[tuple[str, int]]) -> tuple[wire.TaskRef, ...]:
+    return tuple(wire.TaskRef(task_id=task_id, attempt=attempt) for task_id, attempt in tasks)

@@ -1,0 +1,135 @@
+"""The way from a command to the API, and what is shown when it takes long."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import typer
+
+from farcall._client import Client
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Surroundings", "bar", "connected", "surroundings", "waiting"]
+
+#: Whoever sits at a terminal wants to hear soon that the API is away.
+_PATIENCE_S: Final = 15.0
+_SHOWN_AFTER_S: Final = 1.0
+
+
+def _connect(api_url: str | None, token: str | None) -> Client:
+    return Client(api_url, token, patience_s=_PATIENCE_S)
+
+
+@dataclasses.dataclass
+class Surroundings:
+    """What a command finds when it starts: how to reach the API, and whether errors are shown with their tracebacks."""
+
+    connect: Callable[[str | None, str | None], Client] = _connect
+    debug: bool = False
+
+
+def surroundings(context: Any) -> Surroundings:
+    """Those of a command, whose context this is or is above."""
+    found = context.find_root().ensure_object(Surroundings)
+    assert isinstance(found, Surroundings)
+    return found
+
+
+@contextlib.contextmanager
+def connected(
+    context: typer.Context,
+    *,
+    api_url: str | None = None,
+    token: str | None = None,
+    doing: str | None = "asking the API",
+) -> Iterator[Client]:
+    """A client, with words about what it is doing if that takes long; none with ``doing=None``."""
+    connect = surroundings(context).connect
+    with contextlib.nullcontext() if doing is None else waiting(doing), connect(api_url, token) as client:
+        yield client
+
+
+class _Shown(Protocol):
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show what is waited for once that has taken a second, on standard error and on a terminal only."""
+
+    def make() -> _Shown:
+        return _console().status(text)
+
+    with _after_a_second(make):
+        yield
+
+
+@contextlib.contextmanager
+def bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar, to be told how much is done, that shows up like :func:`waiting`."""
+    done = 0
+    draw: Callable[[int], None] | None = None
+
+    def make() -> _Shown:
+        nonlocal draw
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        # What is written to the same terminal must not run into the bar; what goes into a pipe must stay there.
+        progress = Progress(*columns, console=_console(), transient=True, redirect_stdout=sys.stdout.isatty())
+        drawn = progress.add_task(description, total=total, completed=done)
+        draw = functools.partial(_draw, progress, drawn)
+        return progress
+
+    def tell(count: int) -> None:
+        nonlocal done
+        done = count
+        if draw is not None:
+            draw(count)
+
+    with _after_a_second(make):
+        yield tell
+
+
+def _draw(progress: Any, drawn: Any, count: int) -> None:
+    progress.update(drawn, completed=count)
+
+
+@contextlib.contextmanager
+def _after_a_second(make: Callable[[], _Shown]) -> Iterator[None]:
+    if not sys.stderr.isatty():
+        yield
+        return
+    shown: list[_Shown] = []
+
+    def show() -> None:
+        # rich is loaded here: most commands are done before it would be.
+        shown.append(make())
+        shown[0].start()
+
+    timer = threading.Timer(_SHOWN_AFTER_S, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        for each in shown:
+            each.stop()
+
+
+@functools.cache
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)

@@ -1,0 +1,161 @@
+"""``farcall groups``: tasks that were submitted together."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from farcall._backoff import Backoff
+from farcall._client import Client
+from farcall.cli._cache import completes, remember
+from farcall.cli._connect import bar, connected
+from farcall.cli._exits import FAILED, show_error
+from farcall.cli._output import AsJson, instant, show_json, show_line, show_table
+from farcall_common.errors import FarcallError, TaskPending
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Tasks that were submitted together.", no_args_is_help=True)
+
+_POLLING: Final = Backoff(first_s=0.1, cap_s=2.0)
+_IDS_PER_REQUEST: Final = 500
+_ENDED: Final = frozenset({"success", "failed", "cancelled", "lost"})
+
+GroupId = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=completes("groups"))]
+
+
+@app.command("ls")
+def list_(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many of your newest tasks are looked at.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """List the groups of your newest tasks, with how many tasks are in which state."""
+    with connected(context) as client:
+        tasks = client.get_tasks(limit=limit)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for task in tasks:
+        groups.setdefault(task["task_group_id"], []).append(task)
+    remember("groups", groups)
+    found: list[dict[str, Any]] = [
+        {
+            "task_group_id": group_id,
+            "submitted_at": min(each["submitted_at"] or 0.0 for each in members),
+            "tasks": len(members),
+            "states": dict(collections.Counter(each["status"] for each in members)),
+        }
+        for group_id, members in groups.items()
+    ]
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        (each["task_group_id"], instant(each["submitted_at"]), each["tasks"], _counts(each["states"])) for each in found
+    ]
+    show_table(("group", "submitted", "tasks", "states"), rows, empty="You have no tasks.")
+
+
+@app.command()
+def show(context: typer.Context, group_id: GroupId, as_json: AsJson = False) -> None:
+    """Show the tasks of a group in the order of their submission."""
+    with connected(context) as client:
+        ids = client.get_task_group(group_id)
+        found = _look(client, ids)
+    remember("tasks", ids)
+    if as_json:
+        tasks = [{"task_id": id_, "status": found[id_]["status"], "attempt": _attempt(found[id_])} for id_ in ids]
+        show_json({"task_group_id": group_id, "tasks": tasks})
+        return
+    rows = [(id_, found[id_]["status"], _attempt(found[id_]), _message(found[id_])) for id_ in ids]
+    show_table(("task", "state", "attempt", "error"), rows)
+
+
+@app.command()
+def wait(
+    context: typer.Context,
+    group_id: GroupId,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Wait at most so long.")] = None,
+    results: Annotated[
+        bool, typer.Option("--results", help="Then write what each task returned, as `farcall map` does.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until all tasks of a group have ended. Nothing is cancelled, whatever happens to the waiting."""
+    with connected(context, doing=None) as client:
+        ids = client.get_task_group(group_id)
+        states = _wait(client, ids, timeout)
+        if results:
+            _show_results(client, ids, as_json=as_json)
+    counts = dict(collections.Counter(states.values()))
+    if as_json and not results:
+        show_json({"task_group_id": group_id, "tasks": len(ids), "states": counts})
+    elif not results:
+        typer.echo(_counts(counts))
+    if set(counts) != {"success"}:
+        raise typer.Exit(FAILED)
+
+
+def _wait(client: Client, ids: Sequence[str], timeout_s: float | None) -> dict[str, str]:
+    """The states in which tasks ended.
+
+    :raises TaskPending: if they have not after ``timeout_s`` seconds.
+    """
+    give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+    ended: dict[str, str] = {}
+    asked = 0
+    with bar("waiting", len(ids)) as tell:
+        while True:
+            found = _look(client, [id_ for id_ in ids if id_ not in ended])
+            fresh = {id_: task["status"] for id_, task in found.items() if task["status"] in _ENDED}
+            ended |= fresh
+            tell(len(ended))
+            if len(ended) == len(ids):
+                return ended
+            asked = 0 if fresh else asked + 1
+            delay_s = _POLLING.delay_s(asked, draw=lambda: 1.0)
+            if give_up_at is not None and time.monotonic() + delay_s > give_up_at:
+                raise TaskPending(f"{len(ids) - len(ended)} tasks have not ended after {timeout_s:g} s")
+            time.sleep(delay_s)
+
+
+def _show_results(client: Client, ids: Sequence[str], *, as_json: bool) -> None:
+    infos = client.get_batch_result(ids)
+    for index, (task_id, info) in enumerate(infos.items()):
+        error = info.exception
+        record = error.record if isinstance(error, FarcallError) else None
+        if not as_json:
+            show_line(info.value)
+            if isinstance(error, FarcallError):
+                show_error(error, as_json=False)
+        elif record is None:
+            show_line({"index": index, "task_id": task_id, "result": info.value})
+        else:
+            show_line({"index": index, "task_id": task_id, "error": record.to_json()})
+
+
+def _look(client: Client, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Tasks as they are now, results not downloaded."""
+    wanted = list(ids)
+    found: dict[str, dict[str, Any]] = {}
+    for start in range(0, len(wanted), _IDS_PER_REQUEST):
+        asked = wanted[start : start + _IDS_PER_REQUEST]
+        while asked and (answer := client._api.batch_status(asked)):
+            found |= answer
+            asked = [id_ for id_ in asked if id_ not in found]  # an answer has a largest size
+    return found
+
+
+def _attempt(task: dict[str, Any]) -> int:
+    return int(task.get("attempt") or 0)
+
+
+def _message(task: dict[str, Any]) -> str:
+    return str((task.get("error") or {}).get("message", "")).partition("\n")[0]
+
+
+def _counts(states: dict[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

@@ -1,0 +1,133 @@
+"""A command group that knows its commands by name and loads the one that is called."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from farcall.cli._connect import surroundings
+from farcall.cli._exits import BROKEN_PIPE, INTERRUPTED, exit_code, internal, show_error
+from farcall_common.errors import ErrorRecord, FarcallError, Fault
+
+__all__ = ["Deferred", "LazyGroup"]
+
+_MISUSE: Final = "COMMAND_LINE"
+
+
+@dataclasses.dataclass(frozen=True)
+class Deferred:
+    """A command or group that is loaded when it is called: ``place`` is MODULE:NAME of a function or a Typer."""
+
+    place: str
+    help: str
+    takes_anything: bool = False
+
+    def load(self, name: str) -> Any:
+        module, _, attribute = self.place.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            group = typer.main.get_group(found)
+            group.name = name
+            return group
+        alone = typer.Typer(add_completion=False)
+        anything = {"allow_extra_args": True, "ignore_unknown_options": True} if self.takes_anything else None
+        alone.command(name, context_settings=anything)(found)
+        return typer.main.get_command(alone)
+
+
+class LazyGroup(TyperGroup):
+    """The root of the command line: it also turns what goes wrong under it into words and an exit code."""
+
+    def names(self) -> Sequence[str]:
+        """What there is, in the order of the help text."""
+        raise NotImplementedError
+
+    def find(self, name: str) -> Deferred | None:
+        """What has this name."""
+        raise NotImplementedError
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - as in the base class
+        return list(self.names())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as in the base class
+        """A stand-in that knows its line of help, which is all that is asked of it here."""
+        found = self.find(cmd_name)
+        return None if found is None else TyperCommand(cmd_name, callback=None, help=found.help)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, stand_in, rest = super().resolve_command(ctx, args)
+        found = None if name is None else self.find(name)
+        return name, stand_in if found is None else found.load(str(name)), rest
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[__name__] = _wants_json(args)
+        with _ending_well(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _ending_well(ctx):
+            answer = super().invoke(ctx)
+            sys.stdout.flush()  # a reader that went away is noticed here and not while the interpreter ends
+            return answer
+
+
+@contextlib.contextmanager
+def _ending_well(context: Any) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        _drop_output()
+        raise typer.Exit(BROKEN_PIPE) from None
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich's way to end then
+            raise typer.Exit(BROKEN_PIPE) from None
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if isinstance(error, typer.Abort) and isinstance(error.__context__, KeyboardInterrupt):
+            raise typer.Exit(INTERRUPTED) from None  # instead of an answer to a question
+        if type(error).__module__.startswith(("typer.", "click.")):
+            _show_misuse(error, as_json=context.meta[__name__])
+            raise  # an end of its own: help was asked for, or a question was answered with no
+        if surroundings(context).debug:
+            traceback.print_exception(error)
+        known = error if isinstance(error, FarcallError) else internal(error)
+        show_error(known, as_json=context.meta[__name__])
+        raise typer.Exit(exit_code(known)) from None
+
+
+def _show_misuse(error: Any, *, as_json: bool) -> None:
+    """:raises typer.Exit: if the error says that the command line is wrong."""
+    if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+        return
+    context = getattr(error, "ctx", None)
+    hint = f"`{context.command_path} --help` says what can be said." if context else ""
+    known = FarcallError("", record=ErrorRecord(_MISUSE, error.format_message(), hint, Fault.CALLER))
+    show_error(known, as_json=as_json)
+    raise typer.Exit(error.exit_code) from None
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in options
+
+
+def _drop_output() -> None:
+    """What is still to be flushed goes nowhere: nobody reads it, and nobody wants to hear of that."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

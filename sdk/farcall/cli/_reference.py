@@ -1,0 +1,88 @@
+"""The reference of the command line, written from the commands: ``python -m farcall.cli._reference docs/cli.md``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from farcall.cli._app import COMMANDS
+from farcall.cli._exits import EXIT_CODES
+
+__all__ = ["written_into"]
+
+_BEGIN: Final = "<!-- written by `python -m farcall.cli._reference docs/cli.md`, from here -->"
+_END: Final = "<!-- to here -->"
+
+
+def written_into(page: str) -> str:
+    """The page with everything between its two marks written anew."""
+    before, _, rest = page.partition(_BEGIN)
+    after = rest.partition(_END)[2]
+    return "\n".join([f"{before}{_BEGIN}", "", *_exit_codes(), *_commands(), f"{_END}{after}"])
+
+
+def _exit_codes() -> Iterator[str]:
+    yield from ("## Exit codes", "", "| code | says |", "|---|---|")
+    yield from (f"| {code} | {meaning} |" for code, meaning in EXIT_CODES)
+    yield ""
+
+
+def _commands() -> Iterator[str]:
+    for name, deferred in COMMANDS.items():
+        command = deferred.load(name)
+        leaves = getattr(command, "commands", None)
+        yield from (f"## farcall {name}", "")
+        if leaves is None:
+            yield from _command(f"farcall {name}", command)
+            continue
+        yield from (command.help, "")
+        for leaf_name, leaf in leaves.items():
+            if not leaf.hidden:
+                yield from (f"### farcall {name} {leaf_name}", "")
+                yield from _command(f"farcall {name} {leaf_name}", leaf)
+
+
+def _command(path: str, command: Any) -> Iterator[str]:
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    options = [each for each in command.params if each.param_type_name == "option"]
+    yield from ("```", " ".join([path, "[OPTIONS]", *(_usage(each) for each in arguments)]), "```", "")
+    yield from (" ".join(paragraph.split()) + "\n" for paragraph in command.help.split("\n\n"))
+    rows = [(f"`{_name(each)}`", each.help) for each in arguments if each.help]
+    rows += [(", ".join(f"`{name}`" for name in _names(each)) + _value(each), each.help) for each in options]
+    yield from ("| | |", "|---|---|")
+    yield from (f"| {_cell(what)} | {_cell(help_)} |" for what, help_ in rows)
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _usage(argument: Any) -> str:
+    name = _name(argument)
+    many = "..." if argument.nargs == -1 and not name.endswith(("...", "S")) else ""
+    return f"{name}{many}" if argument.required else f"[{name}]{many}"
+
+
+def _name(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
+def _names(option: Any) -> list[str]:
+    return [*sorted(option.opts, key=len, reverse=True), *option.secondary_opts]
+
+
+def _value(option: Any) -> str:
+    return f" {option.metavar}" if option.metavar else ""
+
+
+def main() -> None:
+    """Write the page that is named on the command line anew."""
+    page = Path(sys.argv[1])
+    page.write_text(written_into(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

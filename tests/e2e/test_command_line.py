@@ -1,0 +1,69 @@
+"""The command line as somebody types it, with what each command needs from the one before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from farcall_local.deployment import Deployment
+from farcall_local.endpoint import LocalEndpoint
+
+WITHIN_S = 60.0
+SCRIPT = """
+def invert(n):
+    print("looking at", n)
+    return 1 / n
+"""
+
+Farcall = Callable[..., str]
+
+
+@pytest.fixture
+def farcall(cloud: Deployment, endpoint: LocalEndpoint, tmp_path: Path) -> Farcall:
+    """Somebody who is logged in, and has an endpoint."""
+    (tmp_path / "calls.py").write_text(SCRIPT)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("FARCALL_")}
+    environ["FARCALL_HOME"] = str(tmp_path / "home")
+
+    def farcall(*arguments: str, code: int = 0, given: str | None = None) -> str:
+        program = [sys.executable, "-c", "from farcall.cli import main; main()", *arguments]
+        ended = subprocess.run(
+            program, env=environ, cwd=tmp_path, input=given, capture_output=True, text=True, timeout=WITHIN_S
+        )
+        assert ended.returncode == code, ended.stderr
+        return ended.stdout
+
+    farcall("login", "--api-url", cloud.api_url, given=cloud.tokens["ada"])
+    farcall("config", "set", "endpoint", endpoint.endpoint_id)
+    return farcall
+
+
+def test_a_day_at_the_command_line(farcall: Farcall, endpoint: LocalEndpoint) -> None:
+    assert json.loads(farcall("whoami", "--json"))["identity_id"]
+    assert farcall("run", "calls.py:invert", "4") == "0.25\n"
+    assert farcall("map", "calls.py:invert", "1", "2", "0", "4", code=1) == "1.0\n0.5\nnull\n0.25\n"
+
+    (failed,) = json.loads(farcall("tasks", "ls", "--state", "failed", "--limit", "1", "--json"))
+    assert farcall("tasks", "logs", failed["task_id"]) == "looking at 0\n"
+    assert farcall("tasks", "why", failed["task_id"]).startswith("It does not wait")
+    again = json.loads(farcall("tasks", "retry", failed["task_id"], "--json"))
+    fresh = again[failed["task_id"]]
+    farcall("groups", "wait", failed["task_group_id"], code=1)
+    assert json.loads(farcall("tasks", "show", fresh, "--json"))["error"]["exception_type"] == "ZeroDivisionError"
+
+    lines = farcall("groups", "wait", failed["task_group_id"], "--results", code=1).splitlines()
+    assert lines == ["1.0", "0.5", "null", "0.25", "null"]
+
+    function_id = farcall("functions", "register", "calls.py:invert").strip()
+    assert function_id in farcall("functions", "search", "invert")
+    farcall("functions", "rm", function_id)
+    farcall("functions", "show", function_id, code=66)
+    assert "online" in farcall("endpoints", "status", endpoint.endpoint_id)
+    farcall("logout")
+    farcall("tasks", "ls", code=78)

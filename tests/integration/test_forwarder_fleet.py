@@ -1,0 +1,185 @@
+"""Several forwarders in one deployment, on stores in memory and on the real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from farcall_common import wire
+from farcall_common.store.fakes import FakeQueue
+from farcall_common.store.settings import Stores
+from farcall_common.wire import TaskState
+from tests.integration.forwarder_peers import (
+    FAST,
+    Agent,
+    Client,
+    Cloud,
+    RunningForwarder,
+    cloud,
+    endpoint_id,
+    fake_stores,
+    forwarding,
+    stores,
+    until,
+)
+
+__all__ = ["cloud", "endpoint_id", "stores"]
+
+
+@pytest.fixture
+def fleet(stores: Stores) -> Iterator[tuple[RunningForwarder, RunningForwarder]]:
+    """Two forwarders that know of each other."""
+    with forwarding(stores) as first, forwarding(stores) as second:
+        until(lambda: all(_has_company(forwarder) for forwarder in (first, second)), "they know of each other")
+        yield first, second
+
+
+def _has_company(forwarder: RunningForwarder) -> bool:
+    shell = forwarder.service._shell
+    assert shell is not None
+    return shell._core._share._has_company
+
+
+# -- pushes ------------------------------------------------------------------------------------------------------------
+
+
+def test_results_reach_clients_at_another_forwarder(
+    cloud: Cloud, fleet: tuple[RunningForwarder, RunningForwarder], endpoint_id: str
+) -> None:
+    here, there = fleet
+    with (
+        Agent(cloud, endpoint_id, here) as agent,
+        Client(cloud, cloud.owner_id, there) as client,
+        Client(cloud, "somebody else", there) as stranger,
+    ):
+        agent.greet(credit=1000)
+        assert not client.open("group").resumed
+        stranger.open("group")
+        task_ids = cloud.submit_new(endpoint_id, 500, task_group_id="group")
+        agent.finish(agent.take(500), body=b"from afar")
+        found = client.results(500)
+        assert set(found) == set(task_ids)
+        assert {body for _, body in found.values()} == {b"from afar"}
+        assert all(result.timings["recorded_at"] == result.finished_at for result, _ in found.values())
+        assert not stranger._unread
+
+
+def test_a_blob_that_ended_elsewhere_comes_with_its_address(
+    cloud: Cloud, fleet: tuple[RunningForwarder, RunningForwarder], endpoint_id: str
+) -> None:
+    here, there = fleet
+    sha256 = "0" * 64
+    with Agent(cloud, endpoint_id, here) as agent, Client(cloud, cloud.owner_id, there) as client:
+        agent.greet(credit=1)
+        client.open("group")
+        [task_id] = cloud.submit_new(endpoint_id, 1, task_group_id="group")
+        agent.take(1)
+        blob = wire.BlobLocation(blob_key=f"{cloud.owner_id}/{sha256}", size_bytes=100_000, sha256=sha256)
+        end = wire.ResultSpec(task_id=task_id, attempt=1, state=TaskState.SUCCESS, result_blob=blob)
+        agent.say(wire.TaskResults(results=(end,)))
+        [(result, body)] = client.results(1).values()
+    assert body is None
+    assert result.result_blob is not None
+    assert result.result_blob.url
+    assert sha256 in result.result_blob.url
+
+
+def test_while_the_queue_is_away_nothing_is_pushed_across_and_streams_know() -> None:
+    stores = fake_stores()
+    queue = stores.queue
+    assert isinstance(queue, FakeQueue)
+    cloud = Cloud(stores)
+    endpoint_id = cloud.add_endpoint()
+    with contextlib.ExitStack() as stack:
+        here = stack.enter_context(forwarding(stores))
+        there = stack.enter_context(forwarding(stores))
+        until(lambda: _has_company(here), "they know of each other")
+        agent = stack.enter_context(Agent(cloud, endpoint_id, here))
+        client = stack.enter_context(Client(cloud, cloud.owner_id, there))
+        agent.greet(credit=10)
+        before = client.open("group")
+        queue.reachable = False
+        until(lambda: not queue._listeners[there.service.forwarder_id], "the cut was noticed")
+        queue.reachable = True
+        until(lambda: bool(queue._listeners[there.service.forwarder_id]), "there is a line again")
+        client.connect(there)
+        assert not client.open("group", cursor=before.cursor).resumed
+        task_ids = cloud.submit_new(endpoint_id, 5, task_group_id="group")
+        agent.finish(agent.take(5))
+        assert set(client.results(5)) == set(task_ids)  # and pushes come again
+
+
+# -- one agent per endpoint --------------------------------------------------------------------------------------------
+
+
+def test_another_agent_is_refused_at_any_forwarder_while_the_first_one_lives(
+    cloud: Cloud, fleet: tuple[RunningForwarder, RunningForwarder], endpoint_id: str
+) -> None:
+    here, there = fleet
+    with Agent(cloud, endpoint_id, here) as first, Agent(cloud, endpoint_id, there) as second:
+        first.greet(credit=10)
+        for _ in range(3):  # it goes on being refused, also behind an upkeep
+            second.connect(there)
+            second.say(second.hello())
+            refused, _ = second.hear(wire.Refused)
+            assert refused.error["code"] == "ENDPOINT_IN_USE"
+            assert first.hears_no(wire.Move, for_s=FAST.upkeep_s)
+        task_ids = cloud.submit_new(endpoint_id, 3)
+        first.finish(first.take(3))
+        first.until_recorded(task_ids)
+        first.say(wire.Goodbye())
+        until(lambda: _can_greet(second, there), "the endpoint is free")
+        second.say(wire.Credit(tasks=10))
+        task_ids = cloud.submit_new(endpoint_id, 3)
+        second.finish(second.take(3))
+        second.until_recorded(task_ids)
+
+
+def test_another_agent_may_come_when_a_dead_forwarder_has_not_been_heard_of_for_long_enough(
+    stores: Stores, cloud: Cloud, endpoint_id: str
+) -> None:
+    policy = dataclasses.replace(FAST, ownership_ttl_s=1.0)
+    doomed = RunningForwarder(stores, policy)
+    with Agent(cloud, endpoint_id, doomed) as first:
+        first.greet(credit=10)
+        [once] = cloud.submit_new(endpoint_id, 1, idempotent=False)
+        [often] = cloud.submit_new(endpoint_id, 1)
+        first.take(2)
+        doomed.kill()
+    with forwarding(stores, policy) as heir, Agent(cloud, endpoint_id, heir) as second:
+        second.say(second.hello())
+        refused, _ = second.hear(wire.Refused)
+        assert refused.error["code"] == "ENDPOINT_IN_USE"
+        until(lambda: _can_greet(second, heir), "the dead forwarder's claim is over")
+        second.say(wire.Credit(tasks=10))
+        [spec] = second.take(1)
+        assert spec.task_id == often
+        cloud.until_all([once], TaskState.LOST)
+
+
+def test_an_agent_whose_forwarder_dies_goes_on_at_another_one_at_once(
+    stores: Stores, cloud: Cloud, endpoint_id: str
+) -> None:
+    doomed = RunningForwarder(stores)
+    with forwarding(stores) as heir, Agent(cloud, endpoint_id, doomed) as agent:
+        agent.greet(credit=6)
+        task_ids = cloud.submit_new(endpoint_id, 3) + cloud.submit_new(endpoint_id, 3, idempotent=False)
+        held = agent.take(6)
+        doomed.kill()
+        more = cloud.submit_new(endpoint_id, 4, idempotent=False)
+        agent.connect(heir)
+        agent.greet(credit=10)
+        assert {spec.task_id for spec in agent.take(4)} == set(more)
+        assert agent.hears_no(wire.RunTasks, for_s=2 * FAST.lease_s)  # nothing is reaped that the agent has
+        agent.finish(held)
+        agent.until_recorded(task_ids)
+    assert {cloud.task(task_id).attempt for task_id in task_ids} == {1}
+
+
+def _can_greet(agent: Agent, forwarder: RunningForwarder) -> bool:
+    agent.connect(forwarder)
+    agent.say(agent.hello())
+    return not agent.hears_no(wire.Welcome, for_s=0.3)

@@ -1,0 +1,274 @@
+"""The command line as a process: pipes that end early, Ctrl-C, terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from farcall.testing import FakeCloud
+from tests.integration.sdk_served_cloud import serving
+
+WAIT_S = 30.0
+PROGRAM = (sys.executable, "-W", "error", "-c", "from farcall.cli import main; main()")
+SCRIPT = """
+def same(value):
+    return value
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def cloud() -> Iterator[FakeCloud]:
+    with FakeCloud(workers=0) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def environ(cloud: FakeCloud, tmp_path: Path) -> Iterator[dict[str, str]]:
+    with serving(cloud) as address:
+        named = {"FARCALL_API_URL": address, "FARCALL_TOKEN": cloud.token, "FARCALL_HOME": str(tmp_path / "home")}
+        environ = os.environ | named | {"COLUMNS": "150", "TERM": "xterm"}
+        environ.pop("PYTHONUNBUFFERED", None)  # with it, Python does not see that a large write was cut short
+        yield environ
+
+
+@pytest.fixture
+def start(environ: dict[str, str], tmp_path: Path) -> Iterator[Start]:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*PROGRAM, *arguments],
+            env=environ,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def states(cloud: FakeCloud) -> list[str]:
+    with cloud.client() as client:
+        return [task["status"] for task in client.get_tasks(limit=1000)]
+
+
+def test_ctrl_c_leaves_a_task_running_and_tells_its_id(start: Start, cloud: FakeCloud) -> None:
+    program = start("run", "script.py:same", "1")
+    until(lambda: states(cloud), "the task was never submitted")
+    program.send_signal(signal.SIGINT)
+    output, errors = program.communicate(timeout=WAIT_S)
+    assert (program.returncode, output) == (130, "")
+    assert "Traceback" not in errors
+    with cloud.client() as client:
+        (task,) = client.get_tasks()
+    assert task["status"] == "received"
+    assert f"Going on without you: {task['task_id']}\n" in errors
+    assert f"farcall groups wait {task['task_group_id']}" in errors
+
+
+def test_ctrl_c_in_a_map_tells_programs_all_ids(start: Start, cloud: FakeCloud) -> None:
+    program = start("map", "script.py:same", *map(str, range(30)), "--json")
+    until(lambda: len(states(cloud)) == 30, "not all tasks were submitted")
+    program.send_signal(signal.SIGINT)
+    output, errors = program.communicate(timeout=WAIT_S)
+    assert (program.returncode, output) == (130, "")
+    told = json.loads(errors)["error"]
+    assert told["code"] == "INTERRUPTED"
+    with cloud.client() as client:
+        assert client.get_task_group(told["task_group_id"]) == told["task_ids"]
+    assert states(cloud) == ["received"] * 30
+
+
+def test_ctrl_c_ends_the_waiting_for_a_group_and_nothing_else(start: Start, cloud: FakeCloud) -> None:
+    group_id, _ = start("map", "script.py:same", "1", "--no-wait").communicate(timeout=WAIT_S)
+    asked = threading.Event()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v2/batch_status":
+            asked.set()
+        return cloud._answer(request)
+
+    cloud.transport.handler = answer
+    program = start("groups", "wait", group_id.strip())
+    assert asked.wait(WAIT_S)
+    program.send_signal(signal.SIGINT)
+    output, errors = program.communicate(timeout=WAIT_S)
+    assert (program.returncode, output, errors) == (130, "", "")
+    assert states(cloud) == ["received"]
+
+
+def test_a_reader_that_goes_away_ends_a_list_without_a_word(start: Start, cloud: FakeCloud) -> None:
+    start("map", "script.py:same", *map(str, range(900)), "--no-wait").communicate(timeout=WAIT_S)
+    program = start("tasks", "ls", "--limit", "900", "--json")
+    assert program.stdout is not None
+    assert program.stdout.readline() == "[\n"
+    program.stdout.close()
+    assert program.stderr is not None
+    assert program.stderr.read() == ""
+    assert program.wait(WAIT_S) == 141
+
+
+def test_a_reader_that_is_not_there_gets_no_help_and_hears_nothing(environ: dict[str, str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = subprocess.run([*PROGRAM, "--help"], env=environ, stdout=writer, stderr=subprocess.PIPE, timeout=WAIT_S)
+    os.close(writer)
+    assert (program.returncode, program.stderr) == (141, b"")
+
+
+def test_a_reader_that_goes_away_ends_a_map_and_leaves_its_tasks(start: Start, cloud: FakeCloud) -> None:
+    text = json.dumps("x" * 20_000)
+    program = start("map", "script.py:same", *[text] * 50)
+    until(lambda: len(states(cloud)) == 50, "not all tasks were submitted")
+    assert program.stdout is not None
+    program.stdout.close()
+    with cloud._lock:
+        tasks = list(cloud._tasks.values())
+    cloud._run(tasks[0])
+    assert program.stderr is not None
+    assert program.stderr.read() == ""
+    assert program.wait(WAIT_S) == 141
+    assert states(cloud).count("received") == 49
+
+
+def test_a_terminal_gets_a_bar_on_standard_error_and_a_pipe_only_results(start: Start, cloud: FakeCloud) -> None:
+    screen = Screen()
+    program = start("map", "script.py:same", "1", "2", stderr=screen.slave)
+    until(lambda: "0/2" in screen.text(), "there was no bar")
+    cloud.run_waiting()
+    output, _ = program.communicate(timeout=WAIT_S)
+    assert (program.returncode, output) == (0, "1\n2\n")
+    screen.close()
+
+
+def test_a_terminal_gets_a_table(environ: dict[str, str], start: Start, cloud: FakeCloud) -> None:
+    screen = Screen()
+    program = subprocess.Popen([*PROGRAM, "endpoints", "ls"], env=environ, stdout=screen.slave, stderr=screen.slave)
+    assert program.wait(WAIT_S) == 0
+    until(lambda: cloud.endpoint_id in screen.text(), "there was no table")
+    head = re.sub(r"\x1b\[[0-9;]*m", "", screen.text()).splitlines()[0]
+    assert head.split() == ["endpoint", "name", "display", "name", "owner"]
+    screen.close()
+
+
+def test_a_terminal_shows_results_above_the_bar(environ: dict[str, str], cloud: FakeCloud) -> None:
+    screen = Screen()
+    arguments = ["map", "math:sqrt", "16", "25"]
+    program = subprocess.Popen([*PROGRAM, *arguments], env=environ, stdout=screen.slave, stderr=screen.slave)
+    until(lambda: "0/2" in screen.text(), "there was no bar")
+    with cloud._lock:
+        first, second = cloud._tasks.values()
+    cloud._run(first)
+    until(lambda: "4.0" in screen.text(), "the first result was not shown")
+    assert program.poll() is None
+    cloud._run(second)
+    assert program.wait(WAIT_S) == 0
+    until(lambda: "5.0" in screen.text(), "the second result was not shown")
+    screen.close()
+
+
+def test_a_token_is_asked_for_and_never_shown(environ: dict[str, str], cloud: FakeCloud, tmp_path: Path) -> None:
+    del environ["FARCALL_TOKEN"]
+    screen = Screen()
+    program = screen.sit_down(environ, "login")
+    until(lambda: "Token:" in screen.text(), "nobody asked")
+    screen.type(f"{cloud.token}\n")
+    assert program.wait(WAIT_S) == 0
+    until(lambda: "Logged in" in screen.text(), "nothing was said")
+    assert cloud.token not in screen.text()
+    assert f'"{cloud.token}"' in (tmp_path / "home" / "config.toml").read_text()
+    screen.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "question", "answer"),
+    [
+        (["login"], "Token:", "\x03"),
+        (["endpoints", "rm", "fake"], "Delete endpoint fake", "\x03"),
+        (["endpoints", "rm", "fake"], "Delete endpoint fake", "n\n"),
+    ],
+)
+def test_a_question_may_be_left_without_a_yes(
+    environ: dict[str, str], cloud: FakeCloud, tmp_path: Path, arguments: list[str], question: str, answer: str
+) -> None:
+    screen = Screen()
+    program = screen.sit_down(environ, *arguments)
+    until(lambda: question in screen.text(), "nobody asked")
+    screen.type(answer)
+    assert program.wait(WAIT_S) == 130
+    assert "Error" not in screen.text()
+    assert "Abort" not in screen.text()
+    assert not (tmp_path / "home" / "config.toml").exists()
+    with cloud.client() as client:
+        assert len(client.get_endpoints()) == 1
+    screen.close()
+
+
+class Screen:
+    """A terminal that somebody looks at."""
+
+    def __init__(self) -> None:
+        self._master, self.slave = pty.openpty()
+        self._seen = bytearray()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def text(self) -> str:
+        return self._seen.decode(errors="replace")
+
+    def sit_down(self, environ: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
+        """Start the command line in a session of its own, at this terminal."""
+        # The first terminal that the leader of a session opens becomes that of the session.
+        own_terminal = "import os; os.open(os.ttyname(0), os.O_RDWR); "
+        return subprocess.Popen(
+            [*PROGRAM[:-1], own_terminal + PROGRAM[-1], *arguments],
+            env=environ,
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            start_new_session=True,
+        )
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def close(self) -> None:
+        os.close(self.slave)
+        self._thread.join(WAIT_S)
+        os.close(self._master)
+
+    def _look(self) -> None:
+        while True:
+            try:
+                self._seen += os.read(self._master, 4096) or b""
+            except OSError:  # all have left
+                return

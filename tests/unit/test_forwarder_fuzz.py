@@ -1,0 +1,265 @@
+"""Frames that were real once, and then changed: nothing that a peer sends stops the forwarder or reaches a store as
+something that it cannot hold. The same changes are made each time."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import hypothesis
+import msgspec
+from hypothesis import HealthCheck
+from hypothesis import strategies as st
+
+from farcall_common import wire
+from farcall_common.errors import ProtocolError
+from farcall_common.store import task_rows
+from farcall_common.store.model import PeerKey, PeerKind, TaskResult
+from farcall_common.wire import TaskState
+from farcall_forwarder.core import actions as do
+from farcall_forwarder.core import events as ev
+from tests.contract.wire_samples import SAMPLES
+from tests.unit.test_forwarder_core import (
+    AGENT,
+    CLIENT,
+    ENDPOINT_ID,
+    EPOCH,
+    TICKETS,
+    World,
+    hello,
+    leased,
+    recorded,
+    sent,
+    success,
+    task_id,
+)
+
+OTHER_ID: Final = "00000000-0000-4000-8000-0000000000ee"
+#: The agent of another endpoint, which does nothing wrong.
+HONEST: Final = PeerKey("honest key", PeerKind.AGENT, OTHER_ID)
+STRANGER: Final = PeerKey("stranger key", PeerKind.AGENT, "00000000-0000-4000-8000-0000000000ff")
+RECORDED_AT: Final = dt.datetime.fromtimestamp(EPOCH, dt.UTC)
+#: Who sends on which connection; a stranger may get a routing id that somebody else had.
+PEERS: Final = [(AGENT, b"agent")] * 4 + [(CLIENT, b"client")] * 2 + [(STRANGER, b"stranger"), (STRANGER, b"agent")]
+
+#: What the peers of the world below could really say.
+REAL: Final = [
+    hello(),
+    hello(
+        held=(wire.HeldTask(task_id=task_id(1), attempt=1), wire.HeldTask(task_id=task_id(8), attempt=3, finished=True))
+    ),
+    wire.Credit(tasks=5),
+    wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),)),
+    wire.TasksMoved(
+        moves=(wire.TaskMove(task_id=task_id(1), attempt=1, state=TaskState.RUNNING, at=EPOCH, detail={"node": "n"}),)
+    ),
+    success(1),
+    wire.TaskResults(
+        results=(
+            wire.ResultSpec(
+                task_id=task_id(2),
+                attempt=1,
+                state=TaskState.FAILED,
+                error={"code": "TASK_FAILED", "message": "no", "fault": "user_code", "retry_after_s": 1.0},
+                started_at=EPOCH,
+                ended_at=EPOCH + 1,
+                details={"os": "linux", "load": [1, 2.5]},
+            ),
+        )
+    ),
+    wire.BlobRequest(task_id=task_id(1), attempt=1, size_bytes=5_000_000, sha256="0" * 64),
+    wire.Heartbeat(at=EPOCH, report=wire.EndpointReport(managers=1, detail={"problem": "none"})),
+    wire.Goodbye(reason="done"),
+    wire.OpenStream(
+        ticket=TICKETS.issue(CLIENT, expires_at=EPOCH + 60),
+        protocol_versions=(1,),
+        heartbeat_s=30.0,
+        task_group_ids=("group",),
+        cursor="forwarder:0",
+    ),
+    wire.Subscribe(task_group_ids=("group", "other")),
+]
+#: What somebody says who has the roles mixed up, or other ids.
+ANY: Final = [*REAL, *(envelope.message for envelope in SAMPLES.values())]
+
+JUNK: Final[Sequence[Any]] = [
+    *(
+        "",
+        "\0",
+        "a\0b",
+        "x" * 70_000,
+        "\N{ROMAN NUMERAL ONE}",
+        task_id(1),
+        task_id(2),
+        task_id(99),
+        OTHER_ID,
+        ENDPOINT_ID,
+    ),
+    *(0, -1, 1, 2, 255, 2**31, 2**53 + 1, 2**63 - 1, 2**64 - 1, -(2**63)),
+    *(0.0, -0.0, 1.5, 1e308, -1e308, 5e-324, math.inf, -math.inf, math.nan, EPOCH, -EPOCH),
+    *(None, True, False, [], {}, b"", b"\xff\x00", [None], ["a", 1], {"a": math.nan}, {"\0": "\0"}, {"code": 1}),
+    *([[[[[[[[[[]]]]]]]]]], {"": {"": {"": {"": {"": {"": {"": 1}}}}}}}, {"problem": "p" * 5000}, {"fault": "moon"}),
+    *(str(state) for state in TaskState),
+]
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+class Tape:
+    """Choices, read off bytes; a tape that has ended chooses 0. Bytes are what hypothesis makes and shrinks fastest."""
+
+    def __init__(self, data: bytes) -> None:
+        self._bytes = iter(data)
+
+    def below(self, limit: int) -> int:
+        return next(self._bytes, 0) % limit
+
+    def one_of(self, choices: Sequence[Any]) -> Any:
+        return choices[self.below(len(choices))]
+
+    def frames(self) -> list[bytes]:
+        """The frames of a real message, changed in its values, in its bytes, or not at all."""
+        tree = msgspec.msgpack.decode(_ENCODER.encode(self.one_of(REAL if self.below(8) else ANY)))
+        for _ in range(self.one_of([0, 0, 0, 1, 1, 1, 2, 3])):
+            self._change(tree)
+        header = b"\x01" + _ENCODER.encode(tree)
+        at = self.below(len(header)) if self.below(16) == 1 else None
+        if at is not None:
+            byte = bytes([self.below(256)])
+            header = self.one_of(
+                [header[:at], header[:at] + byte + header[at + 1 :], header[at:], header * 2, header + byte]
+            )
+        if self.below(32) == 1:
+            return list(self.one_of([[], [b""], [b"result"], [header] * 3]))
+        return list(self.one_of([[header], [header, b"result"], [header, b"", b"x"]]))
+
+    def _change(self, tree: dict[str, Any]) -> None:
+        """Replace, drop, repeat or add something somewhere in a message."""
+        if not (places := list(_places(tree))):
+            return
+        holder, key = self.one_of(places)
+        match self.below(6):
+            case 0:
+                del holder[key]
+            case 1 if isinstance(holder, list):
+                holder.extend(copy.deepcopy(holder[key]) for _ in range(3))
+            case 2 if isinstance(holder, dict):
+                holder[f"new{self.below(3)}"] = copy.deepcopy(self.one_of(JUNK))
+            case _:
+                holder[key] = copy.deepcopy(self.one_of(JUNK))
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a tree, as what holds it and the key or index there."""
+    keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else []
+    for key in keys:
+        yield tree, key
+        yield from _places(tree[key])
+
+
+def settings(examples: int) -> hypothesis.settings:
+    return hypothesis.settings(
+        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+@settings(2000)
+@hypothesis.given(st.binary(max_size=30))
+def test_what_cannot_be_read_is_malformed_and_nothing_else(choices: bytes) -> None:
+    try:
+        envelope = wire.decode(Tape(choices).frames())
+    except ProtocolError:
+        return
+    assert wire.decode(wire.encode(envelope)) == envelope or "nan" in repr(envelope)
+
+
+@settings(400)
+@hypothesis.given(st.binary(min_size=100, max_size=600))
+def test_no_peer_stops_the_forwarder(choices: bytes) -> None:
+    world, tape = World(), Tape(choices)
+    world.serve(credit=10)
+    world.dispatch(leased(1), leased(2), leased(3, idempotent=False))
+    world.open_stream("group")
+
+    for _ in range(40):
+        if b"agent" not in world.core._sessions:  # sent away, and back again
+            _settle(world, world.hears(hello()))
+        peer, routing_id = tape.one_of(PEERS)
+        _settle(world, world.on(_event(routing_id, peer, tape.frames())))
+        if pause_s := tape.one_of([0, 0, 0, 0, 0.5, 40]):
+            _settle(world, world.after(pause_s))
+
+    _settle(world, world.after(10))
+    assert _is_served(world)
+
+
+def _event(routing_id: bytes, peer: PeerKey, parts: list[bytes]) -> ev.Event:
+    """As the shell makes it from what a socket delivers."""
+    try:
+        return ev.Received(routing_id, peer, wire.decode(parts))
+    except ProtocolError as error:
+        return ev.Garbled(routing_id, peer, error)
+
+
+def _settle(world: World, actions: Sequence[do.Action]) -> None:
+    """Check what the core wants done, and answer what the stores would answer."""
+    for action in actions:
+        match action:
+            case do.Send(envelope=envelope):
+                wire.decode(wire.encode(envelope))
+            case do.FlushResults():
+                for batch in action.batches:
+                    for result in batch.results:
+                        _check_result(result)
+                _settle(world, world.on(recorded(action)))
+            case do.RecordMoves(events=events):
+                for event in events:
+                    _check_row(task_rows.event_row(event))
+                _settle(world, world.on(ev.MovesRecorded()))
+            case do.ClaimEndpoint(endpoint_id=endpoint_id, life=life):
+                _settle(world, world.on(ev.EndpointClaimed(endpoint_id, life, 8)))
+            case do.ReadLeases(endpoint_id=endpoint_id, fence=fence):
+                _settle(world, world.on(ev.LeasesRead(endpoint_id, fence, {})))
+            case do.SetPresence(status=status):
+                assert all(not isinstance(value, int) or 0 <= value < 2**31 for value in vars(status).values())
+            case do.WatchOwners(owner_ids=owner_ids):
+                _settle(world, world.on(ev.OwnersWatched(list(owner_ids), frozenset(owner_ids))))
+            case _:
+                pass
+
+
+def _check_result(result: TaskResult) -> None:
+    assert result.state.is_terminal
+    _check_row(task_rows.end_row(result, at=RECORDED_AT))
+    assert all(math.isfinite(value) for value in result.timings.values())
+
+
+def _check_row(row: dict[str, Any]) -> None:
+    """A row that PostgreSQL takes: text without NUL, JSON that is JSON, integers that fit."""
+    for name, value in row.items():
+        if isinstance(value, str):
+            assert "\0" not in value, name
+            value.encode()
+            if name in ("detail", "details", "error", "timings"):
+                json.loads(value, parse_constant=_no_constant)
+        elif isinstance(value, int):
+            assert abs(value) < 2**31, name
+
+
+def _no_constant(text: str) -> None:
+    raise AssertionError(f"{text} is no JSON")
+
+
+def _is_served(world: World) -> bool:
+    """Whether an agent that did nothing wrong is let in and has its results recorded."""
+    ticket = TICKETS.issue(HONEST, expires_at=EPOCH + 1_000_000)
+    greeting = hello(endpoint_id=OTHER_ID, ticket=ticket, instance_id=OTHER_ID, spool_id=OTHER_ID)
+    claimed = world.hears(greeting, peer=HONEST, routing_id=b"honest")
+    assert [type(action) for action in claimed] == [do.ClaimEndpoint]
+    world.on(ev.EndpointClaimed(OTHER_ID, claimed[0].life, 9))  # type: ignore[attr-defined]
+    welcomed = world.on(ev.LeasesRead(OTHER_ID, 9, {}))
+    return [type(message) for message in sent(welcomed)] == [wire.Welcome]

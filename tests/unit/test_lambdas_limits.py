@@ -1,0 +1,189 @@
+"""What the API bounds: requests of a caller, tasks that wait, things that a caller owns."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farcall_common import errors
+from farcall_common.store.fakes import FakeQueue
+from farcall_common.wire.ids import new_task_id
+from farcall_lambdas.services.limits import RateLimit
+from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.testing import ALICE, BOB, Answer, Clock, MemoryApi
+from tests.unit.test_lambdas_submit import PAYLOAD, Lab
+
+LIMITS_PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+
+
+def refused(answer: Answer, status: int, code: str) -> Answer:
+    assert (answer.status, answer.body["code"]) == (status, code), answer.body
+    assert answer.body["hint"]
+    return answer
+
+
+def test_a_caller_that_asks_too_often_is_told_when_to_come_again() -> None:
+    api = MemoryApi(settings=ApiSettings(rate_per_s=0.5, rate_burst=3))
+
+    answers = [api.call("GET", "/v3/tasks") for _ in range(4)]
+
+    assert [answer.status for answer in answers] == [200, 200, 200, 429]
+    refused(answers[-1], 429, "RATE_LIMITED")
+    assert (answers[-1].headers["Retry-After"], answers[-1].body["retry_after_s"]) == ("2", 2.0)
+    assert answers[-1].body["retryable"] is True
+    api.clock.now += 2
+    assert api.call("GET", "/v3/tasks").status == 200
+
+
+def test_callers_do_not_slow_each_other_down() -> None:
+    api = MemoryApi(settings=ApiSettings(rate_per_s=0.5, rate_burst=1))
+
+    assert [api.call("GET", "/v3/tasks", caller=caller).status for caller in (ALICE, BOB, ALICE)] == [200, 200, 429]
+
+
+def test_processes_share_one_bucket() -> None:
+    queue, clock, settings = FakeQueue(), Clock(), ApiSettings(rate_per_s=100, rate_burst=50)
+    processes = [RateLimit(queue, settings, clock=clock) for _ in range(3)]
+
+    def spend_all(process: RateLimit) -> int:
+        spent = 0
+        try:
+            while True:
+                process.spend(ALICE)
+                spent += 1
+        except errors.RateLimited:
+            return spent
+
+    assert sum(map(spend_all, processes)) == 50
+
+
+def test_tokens_are_taken_in_advance_and_do_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, clock = FakeQueue(), Clock()
+    asked: list[int] = []
+    take = queue.take
+
+    def counted(bucket: str, tokens: int, **options: Any) -> Any:
+        asked.append(tokens)
+        return take(bucket, tokens, **options)
+
+    monkeypatch.setattr(queue, "take", counted)
+    limit = RateLimit(queue, ApiSettings(rate_per_s=100), clock=clock)
+    for _ in range(20):
+        limit.spend(ALICE)
+    assert asked == [10, 10]
+
+    clock.now += 1
+    limit.spend(ALICE)
+    clock.now += 1
+    limit.spend(ALICE)
+    assert asked == [10, 10, 10, 10]
+
+
+def test_while_the_queue_is_away_nobody_is_held_up() -> None:
+    api = MemoryApi(settings=ApiSettings(rate_per_s=0.5, rate_burst=1))
+    assert isinstance(api.stores.queue, FakeQueue)
+    api.stores.queue.reachable = False
+
+    assert [api.call("GET", "/v3/tasks").status for _ in range(3)] == [200, 200, 200]
+
+
+def test_a_full_queue_takes_nothing_more() -> None:
+    lab = Lab(ApiSettings(max_queue_depth=3))
+    assert lab.submit({lab.function_id: [PAYLOAD] * 2}).status == 200
+
+    answer = refused(lab.submit({lab.function_id: [PAYLOAD] * 2}), 429, "QUEUE_FULL")
+
+    assert (answer.headers["Retry-After"], lab.count(), lab.queue.depth(lab.endpoint_id)) == ("5", 2, 2)
+    assert lab.submit({lab.function_id: [PAYLOAD]}).status == 200
+
+
+def test_each_endpoint_has_room_of_its_own() -> None:
+    lab = Lab(ApiSettings(max_queue_depth=1))
+    lab.submit()
+    refused(lab.submit(), 429, "QUEUE_FULL")
+
+    lab.endpoint_id = lab.api.call("POST", "/v3/endpoints", {"endpoint_name": "cluster"}).body["endpoint_id"]
+
+    assert lab.submit().status == 200
+
+
+def test_a_repeated_submit_needs_no_room() -> None:
+    lab = Lab(ApiSettings(max_queue_depth=1))
+    task_ids = {lab.function_id: [new_task_id()]}
+    first = lab.submit(task_ids=task_ids)
+
+    assert lab.submit(task_ids=task_ids).body["tasks"] == first.body["tasks"] == task_ids
+
+
+def test_what_would_not_fit_an_empty_queue_is_not_to_be_repeated() -> None:
+    lab = Lab(ApiSettings(max_queue_depth=2))
+
+    answer = refused(lab.submit({lab.function_id: [PAYLOAD] * 3}), 400, "TOO_MANY_TASKS")
+
+    assert answer.body["retryable"] is False
+
+
+def test_a_full_queue_is_said_task_by_task_in_the_older_form() -> None:
+    lab = Lab(ApiSettings(max_queue_depth=1))
+    lab.submit()
+
+    answer = lab.api.call("POST", "/v2/submit", {"tasks": [[lab.function_id, lab.endpoint_id, PAYLOAD]]})
+
+    assert [result["http_status_code"] for result in answer.body["results"]] == [429]
+
+
+@pytest.mark.parametrize("route", ["submit", "batch_status", "cancel"])
+def test_one_request_names_so_many_tasks(route: str) -> None:
+    lab = Lab(ApiSettings(max_tasks_per_request=2))
+    paths = {"batch_status": "/v2/batch_status", "cancel": "/v3/tasks/cancel"}
+
+    if route == "submit":
+        answer = lab.submit({lab.function_id: [PAYLOAD] * 3})
+    else:
+        answer = lab.api.call("POST", paths[route], {"task_ids": [new_task_id() for _ in range(3)]})
+
+    refused(answer, 400, "TOO_MANY_TASKS")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v3/functions", {"function_name": "f", "function_code": "4\n01\nf"}),
+        ("/v3/endpoints", {"endpoint_name": "laptop"}),
+    ],
+)
+def test_a_caller_owns_so_many_things(path: str, body: object) -> None:
+    api = MemoryApi(settings=ApiSettings(max_functions=2, max_endpoints=2))
+    made = [api.call("POST", path, body) for _ in range(2)]
+
+    answer = refused(api.call("POST", path, body), 429, "QUOTA_EXCEEDED")
+
+    assert (answer.body["retryable"], "Retry-After" in answer.headers) == (False, False)
+    assert api.call("POST", path, body, caller=BOB).status == 200
+    [old_id] = [value for name, value in made[0].body.items() if name in ("function_uuid", "endpoint_id")]
+    assert api.call("DELETE", f"{path.replace('v3', 'v2')}/{old_id}").status == 200
+    assert api.call("POST", path, body).status == 200
+
+
+def test_every_limit_is_on_its_page() -> None:
+    fields = [field.name for field in dataclasses.fields(ApiSettings)]
+    limits = {f"FARCALL_{name.upper()}" for name in fields if name.startswith(("max_", "rate_"))}
+
+    assert limits == set(re.findall("FARCALL_[A-Z_]+", LIMITS_PAGE))
+
+
+def test_every_code_on_the_page_is_one() -> None:
+    codes = {
+        error.code
+        for name in errors.__all__
+        if isinstance(error := getattr(errors, name), type) and hasattr(error, "code")
+    }
+
+    shown = set(re.findall(r"\[`([A-Z_]+)`\]", LIMITS_PAGE))
+
+    assert shown <= codes
+    assert {cls.code for cls in (errors.LimitExceeded.__subclasses__())} <= shown

@@ -1,0 +1,145 @@
+"""Logging in and out, and the configuration file."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farcall.cli._configfile import store
+from farcall.testing import FakeCloud
+from farcall_common.errors import ConfigurationError
+from tests.unit.sdk_cli_runner import Farcall
+
+
+@pytest.fixture(autouse=True)
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path / "home"))
+    for name in ("FARCALL_API_URL", "FARCALL_TOKEN", "FARCALL_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home" / "config.toml"
+
+
+@pytest.fixture
+def farcall() -> Iterator[Farcall]:
+    with FakeCloud() as cloud:
+        yield Farcall(cloud)
+
+
+def test_login_keeps_the_token_where_only_its_owner_reads_it(farcall: Farcall, config: Path) -> None:
+    result = farcall("login", "--api-url", "http://farcall.test/", input=f"{FakeCloud.token}\n")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert FakeCloud.token not in result.stderr
+    assert tomllib.loads(config.read_text()) == {
+        "default": {"api_url": "http://farcall.test", "token": FakeCloud.token}
+    }
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
+
+
+def test_a_token_that_the_api_does_not_know_is_not_kept(farcall: Farcall, config: Path) -> None:
+    farcall("config", "set", "api_url", "http://farcall.test")
+    result = farcall("login", input="wrong\n")
+    assert result.exit_code == 77
+    assert "UNAUTHENTICATED" in result.stderr
+    assert "token" not in tomllib.loads(config.read_text())["default"]
+    assert farcall("login", "--no-check", input="wrong\n").exit_code == 0
+    assert tomllib.loads(config.read_text())["default"]["token"] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "message"),
+    [
+        ((), "secret\n", "the address of the API is not set"),
+        (("--api-url", "ftp://x"), "secret\n", "not an http(s) address"),
+        (("--api-url", "http://x"), "\n", "no token was given"),
+        (("--api-url", "http://x", "--provider", "globus"), "", "globus-sdk"),
+    ],
+)
+def test_logins_that_cannot_be(
+    farcall: Farcall, config: Path, arguments: tuple[str, ...], given: str, message: str
+) -> None:
+    result = farcall("login", *arguments, input=given)
+    assert result.exit_code == 78
+    assert message in result.stderr
+    assert not config.exists()
+
+
+def test_who_is_logged_in(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    farcall("login", "--api-url", "http://farcall.test", input=f"{FakeCloud.token}\n")
+    shown = json.loads(farcall("whoami", "--json").stdout)
+    assert shown.keys() == {"api_url", "token_from", "identity_id", "endpoints"}
+    assert shown["token_from"] == str(config)
+    assert shown["identity_id"]
+    monkeypatch.setenv("FARCALL_TOKEN", FakeCloud.token)
+    assert ["token from", "FARCALL_TOKEN"] in farcall.lines("whoami")
+
+
+def test_logging_out(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    farcall("login", "--api-url", "http://farcall.test", input=f"{FakeCloud.token}\n")
+    assert "Logged out" in farcall("logout").stderr
+    assert tomllib.loads(config.read_text()) == {"default": {"api_url": "http://farcall.test"}}
+    assert farcall("whoami").exit_code == 78
+    monkeypatch.setenv("FARCALL_TOKEN", "another")
+    again = farcall("logout", "--json")
+    assert json.loads(again.stdout) == {"path": str(config), "was_logged_in": False}
+    assert "FARCALL_TOKEN is still set" in again.stderr
+
+
+def test_settings(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert farcall("config", "path").stdout == f"{config}\n"
+    assert farcall("config", "get", "endpoint").exit_code == 78
+    assert farcall("config", "set", "endpoint", 'the "big" one').exit_code == 0
+    assert farcall("config", "get", "endpoint").stdout == 'the "big" one\n'
+    assert farcall("config", "set", "colour", "red").exit_code == 78
+    farcall("config", "set", "token", "secret")
+    monkeypatch.setenv("FARCALL_API_URL", "http://elsewhere")
+    listed = farcall("config", "list", "--json").stdout
+    assert "secret" not in listed
+    values = {each["name"]: (each["value"], each["source"]) for each in json.loads(listed)}
+    assert values == {
+        "api_url": ("http://elsewhere", "FARCALL_API_URL"),
+        "token": ("(set)", "config.toml"),
+        "endpoint": ('the "big" one', "config.toml"),
+    }
+    farcall("config", "unset", "endpoint")
+    assert farcall("config", "get", "endpoint", "--json").exit_code == 78
+
+
+def test_what_else_is_in_the_file_stays(config: Path) -> None:
+    config.parent.mkdir()
+    config.write_text('# mine\n[other]\ntoken = "x"  # not this one\n\n[default]\n# here\n token = "old"\n\n[last]\n')
+    store({"token": "new", "api_url": "http://x"})
+    text = config.read_text()
+    assert tomllib.loads(text) == {
+        "other": {"token": "x"},
+        "default": {"token": "new", "api_url": "http://x"},
+        "last": {},
+    }
+    assert "# mine" in text
+    assert "# here" in text
+
+
+@pytest.mark.parametrize(
+    "text", ['default = {token = "x"}\n', "default.token = 'x'\n", '[default]\ntoken = """\nx"""\n']
+)
+def test_a_file_in_an_unusual_form_is_left_alone(config: Path, text: str) -> None:
+    config.parent.mkdir()
+    config.write_text(text)
+    with pytest.raises(ConfigurationError, match="unusual"):
+        store({"token": "new"})
+    assert config.read_text() == text
+
+
+def test_a_broken_file_is_told_of(farcall: Farcall, config: Path) -> None:
+    config.parent.mkdir()
+    config.write_text("[default\n")
+    for arguments in (("config", "list"), ("config", "set", "token", "x"), ("whoami",)):
+        result = farcall(*arguments)
+        assert result.exit_code == 78
+        assert "cannot be read" in result.stderr
+    assert config.read_text() == "[default\n"

@@ -1,0 +1,139 @@
+"""The command line as a whole: its help, its exit codes, what it costs to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from farcall.cli._app import COMMANDS, app
+from farcall.cli._cache import remember
+from farcall.cli._exits import EXIT_CODES, exit_code
+from farcall_common.errors import (
+    ConfigurationError,
+    EndpointUnknown,
+    FarcallError,
+    LimitExceeded,
+    NodesUnavailable,
+    NoForwarder,
+    PayloadTooLarge,
+    TaskCancelled,
+    TaskPending,
+    Unauthenticated,
+    error_from_record,
+)
+
+LIMIT_S = 0.4
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_they_say_themselves(name: str) -> None:
+    said = COMMANDS[name].help.rstrip(".")
+    assert said
+    assert (COMMANDS[name].load(name).help or "").startswith(said)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_json(name: str) -> None:
+    command = COMMANDS[name].load(name)
+    leaves = list(command.commands.values()) if hasattr(command, "commands") else [command]
+    assert leaves
+    for leaf in leaves:
+        assert "--json" in {option for parameter in leaf.params for option in parameter.opts}, leaf.name
+
+
+@pytest.mark.parametrize(
+    ("cls", "code"),
+    [
+        (TaskPending, 75),
+        (TaskCancelled, 1),
+        (NodesUnavailable, 1),
+        (PayloadTooLarge, 65),
+        (EndpointUnknown, 66),
+        (NoForwarder, 69),
+        (LimitExceeded, 75),
+        (Unauthenticated, 77),
+        (ConfigurationError, 78),
+        (FarcallError, 70),
+    ],
+)
+def test_exit_codes(cls: type[FarcallError], code: int) -> None:
+    assert exit_code(cls("anything")) == code
+
+
+def test_every_exit_code_is_in_the_table_and_the_table_in_the_help() -> None:
+    def leaves(cls: type[FarcallError]) -> list[type[FarcallError]]:
+        return [cls, *(leaf for child in cls.__subclasses__() for leaf in leaves(child))]
+
+    table = dict(EXIT_CODES)
+    assert {exit_code(error_from_record(cls("x").record)) for cls in leaves(FarcallError)} < table.keys()
+    text = " ".join(CliRunner().invoke(app, ["--help"], prog_name="farcall", env={"COLUMNS": "100"}).output.split())
+    assert all(f"{code} {meaning}" in text for code, meaning in EXIT_CODES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nonsense",), "No such command 'nonsense'"),
+        (("--nonsense",), "No such option"),
+        (("tasks", "show"), "Missing argument"),
+        (("tasks", "ls", "--state", "asleep"), "'asleep'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_the_way_to_the_help(arguments: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(app, arguments, prog_name="farcall")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: [COMMAND_LINE] ")
+    assert message in result.stderr
+    assert "--help` says" in result.stderr
+    assert result.stderr.count("\n") == 1
+    told = CliRunner().invoke(app, ["--debug", *arguments, "--json"], prog_name="farcall").stderr
+    assert json.loads(told)["error"]["code"] == "COMMAND_LINE"
+
+
+def test_without_arguments_there_is_help() -> None:
+    for arguments in ([], ["tasks"]):
+        result = CliRunner().invoke(app, arguments, prog_name="farcall")
+        assert "Usage: farcall" in result.output
+        assert "Error" not in result.output
+
+
+def test_help_takes_less_than_400_ms(tmp_path: Path) -> None:
+    # Processor time: what a machine does beside this is not the help's doing. Installed packages have their byte code.
+    code = (
+        "import time, sys\n"
+        "from farcall.cli import main\n"
+        "try: main(['--help'])\n"
+        "finally: print(time.process_time(), file=sys.stderr)\n"
+    )
+    environ = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    runs = []
+    for _ in range(4):
+        ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+        assert "Exit codes" in ran.stdout
+        runs.append(float(ran.stderr))
+    assert min(runs) < LIMIT_S, runs
+
+
+def test_names_that_were_seen_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
+    remember("endpoints", ["laptop", "lab-cluster", "desk"])
+    words = "farcall endpoints show la"
+    asked = {"_FARCALL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "3"}
+    assert CliRunner().invoke(app, [], prog_name="farcall", env=asked).output.split() == ["laptop", "lab-cluster"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_their_completion(shell: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
+    asked = {"_FARCALL_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "farcall tasks c", "COMP_CWORD": "2"}
+    asked |= {"COMP_WORDS": "farcall tasks c", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    completed = CliRunner().invoke(app, [], prog_name="farcall", env=asked)
+    assert "cancel" in completed.output
+    assert "groups" not in completed.output

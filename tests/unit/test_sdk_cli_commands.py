@@ -1,0 +1,312 @@
+"""The commands that ask the API, against a cloud in memory."""
+
+from __future__ import annotations
+
+import json
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from farcall import Client
+from farcall.cli._app import app
+from farcall.cli._cache import completes
+from farcall.cli._connect import Surroundings
+from farcall.testing import FakeCloud
+from tests.unit.sdk_cli_runner import Farcall
+
+SCRIPT = '''
+def half(n):
+    """Halves.
+
+    Exactly."""
+    return n / 2
+
+def add(a, b=0):
+    return a + b
+
+def refuse(n):
+    raise ValueError(f"not {n}")
+'''
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    monkeypatch.setenv("FARCALL_HOME", str(home))
+    for name in ("FARCALL_API_URL", "FARCALL_TOKEN", "FARCALL_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    return home
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "calls.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+@pytest.fixture
+def cloud() -> Iterator[FakeCloud]:
+    with FakeCloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def offline() -> Iterator[FakeCloud]:
+    with FakeCloud(workers=0) as cloud:
+        yield cloud
+
+
+# -- map ---------------------------------------------------------------------------------------------------------------
+
+
+def test_map_writes_results_in_the_order_of_the_inputs(cloud: FakeCloud, script: str) -> None:
+    result = Farcall(cloud)("map", f"{script}:half", *map(str, range(20)))
+    assert result.exit_code == 0
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [n / 2 for n in range(20)]
+
+
+def test_map_reads_a_file_or_standard_input(cloud: FakeCloud, script: str, tmp_path: Path) -> None:
+    (tmp_path / "inputs.jsonl").write_text("[1, 2]\n\n[3, 4]\n")
+    farcall = Farcall(cloud)
+    assert farcall("map", f"{script}:add", str(tmp_path / "inputs.jsonl"), "--unpack").stdout == "3\n7\n"
+    assert farcall("map", f"{script}:add", "-", "--unpack", input='{"a": 1, "b": 1}\n{"a": 5}\n').stdout == "2\n5\n"
+    assert farcall("map", "builtins:len", str(tmp_path / "inputs.jsonl")).stdout == "2\n2\n"
+    assert farcall("map", f"{script}:half", "-", input="").stdout == ""
+
+
+def test_map_goes_on_when_a_call_fails(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    result = farcall("map", "math:sqrt", "4", "-1", "9")
+    assert result.exit_code == 2  # a negative number looks like an option
+    result = farcall("map", "math:sqrt", "--", "4", "-1", "9")
+    assert result.exit_code == 1
+    assert result.stdout == "2.0\nnull\n3.0\n"
+    assert result.stderr.startswith("Error: [TASK_FAILED] input 2: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_map_for_programs(cloud: FakeCloud, script: str) -> None:
+    result = Farcall(cloud)("map", f"{script}:refuse", "1", "2", "--json")
+    assert result.exit_code == 1
+    assert result.stderr == ""
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert [first["index"], second["index"]] == [0, 1]
+    assert first.keys() == second.keys() == {"index", "task_id", "error"}
+    assert second["error"]["exception_type"] == "ValueError"
+
+
+def test_map_refuses_lines_that_are_not_json_before_anything_is_sent(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    result = farcall("map", f"{script}:half", "-", input="1\ntwo\n")
+    assert result.exit_code == 65
+    assert "line 2 of standard input" in result.stderr
+    assert farcall.lines("tasks", "ls") == []
+
+
+def test_map_refuses_a_file_that_is_no_text(cloud: FakeCloud, tmp_path: Path) -> None:
+    (tmp_path / "inputs.bin").write_bytes(b"\xff\xfe\x00")
+    result = Farcall(cloud)("map", "math:sqrt", str(tmp_path / "inputs.bin"))
+    assert result.exit_code == 65
+    assert "inputs.bin cannot be read" in result.stderr
+
+
+def test_results_that_json_does_not_have_are_written_all_the_same(cloud: FakeCloud, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "def f(n):\n    return [{(1, 2): {3}}, 2**n, b'x', (float('inf'), complex(1, 2)), {4: None}]\n"
+    )
+    result = Farcall(cloud)("map", f"{tmp_path / 'odd.py'}:f", "3", "100")
+    assert result.exit_code == 0
+    first, second = result.stdout.splitlines()
+    assert json.loads(first) == [{"(1, 2)": [3]}, 8, "eA==", [None, "(1+2j)"], {"4": None}]
+    assert json.loads(second) == [{"(1, 2)": [3]}, 2**100, "eA==", [None, "(1+2j)"], {"4": None}]
+
+
+def test_map_cancels_what_is_late(offline: FakeCloud, script: str) -> None:
+    farcall = Farcall(offline)
+    result = farcall("map", f"{script}:half", "1", "2", "3", "--timeout", "0.05")
+    assert result.exit_code == 75
+    assert "3 tasks did not end within 0.05 s and were cancelled" in result.stderr
+    assert {line[1] for line in farcall.lines("tasks", "ls")} == {"cancelled"}
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_nobody_waited_for(offline: FakeCloud, script: str) -> None:
+    farcall = Farcall(offline)
+    group_id = farcall("map", f"{script}:half", "4", "6", "--no-wait").stdout.strip()
+    ((listed, _, count, states),) = farcall.lines("groups", "ls")
+    assert (listed, count, states) == (group_id, "2", "2 received")
+    late = farcall("groups", "wait", group_id, "--timeout", "0.05")
+    assert late.exit_code == 75
+    assert "2 tasks have not ended" in late.stderr
+    assert [line[1] for line in farcall.lines("groups", "show", group_id)] == ["received", "received"]
+    offline.run_waiting()
+    assert farcall("groups", "wait", group_id).stdout == "2 success\n"
+    assert farcall("groups", "wait", group_id, "--results").stdout == "2.0\n3.0\n"
+    shown = json.loads(farcall("groups", "show", group_id, "--json").stdout)
+    assert [task["status"] for task in shown["tasks"]] == ["success", "success"]
+
+
+def test_a_group_with_a_failure(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    told = json.loads(farcall("map", f"{script}:refuse", "1", "--no-wait", "--json").stdout)
+    waited = farcall("groups", "wait", told["task_group_id"], "--json")
+    assert waited.exit_code == 1
+    assert json.loads(waited.stdout)["states"] == {"failed": 1}
+    ((task_id, state, attempt, message),) = farcall.lines("groups", "show", told["task_group_id"])
+    assert (task_id, state, attempt) == (told["task_ids"][0], "failed", "1")
+    assert "not 1" in message
+    (line,) = farcall("groups", "wait", told["task_group_id"], "--results", "--json").stdout.splitlines()
+    assert json.loads(line)["error"]["code"] == "TASK_FAILED"
+
+
+def test_a_group_that_does_not_exist(cloud: FakeCloud) -> None:
+    assert Farcall(cloud)("groups", "show", str(uuid.uuid4())).exit_code == 66
+    assert Farcall(cloud)("groups", "ls").stdout == ""
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def test_logs_of_a_task(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    farcall("run", f"{script}:refuse", "3")
+    ((task_id, *_),) = farcall.lines("tasks", "ls")
+    result = farcall("tasks", "logs", task_id)
+    assert result.exit_code == 0
+    assert result.stdout == ""  # the endpoint in memory keeps no output
+    assert "it is failed" in result.stderr
+    shown = json.loads(farcall("tasks", "logs", task_id, "--json").stdout)
+    assert shown == {"task_id": task_id, "status": "failed", "stdout_tail": "", "stderr_tail": ""}
+
+
+def test_cells_never_break_the_lines_of_a_pipe(cloud: FakeCloud, tmp_path: Path) -> None:
+    (tmp_path / "lines.py").write_text('def f():\n    raise ValueError("one\\ttwo\\nthree")\n')
+    farcall = Farcall(cloud)
+    farcall("run", f"{tmp_path / 'lines.py'}:f")
+    (cells,) = farcall.lines("tasks", "ls")
+    assert len(cells) == 7
+    assert cells[-1].endswith("one two")
+
+
+def test_a_task_that_ended_is_submitted_again(offline: FakeCloud, script: str, home: Path) -> None:
+    farcall = Farcall(offline)
+    group_id = farcall("map", f"{script}:half", "3", "5", "--walltime", "60", "--no-wait").stdout.strip()
+    first, second = (line[0] for line in farcall.lines("groups", "show", group_id))
+    early = farcall("tasks", "retry", second)
+    assert early.exit_code == 65
+    assert "is received" in early.stderr
+    offline.run_waiting()
+    ((old, new),) = farcall.lines("tasks", "retry", second)
+    assert (old, new != old) == (second, True)
+    offline.run_waiting()
+    assert json.loads(farcall("tasks", "show", new, "--json").stdout)["result"] == 2.5
+    again = json.loads(farcall("tasks", "retry", new, first, "--json").stdout)  # what was retried can be retried
+    assert again.keys() == {new, first}
+    kept = home / "cache" / "calls.jsonl"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert all(json.loads(line)["walltime_s"] == 60 for line in kept.read_text().splitlines())
+    kept.unlink()
+    unknown = farcall("tasks", "retry", first)
+    assert unknown.exit_code == 65
+    assert "not known here" in unknown.stderr
+
+
+# -- functions and endpoints -------------------------------------------------------------------------------------------
+
+
+def test_functions(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    function_id = farcall("functions", "register", f"{script}:half", "--memoize").stdout.strip()
+    other = json.loads(farcall("functions", "register", f"{script}:add", "--name", "plus", "--json").stdout)
+    assert [line[:2] for line in farcall.lines("functions", "ls")] == [
+        [other["function_uuid"], "plus"],
+        [function_id, "half"],
+    ]
+    ((found, _, _, description),) = farcall.lines("functions", "search", "HALVES")
+    assert (found, description) == (function_id, "Halves.")
+    assert json.loads(farcall("functions", "show", function_id, "--json").stdout)["metadata"]["memoize"] is True
+    assert farcall("functions", "rm", function_id, other["function_uuid"]).exit_code == 0
+    assert farcall.lines("functions", "ls") == []
+    assert farcall("functions", "delete", function_id).exit_code == 66  # the name of old
+
+
+def test_endpoints_with_and_without_their_state(cloud: FakeCloud) -> None:
+    farcall = Farcall(cloud)
+    ((endpoint_id, name, *_),) = farcall.lines("endpoints", "ls")
+    assert (endpoint_id, name) == (cloud.endpoint_id, "fake")
+    ((*_, state),) = farcall.lines("endpoints", "ls", "--status")
+    assert state == "online"
+    (listed,) = json.loads(farcall("endpoints", "ls", "--status", "--json").stdout)
+    assert listed["status"] == "online"
+
+
+def test_an_endpoint_is_removed_only_if_that_was_said(cloud: FakeCloud) -> None:
+    farcall = Farcall(cloud)
+    refused = farcall("endpoints", "rm", "fake")
+    assert refused.exit_code == 65
+    assert "--yes" in refused.stderr
+    assert (
+        farcall("endpoints", "rm", "fake", "--yes", "--json").stdout == f'{{\n  "deleted": "{cloud.endpoint_id}"\n}}\n'
+    )
+    assert farcall.lines("endpoints", "ls") == []
+    assert "farcall-endpoint configure" in farcall("run", "math:sqrt", "4").stderr
+
+
+# -- what holds for all ------------------------------------------------------------------------------------------------
+
+
+def test_ids_and_names_that_were_seen_are_completed(offline: FakeCloud, script: str) -> None:
+    farcall = Farcall(offline)
+    task_id = farcall("run", f"{script}:half", "4", "--no-wait").stdout.strip()
+    assert completes("tasks")(task_id[:9]) == [task_id]
+    assert completes("tasks")("x") == []
+    assert completes("endpoints")("fa") == ["fake"]
+
+
+def test_a_configured_endpoint_needs_no_option(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    assert farcall("config", "set", "endpoint", str(uuid.uuid4())).exit_code == 0
+    assert "ENDPOINT_UNKNOWN" in farcall("run", f"{script}:half", "4").stderr
+    assert farcall("run", f"{script}:half", "4", "-e", "fake").stdout == "2.0\n"
+
+
+def test_errors_of_ours_are_one_line_unless_asked_for_more(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("something")
+
+    monkeypatch.setattr("farcall._api.Api.list_tasks", broken)
+    farcall = Farcall(cloud)
+    result = farcall("tasks", "ls")
+    assert result.exit_code == 70
+    assert result.stderr.startswith("Error: [INTERNAL] KeyError: 'something'")
+    assert result.stderr.count("\n") == 1
+    debugged = farcall("--debug", "tasks", "ls")
+    assert debugged.exit_code == 70
+    assert "Traceback" in debugged.stderr
+    assert json.loads(farcall("tasks", "ls", "--json").stderr)["error"]["code"] == "INTERNAL"
+
+
+def test_nothing_answers_at_the_address() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("connection refused", request=request)
+
+    def connect(api_url: str | None, token: str | None) -> Client:
+        return Client("http://farcall.test", "token", patience_s=0, transport=httpx.MockTransport(refuse))
+
+    result = CliRunner().invoke(app, ["tasks", "ls"], obj=Surroundings(connect))
+    assert result.exit_code == 69
+    assert result.stderr.startswith("Error: [UNAVAILABLE]")
+    assert result.stderr.count("\n") == 1
+
+
+def test_json_behind_two_dashes_is_an_argument(cloud: FakeCloud) -> None:
+    result = Farcall(cloud)("run", "nowhere.py:f", "--", "--json")
+    assert result.stderr.startswith("Error: [INVALID_REQUEST]")

@@ -1,0 +1,33 @@
+"""The page about the command line says what the commands are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from farcall.cli._app import COMMANDS
+from farcall.cli._reference import written_into
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def test_the_reference_is_that_of_the_commands() -> None:
+    page = PAGE.read_text()
+    assert page == written_into(page), "run `python -m farcall.cli._reference docs/cli.md`"
+    assert all(f"\n## farcall {name}\n" in page for name in COMMANDS)
+
+
+def test_the_text_before_it_names_commands_and_options_that_exist() -> None:
+    text = PAGE.read_text().partition("<!--")[0]
+    named = {(top, leaf) for top, leaf in re.findall(r"farcall (\w+) ?(\w+)?", text) if top in COMMANDS}
+    assert ("groups", "wait") in named
+    for top, leaf in named:
+        leaves = getattr(COMMANDS[top].load(top), "commands", None)
+        assert not leaf or leaves is None or leaf in leaves, f"farcall {top} {leaf}"
+
+
+def test_writing_keeps_what_is_around_it() -> None:
+    page = PAGE.read_text() + "\nThe end.\n"
+    stale = page.replace("| 0 | done |", "| 0 | nothing |")
+    assert stale != page
+    assert written_into(stale) == page
