@@ -14,7 +14,7 @@ RUN := .venv/bin/python -m
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-slurm test-docs check format docs bench bench-engine bench-engine-scale bench-engine-papers openapi clean
+.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-slurm test-docs check format docs bench bench-api bench-forwarder bench-engine bench-engine-scale bench-engine-papers openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -57,6 +57,14 @@ demo: setup
 
 bench: setup
 	@$(RUN) benchmarks.end_to_end
+
+# The submit path of the API on real PostgreSQL and Valkey.
+bench-api: setup
+	@$(RUN) benchmarks.api
+
+# One forwarder process with up to 4,000 simulated endpoints, by the real protocol.
+bench-forwarder: setup
+	@$(RUN) benchmarks.forwarder
 
 bench-memoization: setup
 	@$(RUN) benchmarks.memoization

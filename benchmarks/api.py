@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime as dt
 import json
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from benchmarks.machine import facts
@@ -66,6 +68,7 @@ def main() -> None:
         "seconds": options.seconds,
         "accepted_per_s": {},
         "batch_ms": {},
+        "cpu_ms_per_batch": {},
     }
     with tempfile.TemporaryDirectory() as directory, LocalTier(Path(directory)) as tier:
         environment = {
@@ -76,33 +79,50 @@ def main() -> None:
         }
         endpoint_id, function_id = _prepared(environment)
         work = Work(environment, endpoint_id, function_id, 1, options.seconds)
-        report["single_ms"] = _spread(submit(dataclasses.replace(work, seconds=min(3.0, options.seconds))))
+        report["single_ms"] = _spread(submit(dataclasses.replace(work, seconds=min(3.0, options.seconds))).durations_s)
         work = dataclasses.replace(work, batch=options.batch)
         for count in PROCESSES:
-            rate, durations = _at_once(work, count)
+            before_s = _cpu_of_stores(tier)
+            parts = _at_once(work, count)
+            stores_s = _cpu_of_stores(tier) - before_s
+            durations = [one for part in parts for one in part.durations_s]
+            rate = sum(len(part.durations_s) * work.batch / sum(part.durations_s) for part in parts)
             report["accepted_per_s"][str(count)] = round(rate)
             report["batch_ms"][str(count)] = _spread(durations)
+            report["cpu_ms_per_batch"][str(count)] = {
+                "handler": round(1000 * sum(part.cpu_s for part in parts) / len(durations), 2),
+                "stores": round(1000 * stores_s / len(durations), 2),
+            }
     options.output.write_text(json.dumps(report, indent=1) + "\n")
     print(as_table(report))
 
 
-def submit(work: Work) -> list[float]:
-    """Submit one batch after the other; how many seconds each took."""
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """How many seconds each batch took at the handler, and the processor time of all of them."""
+
+    durations_s: Sequence[float]
+    cpu_s: float
+
+
+def submit(work: Work) -> Done:
+    """Submit one batch after the other."""
     stores = open_stores(StoreSettings.from_environment(work.environment), max_connections=1)
     application = Application.over(stores, SETTINGS)
     path = f"/v3/endpoints/{work.endpoint_id}/submit"
-    durations = []
+    durations, cpu_s = [], 0.0
     try:
         _answer(application, path, _body(work))  # connections are opened, code is imported
         until = time.perf_counter() + work.seconds
         while (began := time.perf_counter()) < until:
             body = _body(work)
-            began = time.perf_counter()
+            began, began_cpu = time.perf_counter(), time.process_time()
             _answer(application, path, body)
             durations.append(time.perf_counter() - began)
+            cpu_s += time.process_time() - began_cpu
     finally:
         stores.close()
-    return durations
+    return Done(durations, cpu_s)
 
 
 def as_table(report: Report) -> str:
@@ -128,6 +148,12 @@ def as_table(report: Report) -> str:
         spread = report["batch_ms"][count]
         lines.append(f"| tasks accepted in batches of {report['batch']}, {processes} | {rate:,} /s | {wish} |")
         lines.append(f"| of which each batch, p50 (p99) | {spread['p50']:.1f} ({spread['p99']:.1f}) ms | | |")
+    cpu = report["cpu_ms_per_batch"]["1"]
+    ceiling = 1000 * machine["cores"] * report["batch"] / (cpu["handler"] + cpu["stores"])
+    lines.append(
+        f"| processor time of a batch: handler, and stores | {cpu['handler']:.1f} and {cpu['stores']:.1f} ms | | |"
+    )
+    lines.append(f"| which is, for {machine['cores']} cores that do nothing else, at most | {ceiling:,.0f} /s | | |")
     return "\n".join(lines) + "\n"
 
 
@@ -141,12 +167,24 @@ def _prepared(environment: Mapping[str, str]) -> tuple[str, str]:
     return endpoint["endpoint_id"], function["function_uuid"]
 
 
-def _at_once(work: Work, count: int) -> tuple[float, list[float]]:
-    """Tasks per second that so many processes accept together, and what each batch took."""
+def _at_once(work: Work, count: int) -> list[Done]:
+    """What so many processes accept at the same time."""
     with concurrent.futures.ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        durations = list(pool.map(submit, [work] * count))
-    rate = sum(len(each) * work.batch / sum(each) for each in durations)
-    return rate, [one for each in durations for one in each]
+        return list(pool.map(submit, [work] * count))
+
+
+def _cpu_of_stores(tier: LocalTier) -> float:
+    """Processor seconds of PostgreSQL, with its ended connections, and of Valkey."""
+    total_s = 0.0
+    for name in ("postgres", "valkey"):
+        parent = psutil.Process(tier.pid(name))
+        for process in [parent, *parent.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total_s += times.user + times.system
+        times = parent.cpu_times()
+        total_s += times.children_user + times.children_system
+    return total_s
 
 
 def _body(work: Work) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import memoization
+from benchmarks import api, memoization
 from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
@@ -47,6 +47,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "engine": ("engine.json", engine.as_table),
     "scale": ("engine_scale.json", scale.as_table),
     "papers": ("engine_papers.json", papers.as_tables),
+    "api": ("api.json", api.as_table),
     "memoization": ("memoization.json", memoization.as_table),
 }
 

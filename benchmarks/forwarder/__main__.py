@@ -112,9 +112,11 @@ class Bench:
         tasks = [self._task(endpoint.subject, at) for endpoint in endpoints for _ in range(each)]
         for start in range(0, len(tasks), _PAGE):
             self.stores.records.add_tasks(tasks[start : start + _PAGE])
+            self.crowd.serve(0.0)
         for start in range(0, len(tasks), each):
             batch = [QueuedTask.of(task) for task in tasks[start : start + each]]
             self.stores.queue.enqueue(batch, now=time.time())
+            self.crowd.serve(0.0)
         return [task.task_id for task in tasks]
 
     def _task(self, endpoint_id: str, at: dt.datetime) -> Task:
@@ -274,11 +276,13 @@ def measure(points: Sequence[tuple[int, int]], tasks: int, say: Callable[[Figure
         note([Figure("memory of a forwarder with nobody connected", pss_mib(bench.forwarder.pid), "MiB")])
         note(measure_handshakes(bench, most))
         for endpoints, credit in points:
-            new = bench.add_endpoints(endpoints - len(bench.endpoints))
-            took_s = bench.open_all(new, bench.address())
+            bench.add_endpoints(endpoints - len(bench.endpoints))
+            bench.crowd.disconnect()
+            for endpoint in bench.endpoints:
+                endpoint.credit = 0
+            took_s = bench.open_all(bench.endpoints, bench.address())
             if endpoints == most:
-                rate = len(new) / took_s
-                note([Figure(f"{len(new):,} endpoints at once: let in", rate, "/s")])
+                note([Figure(f"{endpoints:,} endpoints at once: let in", endpoints / took_s, "/s")])
                 note(measure_idle(bench, for_s=10.0))
             note(measure_tasks(bench, bench.endpoints, credit, max(tasks, endpoints * credit)))
         note([Figure(f"{most:,} endpoints after work: memory of the forwarder", pss_mib(bench.forwarder.pid), "MiB")])

@@ -139,6 +139,7 @@ class Crowd:
         self._context.max_sockets = 2 * 16384
         self._poll = select.epoll()
         self._peers: dict[int, SimulatedPeer] = {}
+        self._beat_at = time.monotonic() + _HEARTBEAT_S / 2
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +173,7 @@ class Crowd:
             descriptor = int(socket.getsockopt(zmq.FD))
             self._poll.register(descriptor, select.EPOLLIN)
             self._peers[descriptor] = peer
+            self._drain(peer)
 
     def until(self, condition: Callable[[], bool], what: str, *, within_s: float) -> None:
         """Serve the peers until a condition holds.
@@ -181,18 +183,21 @@ class Crowd:
         deadline = time.monotonic() + within_s
         for peer in list(self._peers.values()):
             self._drain(peer)  # a send may have swallowed what the descriptor would have told
-        beat_at = time.monotonic()
         while not condition():
-            now = time.monotonic()
-            if now > deadline:
+            if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {within_s} s: {what}")
-            if now >= beat_at:
-                beat_at = now + _HEARTBEAT_S
-                for peer in self._peers.values():
-                    if peer.is_open:
-                        peer.say(wire.Heartbeat(at=time.time()))
-            for descriptor, _ in self._poll.poll(0.05):
-                self._drain(self._peers[descriptor])
+            self.serve(0.05)
+
+    def serve(self, timeout_s: float) -> None:
+        """Hear and answer what has come in, or comes in time; say that everybody is alive, when that is due."""
+        if (now := time.monotonic()) >= self._beat_at:
+            self._beat_at = now + _HEARTBEAT_S / 2
+            for peer in list(self._peers.values()):
+                if peer.is_open:
+                    peer.say(wire.Heartbeat(at=time.time()))
+                self._drain(peer)
+        for descriptor, _ in self._poll.poll(timeout_s):
+            self._drain(self._peers[descriptor])
 
     @staticmethod
     def _drain(peer: SimulatedPeer) -> None:

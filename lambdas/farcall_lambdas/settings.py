@@ -24,6 +24,9 @@ variable                                meaning (default)
 ``FARCALL_URL_TTL_S``                   how long a pre-signed URL works (3600)
 ``FARCALL_SETTLE_S``                    see :class:`ApiSettings` (10)
 ``FARCALL_RECONCILE_PERIOD_S``          see :class:`ApiSettings` (60)
+``FARCALL_RETENTION_DAYS``              how long a task is kept after its end (30)
+``FARCALL_PURGE_BATCH``                 tasks that one statement forgets (500)
+``FARCALL_PURGE_PER_ROUND``             tasks that one round of the reconciler forgets (10,000)
 ======================================  ==============================================================================
 """
 
@@ -56,7 +59,8 @@ class ApiSettings:
     ``max_endpoints`` at most. It may make ``rate_per_s`` requests per second, and ``rate_burst`` after a silence.
     ``online_window_s`` is how old an endpoint's last heartbeat may be. ``settle_s`` is how long a submit or a
     forwarder is left to finish its own work before the reconciler takes an interest, ``reconcile_period_s`` is how
-    often it looks where no schedule runs it.
+    often it looks where no schedule runs it. A task is forgotten ``retention_days`` after its end: ``purge_batch`` in
+    one short transaction, and ``purge_per_round`` in one round, so that an old deployment gets there by and by.
     """
 
     max_payload_bytes: int = 10 * MIB
@@ -75,6 +79,9 @@ class ApiSettings:
     url_ttl_s: int = 3_600
     settle_s: float = 10.0
     reconcile_period_s: float = 60.0
+    retention_days: float = 30.0
+    purge_batch: int = 500
+    purge_per_round: int = 10_000
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> ApiSettings:

@@ -92,7 +92,7 @@ def test_the_handlers_work_together(runtime: Runtime) -> None:
 
     assert status == 200
     assert len(submitted["tasks"][function["function_uuid"]]) == 2
-    assert runtime.invoke("reconciler", {}) == {"result": {"endpoints": 0, "offered": 0, "recorded": 0}}
+    assert runtime.invoke("reconciler", {}) == {"result": {"endpoints": 0, "offered": 0, "recorded": 0, "purged": 0}}
     assert runtime.call("GET", "/v3/tasks", caller=None)[0] == 401
 
 

@@ -45,7 +45,7 @@ def test_an_absent_server_is_unavailable() -> None:
 def test_broken_connections_are_replaced(records: Records, postgres_url: str) -> None:
     records.ping()
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    execute(postgres_url, f"SELECT pg_terminate_backend(pid) {others}")
+    execute(postgres_url, f"SELECT pg_terminate_backend(pid, 10000) {others}")  # and wait for its end, milliseconds
     records.ping()
 
 
@@ -92,6 +92,35 @@ def test_a_result_is_found_among_many_of_the_same_call(records: Records, postgre
     assert "task_memo" in text
     assert "Seq Scan" not in text
     assert "Sort" not in text
+
+
+def test_old_ends_are_found_by_their_index(records: Records, postgres_url: str) -> None:
+    """A look for them once a minute must not cost more the more tasks there are."""
+    tasks = [make_task(f"t{n:04}") for n in range(3000)]
+    records.add_tasks(tasks)
+    for second in range(3):
+        records.record_results([make_end(task.task_id) for task in tasks[second::3]], at=at(second))
+    execute(postgres_url, "ANALYZE task")
+    with psycopg.connect(postgres_url) as connection:
+        parameters = {"ended_before": at(0), "limit": 500}
+        row = connection.execute(f"EXPLAIN (FORMAT JSON) {task_rows.PURGE}".encode(), parameters).fetchone()
+    assert row is not None
+    assert "task_ended" in str(row[0])
+    assert records.purge_tasks(ended_before=at(1), limit=5000) == 1000
+
+
+def test_purges_at_the_same_moment_share_the_work(records: Records) -> None:
+    tasks = [make_task(f"t{n:04}") for n in range(400)]
+    records.add_tasks(tasks)
+    records.record_results([make_end(task.task_id) for task in tasks], at=at(0))
+    start = threading.Barrier(4)
+
+    def purge(_: int) -> int:
+        start.wait()
+        return sum(records.purge_tasks(ended_before=at(1), limit=50) for _ in range(12))
+
+    with ThreadPoolExecutor(4) as workers:
+        assert sum(workers.map(purge, range(4))) == 400
 
 
 def test_a_move_changes_its_row_in_place(records: Records, postgres_url: str) -> None:

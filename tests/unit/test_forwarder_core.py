@@ -620,6 +620,21 @@ def test_upkeep_prolongs_only_what_the_agent_has_accepted() -> None:
     assert keep.renew == [task_id(1)]
 
 
+def test_endpoints_without_tasks_are_kept_together() -> None:
+    world = World()
+    world.serve(credit=1)
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []))
+    refresh = do.RefreshEndpoints({ENDPOINT_ID: (7, SPOOL_ID)}, POLICY.ownership_ttl_s)
+    actions = world.after(POLICY.upkeep_s)
+    assert refresh in actions
+    assert not [action for action in actions if isinstance(action, do.KeepEndpoint)]
+    assert refresh not in world.after(POLICY.upkeep_s)  # one at a time
+    assert world.on(ev.Refreshed(refresh.owned, frozenset())) == []
+    assert refresh in world.after(POLICY.upkeep_s)
+    keep = do.KeepEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s)
+    assert keep in world.on(ev.Refreshed(refresh.owned, frozenset({ENDPOINT_ID})))
+
+
 def test_many_endpoints_are_swept_less_often() -> None:
     world = World(Policy(sweeps_per_s=0.5))
     world.serve(credit=1)

@@ -10,14 +10,17 @@ from farcall_common.errors import Unavailable
 from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import TaskEvent, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
+from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.testing import MemoryApi
+
+DAY_S = 86_400.0
 
 
 class Lab:
     """An API whose queue can be away while tasks are submitted."""
 
-    def __init__(self) -> None:
-        self.api = MemoryApi()
+    def __init__(self, settings: ApiSettings | None = None) -> None:
+        self.api = MemoryApi(settings=settings)
         assert isinstance(self.api.stores.queue, FakeQueue)
         self.queue = self.api.stores.queue
         self.records = self.api.stores.records
@@ -123,3 +126,50 @@ def test_an_outage_is_said(lab: Lab) -> None:
 
     with pytest.raises(Unavailable):
         lab.reconciler.run()
+
+
+def end(lab: Lab, task_ids: list[str]) -> None:
+    """The tasks succeed now."""
+    now = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
+    ends = [TaskResult(id_, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"r") for id_ in task_ids]
+    lab.records.record_results(ends, at=now)
+
+
+def test_tasks_are_forgotten_when_their_time_is_over(lab: Lab) -> None:
+    old = lab.submit(3)
+    end(lab, old)
+    lab.api.clock.now += 29 * DAY_S
+    young = lab.submit(2)
+    end(lab, young[:1])
+    assert lab.reconciler.run().purged == 0
+
+    lab.api.clock.now += 2 * DAY_S
+
+    assert lab.reconciler.run().purged == 3
+    assert lab.records.get_tasks([*old, *young]).keys() == set(young)
+    assert lab.api.call("GET", f"/v2/tasks/{old[0]}").body["code"] == "TASK_UNKNOWN"
+
+
+def test_an_open_task_is_never_forgotten(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    lab.api.clock.now += 1000 * DAY_S
+
+    assert lab.reconciler.run().purged == 0
+    assert lab.records.get_tasks([task_id])
+
+
+def test_a_round_forgets_so_many_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(ApiSettings(purge_batch=2, purge_per_round=5))
+    end(lab, lab.submit(7))
+    lab.api.clock.now += 31 * DAY_S
+    limits: list[int] = []
+    purge = lab.records.purge_tasks
+
+    def noted(*, ended_before: dt.datetime, limit: int) -> int:
+        limits.append(limit)
+        return purge(ended_before=ended_before, limit=limit)
+
+    monkeypatch.setattr(lab.records, "purge_tasks", noted)
+
+    assert [lab.reconciler.run().purged for _ in range(3)] == [5, 2, 0]
+    assert limits == [2, 2, 1, 2, 2, 2]

@@ -370,6 +370,31 @@ class QueueSuite:
         wipe()
         assert stirring(fence) == ["e1", "e2"]
 
+    def test_many_endpoints_are_kept_at_once_and_those_to_look_at_are_named(
+        self, queue: Queue, wipe: Callable[[], None]
+    ) -> None:
+        def refresh(now: float, fence: int, spool_id: str = "here") -> Sequence[str]:
+            return queue.refresh("w1", {"e1": (fence, spool_id)}, ttl_s=45, now=now)
+
+        wake_ups = queue.listen("w1")
+        fence = own(queue, now=0)
+        assert refresh(40, fence) == []
+        queue.enqueue([make_queued("t1")], now=80)  # it is still ours
+        assert wake_ups.get(5.0) == ["e1"]
+        with pytest.raises(EndpointInUse):
+            queue.claim("e1", "w2", spool_id="there", ttl_s=45, now=80)
+        assert refresh(81, fence - 1, "nobody's") == ["e1"]
+        lease(queue, fence, now=81)
+        assert refresh(82, fence) == []
+        assert refresh(81 + LEASE_S, fence) == ["e1"]  # a lease has expired
+        queue.ack(fence, [make_result("t1")], now=112)
+        assert refresh(112, fence) == ["e1"]  # an end waits for the database
+        queue.flushed("e1", ["t1"])
+        assert refresh(112, fence) == []
+        wipe()
+        assert refresh(112, fence) == ["e1"]
+        wake_ups.close()
+
     def test_a_stale_owner_can_do_nothing(self, queue: Queue) -> None:
         stale = own(queue, "w1")
         queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)

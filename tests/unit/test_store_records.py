@@ -116,6 +116,33 @@ class RecordsSuite:
         assert not records.delete_function("f1")
         assert records.get_function("f1") is None
 
+    # forgetting
+
+    def test_old_ends_are_forgotten_with_all_that_belongs_to_them(self, records: Records) -> None:
+        records.add_tasks([make_task("t1"), make_task("t2"), make_task("t3", task_group_id="g2"), make_task("open")])
+        for second, task_id in enumerate(["t2", "t3", "t1"]):
+            records.record_results([make_end(task_id)], at=at(second))
+
+        assert records.purge_tasks(ended_before=at(0), limit=10) == 0
+        assert records.purge_tasks(ended_before=at(2), limit=1) == 1
+        assert records.get_tasks(["t1", "t2", "t3", "open"]).keys() == {"t1", "t3", "open"}
+        assert records.purge_tasks(ended_before=at(2), limit=10) == 1
+        assert records.get_tasks(["t1", "t2", "t3", "open"]).keys() == {"t1", "open"}
+        assert (records.list_events("t2"), records.list_events("t3"), records.get_group("g2")) == ([], [], [])
+        assert len(records.list_events("t1")) == 2
+        assert {task.task_id for task in records.get_group("g1")} == {"t1", "open"}
+        assert records.purge_tasks(ended_before=at(1000), limit=10) == 1
+        assert records.get_tasks(["open"]).keys() == {"open"}
+
+    def test_a_forgotten_group_can_be_used_again(self, records: Records) -> None:
+        records.add_tasks([make_task("t1")])
+        records.record_results([make_end("t1")], at=at(0))
+        assert records.purge_tasks(ended_before=at(1), limit=10) == 1
+
+        records.add_tasks([make_task("t2")])
+
+        assert [task.task_id for task in records.get_group("g1")] == ["t2"]
+
     # endpoints, keys, grants
 
     def test_an_endpoint_comes_back_as_it_was_registered(self, records: Records) -> None:

@@ -16,7 +16,7 @@ from farcall_common.errors import Unavailable
 __all__ = ["HEAD", "upgrade"]
 
 #: The revision that this code works with. A test holds it to the newest file in ``migrations/versions``.
-HEAD: Final = "0002"
+HEAD: Final = "0003"
 
 _ADVISORY_LOCK: Final = 0x_FA_CA_11
 _LOCK_TIMEOUT_S: Final = 120

@@ -75,7 +75,10 @@ def _is_fresh(task: Task) -> bool:
         and task.state is TaskState.RECEIVED
         and task.attempt == 0
         and isinstance(task.result_serializers, tuple)
-        and task.result is task.result_ref is task.error is task.finished_at is None
+        and task.result is None
+        and task.result_ref is None
+        and task.error is None
+        and task.finished_at is None
     )
 
 

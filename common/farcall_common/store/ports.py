@@ -128,6 +128,9 @@ class Records(Protocol):
         """
 
     def list_events(self, task_id: str) -> Sequence[TaskEvent]: ...
+    def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:
+        """Forget up to ``limit`` tasks that ended before a time, those that ended first before the others, with their
+        events, and groups that have no task any more. Returns how many tasks. May run many times at once."""
 
     # blobs that are known to exist belong to whoever uploaded them; see Blobs
 
@@ -173,6 +176,12 @@ class Queue(Protocol):
         :raises QueueDataLost: while the queue may lack tasks: after a wipe, and for a new endpoint, until
             :meth:`mark_restored`.
         """
+
+    def refresh(
+        self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float, now: float
+    ) -> Sequence[str]:
+        """:meth:`keep` for many endpoints at once, by fence and spool. Returns those that need a closer look: with
+        expired leases, with ends in the outbox, or that :meth:`keep` would raise for."""
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         """Give up ownership; harmless when it is gone already."""

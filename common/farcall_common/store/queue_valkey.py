@@ -143,6 +143,21 @@ class ValkeyQueue:
     ) -> None:
         self._run("keep", endpoint_id, fence, forwarder_id, now + ttl_s, spool_id)
 
+    def refresh(
+        self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float, now: float
+    ) -> Sequence[str]:
+        found: list[str] = []
+        for batch in _batches(list(owned)):
+            pipeline = self._client.pipeline(transaction=False)
+            for endpoint_id in batch:
+                fence, spool_id = owned[endpoint_id]
+                arguments = (fence, forwarder_id, now + ttl_s, spool_id, now)
+                self._scripts["refresh"](keys=_keys(endpoint_id), args=arguments, client=pipeline)
+            with _mapped():
+                answers = pipeline.execute()
+            found += [endpoint_id for endpoint_id, needs_a_look in zip(batch, answers, strict=True) if needs_a_look]
+        return found
+
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         self._run("release", endpoint_id, fence, forwarder_id)
 
@@ -318,10 +333,8 @@ class ValkeyQueue:
             pipeline.execute()
 
     def _run(self, name: str, endpoint_id: str, *arguments: str | bytes | float) -> Any:
-        tag = f"{{{endpoint_id}}}"
-        keys = [f"own:{tag}", f"q:{tag}", f"l:{tag}", f"x:{tag}", f"o:{tag}", f"t:{tag}:"]
         with _mapped():
-            return self._scripts[name](keys=keys, args=arguments)
+            return self._scripts[name](keys=_keys(endpoint_id), args=arguments)
 
 
 class ValkeyWakeUps:
@@ -378,6 +391,12 @@ def _mapped() -> Iterator[None]:
         if code == "INUSE":
             raise EndpointInUse(message) from error
         raise
+
+
+def _keys(endpoint_id: str) -> list[str]:
+    """The keys of an endpoint, as the scripts take them."""
+    tag = f"{{{endpoint_id}}}"
+    return [f"own:{tag}", f"q:{tag}", f"l:{tag}", f"x:{tag}", f"o:{tag}", f"t:{tag}:"]
 
 
 _Item = TypeVar("_Item")

@@ -197,9 +197,10 @@ class PostgresRecords:
         now = dt.datetime.now(dt.UTC)
         # Sorted for the same reason as _LOCK_TASKS.
         ordered = sorted(tasks, key=lambda task: task.task_id)
-        rows = [task_rows.new_task_row(moves.written_ahead(task, remembered, now=now)) for task in ordered]
-        added = {row["task_id"] for row in self._database.rows(task_rows.ADD_TASKS, task_rows.columns_of(rows))}
-        known = [row["task_id"] for row in rows if row["task_id"] not in added]
+        written = [moves.written_ahead(task, remembered, now=now) for task in ordered]
+        rows = self._database.rows(task_rows.ADD_TASKS, task_rows.new_task_columns(written))
+        added = {row["task_id"] for row in rows}
+        known = [task.task_id for task in written if task.task_id not in added]
         return self.get_tasks(known) if known else {}
 
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
@@ -266,6 +267,10 @@ class PostgresRecords:
     def list_events(self, task_id: str) -> Sequence[TaskEvent]:
         rows = self._database.rows(task_rows.EVENTS, {"id": task_id})
         return [task_rows.event_from_row(row) for row in rows]
+
+    def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:
+        [row] = self._database.rows(task_rows.PURGE, {"ended_before": ended_before, "limit": limit})
+        return int(row["count"])
 
     def _count(self, table: str, owner_id: str, limit: int) -> int:
         [row] = self._database.rows(

@@ -121,6 +121,11 @@ class StoreSteps:
         return ev.UpkeepDone(endpoint_id, fence, reaped, sent, self._queue.outbox(endpoint_id))
 
     @_perform.register
+    def _(self, step: do.RefreshEndpoints) -> Event:
+        stirring = self._queue.refresh(self._forwarder_id, step.owned, ttl_s=step.ttl_s, now=self._clock())
+        return ev.Refreshed(step.owned, frozenset(stirring))
+
+    @_perform.register
     def _(self, step: do.ReleaseEndpoint) -> None:
         self._queue.release(step.endpoint_id, self._forwarder_id, step.fence)
 

@@ -25,6 +25,7 @@ __all__ = [
     "ReadLeases",
     "ReadTasks",
     "RecordMoves",
+    "RefreshEndpoints",
     "ReleaseEndpoint",
     "RequeueTasks",
     "RestoreQueue",
@@ -149,6 +150,14 @@ class KeepEndpoint(EndpointStep):
     spool_id: str
     ttl_s: float
     lease_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RefreshEndpoints(StoreStep):
+    """Keep the ownership of endpoints that have nothing to prolong, by fence and spool, all at once."""
+
+    owned: Mapping[str, tuple[int, str]]
+    ttl_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

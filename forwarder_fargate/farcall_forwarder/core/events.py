@@ -30,6 +30,7 @@ __all__ = [
     "PeerGone",
     "QueueRestored",
     "Received",
+    "Refreshed",
     "StepFenced",
     "StepLost",
     "Swept",
@@ -216,6 +217,14 @@ class UpkeepDone(Event):
     reaped: Sequence[LeasedTask]
     sent_attempts: Mapping[str, int]
     outbox: Sequence[TaskResult]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refreshed(Event):
+    """These endpoints were kept, except that those in ``stirring`` need an upkeep of their own."""
+
+    owned: Mapping[str, tuple[int, str]]
+    stirring: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

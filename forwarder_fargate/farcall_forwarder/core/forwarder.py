@@ -383,6 +383,14 @@ class Forwarder:
             case ev.ClaimRefused(endpoint_id=endpoint_id, life=life, error=error):
                 endpoint = self._endpoints.get(endpoint_id)
                 return self._turn_away(endpoint, error, now) if endpoint and endpoint.life == life else []
+            case ev.Refreshed(owned=owned, stirring=stirring):
+                kept = [(self._owned(endpoint_id, fence), endpoint_id) for endpoint_id, (fence, _) in owned.items()]
+                return [
+                    action
+                    for endpoint, endpoint_id in kept
+                    if endpoint
+                    for action in endpoint.on_refreshed(now, needs_upkeep=endpoint_id in stirring)
+                ]
             case ev.TasksPrepared(order=order):
                 endpoint = self._endpoints.get(order.endpoint_id)
                 return endpoint.on_prepared(event, now) if endpoint and endpoint.life == order.life else []
@@ -519,12 +527,17 @@ class Forwarder:
                 actions += self._close(session, now)
             elif session.wire.heartbeat_due(now=now.mono):
                 actions.append(session.send(wire.Heartbeat(at=now.epoch), now))
+        owned: dict[str, tuple[int, str]] = {}
         swept: dict[str, int] = {}
         sweep_s = max(policy.sweep_s, len(self._endpoints) / policy.sweeps_per_s)
         for endpoint in list(self._endpoints.values()):
+            if endpoint.is_to_be_refreshed(now):
+                owned[endpoint.endpoint_id] = (endpoint.fence, endpoint.spool_heard)
             actions += endpoint.on_tick(now)
             if not self._is_sweeping and endpoint.is_to_be_swept(now, sweep_s=sweep_s):
                 swept[endpoint.endpoint_id] = endpoint.fence
+        if owned:
+            actions.append(do.RefreshEndpoints(owned, policy.ownership_ttl_s))
         if swept:
             self._is_sweeping = True
             actions.append(do.SweepQueues(swept))

@@ -431,6 +431,30 @@ class LogicalForwarder:
         self._sweep_at = now.mono + sweep_s
         return True
 
+    @property
+    def spool_heard(self) -> str:
+        """The spool of the agent that is heard, or nothing."""
+        return self.spool_id if self.session else ""
+
+    def is_to_be_refreshed(self, now: Instant) -> bool:
+        """Whether an upkeep is due that has no lease to prolong, so that it can be had together with others."""
+        is_quiet = self._is_due_for_upkeep(now) and self.session is not None and not self._table
+        if is_quiet:
+            self._upkeep_at = now.mono + self._shared.policy.upkeep_s
+            self._is_keeping = True
+        return is_quiet
+
+    def on_refreshed(self, now: Instant, *, needs_upkeep: bool) -> list[Action]:
+        """The ownership was refreshed, unless a closer look is needed."""
+        self._is_keeping = False
+        if needs_upkeep:
+            return self._keep(now)
+        is_presence_due = self.session is not None and now.mono >= self._presence_at + self._shared.policy.presence_s
+        return self._report_presence(now) if is_presence_due else []
+
+    def _is_due_for_upkeep(self, now: Instant) -> bool:
+        return now.mono >= self._upkeep_at and not self._is_keeping and self.phase is Phase.SERVING
+
     def on_tick(self, now: Instant) -> list[Action]:
         """What is due: a look at the queue, upkeep of ownership and leases."""
         actions: list[Action] = []
@@ -446,8 +470,9 @@ class LogicalForwarder:
         self._is_keeping = True
         alive = (Stage.ACCEPTED, Stage.RETURNED) if self.session else (Stage.RETURNED,)
         renew = [lease.task_id for lease in self._table.at(*alive)]
-        spool_id = self.spool_id if self.session else ""
-        keep = do.KeepEndpoint(self.endpoint_id, self.fence, renew, spool_id, policy.ownership_ttl_s, policy.lease_s)
+        keep = do.KeepEndpoint(
+            self.endpoint_id, self.fence, renew, self.spool_heard, policy.ownership_ttl_s, policy.lease_s
+        )
         is_presence_due = self.session is not None and now.mono >= self._presence_at + policy.presence_s
         return [keep, *(self._report_presence(now) if is_presence_due else [])]
 

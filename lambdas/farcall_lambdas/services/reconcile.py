@@ -5,6 +5,8 @@ else. A forwarder may have died between acknowledging an end in the queue and wr
 the outbox. Both repairs may be made by anyone at any time, also beside a living forwarder: queueing skips what is
 queued, and the first recorded end wins. So the reconciler owns nothing and claims nothing. Leases that ran out are not
 its business: whoever serves the endpoint next reaps them.
+
+Besides, it forgets tasks whose time is over.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ logger = Logger(service=SERVICE, child=True)
 
 @dataclasses.dataclass(frozen=True)
 class Reconciled:
-    """What one run did: endpoints looked at, tasks offered to the queue, ends moved from outboxes to the database."""
+    """What one run did: endpoints looked at, tasks offered to the queue, ends moved from outboxes to the database,
+    tasks forgotten because they ended long ago."""
 
     endpoints: int = 0
     offered: int = 0
     recorded: int = 0
+    purged: int = 0
 
 
 class Reconciler:
@@ -52,7 +56,7 @@ class Reconciler:
         endpoint_ids = self._stores.records.list_endpoints_with_open_tasks(older_than=settled)
         recorded = sum(self._record_outbox(endpoint_id) for endpoint_id in endpoint_ids)
         offered = sum(self._offer_tasks(endpoint_id, settled) for endpoint_id in endpoint_ids)
-        done = Reconciled(len(endpoint_ids), offered, recorded)
+        done = Reconciled(len(endpoint_ids), offered, recorded, self._purge())
         if done != Reconciled():
             logger.info("reconciled", **dataclasses.asdict(done))
         return done
@@ -82,6 +86,19 @@ class Reconciler:
             queue_tasks(self._stores, waiting, now=self._clock())
             offered += len(waiting)
         return offered
+
+    def _purge(self) -> int:
+        """Forget old tasks, in batches that hold no lock for long."""
+        settings = self._settings
+        ended_before = dt.datetime.fromtimestamp(self._clock(), dt.UTC) - dt.timedelta(days=settings.retention_days)
+        purged = 0
+        while purged < settings.purge_per_round:
+            limit = min(settings.purge_batch, settings.purge_per_round - purged)
+            count = self._stores.records.purge_tasks(ended_before=ended_before, limit=limit)
+            purged += count
+            if count < limit:
+                break
+        return purged
 
 
 def _returned_at(end: TaskResult) -> float:

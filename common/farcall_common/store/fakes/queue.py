@@ -170,6 +170,20 @@ class FakeQueue(Reach):
         with self._owned(endpoint_id, fence) as lane:
             lane.forwarder_id, lane.until, lane.spool_id = forwarder_id, now + ttl_s, spool_id
 
+    def refresh(
+        self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float, now: float
+    ) -> Sequence[str]:
+        found: list[str] = []
+        with self._call():
+            for endpoint_id, (fence, spool_id) in owned.items():
+                lane = self._lane(endpoint_id)
+                is_owned = lane.fence == fence and lane.complete
+                if is_owned:
+                    lane.forwarder_id, lane.until, lane.spool_id = forwarder_id, now + ttl_s, spool_id
+                if not is_owned or lane.outbox or any(deadline <= now for deadline in lane.leases.values()):
+                    found.append(endpoint_id)
+        return found
+
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:  # noqa: ARG002
         with self._call():
             lane = self._lane(endpoint_id)

@@ -204,6 +204,14 @@ class FakeRecords(Reach):
                 self._events.append(moves.end_event(result, at=at))
             return first
 
+    def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:
+        with self._call():
+            ended = [t for t in self._tasks.values() if t.finished_at is not None and t.finished_at < ended_before]
+            gone = {task.task_id for task in sorted(ended, key=lambda task: _moment(task.finished_at))[:limit]}
+            self._tasks = {task_id: task for task_id, task in self._tasks.items() if task_id not in gone}
+            self._events = [event for event in self._events if event.task_id not in gone]
+            return len(gone)
+
     def list_events(self, task_id: str) -> Sequence[TaskEvent]:
         with self._call():
             return [event for event in self._events if event.task_id == task_id]
