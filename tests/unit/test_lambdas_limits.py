@@ -171,7 +171,9 @@ def test_a_caller_owns_so_many_things(path: str, body: object) -> None:
 
 def test_every_limit_is_on_its_page() -> None:
     fields = [field.name for field in dataclasses.fields(ApiSettings)]
-    limits = {f"FARCALL_{name.upper()}" for name in fields if name.startswith(("max_", "rate_", "retention_", "purge_"))}
+    limits = {
+        f"FARCALL_{name.upper()}" for name in fields if name.startswith(("max_", "rate_", "retention_", "purge_"))
+    }
 
     assert limits == set(re.findall("FARCALL_[A-Z_]+", LIMITS_PAGE))
 

@@ -68,6 +68,8 @@ class RecordsSuite:
         records.add_function(function)
         assert records.get_function("f1") == function
         assert records.get_functions(["f1", "f2"]) == {"f1": function}
+        bare = dataclasses.replace(function, body=b"")
+        assert records.get_functions(["f1", "f2"], with_bodies=False) == {"f1": bare}
         assert records.get_function("f2") is None
 
     def test_the_newest_version_of_a_function_is_the_function(self, records: Records) -> None:

@@ -46,7 +46,9 @@ class Records(Protocol):
     # functions
     def add_function(self, function: Function) -> None: ...
     def get_function(self, function_id: str) -> Function | None: ...
-    def get_functions(self, function_ids: Sequence[str]) -> Mapping[str, Function]: ...
+    def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
+        """Functions by id. Without bodies, which may be megabytes, those are empty."""
+
     def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
         """Functions of an owner, newest first, whose name or description contains ``search``."""
 

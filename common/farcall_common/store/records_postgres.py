@@ -27,6 +27,7 @@ _FUNCTION: Final = """
         WHERE v.function_id = f.function_id ORDER BY version DESC LIMIT 1
     ) newest ON true
 """
+_FUNCTION_WITHOUT_BODY: Final = _FUNCTION.replace("name, body,", "name, ''::bytea AS body,")
 
 _STATUS_FIELDS: Final = frozenset(field.name for field in dataclasses.fields(EndpointStatus))
 
@@ -87,8 +88,9 @@ class PostgresRecords:
     def get_function(self, function_id: str) -> Function | None:
         return self.get_functions([function_id]).get(function_id)
 
-    def get_functions(self, function_ids: Sequence[str]) -> Mapping[str, Function]:
-        rows = self._database.rows(f"{_FUNCTION} WHERE function_id = ANY(%(ids)s)", {"ids": list(function_ids)})
+    def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
+        query = _FUNCTION if with_bodies else _FUNCTION_WITHOUT_BODY
+        rows = self._database.rows(f"{query} WHERE function_id = ANY(%(ids)s)", {"ids": list(function_ids)})
         return {row["function_id"]: Function(**row) for row in rows}
 
     def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:

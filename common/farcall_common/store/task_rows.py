@@ -142,7 +142,8 @@ END_TASKS: Final = f"""
 """
 
 
-#: Found by the index ``task_ended``. All parts see the tables as they were before: a group is empty when it has no task but those that go.
+#: Found by the index ``task_ended``. All parts see the tables as they were before: a group is empty when it has no task
+#: but those that go.
 PURGE: Final = """
     WITH old AS (
         SELECT task_id FROM task

@@ -43,13 +43,15 @@ class Access:
             raise Forbidden(f"Endpoint {endpoint_id} belongs to someone else.", hint="Only its owner may do this.")
         return endpoint
 
-    def functions(self, identity: Identity, function_ids: Sequence[str]) -> Mapping[str, Function]:
-        """Functions that the caller may run, by id.
+    def functions(
+        self, identity: Identity, function_ids: Sequence[str], *, with_bodies: bool = False
+    ) -> Mapping[str, Function]:
+        """Functions that the caller may run, by id; without their bodies, which no decision needs.
 
         :raises FunctionUnknown: if one does not exist.
         :raises Forbidden: if the caller may not run one.
         """
-        found = self._records.get_functions(function_ids)
+        found = self._records.get_functions(function_ids, with_bodies=with_bodies)
         for function_id in function_ids:
             function = found.get(function_id)
             if function is None:
@@ -59,8 +61,8 @@ class Access:
         return found
 
     def function(self, identity: Identity, function_id: str) -> Function:
-        """One function that the caller may run; the same errors."""
-        return self.functions(identity, [function_id])[function_id]
+        """One function that the caller may run, whole; the same errors."""
+        return self.functions(identity, [function_id], with_bodies=True)[function_id]
 
     def own_function(self, identity: Identity, function_id: str) -> Function:
         """A function that belongs to the caller; the same errors."""

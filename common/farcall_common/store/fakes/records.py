@@ -42,9 +42,12 @@ class FakeRecords(Reach):
     def get_function(self, function_id: str) -> Function | None:
         return self.get_functions([function_id]).get(function_id)
 
-    def get_functions(self, function_ids: Sequence[str]) -> Mapping[str, Function]:
+    def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
         with self._call():
-            return {id_: _newest(self._functions[id_]) for id_ in function_ids if id_ in self._functions}
+            found = {id_: _newest(self._functions[id_]) for id_ in function_ids if id_ in self._functions}
+        if with_bodies:
+            return found
+        return {id_: dataclasses.replace(function, body=b"") for id_, function in found.items()}
 
     def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
         with self._call():

@@ -1,0 +1,50 @@
+"""The simulated endpoints of the forwarder's benchmark say what real ones would."""
+
+from __future__ import annotations
+
+from benchmarks.forwarder.peers import SimulatedEndpoint
+from farcall_common import wire
+from farcall_common.store.model import PeerKind
+
+
+class Endpoint(SimulatedEndpoint):
+    """One that keeps what it says."""
+
+    def say(self, message: wire.Message, *_: bytes) -> None:
+        self.__dict__.setdefault("said", []).append(message)
+
+
+def order(*task_ids: str) -> wire.RunTasks:
+    tasks = [
+        wire.TaskSpec(task_id=task_id, attempt=1, function_id="f", function_hash="h", payload=index)
+        for index, task_id in enumerate(task_ids)
+    ]
+    return wire.RunTasks(tasks=tuple(tasks))
+
+
+def recorded(*task_ids: str) -> wire.ResultsRecorded:
+    return wire.ResultsRecorded(tasks=tuple(wire.TaskRef(task_id=task_id, attempt=1) for task_id in task_ids))
+
+
+def test_a_task_counts_once_it_is_recorded_and_starts_once_while_it_is_held() -> None:
+    endpoint = Endpoint(wire.new_id(), PeerKind.AGENT)
+    endpoint.hear(order("a", "b"))
+    said = endpoint.__dict__["said"]
+    assert [type(message) for message in said] == [wire.TasksAccepted, wire.TaskResults, wire.Credit]
+    assert said[2].tasks == 2
+    endpoint.hear(order("a"))
+    endpoint.hear(recorded("a", "b", "b"))
+    assert (endpoint.recorded, endpoint.spool) == (2, {})
+    assert endpoint.starts == {"a": 1, "b": 1}
+    endpoint.hear(order("a"))  # after it was recorded, it would be a second start
+    assert endpoint.starts["a"] == 2
+
+
+def test_one_that_holds_its_tasks_brings_them_along() -> None:
+    endpoint = Endpoint(wire.new_id(), PeerKind.AGENT, is_holding=True)
+    endpoint.hear(order("a", "b"))
+    endpoint.greet("ticket")
+    hello = endpoint.__dict__["said"][-1]
+    assert {held.task_id for held in hello.held} == {"a", "b"}
+    endpoint.hear(wire.Welcome(session_id="s", forwarder_id="f", protocol_version=1, heartbeat_s=30.0, forget=()))
+    assert endpoint.is_open
