@@ -18,6 +18,7 @@ from farcall_endpoint.testing import EndpointProcess, FakeCloud, running_endpoin
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
     with running_endpoint(tmp_path_factory.mktemp("home")) as endpoint:
+        wait_until(lambda: endpoint.directory.read_status().get("workers") == 2)
         yield endpoint
 
 

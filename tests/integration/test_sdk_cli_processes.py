@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -201,6 +202,7 @@ def test_a_token_is_asked_for_and_never_shown(environ: dict[str, str], cloud: Fa
     screen = Screen()
     program = screen.sit_down(environ, "login")
     until(lambda: "Token:" in screen.text(), "nobody asked")
+    until(lambda: not screen.shows_what_is_typed(), "the token would be shown")
     screen.type(f"{cloud.token}\n")
     assert program.wait(WAIT_S) == 0
     until(lambda: "Logged in" in screen.text(), "nothing was said")
@@ -257,6 +259,9 @@ class Screen:
             stderr=self.slave,
             start_new_session=True,
         )
+
+    def shows_what_is_typed(self) -> bool:
+        return bool(termios.tcgetattr(self.slave)[3] & termios.ECHO)
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
