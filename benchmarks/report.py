@@ -49,6 +49,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "papers": ("engine_papers.json", papers.as_tables),
     "api": ("api.json", api.as_table),
     "memoization": ("memoization.json", memoization.as_table),
+    "forwarder": ("forwarder.json", as_markdown),
 }
 
 

@@ -57,6 +57,7 @@ class Shell:
         self._has_backlog = asyncio.Event()
         self._deadline = 0.0
         self._group: asyncio.TaskGroup | None = None
+        self._is_over = False
 
     @property
     def info(self) -> ForwarderInfo:
@@ -69,9 +70,12 @@ class Shell:
             loops = (self._authenticator.run(), self._serve_peers(), self._serve_backlogs(), self._keep_time())
             self._group = group
             tasks = [group.create_task(loop) for loop in loops]
-            await self._end
-            if self._steps:
-                await asyncio.wait(self._steps, timeout=_LAST_STEPS_S)
+            try:
+                await self._end
+                if self._steps:
+                    await asyncio.wait(self._steps, timeout=_LAST_STEPS_S)
+            finally:
+                self._is_over = True  # what is heard from now on begins nothing
             for task in (*tasks, *self._steps):
                 task.cancel()
 
@@ -131,6 +135,8 @@ class Shell:
 
     def _handle(self, events: Iterable[ev.Event]) -> None:
         """Hand events to the core and perform what it answers; troubles in doing so are events too."""
+        if self._is_over:
+            return
         while events:
             actions = self._core.handle(events, Instant(time.monotonic(), time.time()))
             events = [_trouble_event(trouble) for action in actions if (trouble := self._act(action))]

@@ -244,6 +244,7 @@ def test_a_worker_survives_what_tasks_do(cloud: FakeCloud, endpoint: EndpointPro
                 os.chdir(directory)
         return "fine"
 
+    wait_until(lambda: len(endpoint.workers()) == 2)  # one may have died in another test
     before = {process.pid for process in endpoint.workers()}
     end = cloud.end(cloud.submit(misbehave, how, str(tmp_path), max_attempts=1))
     if how in ("exit", "interrupt"):
