@@ -152,14 +152,14 @@ def agent_socket(
     return socket
 
 
-def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Frame], *, flags: int = 0) -> None:
     """Send a message whose frames are many and small, or few and large; faster than ``send_multipart`` for both.
 
     :raises zmq.ZMQError: as ``send`` does.
     """
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        socket.send(seen(frame), _MORE if index < last else 0, copy=len(frame) < _COPY_BYTES)
+        socket.send(seen(frame), flags | (_MORE if index < last else 0), copy=len(frame) < _COPY_BYTES)
 
 
 def receive_frames(socket: zmq.Socket[bytes]) -> list[Bytes]:
@@ -178,6 +178,7 @@ class SocketLink:
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
+        self._is_refused = False
 
     def fileno(self) -> int:
         """Becomes readable, but tells so only once: look at :attr:`has_unread` before waiting."""
@@ -189,18 +190,23 @@ class SocketLink:
         return bool(self._socket.get(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator, arg-type]
 
     def receive_shared(self) -> list[Frame] | None:
-        """The next message.
+        """The next message; None when the other side refuses this one's key.
 
         :raises BlockingIOError: if there is none now.
         """
+        if self._is_refused:
+            return None
         try:
             return [*receive_frames(self._socket)]
         except zmq.Again as error:
             raise BlockingIOError from error
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send a message."""
-        send_frames(self._socket, frames)
+        """Send a message. Without a limit on what waits, that would only block if the key was refused."""
+        try:
+            send_frames(self._socket, frames, flags=int(zmq.NOBLOCK))
+        except zmq.Again:
+            self._is_refused = True
 
     def flush(self) -> None:
         """Nothing: the socket does that by itself."""

@@ -21,10 +21,11 @@ from farcall_endpoint.agent.scaling import SimpleScaling
 from farcall_endpoint.agent.tasks import Demand
 from farcall_endpoint.manager.reach import find_reachable
 from farcall_endpoint.providers import BlockStatus, Phase
-from farcall_endpoint.testing import FakeAgent
+from farcall_endpoint.testing import FakeAgent, wait_until
 from farcall_endpoint.transport import (
     CurveKeys,
     FleetKeys,
+    SocketLink,
     agent_socket,
     bind_to_network,
     fleet_socket,
@@ -59,6 +60,32 @@ def test_only_the_managers_key_opens_the_fleet(known: bool) -> None:
             manager.close()
             fleet.close()
             guard.stop()
+
+
+def test_a_manager_whose_key_is_refused_is_told_so_instead_of_waiting() -> None:
+    keys = FleetKeys(new_curve_keys(), new_curve_keys())
+    with zmq.Context() as context:
+        fleet = fleet_socket(context)
+        port, guard = bind_to_network(fleet, keys=keys)
+        socket = agent_socket(
+            zmq.Context(),
+            address=f"tcp://127.0.0.1:{port}",
+            manager_id="m",
+            server_key=keys.agent.public,
+            keys=new_curve_keys(),
+        )
+        link = SocketLink(socket)
+
+        def is_refused() -> bool:
+            link.send([b"hello"])
+            with contextlib.suppress(BlockingIOError):
+                return link.receive_shared() is None
+            return False
+
+        wait_until(is_refused)
+        link.close()
+        fleet.close()
+        guard.stop()
 
 
 def test_the_first_address_that_takes_a_connection_is_used() -> None:
