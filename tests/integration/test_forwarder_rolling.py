@@ -82,11 +82,13 @@ class Roamer(threading.Thread):
             now = time.monotonic()
             if envelope is not None and isinstance(envelope.message, wire.Move):
                 self.moves += 1
+                self.leave()
                 peer.say(wire.Goodbye())
                 self._over.wait(envelope.message.retry_after_s)
                 return
             if peer.session.is_dead(now=now) or peer.session.phase is wire.Phase.CLOSED:
                 self.cuts += 1
+                self.leave()
                 return
             if peer.session.heartbeat_due(now=now):
                 peer.say(wire.Heartbeat(at=time.time()))
@@ -96,6 +98,8 @@ class Roamer(threading.Thread):
     def greet(self, peer: Peer) -> None: ...
 
     def answer(self, peer: Peer, envelope: wire.Envelope) -> None: ...
+
+    def leave(self) -> None: ...
 
     def stop(self) -> None:
         self._over.set()
@@ -137,7 +141,6 @@ class RoamingClient(Roamer):
         self.seen: set[str] = set()
 
     def greet(self, peer: Peer) -> None:
-        self.is_open = False
         assert isinstance(peer, Client)
         peer.say(
             wire.OpenStream(
@@ -156,6 +159,9 @@ class RoamingClient(Roamer):
             case wire.ResultsReady(cursor=cursor, results=results):
                 self.cursor = cursor
                 self.seen |= {result.task_id for result in results}
+
+    def leave(self) -> None:
+        self.is_open = False
 
 
 class Load:
