@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hmac
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from farcall_common.errors import ConfigurationError
 from farcall_endpoint.shared import Bytes, Frame, seen
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def bind_to_network(
     """Let managers on other machines reach a fleet's socket, with CURVE, if they have the managers' key: the port, and
     what checks keys as long as it is not stopped. What the socket is bound to already stays as it is.
 
-    :raises zmq.ZMQError: if no port in the range can be had.
+    :raises ConfigurationError: if no port in the range can be had.
     """
     from zmq.auth.thread import ThreadAuthenticator  # and asyncio with it, which nobody else needs
 
@@ -113,7 +113,10 @@ def bind_to_network(
         return socket.bind_to_random_port("tcp://*", min_port=first, max_port=last + 1), guard
     except zmq.ZMQBindError as error:
         guard.stop()
-        raise zmq.ZMQError(errno.EADDRINUSE, f"no port between {first} and {last} is free") from error
+        raise ConfigurationError(
+            f"No port between {first} and {last} is free for managers on other machines.",
+            hint="Give another worker_port_range, or end what listens there.",
+        ) from error
 
 
 class _OnlyThe:

@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,7 @@ import pytest
 
 from farcall_common.errors import ConfigurationError, SerializationError, TaskError
 from farcall_endpoint import Engine
+from farcall_endpoint.config import SlurmProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.testing.endpoint_process import wait_gone, wait_until
 
@@ -451,3 +453,17 @@ def test_a_future_is_settled_once_whoever_races() -> None:
         for thread in threads:
             thread.join()
         assert outcomes == (["cancelled"] if future.cancelled() else [1])
+
+
+def test_an_engine_that_cannot_get_a_port_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("sbatch", "squeue", "scancel"):
+        (tmp_path / command).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match="No port"):
+            Engine(max_workers=1, provider=SlurmProviderConfig(), worker_port_range=(port, port))
+    assert not list((tmp_path / "engine").iterdir())
+    assert not any(thread.name == "farcall-scheduler" for thread in threading.enumerate())

@@ -219,9 +219,8 @@ class Fleet:
             block.handle.kill()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Give everything back but the provider, which is not the fleet's."""
         self._poller.unregister(self._provider.fileno())
-        self._provider.close()
         self._links.close()
 
     def _look(self, block_id: str, block: _Block, now: float) -> None:
@@ -247,7 +246,8 @@ class Fleet:
             if self._is_silent(block, manager_id, now):
                 self._lose(manager_id, f"its manager ended ({reason})", now)
         if block.managers:
-            self._look_at = min(self._look_at, now + _LAST_WORDS_S)
+            if block.handle.pipe is not None:
+                self._look_at = min(self._look_at, now + _LAST_WORDS_S)
         else:
             self._blocks.ended(block_id, reason, now=now)
             block.handle.close()
@@ -265,7 +265,7 @@ class Fleet:
         for manager_id, manager in list(self._managers.items()):
             if manager.silence.is_over_limit(now=now):
                 _logger.error("manager %s has been silent for %g s; giving it up", manager_id, self._silence_limit_s)
-                self._lose(manager_id, f"its manager was silent for {self._silence_limit_s:g} s", now)
+                self._lose(manager_id, f"its manager was silent for {self._silence_limit_s:g} s", now, parting_s=0.0)
 
     def _ping(self, now: float) -> None:
         if now >= self._ping_at:
@@ -297,8 +297,10 @@ class Fleet:
             if handle.pipe is not None:
                 self._links.attach(handle.pipe)
 
-    def _lose(self, manager_id: str, reason: str, now: float, *, expected: bool = False) -> None:
-        """Never believe a manager again. A block that has lost its last one is to end."""
+    def _lose(
+        self, manager_id: str, reason: str, now: float, *, expected: bool = False, parting_s: float = _PARTING_S
+    ) -> None:
+        """Never believe a manager again. A block that has lost its last one is to end, by itself for so long."""
         manager = self._managers.pop(manager_id, None)
         if manager is None:
             return
@@ -310,7 +312,7 @@ class Fleet:
         block = self._here[block_id]
         block.managers.discard(manager_id)
         if not block.managers and block.part_at is None:
-            block.part_at = now + _PARTING_S
+            block.part_at = now + parting_s
 
     # -- managers ------------------------------------------------------------------------------------------------------
 
@@ -374,6 +376,7 @@ class Fleet:
                     spec.result_serializers,
                     _least(wanted.get("memory_bytes"), limits.memory_bytes),
                     _least(wanted.get("max_output_bytes"), limits.output_bytes),
+                    spec.traceparent,
                 )
             )
             bodies.append(self._payload(task))

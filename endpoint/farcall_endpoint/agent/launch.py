@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import logging
@@ -68,51 +69,51 @@ def run_agent(
     :raises FarcallError: when it cannot start, or trying again cannot help.
     """
     slots = expect_workers(config.engine.provider, config.engine.sharing, environment=environment)
-    with directory.lock():
+    with (
+        directory.lock(),
+        contextlib.closing(
+            provider_of(config.engine.provider, environment=environment, script_dir=directory.script_dir)
+        ) as provider,
+        contextlib.closing(Cloud(credentials)) as cloud,
+        contextlib.closing(Spool(directory.spool_file)) as spool,
+        zmq.Context() as context,
+    ):
         keys = directory.read_keys()
-        provider = provider_of(config.engine.provider, environment=environment, script_dir=directory.script_dir)
-        cloud = Cloud(credentials)
-        spool = Spool(directory.spool_file)
-        try:
-            endpoint_id = directory.read_endpoint_id() or _register(directory, config, cloud)
-            able = capabilities()
-            with zmq.Context() as context:
-                poller = zmq.Poller()
-                agent = Agent(
-                    endpoint_id=endpoint_id,
-                    heartbeat_s=config.heartbeat_period,
-                    capabilities=able,
-                    core=_core(config, endpoint_id, slots),
-                    connection=Connection(heartbeat_s=config.heartbeat_period, rng=random.Random()),  # noqa: S311
-                    spool=spool,
-                    uplink=Uplink(context, keys, poller),
-                    make_fleet=_fleet_maker(
-                        directory,
-                        config.engine,
-                        slots=slots,
-                        options=_manager_options(directory, config),
-                        endpoint_id=endpoint_id,
-                        provider=provider,
-                        context=context,
-                    ),
-                    poller=poller,
-                    background=Background(),
-                    transfers=Transfers(),
-                    ask_api=lambda: cloud.connect(
-                        endpoint_id, public_key=keys.public, spool_id=spool.spool_id, capabilities=able
-                    ),
-                    clock=Clock(),
-                    on_connected=on_connected,
-                    on_status=directory.write_status,
-                )
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    signal.signal(number, lambda *_: agent.stop(grace_s=config.shutdown_grace))
-                _logger.info("endpoint %s (%s) starts", directory.name, endpoint_id)
-                agent.run()
-                _logger.info("endpoint %s has ended", directory.name)
-        finally:
-            spool.close()
-            cloud.close()
+        endpoint_id = directory.read_endpoint_id() or _register(directory, config, cloud)
+        able = capabilities()
+        poller = zmq.Poller()
+        agent = Agent(
+            endpoint_id=endpoint_id,
+            heartbeat_s=config.heartbeat_period,
+            capabilities=able,
+            core=_core(config, endpoint_id, slots),
+            connection=Connection(heartbeat_s=config.heartbeat_period, rng=random.Random()),  # noqa: S311
+            spool=spool,
+            uplink=Uplink(context, keys, poller),
+            make_fleet=_fleet_maker(
+                directory,
+                config.engine,
+                slots=slots,
+                options=_manager_options(directory, config),
+                endpoint_id=endpoint_id,
+                provider=provider,
+                context=context,
+            ),
+            poller=poller,
+            background=Background(),
+            transfers=Transfers(),
+            ask_api=lambda: cloud.connect(
+                endpoint_id, public_key=keys.public, spool_id=spool.spool_id, capabilities=able
+            ),
+            clock=Clock(),
+            on_connected=on_connected,
+            on_status=directory.write_status,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: agent.stop(grace_s=config.shutdown_grace))
+        _logger.info("endpoint %s (%s) starts", directory.name, endpoint_id)
+        agent.run()
+        _logger.info("endpoint %s has ended", directory.name)
 
 
 def _register(directory: EndpointDirectory, config: Config, cloud: Cloud) -> str:

@@ -45,6 +45,7 @@ class Links:
 
     :param address: of the socket, for managers on this machine that have no pipe.
     :param network: lets managers on other machines reach it too.
+    :raises ConfigurationError: if no port for that can be had.
     """
 
     def __init__(
@@ -63,7 +64,11 @@ class Links:
         self.options = ["--agent", address]
         self.variables: dict[str, str] = {}
         if network is not None:
-            port, self._guard = bind_to_network(self._socket, keys=network.keys, ports=network.ports)
+            try:
+                port, self._guard = bind_to_network(self._socket, keys=network.keys, ports=network.ports)
+            except BaseException:
+                self._socket.close(linger=0)
+                raise
             self.options = ["--agent", ",".join(f"tcp://{name}:{port}" for name in network.addresses)]
             self.variables = {
                 "FARCALL_FLEET_SERVER_KEY": network.keys.agent.public,

@@ -126,7 +126,8 @@ class Engine(_Submitter):
     :param mem_per_worker_bytes: the same for memory; and no task may use more.
     :param accelerators: names of a node's accelerators, or how many to use of them; each worker gets one to itself.
     :param cpu_affinity: ``block`` binds each worker to neighbouring cores, ``alternating`` to every n-th.
-    :raises ConfigurationError: if the provider cannot be used from here, or not even one worker fits.
+    :raises ConfigurationError: if the provider cannot be used from here, if no port can be had, or if not even one
+        worker fits.
     """
 
     def __init__(
@@ -182,10 +183,10 @@ class Engine(_Submitter):
         self._functions = FunctionTable()
         self._numbers = itertools.count(1)
         self._over = False
+        self._loop.start()
         self._finalizer = weakref.finalize(self, self._loop.stop, cancel=True)  # dropped without shutdown
         self._finalizer.atexit = False
         atexit.register(_end_at_exit, weakref.ref(self))
-        self._loop.start()
 
     def options(
         self,

@@ -7,10 +7,12 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -107,6 +109,8 @@ class EngineLoop:
         self._cancel_wanted = False
         self._kill_at: float | None = None
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Not before: a late call would write into whatever has the number next.
+        weakref.finalize(self, os.close, self._waker).atexit = False
         self._core = AgentCore(
             endpoint_id="",
             policy=POLICIES[options.scheduling](),
@@ -118,11 +122,18 @@ class EngineLoop:
             tells_states=False,
             block_s=options.provider.walltime_s,
         )
-        self._provider = provider_of(options.provider, environment=os.environ, script_dir=options.script_dir)
         self._thread = threading.Thread(target=self._run, name="farcall-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, and the first workers with it."""
+        """Start the thread, and the first workers with it.
+
+        :raises ConfigurationError: if the provider cannot be used from here, or nodes cannot reach this machine.
+        """
+        with contextlib.ExitStack() as belongings:
+            poller = zmq.Poller()
+            poller.register(self._waker, zmq.POLLIN)
+            self._fleet = self._make_fleet(belongings, poller)
+            self._poller, self._belongings = poller, belongings.pop_all()
         self._thread.start()
 
     def is_alive(self) -> bool:
@@ -152,40 +163,41 @@ class EngineLoop:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # the thread has ended
-            os.eventfd_write(self._waker, 1)
+        os.eventfd_write(self._waker, 1)
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="farcall-engine-") as directory, zmq.Context() as context:
-            poller = zmq.Poller()
-            poller.register(self._waker, zmq.POLLIN)
-            fleet = self._make_fleet(context, poller, Path(directory))
+        fleet = self._fleet
+        with self._belongings:
             try:
                 self._core.opened(())
                 while not (self._kill_at is not None and fleet.is_empty):
-                    self._turn(poller, fleet)
+                    self._turn(self._poller, fleet)
             except BaseException as error:
                 _logger.exception("the engine ends because of a defect")
                 self._fail_all(error)
                 raise
             finally:
                 fleet.kill()
-                fleet.close()
-                os.close(self._waker)
 
-    def _make_fleet(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, directory: Path) -> Fleet:
+    def _make_fleet(self, belongings: contextlib.ExitStack, poller: zmq.Poller) -> Fleet:
+        """A fleet; what it needs is given back with ``belongings``."""
         options = self.options
         told = [*options.sharing.options(), "--prefetch", str(options.prefetch)]
         told += ["--working-dir", str(options.working_dir), "--quiet"]
         told += [] if options.batching else ["--no-batching"]
         path = os.pathsep.join([str(options.working_dir) if entry == "" else entry for entry in sys.path])
-        return Fleet(
+        belongings.callback(shutil.rmtree, options.script_dir, ignore_errors=True)
+        directory = belongings.enter_context(tempfile.TemporaryDirectory(prefix="farcall-engine-"))
+        context = belongings.enter_context(zmq.Context())
+        provider = provider_of(options.provider, environment=os.environ, script_dir=options.script_dir)
+        belongings.callback(provider.close)
+        fleet = Fleet(
             context,
             address=f"ipc://{directory}/agent.ipc",
             poller=poller,
-            provider=self._provider,
+            provider=provider,
             blocks=plan_blocks(
                 options.provider,
                 slots=options.workers,
@@ -200,6 +212,8 @@ class EngineLoop:
             demand=self._core.demand,
             batching=options.batching,
         )
+        belongings.callback(fleet.close)
+        return fleet
 
     def _turn(self, poller: zmq.Poller, fleet: Fleet) -> None:
         ready = {source for source, _ in poller.poll(self._timeout_ms(fleet))}

@@ -112,6 +112,7 @@ class BatchProvider:
         self._wake = threading.Event()
         self._over = False
         self._wait_s = _FIRST_POLL_S
+        self._poll_at = 0.0
         script_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._thread = threading.Thread(target=self._work, name="farcall-scheduler", daemon=True)
         self._thread.start()
@@ -145,33 +146,49 @@ class BatchProvider:
         self._wake.set()
 
     def close(self) -> None:
-        """As :meth:`Provider.close`."""
+        """As :meth:`Provider.close`. Waits until unwanted jobs are cancelled, as long as a scheduler may be trusted."""
         self._over = True
         self.wake()
         self._thread.join(self._patience_s)
+        if not self._thread.is_alive():
+            os.close(self._news)
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        self._cancel_leftovers()
+        self._adopt_leftovers()
         while True:
-            while True:
-                try:
-                    block = self._new.get_nowait()
-                except queue.Empty:
-                    break
-                self._blocks.append(block)
-                self._wait_s = _FIRST_POLL_S
-                self._submit(block)
-            self._cancel_unwanted()
+            try:
+                self._turn()
+            except Exception as error:
+                _logger.exception("blocks are given up because of a defect")
+                self._give_up(f"the endpoint failed to speak with the scheduler: {error!r}")
             if self._over:
                 return
-            live = [block for block in self._blocks if block.latest.phase is not Phase.ENDED]
-            if live:
-                self._poll(live)
-            self._wake.wait(self._wait_s if live else None)
+            self._wake.wait(max(0.0, self._poll_at - time.monotonic()) if self._blocks else None)
             self._wake.clear()
+
+    def _turn(self) -> None:
+        """Submit what is new and cancel what is unwanted at once; ask about the others when it is time."""
+        while not self._new.empty():
+            block = self._new.get()
+            self._blocks.append(block)
+            self._wait_s = _FIRST_POLL_S
+            self._poll_at = time.monotonic() + _FIRST_POLL_S
+            self._submit(block)
+        is_time = time.monotonic() >= self._poll_at
+        self._cancel_unwanted(again=is_time)
+        if is_time and self._blocks and not self._over:
+            self._poll_at = time.monotonic() + self._wait_s
             self._wait_s = min(2 * self._wait_s, self._poll_s)
+            self._poll(self._blocks)
+
+    def _give_up(self, reason: str) -> None:
+        """Nothing is known of any block any more. Their jobs are to end, if they live."""
+        for block in list(self._blocks):
+            self._tell(block, BlockStatus(Phase.ENDED, reason))
+            if block.job_id is not None and not block.unwanted:
+                self._adopt(block.job_id)
 
     def _submit(self, block: BatchBlock) -> None:
         if block.unwanted:
@@ -187,11 +204,11 @@ class BatchProvider:
         self._tell(block, BlockStatus(Phase.WAITING, "submitted"))
         self._keep_journal()
 
-    def _cancel_unwanted(self) -> None:
-        unwanted = [block for block in self._blocks if block.unwanted and block.latest.phase is not Phase.ENDED]
+    def _cancel_unwanted(self, *, again: bool) -> None:
+        """Cancel what was not tried yet; ``again`` what the scheduler did not want to cancel."""
+        unwanted = [block for block in self._blocks if block.unwanted and (again or not block.cancels)]
         for block in unwanted:
-            if block.job_id is None:
-                continue
+            assert block.job_id is not None, "a block without a job has ended"
             block.cancels += 1
             try:
                 self._scheduler.cancel([block.job_id])
@@ -248,19 +265,19 @@ class BatchProvider:
             draft.write_text(json.dumps(ids))
             draft.replace(self._journal)
 
-    def _cancel_leftovers(self) -> None:
+    def _adopt_leftovers(self) -> None:
+        """Jobs of an earlier agent, which was killed, are wanted by nobody."""
         try:
             leftovers: Iterable[str] = json.loads(self._journal.read_text())
         except (OSError, ValueError):
             return
         for job_id in leftovers:
-            try:
-                self._scheduler.cancel([job_id])
-            except SchedulerError as error:
-                _logger.debug("job %s of an earlier agent: %s", job_id, error)
-            else:
-                _logger.info("cancelled job %s of an earlier agent", job_id)
-        self._keep_journal()
+            _logger.info("job %s is an earlier agent's, and is to end", job_id)
+            self._adopt(job_id)
+
+    def _adopt(self, job_id: str) -> None:
+        """Take on a job only to cancel it."""
+        self._blocks.append(BatchBlock("given up", self, "", job_id=job_id, unwanted=True))
 
 
 def node_script(command: Sequence[str], *, environment: Mapping[str, str], worker_init: str) -> str:

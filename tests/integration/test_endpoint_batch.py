@@ -1,0 +1,133 @@
+"""Blocks from a batch system that refuses, forgets, or breaks: nothing waits for ever, and no job is left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from farcall_endpoint.providers.batch import BatchBlock, BatchProvider, SchedulerError
+from farcall_endpoint.providers.seam import BlockStatus, Phase
+from farcall_endpoint.testing import wait_until
+
+
+class Moody:
+    """A scheduler whose jobs run at once; calls raise what the test puts in their way."""
+
+    shares_files = False
+
+    def __init__(self) -> None:
+        self.jobs: list[str] = []
+        self.refusals: dict[str, list[Exception]] = {"submit": [], "statuses": [], "cancel": []}
+        self.calls: list[str] = []
+
+    def submit(self, command: str, *, name: str) -> str:
+        self._call("submit")
+        self.jobs.append(name)
+        return name
+
+    def statuses(self, job_ids: Sequence[str]) -> Mapping[str, BlockStatus]:
+        self._call("statuses")
+        return {job_id: BlockStatus(Phase.RUNNING) for job_id in job_ids if job_id in self.jobs}
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        self._call("cancel")
+        for job_id in job_ids:
+            self.jobs.remove(job_id)
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if self.refusals[name]:
+            raise self.refusals[name].pop(0)
+
+
+@pytest.fixture
+def scheduler() -> Moody:
+    return Moody()
+
+
+@pytest.fixture
+def provider(scheduler: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchProvider]:
+    monkeypatch.setattr("farcall_endpoint.providers.batch._FIRST_POLL_S", 0.02)
+    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, poll_s=0.02)
+    yield provider
+    provider.close()
+
+
+@pytest.fixture
+def start(provider: BatchProvider) -> Callable[[str], BatchBlock]:
+    return lambda block_id: provider.start(["python", "manager"], block_id=block_id, environment={})
+
+
+def has(block: BatchBlock, phase: Phase) -> Callable[[], bool]:
+    return lambda: block.status().phase is phase
+
+
+def test_a_burst_of_blocks_does_not_ask_the_scheduler_after_each(
+    scheduler: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farcall_endpoint.providers.batch._FIRST_POLL_S", 600.0)
+    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None)
+    blocks = [provider.start(["python", "manager"], block_id=str(number), environment={}) for number in range(50)]
+    wait_until(lambda: len(scheduler.jobs) == 50)
+    for block in blocks:
+        block.kill()
+    wait_until(lambda: not scheduler.jobs)
+    provider.close()
+    assert scheduler.calls == ["submit"] * 50 + ["cancel"] * 50
+
+
+def test_jobs_of_a_killed_agent_are_cancelled_and_those_that_resist_are_not_forgotten(
+    scheduler: Moody, tmp_path: Path
+) -> None:
+    scheduler.jobs = ["11", "12"]
+    scheduler.refusals["cancel"] = [SchedulerError("not now")]
+    journal = tmp_path / "jobs.json"
+    journal.write_text(json.dumps(scheduler.jobs))
+    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, poll_s=600.0)
+    wait_until(lambda: scheduler.jobs == ["11"])
+    provider.close()
+    assert json.loads(journal.read_text()) == ["11"]
+
+    BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None).close()
+    assert scheduler.jobs == []
+    assert json.loads(journal.read_text()) == []
+
+
+@pytest.mark.parametrize("call", ["submit", "statuses"])
+def test_a_defect_ends_blocks_with_its_reason_and_their_jobs_with_them(
+    scheduler: Moody, start: Callable[[str], BatchBlock], call: str
+) -> None:
+    scheduler.refusals[call] = [TypeError("cannot read this")]
+    block = start("block-1")
+    wait_until(has(block, Phase.ENDED))
+    assert "cannot read this" in block.status().text
+    wait_until(lambda: not scheduler.jobs)
+
+    another = start("block-2")
+    wait_until(has(another, Phase.RUNNING))
+
+
+def test_a_cancel_that_is_refused_is_tried_again(scheduler: Moody, start: Callable[[str], BatchBlock]) -> None:
+    block = start("block-1")
+    wait_until(has(block, Phase.RUNNING))
+    scheduler.refusals["cancel"] = [SchedulerError("not now")] * 2
+    block.kill()
+    wait_until(has(block, Phase.ENDED))
+    assert scheduler.jobs == []
+    assert scheduler.calls.count("cancel") == 3
+
+
+def test_a_job_that_the_scheduler_has_forgotten_has_ended(
+    scheduler: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farcall_endpoint.providers.batch._FIRST_POLL_S", 0.02)
+    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, poll_s=0.02, patience_s=0.1)
+    block = provider.start(["python", "manager"], block_id="block-1", environment={})
+    wait_until(has(block, Phase.RUNNING))
+    scheduler.jobs.clear()
+    wait_until(has(block, Phase.ENDED))
+    assert "knows nothing of job block-1" in block.status().text
+    provider.close()
