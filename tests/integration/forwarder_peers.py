@@ -192,6 +192,7 @@ class Peer:
         self.disconnect()
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
+        socket.sndtimeo = round(1000 * TIMEOUT_S)  # a connection that was refused takes nothing, for ever
         socket.curve_publickey = self.key.public_key.encode()
         socket.curve_secretkey = self.secret_key
         socket.curve_serverkey = forwarder.server_key.encode()
