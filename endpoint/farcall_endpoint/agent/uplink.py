@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -69,9 +70,10 @@ class Uplink:
         self._socket = self._monitor = None
 
     def send(self, envelope: Envelope) -> None:
-        """Send; never blocks."""
+        """Send; never blocks. Lost if the connection has ended, which :meth:`fates` is about to tell."""
         assert self._socket is not None
-        send_frames(self._socket, encode(envelope))
+        with contextlib.suppress(zmq.Again):  # a socket that has lost its one connection takes nothing any more
+            send_frames(self._socket, encode(envelope), flags=int(zmq.NOBLOCK))
 
     def receive(self) -> Iterator[Envelope]:
         """What has come in, up to a limit that leaves others their turn.
