@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import farcall
-from examples import digits, latency, metadata, stills, tomography
+from examples import correlation, digits, latency, metadata, stills, tomography
 from farcall_common.errors import FarcallError, TaskCancelled, TaskFailed, TaskUnknown
 from farcall_common.wire import TaskState
 from farcall_local.control import wipe
@@ -153,6 +153,10 @@ def case_studies(executor: farcall.Executor, results: Results, *, pictures: Path
     with results.step("tomography: preview of a slice") as said:
         pictures.mkdir(parents=True, exist_ok=True)
         said.append(str(tomography.run(executor, pictures / "slice.png")))
+    with results.step("correlation: how fast a sample moves") as said:
+        times = correlation.run(executor)
+        mean = sum(times) / len(times)
+        said.append(f"{mean:.1f} frames, as {len(times)} rings see it; {correlation.RELAXATION_FRAMES:.1f} expected")
 
 
 def wait_until_running(client: farcall.Client, task_id: str, *, within_s: float = 30.0) -> None:

@@ -8,10 +8,11 @@ import importlib.metadata
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -28,11 +29,24 @@ from farcall_endpoint.status import facts_of, render
 
 __all__ = ["main"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+_EXIT_CODES: Final = (
+    "Exit codes: 0 done · 1 not connected (status) · 2 the command line is wrong · 69 the service cannot be reached · "
+    "70 an error of Farcall · 73 in use already · 77 not logged in, or not allowed · 78 a setting is missing or wrong"
+)
+
+app = typer.Typer(no_args_is_help=True, help=__doc__, epilog=_EXIT_CODES)
 _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
 
-Name = Annotated[str, typer.Argument(help="The endpoint's local name.")]
+
+def _names(context: typer.Context) -> list[str]:
+    """For the shell's completion."""
+    home = context.find_root().params.get("config_dir") or find_home(os.environ)
+    return [directory.name for directory in list_endpoints(home)]
+
+
+Name = Annotated[str, typer.Argument(help="The endpoint's local name.", autocompletion=_names)]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,21 +137,26 @@ def restart(
 
 
 @app.command("list")
-def list_(context: typer.Context) -> None:
-    """List the endpoints of this machine."""
-    table = Table("Endpoint ID", "Status", "Endpoint Name", "Note")
-    for directory in list_endpoints(_options(context).home):
-        state = daemon.read_state(directory)
-        table.add_row(state.endpoint_id or "-", state.state, directory.name, escape(state.note))
-    _out.print(table)
+def list_(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the endpoints of this machine; in a pipe, a line with tabs for each."""
+    with _errors():
+        listed = [(directory, daemon.read_state(directory)) for directory in list_endpoints(_options(context).home)]
+        if as_json:
+            _print_json([facts_of(directory.name, state, now=time.time()) for directory, state in listed])
+            return
+        rows = [(state.endpoint_id or "-", state.state, directory.name, state.note) for directory, state in listed]
+        if not sys.stdout.isatty():
+            for row in rows:
+                typer.echo("\t".join(row))
+            return
+        table = Table("Endpoint ID", "Status", "Endpoint Name", "Note")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        _out.print(table)
 
 
 @app.command()
-def status(
-    context: typer.Context,
-    name: Name = "default",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-) -> None:
+def status(context: typer.Context, name: Name = "default", as_json: AsJson = False) -> None:
     """Show how an endpoint is. Exit code 0 if it runs and is connected, 1 if not."""
     with _errors():
         directory = _directory(context, name)
@@ -145,7 +164,7 @@ def status(
         state, now = daemon.read_state(directory), time.time()
         facts = facts_of(name, state, now=now)
         if as_json:
-            _out.print_json(json.dumps(facts))
+            _print_json(facts)
         else:
             _out.print(render(facts, now=now))
     raise typer.Exit(0 if state.state == "Running" else 1)
@@ -239,9 +258,17 @@ def delete(
 
 
 @app.command()
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Show the version."""
-    _out.print(importlib.metadata.version("farcall-endpoint"))
+    number = importlib.metadata.version("farcall-endpoint")
+    if as_json:
+        _print_json({"farcall-endpoint": number})
+    else:
+        typer.echo(number)
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
 
 
 def _start_detached(context: typer.Context, directory: EndpointDirectory, timeout_s: float) -> None:

@@ -23,6 +23,7 @@ def test_every_exit_code_is_explained() -> None:
     codes = {code for _, code in settings.EXIT_CODES}
     rows = {int(code) for code in re.findall(r"^\| (\d+) \|", GUIDE, flags=re.MULTILINE)}
     assert codes < rows
+    assert codes < {int(code) for code in re.findall(r"\b(\d+) ", cli.app.info.epilog or "")}
 
 
 def test_every_command_is_explained() -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import farcall
-from examples import digits, latency, metadata, stills, tomography
+from examples import correlation, digits, latency, metadata, stills, tomography
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 
@@ -43,6 +43,11 @@ def test_tomography(executor: farcall.Executor, tmp_path: Path) -> None:
 
     phantom = resize(shepp_logan_phantom(), preview.shape, anti_aliasing=True)  # type: ignore[no-untyped-call]
     assert np.corrcoef(preview.ravel(), phantom.ravel())[0, 1] > 0.95
+
+
+def test_correlation(executor: farcall.Executor) -> None:
+    times = correlation.run(executor)
+    assert times == pytest.approx([correlation.RELAXATION_FRAMES] * correlation.RINGS, rel=0.1)
 
 
 def test_latency(client: farcall.Client, endpoint: LocalEndpoint) -> None:

@@ -90,10 +90,10 @@ def test_the_life_of_an_endpoint(shell: Shell) -> None:
     assert endpoint_id in shell.ok("list")
     assert "Running" in shell.ok("list")
     assert shell.cloud.end(shell.cloud.submit(abs, -5)).value == 5
+    wait_until(lambda: json.loads(shell.ok("status", "--json"))["managers"] == 1)
     facts = json.loads(shell.ok("status", "--json"))
     assert facts["status"] == "Running"
     assert facts["pid"] == shell.pid()
-    assert facts["managers"] == 1
     assert "Running" in shell.ok("status")
     family = psutil.Process(shell.pid()).children(recursive=True)
     assert len(family) >= 3
@@ -225,10 +225,17 @@ def test_adopting_a_registration(shell: Shell) -> None:
 
 def test_small_commands(shell: Shell) -> None:
     assert shell.ok("version").strip().count(".") == 2
-    assert "Endpoint ID" in shell.ok("list")
+    assert shell.ok("list") == ""
+    assert json.loads(shell.ok("list", "--json")) == []
     assert "no name" in shell.run("configure", "../elsewhere").stderr
     shell.ok("configure", "one")
     assert "configured already" in shell.run("configure", "one").stderr
+    assert shell.ok("list") == "-\tInitialized\tone\t\n"
+    assert [each["name"] for each in json.loads(shell.ok("list", "--json"))] == ["one"]
+    completed = shell.ok(
+        _FARCALL_ENDPOINT_COMPLETE="complete_bash", COMP_WORDS="farcall-endpoint start o", COMP_CWORD="2"
+    )
+    assert completed.split() == ["one"]
     elsewhere = shell.home / "elsewhere"
     shell.ok("--config-dir", str(elsewhere), "configure", "two")
     assert (elsewhere / "endpoints" / "two" / "config.yaml").exists()
