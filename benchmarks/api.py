@@ -29,8 +29,9 @@ from benchmarks.machine import facts
 from farcall_common.store import StoreSettings, open_stores
 from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.app import Application
+from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, proxy_event
+from farcall_lambdas.testing import ALICE
 from farcall_local.tier import LocalTier
 
 #: Processes that accept at once; a Lambda answers one request at a time, so load is processes.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import api, memoization
+from benchmarks import api, memoization, sdk, serialization
 from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
@@ -49,6 +49,9 @@ SECTIONS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "papers": ("engine_papers.json", papers.as_tables),
     "api": ("api.json", api.as_table),
     "memoization": ("memoization.json", memoization.as_table),
+    "memoization-full": ("memoization_full.json", memoization.as_table),
+    "serialization": ("serialization.json", serialization.as_tables),
+    "sdk": ("sdk.json", sdk.as_tables),
     "forwarder": ("forwarder.json", as_markdown),
 }
 

@@ -19,7 +19,7 @@ from farcall_common import wire
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
 from farcall_common.store.tickets import Tickets
 
-__all__ = ["Crowd", "SimulatedClient", "SimulatedEndpoint", "SimulatedPeer"]
+__all__ = ["Crowd", "SimulatedClient", "SimulatedEndpoint", "SimulatedPeer", "Tally"]
 
 _HEARTBEAT_S = 30.0
 _TICKET_S = 3600.0
@@ -51,6 +51,13 @@ class SimulatedPeer:
         raise NotImplementedError
 
 
+@dataclasses.dataclass
+class Tally:
+    """How many ends the database has, of all endpoints: who waits for a number asks after every message."""
+
+    recorded: int = 0
+
+
 @dataclasses.dataclass(eq=False)
 class SimulatedEndpoint(SimulatedPeer):
     """An agent whose workers take no time. While ``is_holding`` it accepts tasks and does not finish them."""
@@ -61,7 +68,7 @@ class SimulatedEndpoint(SimulatedPeer):
     spool_id: str = dataclasses.field(default_factory=wire.new_id)
     spool: dict[str, int] = dataclasses.field(default_factory=dict)
     starts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    recorded: int = 0
+    tally: Tally = dataclasses.field(default_factory=Tally)
 
     def greet(self, ticket: str) -> None:
         held = tuple(wire.HeldTask(task_id=task_id, attempt=attempt) for task_id, attempt in self.spool.items())
@@ -83,7 +90,7 @@ class SimulatedEndpoint(SimulatedPeer):
                 self.is_open = True
                 for ref in forget:
                     self.spool.pop(ref.task_id, None)
-                    self.recorded += 1
+                    self.tally.recorded += 1
                 if self.credit:
                     self.say(wire.Credit(tasks=self.credit))
             case wire.RunTasks(tasks=tasks):
@@ -94,7 +101,7 @@ class SimulatedEndpoint(SimulatedPeer):
                     self.finish([(spec.task_id, spec.attempt) for spec in tasks])
             case wire.ResultsRecorded(tasks=refs):
                 for ref in refs:
-                    self.recorded += self.spool.pop(ref.task_id, None) is not None
+                    self.tally.recorded += self.spool.pop(ref.task_id, None) is not None
             case wire.Refused(error=error):
                 raise RuntimeError(f"refused: {error}")
             case _:
@@ -149,14 +156,16 @@ class Crowd:
         self._poll.close()
         self._context.term()
 
-    def disconnect(self) -> None:
-        """Close every socket without a word."""
-        for descriptor, peer in self._peers.items():
-            self._poll.unregister(descriptor)
-            assert peer.socket is not None
-            peer.socket.close()
-            peer.socket, peer.is_open = None, False
-        self._peers.clear()
+    def disconnect(self, peers: Sequence[SimulatedPeer] | None = None) -> None:
+        """Close the sockets of these, or of all, without a word."""
+        closing = None if peers is None else set(map(id, peers))
+        for descriptor, peer in list(self._peers.items()):
+            if closing is None or id(peer) in closing:
+                self._poll.unregister(descriptor)
+                assert peer.socket is not None
+                peer.socket.close()
+                peer.socket, peer.is_open = None, False
+                del self._peers[descriptor]
 
     def connect(self, peers: Sequence[SimulatedPeer], forwarder: ForwarderInfo) -> None:
         """Connect and greet, all at once; the handshakes happen while :meth:`until` waits."""

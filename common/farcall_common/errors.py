@@ -8,14 +8,15 @@
     │   └── TooManyTasks
     ├── Unauthenticated           no identity
     ├── Forbidden                 an identity without the right
-    ├── NotFound                  FunctionUnknown · EndpointUnknown · TaskUnknown · TaskGroupUnknown · BlobUnknown
+    ├── NotFound                  FunctionUnknown · ContainerUnknown · EndpointUnknown · TaskUnknown · BlobUnknown ·
+    │                             TaskGroupUnknown
     ├── Conflict                  TaskIdReused · EndpointInUse
     ├── LimitExceeded             asked for too much; retry later
     │   ├── RateLimited           too many requests in a short time
     │   ├── QueueFull             too many tasks wait for an endpoint
     │   └── QuotaExceeded         (not by itself: something has to be deleted first)
     ├── Unavailable               a part of the service is away; retry
-    │   └── NoForwarder
+    │   └── NoForwarder       (ForwarderWaking: soon there will be one)
     ├── ProtocolError             a peer sent bytes that PROTOCOL.md does not allow
     │   ├── FrameMalformed
     │   └── VersionUnsupported
@@ -28,6 +29,7 @@
     └── TaskError                 what a task ended with
         ├── TaskPending           (not an end: the result was asked for too early)
         ├── TaskFailed            user code raised
+        │   └── TaskDeadLettered  each attempt took down what ran it: none is left, and nobody tries again by itself
         ├── TaskCancelled
         ├── NodesUnavailable      the endpoint's scheduler gives it no nodes
         └── TaskLost              Farcall cannot say whether the task ran, and may not run it again
@@ -48,6 +50,7 @@ __all__ = [
     "BlobUnknown",
     "ConfigurationError",
     "Conflict",
+    "ContainerUnknown",
     "DeserializationError",
     "EndpointInUse",
     "EndpointUnknown",
@@ -56,6 +59,7 @@ __all__ = [
     "Fault",
     "Fenced",
     "Forbidden",
+    "ForwarderWaking",
     "FrameMalformed",
     "FunctionUnknown",
     "InvalidRequest",
@@ -73,6 +77,7 @@ __all__ = [
     "SerializationError",
     "SessionRefused",
     "TaskCancelled",
+    "TaskDeadLettered",
     "TaskError",
     "TaskFailed",
     "TaskGroupUnknown",
@@ -119,6 +124,8 @@ class ErrorRecord:
     stderr_tail: str | None = None
     attempt: int | None = None
     endpoint_id: str | None = None
+    #: Of a dead letter: how each of its attempts ended.
+    reasons: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object; optional fields that are not set are left out."""
@@ -137,6 +144,7 @@ class ErrorRecord:
         values = {key: value for key, value in data.items() if key in known}
         values["code"], values["message"] = str(data["code"]), str(data["message"])
         values["fault"] = Fault(values.get("fault", Fault.US))
+        values["reasons"] = tuple(map(str, values["reasons"])) if values.get("reasons") else None
         return cls(**values)
 
 
@@ -157,7 +165,7 @@ class FarcallError(Exception):
         record: ErrorRecord | None = None,
     ) -> None:
         super().__init__(message)
-        self.record = record or ErrorRecord(
+        self.record: ErrorRecord = record or ErrorRecord(
             code=self.code,
             message=message,
             hint=self.default_hint if hint is None else hint,
@@ -199,13 +207,13 @@ class TooManyTasks(InvalidRequest):
 class Unauthenticated(FarcallError):
     code = "UNAUTHENTICATED"
     fault = Fault.CALLER
-    default_hint = "Set FARCALL_TOKEN, or run `farcall local up` for a tier of your own."
+    default_hint = "Log in with `farcall login`, set FARCALL_TOKEN, or run `farcall local up` for a tier of your own."
 
 
 class Forbidden(FarcallError):
     code = "FORBIDDEN"
     fault = Fault.CALLER
-    default_hint = "Ask the owner for a grant."
+    default_hint = "Only its owner may, unless it is public: ask for that."
 
 
 class NotFound(FarcallError):
@@ -215,12 +223,17 @@ class NotFound(FarcallError):
 
 class FunctionUnknown(NotFound):
     code = "FUNCTION_UNKNOWN"
-    default_hint = "Register the function first, or look it up with `farcall functions`."
+    default_hint = "Register the function first, or look it up with `farcall functions search`."
+
+
+class ContainerUnknown(NotFound):
+    code = "CONTAINER_UNKNOWN"
+    default_hint = "Register the container first, or look it up with `farcall containers ls`."
 
 
 class EndpointUnknown(NotFound):
     code = "ENDPOINT_UNKNOWN"
-    default_hint = "`farcall endpoints` lists the endpoints that you may use."
+    default_hint = "`farcall endpoints ls` lists the endpoints that you may use."
 
 
 class TaskUnknown(NotFound):
@@ -283,6 +296,11 @@ class Unavailable(FarcallError):
 class NoForwarder(Unavailable):
     code = "NO_FORWARDER"
     default_hint = "No forwarder is running yet; the connection is tried again."
+
+
+class ForwarderWaking(NoForwarder):
+    code = "FORWARDER_WAKING"
+    default_hint = "Nothing needs to be done: it is tried again until the forwarder is there, about a minute from now."
 
 
 class ProtocolError(FarcallError):
@@ -348,6 +366,10 @@ class TaskPending(TaskError):
 
 class TaskFailed(TaskError):
     code = "TASK_FAILED"
+
+
+class TaskDeadLettered(TaskFailed):
+    code = "TASK_DEAD_LETTERED"
 
 
 class TaskCancelled(TaskError):

@@ -273,7 +273,7 @@ def _print_json(value: object) -> None:
 
 def _start_detached(context: typer.Context, directory: EndpointDirectory, timeout_s: float) -> None:
     options = _options(context)
-    pid = daemon.start_detached(directory, home=options.home, debug=options.debug, timeout_s=timeout_s)
+    pid = daemon.start_detached(directory, home=options.home, debug=options.debug, timeout_s=timeout_s, tell=_err.print)
     _out.print(f"[bold]{directory.name}[/] is connected: endpoint {directory.read_endpoint_id()}, process {pid}")
 
 

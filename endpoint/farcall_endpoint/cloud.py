@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import httpx
 
 from farcall_common.errors import (
     ConfigurationError,
+    EndpointUnknown,
     ErrorRecord,
     FarcallError,
     Fault,
@@ -18,10 +20,11 @@ from farcall_common.errors import (
     Unavailable,
     error_from_record,
 )
+from farcall_common.login import Bearer, KeptLogin
 from farcall_common.wire import Capabilities
 from farcall_endpoint.settings import Credentials
 
-__all__ = ["Cloud", "ConnectAnswer"]
+__all__ = ["Cloud", "ConnectAnswer", "authorization_of"]
 
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
 
@@ -39,11 +42,7 @@ class Cloud:
     """A client of the API. May be used from several threads."""
 
     def __init__(self, credentials: Credentials) -> None:
-        self._client = httpx.Client(
-            base_url=credentials.api_url,
-            headers={"Authorization": f"Bearer {credentials.token}"},
-            timeout=_TIMEOUT,
-        )
+        self._client = httpx.Client(base_url=credentials.api_url, auth=authorization_of(credentials), timeout=_TIMEOUT)
 
     def close(self) -> None:
         """Give back the connections."""
@@ -61,6 +60,7 @@ class Cloud:
     def connect(self, endpoint_id: str, *, public_key: str, spool_id: str, capabilities: Capabilities) -> ConnectAnswer:
         """Ask for forwarders and a ticket, and let the key speak for the endpoint.
 
+        :raises EndpointUnknown: if there is no such endpoint (any more).
         :raises FarcallError: what the API answers, or Unavailable.
         """
         body = {
@@ -71,7 +71,14 @@ class Cloud:
             "serializers": list(capabilities.serializers),
         }
         with _believing("a connect request"):
-            answer = self._call("POST", f"/v3/endpoints/{endpoint_id}/connect", body)
+            try:
+                answer = self._call("POST", f"/v3/endpoints/{endpoint_id}/connect", body)
+            except EndpointUnknown as error:
+                raise EndpointUnknown(
+                    f"The deployment does not know endpoint {endpoint_id}: it was deleted there, or the deployment was "
+                    "restored from before it was registered.",
+                    hint="Move endpoint.json out of the endpoint's directory and start it: it is registered anew.",
+                ) from error
             forwarders = tuple((str(item["address"]), str(item["server_key"])) for item in answer["forwarders"])
             return ConnectAnswer(forwarders, str(answer["ticket"]), float(answer["ticket_expires_at"]))
 
@@ -92,6 +99,13 @@ class Cloud:
         if response.is_success:
             return _object(response)
         raise _error_of(response)
+
+
+def authorization_of(credentials: Credentials) -> httpx.Auth:
+    """What says in each request who asks: a login that is renewed by itself, or a token that is always the same."""
+    if credentials.login is not None:
+        return KeptLogin(credentials.login, environ=os.environ)
+    return Bearer(credentials.token)
 
 
 @contextlib.contextmanager

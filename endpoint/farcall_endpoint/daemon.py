@@ -9,13 +9,13 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import psutil
 
-from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, Unavailable
+from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, ForwarderWaking, Unavailable
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory
 from farcall_endpoint.logs import tail
 
@@ -32,6 +32,8 @@ __all__ = [
 
 STOP_MARGIN_S = 15.0
 """Seconds for an orderly end, beside what running tasks get."""
+
+_WAKING_S = 120.0
 
 _LOG_LINES = 5
 _LOG_BYTES = 4096
@@ -82,8 +84,12 @@ def agent_command(directory: EndpointDirectory, *, home: Path, options: Sequence
     return [sys.executable, "-P", "-m", "farcall_endpoint.agent", directory.name, "--home", str(home), *options]
 
 
-def start_detached(directory: EndpointDirectory, *, home: Path, debug: bool, timeout_s: float) -> int:
+def start_detached(
+    directory: EndpointDirectory, *, home: Path, debug: bool, timeout_s: float, tell: Callable[[str], None]
+) -> int:
     """Start an agent that outlives this process, and wait until it is connected; its process id.
+
+    A forwarder that has to be woken gets two minutes more, and ``tell`` is told why it takes so long.
 
     :raises StartFailed: with its own words if it ended.
     :raises Unavailable: if it was not connected in time; it was ended then.
@@ -103,11 +109,15 @@ def start_detached(directory: EndpointDirectory, *, home: Path, debug: bool, tim
         )
         os.close(writable)
         waiting, _, _ = select.select([ready], [], [], timeout_s)
+        if not waiting and ForwarderWaking.code in _trouble(directory):
+            tell(_trouble(directory))
+            timeout_s += _WAKING_S
+            waiting, _, _ = select.select([ready], [], [], _WAKING_S)
         line = ready.readline() if waiting else b""
     if line and json.loads(line).get("connected"):
         return process.pid
     if not waiting:
-        trouble = directory.read_status().get("trouble") or "it said nothing"
+        trouble = _trouble(directory)
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_MARGIN_S)
@@ -122,6 +132,11 @@ def start_detached(directory: EndpointDirectory, *, home: Path, debug: bool, tim
         str(json.loads(line)["error"]) if line else _last_words(directory, said_before),
         exit_code=code or os.EX_SOFTWARE,
     )
+
+
+def _trouble(directory: EndpointDirectory) -> str:
+    """Why the agent has no connection, in its own words."""
+    return str(directory.read_status().get("trouble") or "it said nothing")
 
 
 def stop_agent(directory: EndpointDirectory, *, grace_s: float) -> bool:

@@ -97,13 +97,15 @@ def limit_invalid(name: str, value: object) -> ErrorRecord:
     return ErrorRecord(
         "LIMIT_INVALID",
         f"The resource specification gives {name} as {value!r}.",
-        hint="A limit is a number of bytes above 0.",
+        hint="It is a whole number above 0.",
         fault=Fault.CALLER,
     )
 
 
-def worker_died(reason: str, *, starts: int, stdout_tail: str = "", stderr_tail: str = "") -> ErrorRecord:
-    """The task took its worker process down in each of its ``starts``."""
+def worker_died(
+    reason: str, *, starts: int, reasons: tuple[str, ...] = (), stdout_tail: str = "", stderr_tail: str = ""
+) -> ErrorRecord:
+    """The task took its worker process down in each of its ``starts``, for these ``reasons``."""
     times = "" if starts == 1 else f", {starts} times in a row"
     return ErrorRecord(
         "WORKER_DIED",
@@ -112,6 +114,7 @@ def worker_died(reason: str, *, starts: int, stdout_tail: str = "", stderr_tail:
         fault=Fault.USER_CODE,
         stdout_tail=stdout_tail or None,
         stderr_tail=stderr_tail or None,
+        reasons=reasons or None,
     )
 
 
@@ -181,6 +184,6 @@ def result_not_serializable(record: ErrorRecord) -> ErrorRecord:
         record,
         code="RESULT_NOT_SERIALIZABLE",
         message=f"The function returned, but its result cannot be sent: {record.message}",
-        hint=record.hint or "Return plain data, and keep open files, connections and locks inside the function.",
+        hint="Return plain data, and keep open files, connections and locks inside the function.",
         fault=Fault.USER_CODE,
     )

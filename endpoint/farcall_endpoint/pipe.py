@@ -40,6 +40,8 @@ _MAX_HANDED_ON: Final = 60
 _COUNT: Final = struct.Struct("<I")
 _PLACE: Final = struct.Struct("<IQ")
 """Where a frame is: the number of its memory file in the packet, and the byte at which it begins."""
+_ALIGNMENT_BYTES: Final = 64
+"""Large frames begin at its multiples: what is in them may be used where it is."""
 _LEAD_BYTES: Final = _COUNT.size + (8 + _PLACE.size) * _MAX_FRAMES
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
 
@@ -145,10 +147,11 @@ def _pack(frames: Sequence[Frame]) -> tuple[bytes, list[MemoryFile]]:
             inline.append(frame)
             lengths.append(length)
         else:
-            outside.append(frame)
+            gap = -outside_at % _ALIGNMENT_BYTES
+            outside += [bytes(gap), frame]
             lengths.append(-length)
-            places.append(_PLACE.pack(0, outside_at))
-            outside_at += length
+            places.append(_PLACE.pack(0, outside_at + gap))
+            outside_at += gap + length
     packet = b"".join((struct.pack(f"<I{len(lengths)}q", len(lengths), *lengths), *places, *inline))
     if not places:
         return packet, []

@@ -58,6 +58,10 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # -- agent to manager --------------------------------------------------------------------------------------------------
 
 
+RANKS: Final = ("num_nodes", "ranks_per_node", "num_ranks")
+"""How a resource specification calls the numbers of ``TaskOrder.ranks``."""
+
+
 class TaskOrder(_Part, frozen=True):
     """One attempt to run, and its limits. ``result_serializers`` are the submitter's choice, may be empty."""
 
@@ -69,6 +73,9 @@ class TaskOrder(_Part, frozen=True):
     result_serializers: tuple[str, ...] = ()
     memory_bytes: int | None = None
     max_output_bytes: int | None = None
+    traceparent: str = ""
+    keep_output: bool = False
+    ranks: tuple[int | None, int | None, int | None] | None = None
 
 
 class RunTasks(_Message, frozen=True):
@@ -140,6 +147,7 @@ class Finished(_Part, frozen=True):
     error: dict[str, Any] | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    details: dict[str, Any] | None = None
 
 
 class Died(_Part, frozen=True):

@@ -18,6 +18,7 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from farcall_common.login_file import login_at
 
 __all__ = ["EXIT_CODES", "Credentials", "exit_code", "find_home", "read_credentials", "stored_values"]
 
@@ -38,6 +39,8 @@ class Credentials:
 
     api_url: str
     token: str = dataclasses.field(repr=False)
+    #: The file with a login, whose token is used and renewed instead.
+    login: Path | None = None
 
 
 def find_home(environ: Mapping[str, str]) -> Path:
@@ -46,9 +49,9 @@ def find_home(environ: Mapping[str, str]) -> Path:
 
 
 def read_credentials(environ: Mapping[str, str], *, home: Path) -> Credentials:
-    """Environment before ``config.toml`` in the home directory.
+    """Environment before a login at that API before ``config.toml`` in the home directory.
 
-    :raises ConfigurationError: if neither says it, or the file cannot be read.
+    :raises ConfigurationError: if none of them says it, or a file cannot be read.
     """
     path = home / "config.toml"
     stored: dict[str, Any] = {}
@@ -58,14 +61,16 @@ def read_credentials(environ: Mapping[str, str], *, home: Path) -> Credentials:
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"{path} cannot be read: {error}.") from error
     api_url = environ.get("FARCALL_API_URL") or stored.get("api_url")
-    token = environ.get("FARCALL_TOKEN") or stored.get("token")
-    if not api_url or not token:
+    token = environ.get("FARCALL_TOKEN")
+    login = login_at(str(api_url), home) if api_url and not token else None
+    token = token or ("" if login else stored.get("token"))
+    if not api_url or (not token and login is None):
         missing = "address of the API" if not api_url else "token"
         raise ConfigurationError(
             f"The {missing} is not known.",
-            hint=f"Set FARCALL_API_URL and FARCALL_TOKEN, write {path}, or run `farcall local up`.",
+            hint=f"Set FARCALL_API_URL and FARCALL_TOKEN, write {path}, or run `farcall login` or `farcall local up`.",
         )
-    return Credentials(str(api_url).rstrip("/"), str(token))
+    return Credentials(str(api_url).rstrip("/"), str(token), login)
 
 
 def stored_values(home: Path) -> list[tuple[str, str]]:

@@ -39,8 +39,8 @@ class MemoryFile:
         return memory
 
     def view(self) -> memoryview:
-        """Its bytes, which live for as long as the view does."""
-        return memoryview(mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ))
+        """Its bytes, which live for as long as the view does. Who writes into it changes a copy of his own."""
+        return memoryview(mmap.mmap(self.descriptor, 0, flags=mmap.MAP_PRIVATE))
 
 
 class SharedBytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import gc
 import logging
 import os
 import signal
@@ -11,6 +13,7 @@ import sys
 from farcall_common.errors import ConfigurationError
 from farcall_common.store.settings import StoreSettings, open_stores
 from farcall_forwarder import logs
+from farcall_forwarder.adapters.door import allow_connections
 from farcall_forwarder.service import Service
 from farcall_forwarder.settings import Settings
 
@@ -22,6 +25,9 @@ else:
     new_event_loop = uvloop.new_event_loop
 
 _DATABASE_CONNECTIONS = 6
+#: Allocations between two looks for garbage in cycles. What tasks leave is in none, so that references are counted and
+#: little is found; but each look at the oldest generation goes over every connection and every task under way.
+_GC_THRESHOLDS = (50_000, 20, 100)
 
 
 async def _serve(service: Service) -> None:
@@ -36,10 +42,13 @@ def main() -> int:
     try:
         settings = Settings.read(sys.argv[1:], os.environ)
         logs.set_up(settings.log_level)
+        settings = dataclasses.replace(settings, max_connections=allow_connections(settings.max_connections))
         stores = open_stores(StoreSettings.from_environment(os.environ), max_connections=_DATABASE_CONNECTIONS)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    gc.freeze()  # modules and settings stay
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve(Service(settings, settings.policy, stores)))

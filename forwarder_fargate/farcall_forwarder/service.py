@@ -47,6 +47,7 @@ class Service:
         #: What the ready file says; empty until peers can connect.
         self.ready: Mapping[str, str] = {}
         self._shell: Shell | None = None
+        self._port = 0
 
     async def run(self) -> None:
         """Serve until :meth:`drain`, and until that is done. Any error that nobody expected ends it, loudly."""
@@ -79,13 +80,19 @@ class Service:
         authenticator = Authenticator(context, lookup=look_up, clock=time.monotonic)
         stack.callback(authenticator.close)
         router = Router(
-            context, host=settings.host, port=settings.port, secret_key=secret_key, backlog_bytes=_BACKLOG_BYTES
+            context,
+            host=settings.host,
+            port=settings.port,
+            secret_key=secret_key,
+            backlog_bytes=_BACKLOG_BYTES,
+            max_connections=settings.max_connections,
         )
         stack.callback(router.close)
+        self._port = router.port
         core = Forwarder(
             self._policy,
             forwarder_id=self.forwarder_id,
-            address=f"tcp://{settings.advertised_host}:{router.port}",
+            address=settings.address(router.port),
             server_key=public_key.decode(),
             tickets=stores.tickets,
             chance=Chance(),
@@ -108,7 +115,8 @@ class Service:
         info = shell.info
         self.ready = {
             "address": info.address,
-            "health_url": f"http://{self._settings.advertised_host}:{health_port}/healthz",
+            "port": str(self._port),
+            "health_url": f"http://{self._settings.local_host}:{health_port}/healthz",
             "server_key": info.server_key,
             "forwarder_id": info.forwarder_id,
         }

@@ -6,7 +6,9 @@ variable, argument                 meaning                                      
 ``FARCALL_FORWARDER_HOST``         address to bind, ``--host``                            ``0.0.0.0``
 ``FARCALL_FORWARDER_PORT``         port for peers, 0 = any, ``--port``                    55001
 ``FARCALL_FORWARDER_HEALTH_PORT``  port of ``/healthz``, 0 = any, ``--health-port``       8080
-``FARCALL_FORWARDER_ADVERTISE``    host that peers are given, ``--advertise``             the bound one
+``FARCALL_FORWARDER_ADVERTISE``    host that peers are given, ``--advertise``; with       the bound one
+                                   ``:port`` where a load balancer has another port
+``FARCALL_FORWARDER_CONNECTIONS``  peers that may be connected at once                    10000
 ``FARCALL_FORWARDER_KEY_SEED``     a secret that forwarders behind one address share;     a key pair of
                                    their CURVE key pair is made from it                   its own
 ``FARCALL_FORWARDER_READY_FILE``   JSON is put here once peers can connect,               none
@@ -26,6 +28,7 @@ import argparse
 import dataclasses
 import logging
 import math
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,6 +51,7 @@ class Settings:
     port: int = 55001
     health_port: int = 8080
     advertise: str = ""
+    max_connections: int = 10_000
     key_seed: str = dataclasses.field(default="", repr=False)
     ready_file: Path | None = None
     drain_s: float = 20.0
@@ -81,6 +85,11 @@ class Settings:
             port=_number("port", value("port", cls.port), limit=65535),
             health_port=_number("health port", value("health_port", cls.health_port), limit=65535),
             advertise=value("advertise", ""),
+            max_connections=_number(
+                "number of connections",
+                environ.get("FARCALL_FORWARDER_CONNECTIONS", str(cls.max_connections)),
+                limit=10**6,
+            ),
             key_seed=key_seed,
             ready_file=Path(ready_file) if ready_file else None,
             drain_s=_seconds("drain time", value("drain_s", cls.drain_s)),
@@ -102,11 +111,17 @@ class Settings:
         )
 
     @property
-    def advertised_host(self) -> str:
-        """What peers are told to connect to: as set, or the bound address, or this machine's own if that is "any"."""
-        if self.advertise or self.host not in _ANY:
-            return self.advertise or self.host
-        return socket.gethostbyname(socket.gethostname())
+    def local_host(self) -> str:
+        """Where programs of this machine reach us."""
+        return "127.0.0.1" if self.host in _ANY else self.host
+
+    def address(self, port: int) -> str:
+        """What peers are told to connect to, ``port`` being ours: as set, or where we listen, which is this machine's
+        own address if that is "any"."""
+        host = self.advertise or self.host
+        if host in _ANY:
+            host = socket.gethostbyname(socket.gethostname())
+        return f"tcp://{host}" if re.search(r":\d+$", host) else f"tcp://{host}:{port}"
 
 
 def _number(name: str, text: str, *, limit: int) -> int:

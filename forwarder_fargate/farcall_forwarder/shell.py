@@ -13,8 +13,10 @@ from typing import Any, Final
 from farcall_common.errors import ProtocolError
 from farcall_common.store.model import ForwarderInfo, SharedEnds
 from farcall_common.wire import decode, encode, new_id
+from farcall_forwarder.adapters.memory import release_free_memory
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.router import Inbound, Router, Trouble
+from farcall_forwarder.adapters.together import Together
 from farcall_forwarder.adapters.zap import Authenticator
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
@@ -25,6 +27,8 @@ __all__ = ["Chance", "Shell"]
 
 #: Messages that are taken from the socket before anything is done about them.
 _BATCH: Final = 500
+#: Endpoints whose tasks are leased, or whose leases are prolonged, in one round trip.
+_TOGETHER: Final = 64
 #: A ROUTER does not say which peer can take more; those that could not are tried again this often.
 _BACKLOG_RETRY_S: Final = 0.005
 #: After a drain, store steps that are still under way have this long.
@@ -53,6 +57,8 @@ class Shell:
         self._pool = pool
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._steps: set[asyncio.Task[None]] = set()
+        self._leases: Together[do.LeaseTasks] = Together(pool.lease, limit=_TOGETHER)
+        self._upkeep: Together[do.KeepEndpoint] = Together(pool.keep, limit=_TOGETHER)
         self._rearm = asyncio.Event()
         self._has_backlog = asyncio.Event()
         self._deadline = 0.0
@@ -67,7 +73,15 @@ class Shell:
     async def run(self) -> None:
         """Serve until the core has drained. An error in any part ends all of them."""
         async with asyncio.TaskGroup() as group:
-            loops = (self._authenticator.run(), self._serve_peers(), self._serve_backlogs(), self._keep_time())
+            loops = (
+                self._authenticator.run(),
+                self._router.door.run(),
+                self._serve_peers(),
+                self._serve_backlogs(),
+                self._keep_time(),
+                self._leases.run(self._handle),
+                self._upkeep.run(self._handle),
+            )
             self._group = group
             tasks = [group.create_task(loop) for loop in loops]
             try:
@@ -154,11 +168,17 @@ class Shell:
                 return self._router.send(routing_id, encode(envelope))
             case do.DropBacklog(routing_id=routing_id):
                 self._router.drop(routing_id)
+            case do.LeaseTasks():
+                self._leases.add(action)
+            case do.KeepEndpoint():
+                self._upkeep.add(action)
             case do.StoreStep():
                 assert self._group is not None, "nothing happens before run() does"
                 task = self._group.create_task(self._step(action))
                 self._steps.add(task)
                 task.add_done_callback(self._steps.discard)
+            case do.ReleaseMemory():
+                release_free_memory()
             case do.Note(message=message, fields=fields):
                 _logger.info(message, extra=dict(fields))
             case _:
@@ -174,7 +194,14 @@ class Shell:
         status = self._core.status()
         is_degraded = self._pool.is_degraded
         word = "draining" if status.draining else "degraded" if is_degraded else "ok"
-        refused = {"keys": self._authenticator.refused, "routing_ids": self._router.dropped}
+        door = self._router.door
+        refused = {
+            "keys": self._authenticator.refused,
+            "routing_ids": self._router.dropped,
+            "silent": door.silenced,
+            "crowded_out": door.crowded_out,
+            "endless": door.endless,
+        }
         return word == "ok", {"status": word, "refused": refused, **dataclasses.asdict(status)}
 
 

@@ -31,6 +31,7 @@ def add_stacks(app: cdk.App, deployment: Deployment) -> None:
             api=api.web_api.api,
             api_function=api.function,
             reconciler=api.reconciler,
+            canary=api.canary,
             forwarder=forwarder.service,
             forwarder_logs=forwarder.log_group,
             database=stores.database.instance,

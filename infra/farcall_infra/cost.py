@@ -7,11 +7,13 @@ error and never free: a template that grew something expensive would else pass f
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from farcall_common.errors import ConfigurationError
+from farcall_infra.deployment import SLEEPS_TAG
 from farcall_infra.prices import Prices
 
 __all__ = ["Bill", "Item", "idle_bill", "price_per_million_tasks"]
@@ -64,7 +66,7 @@ def idle_bill(templates: Mapping[str, Template], prices: Prices) -> Bill:
                 raise _unpriced(f"{stack}/{name}, a {kind}")
             items += (Item(stack, what, usd) for what, usd in _PRICERS[kind](resource["Properties"], template, prices))
     items += (Item("all stacks", what, usd) for what, usd in _by_number(counts, prices))
-    return Bill(tuple(item for item in items if item.usd > 0))
+    return Bill(tuple(items))
 
 
 def price_per_million_tasks(
@@ -115,6 +117,8 @@ def _queue(properties: Properties, _template: Template, prices: Prices) -> _Line
 
 def _service(properties: Properties, template: Template, prices: Prices) -> _Lines:
     tasks = int(properties["DesiredCount"])
+    if not tasks:
+        return
     task = template["Resources"][properties["TaskDefinition"]["Ref"]]["Properties"]
     if task["RuntimePlatform"]["CpuArchitecture"] != "ARM64":
         raise _unpriced("Fargate on anything but ARM64")
@@ -123,10 +127,17 @@ def _service(properties: Properties, template: Template, prices: Prices) -> _Lin
     vcpu, gib = int(task["Cpu"]) / _UNITS_PER_VCPU, int(task["Memory"]) / _MIB_PER_GIB
     hourly = vcpu * prices.fargate.cpu_usd_per_hour + gib * prices.fargate.memory_usd_per_gib_hour
     share = prices.fargate.spot_share if spot else 1.0
-    name = "Fargate Spot" if spot else "Fargate"
-    yield f"{name}, {tasks} x {vcpu:g} vCPU and {gib:g} GiB", tasks * share * hourly * prices.hours_per_month
-    if properties["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"] == "ENABLED":
-        yield f"{tasks} x public IPv4 address of a task", tasks * _address(prices)
+    name = f"{'Fargate Spot' if spot else 'Fargate'}, {tasks} x {vcpu:g} vCPU and {gib:g} GiB"
+    usd = tasks * share * hourly * prices.hours_per_month
+    public = properties["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"] == "ENABLED"
+    address_usd = tasks * _address(prices) if public else 0.0
+    if any(tag["Key"] == SLEEPS_TAG for tag in properties.get("Tags", [])):
+        awake_usd = (usd + address_usd) / prices.hours_per_month
+        yield f"{name}, public IPv4 address: asleep; ${awake_usd:.3f} for each hour awake", 0.0
+        return
+    yield name, usd
+    if public:
+        yield f"{tasks} x public IPv4 address of a task", address_usd
 
 
 def _elastic_address(_properties: Properties, _template: Template, prices: Prices) -> _Lines:
@@ -143,7 +154,7 @@ def _balancer(properties: Properties, _template: Template, prices: Prices) -> _L
 def _endpoint(properties: Properties, _template: Template, _prices: Prices) -> _Lines:
     if properties["VpcEndpointType"] != "Gateway":
         raise _unpriced(f"a VPC endpoint of type {properties['VpcEndpointType']}")
-    yield "gateway endpoint", 0.0
+    yield from ()  # it is free
 
 
 def _secret(_properties: Properties, _template: Template, prices: Prices) -> _Lines:
@@ -151,12 +162,14 @@ def _secret(_properties: Properties, _template: Template, prices: Prices) -> _Li
 
 
 def _schedule(properties: Properties, template: Template, prices: Prices) -> _Lines:
-    if properties["ScheduleExpression"] != "rate(1 minute)":
+    rate = re.fullmatch(r"rate\((\d+) minutes?\)", properties["ScheduleExpression"])
+    if rate is None:
         raise _unpriced(f"a schedule of {properties['ScheduleExpression']}")
-    runs = prices.hours_per_month * _MINUTES_PER_HOUR
+    runs = prices.hours_per_month * _MINUTES_PER_HOUR / int(rate[1])
     for target in properties["Targets"]:
         function = template["Resources"][target["Arn"]["Fn::GetAtt"][0]]["Properties"]
-        gb_s = runs * prices.idle.run_s * function["MemorySize"] / _MIB_PER_GIB
+        run_s = prices.idle.canary_s if ".canary." in function["Handler"] else prices.idle.run_s
+        gb_s = runs * run_s * function["MemorySize"] / _MIB_PER_GIB
         usd = runs / _MILLION * prices.functions.request_usd_per_million + gb_s * prices.functions.usd_per_gb_second
         yield f"runs of {function['Handler'].split('.')[-2]}", usd
         yield "their logs", runs * prices.idle.log_bytes_per_run / _GB * prices.watching.log_usd_per_gb
@@ -188,7 +201,8 @@ def _by_number(counts: Counter[str], prices: Prices) -> _Lines:
         (_ALARMS, "alarms", watching.free_alarms, watching.alarm_usd_per_month),
         (_DASHBOARDS, "dashboards", watching.free_dashboards, watching.dashboard_usd_per_month),
     ):
-        yield f"{counts[kind]} {what}, {free} of them free", max(0, counts[kind] - free) * usd
+        if counts[kind] > free:
+            yield f"{counts[kind]} {what}, {free} of them free", (counts[kind] - free) * usd
 
 
 # -- shared ------------------------------------------------------------------------------------------------------------

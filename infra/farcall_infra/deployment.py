@@ -16,10 +16,12 @@ from farcall_common.errors import ConfigurationError
 from farcall_infra.bundles import ARM64, HOST, WheelPlatform
 from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile, setting_names
 
-__all__ = ["STACKS", "TARGETS", "Deployment", "Target", "deployment_from_context", "stack_name"]
+__all__ = ["SLEEPS_TAG", "STACKS", "TARGETS", "Deployment", "Target", "deployment_from_context", "stack_name"]
 
 #: The stacks of a deployment, in the order in which they are made.
 STACKS: Final = ("network", "data", "api", "forwarder", "observability")
+#: The tag of a service that ends while nobody uses it; the price of doing nothing depends on it.
+SLEEPS_TAG: Final = "farcall:sleeps"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,16 +30,15 @@ class Target:
 
     ``wheels`` is the platform whose binary wheels go into the bundles, ``store_tls`` is encryption on the way to
     database and queue, ``ipv6`` lets what is in the private subnets call AWS (there is no NAT for IPv4),
-    ``load_balancer`` is whether a profile that wants one gets it, ``dev_tokens`` puts fixed tokens in the place of
-    Globus Auth, ``checked`` has cdk-nag look at the result, ``observed`` adds the stack of alarms and dashboard, and
-    ``deletable`` lets everything, data included, go with the stack.
+    ``dev_tokens`` puts fixed tokens in the place of Globus Auth, ``checked`` has cdk-nag look at the result,
+    ``observed`` adds the stack of alarms and dashboard, and ``deletable`` lets everything, data included, go with the
+    stack.
     """
 
     name: str
     wheels: WheelPlatform
     store_tls: bool
     ipv6: bool
-    load_balancer: bool
     dev_tokens: bool
     checked: bool
     observed: bool
@@ -50,20 +51,18 @@ TARGETS: Final = {
         wheels=ARM64,
         store_tls=True,
         ipv6=True,
-        load_balancer=True,
         dev_tokens=False,
         checked=True,
         observed=True,
         deletable=False,
     ),
-    # The wheels of PostgreSQL and Valkey have no TLS, LocalStack's CloudFormation has no Fn::Cidr, its core has no load
-    # balancers, dashboards or budgets, and there is no Globus offline.
+    # The wheels of PostgreSQL and Valkey have no TLS, LocalStack's CloudFormation has no Fn::Cidr, its core has no
+    # dashboards or budgets, and there is no Globus offline.
     "localstack": Target(
         "localstack",
         wheels=HOST,
         store_tls=False,
         ipv6=False,
-        load_balancer=False,
         dev_tokens=True,
         checked=False,
         observed=False,
@@ -79,11 +78,6 @@ class Deployment:
     name: str
     profile: Profile
     target: Target
-
-    @property
-    def load_balancer(self) -> bool:
-        """Whether peers reach the forwarder through a load balancer."""
-        return self.profile.network.load_balancer and self.target.load_balancer
 
     @property
     def keeps_data(self) -> bool:

@@ -75,6 +75,7 @@ class _Watching(_Section):
 
 class _Idle(_Section):
     run_s: float
+    canary_s: float
     log_bytes_per_run: int
 
 

@@ -13,7 +13,7 @@ import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,8 +23,10 @@ __all__ = [
     "DEFAULT_PROFILES",
     "ApiSize",
     "Budget",
+    "CanarySchedule",
     "DatabaseSize",
     "ForwarderSize",
+    "IdentitySource",
     "NetworkShape",
     "Profile",
     "QueueSize",
@@ -127,21 +129,54 @@ class ApiSize(_Section):
 
 class ForwarderSize(_Section):
     """The Fargate service that holds the ZeroMQ connections. ``tasks`` may be 0 to park it; ``spot`` tasks cost a third
-    and get two minutes' notice when AWS wants them back, which is time to drain."""
+    and get two minutes' notice when AWS wants them back, which is time to drain.
+
+    When nobody has been connected for ``idle_minutes`` the tasks end until somebody asks for them; 0 for never.
+    ``code`` says where the tasks have their code from: the deployment's ``bundle`` for a stock image, or the ``image``.
+    """
 
     cpu_units: int
     memory_mib: int
     tasks: Annotated[int, Field(ge=0, le=1000)]
+    idle_minutes: Annotated[int, Field(ge=0, le=24 * 60)]
     spot: bool
     port: Port
     health_port: Port
-    image: str
+    image: Annotated[str, Field(pattern=r"^[a-z0-9.-]+(:\d+)?/[a-z0-9._/-]+(:[\w.-]+)?(@sha256:[0-9a-f]{64})?$")]
+    code: Literal["bundle", "image"]
 
     def model_post_init(self, _context: object, /) -> None:
         if self.memory_mib not in _FARGATE_MEMORY_MIB.get(self.cpu_units, ()):
             raise ValueError(f"Fargate has no size of {self.cpu_units} CPU units with {self.memory_mib} MiB")
         if self.port == self.health_port:
             raise ValueError("the forwarder's port and its health port must differ")
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the tasks end while nobody uses them."""
+        return self.tasks > 0 and self.idle_minutes > 0
+
+
+class CanarySchedule(_Section):
+    """How often the canary sends a call through the deployment, in minutes; 0 for never. A forwarder has to run."""
+
+    minutes: Annotated[int, Field(ge=0, le=60)]
+
+    def model_post_init(self, _context: object, /) -> None:
+        if self.minutes == 1:
+            raise ValueError("a round may take almost two minutes when something is wrong: choose 2 or more, or 0")
+
+
+class IdentitySource(_Section):
+    """Whose tokens callers show: those of an OpenID Connect issuer (its URL, as its tokens have it) that are meant for
+    an audience, or with neither those of Globus Auth."""
+
+    oidc_issuer: Annotated[str, Field(pattern=r"^(https://\S+)?$")]
+    oidc_audience: Annotated[str, Field(pattern=r"^\S*$")]
+
+    def model_post_init(self, _context: object, /) -> None:
+        if bool(self.oidc_issuer) != bool(self.oidc_audience):
+            raise ValueError("an issuer and an audience belong together")
 
 
 class Retention(_Section):
@@ -174,8 +209,14 @@ class Profile(_Section):
     queue: QueueSize
     api: ApiSize
     forwarder: ForwarderSize
+    canary: CanarySchedule
+    identity: IdentitySource
     retention: Retention
     budget: Budget
+
+    def model_post_init(self, _context: object, /) -> None:
+        if self.forwarder.sleeps and 0 < self.canary.minutes <= self.forwarder.idle_minutes:
+            raise ValueError("the canary would never let the forwarder sleep: one of the two has to go")
 
 
 def profile_names(path: Path = DEFAULT_PROFILES) -> tuple[str, ...]:

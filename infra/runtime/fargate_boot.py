@@ -3,9 +3,9 @@
 The container image is a stock Python image, so this file uses the standard library only and travels in the task
 definition itself (``python -c``). Its arguments are the command to become, which finds the bundle on its path.
 
-Reads ``FARCALL_BUNDLE_BUCKET`` and ``FARCALL_BUNDLE_KEY``, the task's credentials (ECS credentials endpoint, or the
-usual AWS variables), ``AWS_REGION``, and ``AWS_ENDPOINT_URL`` where S3 is somewhere else. Sets
-``FARCALL_FORWARDER_ADVERTISE`` unless it is set already.
+Reads ``FARCALL_BUNDLE_BUCKET`` and ``FARCALL_BUNDLE_KEY`` (without them the code is in the image, which is somebody's
+own), the task's credentials (ECS credentials endpoint, or the usual AWS variables), ``AWS_REGION``, and
+``AWS_ENDPOINT_URL`` where S3 is somewhere else. Sets ``FARCALL_FORWARDER_ADVERTISE`` unless it is set already.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def public_address() -> str:
     return str(ipaddress.IPv4Address(fetch(ADDRESS_SERVICE).decode().strip()))
 
 
-def main(command: list[str], environ: Mapping[str, str]) -> None:
-    """Prepare everything and become ``command``; never returns."""
+def fetch_bundle(environ: Mapping[str, str]) -> str:
+    """The directory that the code bundle was unpacked into."""
     access_key, secret, token = credentials(environ)
     url = object_url(environ, environ["FARCALL_BUNDLE_BUCKET"], environ["FARCALL_BUNDLE_KEY"])
     now = datetime.datetime.now(datetime.UTC)
@@ -95,8 +95,15 @@ def main(command: list[str], environ: Mapping[str, str]) -> None:
     directory = tempfile.mkdtemp(prefix="farcall-bundle-")
     with zipfile.ZipFile(io.BytesIO(fetch(url, headers))) as bundle:
         bundle.extractall(directory)
-    advertise = environ.get("FARCALL_FORWARDER_ADVERTISE") or public_address()
-    prepared = {**environ, "PYTHONPATH": directory, "FARCALL_FORWARDER_ADVERTISE": advertise}
+    return directory
+
+
+def main(command: list[str], environ: Mapping[str, str]) -> None:
+    """Prepare everything and become ``command``; never returns."""
+    prepared = dict(environ)
+    if "FARCALL_BUNDLE_BUCKET" in environ:
+        prepared["PYTHONPATH"] = fetch_bundle(environ)
+    prepared["FARCALL_FORWARDER_ADVERTISE"] = environ.get("FARCALL_FORWARDER_ADVERTISE") or public_address()
     os.execvpe(command[0], command, prepared)  # noqa: S606 - no shell is what we want
 
 

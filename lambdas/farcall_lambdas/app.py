@@ -15,6 +15,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from farcall_common.errors import InvalidRequest, RequestTooLarge
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
+from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.routes import ROUTERS
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
@@ -71,9 +72,16 @@ class Application:
     settings: ApiSettings
 
     @classmethod
-    def over(cls, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float] = time.time) -> Application:
-        """The API over stores. ``clock`` gives epoch seconds."""
-        return cls(rest_resolver(settings), Services.over(stores, settings, clock=clock), settings)
+    def over(
+        cls,
+        stores: Stores,
+        settings: ApiSettings,
+        *,
+        clock: Callable[[], float] = time.time,
+        fleet: Fleet | None = None,
+    ) -> Application:
+        """The API over stores. ``clock`` gives epoch seconds; ``fleet`` are forwarders that may sleep."""
+        return cls(rest_resolver(settings), Services.over(stores, settings, clock=clock, fleet=fleet), settings)
 
     def answer(self, event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
         """Answer a proxy event."""

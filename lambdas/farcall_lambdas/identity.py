@@ -16,13 +16,15 @@ class Identity:
     """A caller. ``identity_set`` holds every identity of that person, the primary one included.
 
     What the caller makes belongs to ``identity_id``; what any identity of the set owns, the caller owns.
-    ``expires_at`` (epoch seconds) is when the token ends, None when it does not say.
+    ``expires_at`` (epoch seconds) is when the token ends, None when it does not say. ``provider`` names who vouches for
+    the identity.
     """
 
     identity_id: str
     username: str
     identity_set: Set[str] = frozenset()
     expires_at: float | None = None
+    provider: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "identity_set", frozenset(self.identity_set) | {self.identity_id})
@@ -37,6 +39,7 @@ class Identity:
             "identity_id": self.identity_id,
             "username": self.username,
             "identity_set": " ".join(sorted(self.identity_set)),
+            "provider": self.provider,
         }
 
     @classmethod
@@ -48,7 +51,12 @@ class Identity:
         if not context or not context.get("identity_id"):
             raise Unauthenticated("The request carries no identity.")
         identities = frozenset(str(context.get("identity_set", "")).split())
-        return cls(str(context["identity_id"]), str(context.get("username", "")), identities)
+        return cls(
+            str(context["identity_id"]),
+            str(context.get("username", "")),
+            identities,
+            provider=str(context.get("provider", "")),
+        )
 
 
 class IdentityProvider(Protocol):

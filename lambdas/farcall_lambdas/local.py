@@ -38,6 +38,7 @@ from farcall_lambdas.app import JsonReader, assemble
 from farcall_lambdas.auth import provider_from_settings
 from farcall_lambdas.authorizer import Authorizer
 from farcall_lambdas.logs import configure, logger
+from farcall_lambdas.patience import PromptHttp
 from farcall_lambdas.services import Reconciler, Services
 from farcall_lambdas.settings import ApiSettings, AuthSettings
 
@@ -149,7 +150,7 @@ async def serve(
     """
     config = uvicorn.Config(
         resolver,
-        http="httptools",
+        http=PromptHttp,
         ws="none",
         lifespan="off",
         access_log=False,

@@ -31,6 +31,7 @@ _FAILURES: Final = {
 }
 _FAILURES_WITH_PARAMETERS: Final = {"422": "A parameter or field is wrong; the message says which"}
 _FAILURES_WITH_PATH: Final = {"403": "It belongs to somebody else", "404": "There is no such thing"}
+_FAILURES_OF_ACTIONS: Final = {"409": "It is in a state in which that cannot be done"}
 _FAILURES_WITH_BODY: Final = {
     "400": "The request contradicts itself, or is not JSON",
     "403": "It refers to something that belongs to somebody else",
@@ -62,13 +63,14 @@ def _with_our_errors(spec: dict[str, Any]) -> dict[str, Any]:
     schemas["ErrorAnswer"] = ErrorAnswer.model_json_schema(mode="serialization")
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
     for path in spec["paths"].values():
-        for operation in path.values():
-            answers = {status: {"description": text, "content": content} for status, text in _failures(operation)}
+        for method, operation in path.items():
+            failures = _failures(method, operation)
+            answers = {status: {"description": text, "content": content} for status, text in failures}
             operation["responses"] = {"200": operation["responses"]["200"], **answers}
     return spec
 
 
-def _failures(operation: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _failures(method: str, operation: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The statuses of an operation's errors, and what each means."""
     parameters = operation.get("parameters", ())
     in_path = any(parameter["in"] == "path" for parameter in parameters)
@@ -76,6 +78,7 @@ def _failures(operation: Mapping[str, Any]) -> list[tuple[str, str]]:
         _FAILURES
         | (_FAILURES_WITH_PARAMETERS if parameters else {})
         | (_FAILURES_WITH_PATH if in_path else {})
+        | (_FAILURES_OF_ACTIONS if in_path and method == "post" else {})
         | (_FAILURES_WITH_BODY if "requestBody" in operation else {})
     )
     return sorted(failures.items())

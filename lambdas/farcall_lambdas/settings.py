@@ -3,11 +3,13 @@
 ======================================  ==============================================================================
 variable                                meaning (default)
 ======================================  ==============================================================================
-``FARCALL_AUTH_PROVIDER``               ``dev`` or ``globus``
+``FARCALL_AUTH_PROVIDER``               ``dev``, ``globus`` or ``oidc``
 ``FARCALL_DEV_TOKENS``                  for dev: JSON ``{token: {"identity_id": uuid, "username": text}}``
 ``FARCALL_GLOBUS_CLIENT_ID``            for globus: this service's client at Globus Auth,
 ``FARCALL_GLOBUS_CLIENT_SECRET``        its secret,
 ``FARCALL_GLOBUS_SCOPE``                and the scope that a token must carry
+``FARCALL_OIDC_ISSUER``                 for oidc: the issuer's URL, exactly as it writes it,
+``FARCALL_OIDC_AUDIENCE``               and the audience that a token must be meant for
 ``FARCALL_MAX_PAYLOAD_BYTES``           of one payload or function (10 MiB)
 ``FARCALL_MAX_INLINE_BYTES``            of a payload in the database (64 KiB)
 ``FARCALL_MAX_REQUEST_BYTES``           of a request (4 MiB)
@@ -15,7 +17,9 @@ variable                                meaning (default)
 ``FARCALL_MAX_TASKS_PER_REQUEST``       submitted, read or cancelled at once (10,000)
 ``FARCALL_MAX_QUEUE_DEPTH``             tasks that may wait for one endpoint (100,000)
 ``FARCALL_MAX_FUNCTIONS``               of one identity (20,000)
+``FARCALL_MAX_VERSIONS``                of one function (1,000)
 ``FARCALL_MAX_ENDPOINTS``               of one identity (1,000)
+``FARCALL_MAX_CONTAINERS``              of one identity (1,000)
 ``FARCALL_RATE_PER_S``                  requests of one identity per second, in the long run (500)
 ``FARCALL_RATE_BURST``                  requests of one identity at once (2,000)
 ``FARCALL_HEARTBEAT_S``                 what agents and clients are told to keep to (30)
@@ -26,7 +30,8 @@ variable                                meaning (default)
 ``FARCALL_RECONCILE_PERIOD_S``          see :class:`ApiSettings` (60)
 ``FARCALL_RETENTION_DAYS``              how long a task is kept after its end (30)
 ``FARCALL_PURGE_BATCH``                 tasks that one statement forgets (500)
-``FARCALL_PURGE_PER_ROUND``             tasks that one round of the reconciler forgets (10,000)
+``FARCALL_PURGE_UNTIL_S``               see :class:`ApiSettings` (40)
+``FARCALL_AUDIT_DAYS``                  how long the audit is kept (400)
 ======================================  ==============================================================================
 """
 
@@ -37,6 +42,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from typing import Final, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from farcall_common.errors import ConfigurationError
 from farcall_lambdas.identity import Identity
@@ -55,12 +61,14 @@ class ApiSettings:
 
     A payload over ``max_payload_bytes`` is refused, one over ``max_inline_bytes`` goes to the blob store instead of
     the database. ``max_response_bytes`` bounds the results in one answer (a Lambda answers 6 MB at most).
-    More than ``max_queue_depth`` tasks do not wait for one endpoint, and an identity owns ``max_functions`` and
-    ``max_endpoints`` at most. It may make ``rate_per_s`` requests per second, and ``rate_burst`` after a silence.
+    More than ``max_queue_depth`` tasks do not wait for one endpoint, and an identity owns ``max_functions`` (with as
+    many aliases, and ``max_versions`` of each), ``max_endpoints`` and ``max_containers`` at most. It may make
+    ``rate_per_s`` requests per second, and ``rate_burst`` after a silence.
     ``online_window_s`` is how old an endpoint's last heartbeat may be. ``settle_s`` is how long a submit or a
     forwarder is left to finish its own work before the reconciler takes an interest, ``reconcile_period_s`` is how
     often it looks where no schedule runs it. A task is forgotten ``retention_days`` after its end: ``purge_batch`` in
-    one short transaction, and ``purge_per_round`` in one round, so that an old deployment gets there by and by.
+    one short transaction, and again until none is left or the round is ``purge_until_s`` old. So it is with what the
+    audit tells, ``audit_days`` after it happened.
     """
 
     max_payload_bytes: int = 10 * MIB
@@ -70,7 +78,9 @@ class ApiSettings:
     max_tasks_per_request: int = 10_000
     max_queue_depth: int = 100_000
     max_functions: int = 20_000
+    max_versions: int = 1_000
     max_endpoints: int = 1_000
+    max_containers: int = 1_000
     rate_per_s: float = 500.0
     rate_burst: int = 2_000
     heartbeat_s: float = 30.0
@@ -81,7 +91,8 @@ class ApiSettings:
     reconcile_period_s: float = 60.0
     retention_days: float = 30.0
     purge_batch: int = 500
-    purge_per_round: int = 10_000
+    purge_until_s: float = 40.0
+    audit_days: float = 400.0
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> ApiSettings:
@@ -101,11 +112,13 @@ class ApiSettings:
 class AuthSettings:
     """Which identity provider to ask, and what it needs. Nothing here is ever printed: ``repr`` hides the secrets."""
 
-    provider: Literal["dev", "globus"]
+    provider: Literal["dev", "globus", "oidc"]
     dev_identities: Mapping[str, Identity] = dataclasses.field(default_factory=dict, repr=False)
     globus_client_id: str = ""
     globus_client_secret: str = dataclasses.field(default="", repr=False)
     globus_scope: str = ""
+    oidc_issuer: str = ""
+    oidc_audience: str = ""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> AuthSettings:
@@ -123,20 +136,33 @@ class AuthSettings:
                 globus_client_secret=_required(environ, "FARCALL_GLOBUS_CLIENT_SECRET"),
                 globus_scope=_required(environ, "FARCALL_GLOBUS_SCOPE"),
             )
-        raise ConfigurationError(f"FARCALL_AUTH_PROVIDER is {provider!r}; it must be 'dev' or 'globus'.")
+        if provider == "oidc":
+            return cls(
+                provider="oidc", oidc_issuer=_issuer(environ), oidc_audience=_required(environ, "FARCALL_OIDC_AUDIENCE")
+            )
+        raise ConfigurationError(f"FARCALL_AUTH_PROVIDER is {provider!r}; it must be 'dev', 'globus' or 'oidc'.")
 
 
 def _dev_identities(text: str) -> Mapping[str, Identity]:
     """``{token: {"identity_id": uuid, "username": str}}``; the message of an error must not show the tokens."""
     try:
         return {
-            token: Identity(str(uuid.UUID(entry["identity_id"])), str(entry.get("username", "")))
+            token: Identity(str(uuid.UUID(entry["identity_id"])), str(entry.get("username", "")), provider="dev")
             for token, entry in json.loads(text).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"FARCALL_DEV_TOKENS is not a JSON object of token to identity ({type(error).__name__})."
         ) from None
+
+
+def _issuer(environ: Mapping[str, str]) -> str:
+    """Keys that anybody on the way could replace prove nothing: the way must be encrypted, or not leave the machine."""
+    issuer = _required(environ, "FARCALL_OIDC_ISSUER")
+    address = urlsplit(issuer)
+    if address.scheme == "https" or (address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1")):
+        return issuer
+    raise ConfigurationError(f"FARCALL_OIDC_ISSUER is {issuer!r}; it must be an https address.")
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

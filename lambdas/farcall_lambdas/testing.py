@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
-import uuid
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import parse_qs
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.store import Stores, Tickets
 from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_lambdas.app import Application
+from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["ALICE", "BOB", "Answer", "Clock", "MemoryApi", "memory_stores", "proxy_event"]
+__all__ = ["ALICE", "BOB", "Answer", "Clock", "MemoryApi", "memory_stores"]
 
 ALICE: Final = Identity("a11ce000-0000-4000-8000-000000000001", "alice@example.org")
 BOB: Final = Identity("b0b00000-0000-4000-8000-000000000002", "bob@example.org")
@@ -46,10 +45,12 @@ class Answer:
 class MemoryApi:
     """Calls the API as API Gateway would. Its stores are fakes unless others are given."""
 
-    def __init__(self, *, settings: ApiSettings | None = None, stores: Stores | None = None) -> None:
+    def __init__(
+        self, *, settings: ApiSettings | None = None, stores: Stores | None = None, fleet: Fleet | None = None
+    ) -> None:
         self.stores = stores or memory_stores()
         self.clock = Clock()
-        self.application = Application.over(self.stores, settings or ApiSettings(), clock=self.clock)
+        self.application = Application.over(self.stores, settings or ApiSettings(), clock=self.clock, fleet=fleet)
 
     def call(
         self,
@@ -71,42 +72,3 @@ class MemoryApi:
 def memory_stores() -> Stores:
     """Empty stores that last as long as the object."""
     return Stores(FakeRecords(), FakeQueue(), FakeBlobs(), Tickets("a key that is long enough for tests only"))
-
-
-def proxy_event(
-    method: str,
-    path: str,
-    body: str | bytes | None = None,
-    *,
-    caller: Identity | None = ALICE,
-    headers: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """A REST API (v1) proxy event as API Gateway sends it, after its authorizer let ``caller`` through.
-
-    A body of bytes is one that API Gateway took for binary.
-    """
-    bare_path, _, query = path.partition("?")
-    queries = parse_qs(query, keep_blank_values=True)
-    sent = {"Content-Type": "application/json", "Host": "api.example.org", **(headers or {})}
-    context: dict[str, Any] = {
-        "stage": "v1",
-        "path": f"/v1{bare_path}",
-        "requestId": str(uuid.uuid4()),
-        "httpMethod": method,
-        "resourcePath": "/{proxy+}",
-    }
-    if caller is not None:
-        context["authorizer"] = {"principalId": caller.identity_id, **caller.to_context()}
-    return {
-        "resource": "/{proxy+}",
-        "path": bare_path,
-        "httpMethod": method,
-        "headers": sent,
-        "multiValueHeaders": {name: [value] for name, value in sent.items()},
-        "queryStringParameters": {name: values[-1] for name, values in queries.items()} or None,
-        "multiValueQueryStringParameters": queries or None,
-        "pathParameters": {"proxy": bare_path.lstrip("/")},
-        "requestContext": context,
-        "body": base64.b64encode(body).decode() if isinstance(body, bytes) else body,
-        "isBase64Encoded": isinstance(body, bytes),
-    }

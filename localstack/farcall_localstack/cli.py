@@ -45,7 +45,7 @@ def up(*, directory: DirectoryOption = _HOME, profile: ProfileOption = "lab", mo
 
 @app.command()
 def down(*, directory: DirectoryOption = _HOME) -> None:
-    """End the LocalStack that ``up`` started, and all that it started."""
+    """End the LocalStack that ``up`` started, and all that it started; in somebody else's, delete the stacks."""
     _or_exit(lambda: Tier.load(directory).destroy())
 
 
@@ -55,8 +55,10 @@ def status(*, directory: DirectoryOption = _HOME) -> None:
     tier = _or_exit(lambda: Tier.load(directory))
     _or_exit(tier.require_healthy)
     _console.print(f"API         {tier.api_url}", soft_wrap=True)
-    _console.print(f"LocalStack  {tier.endpoint_url} (pid {tier.localstack_pid})")
-    _console.print(f"forwarders  {', '.join(tier.forwarder_addresses())}")
+    ours = f"(pid {tier.localstack_pid})" if tier.localstack_pid else "(not ours)"
+    _console.print(f"LocalStack  {tier.endpoint_url} {ours}")
+    if tier.localstack_pid:  # somebody else's tasks are not ours to look at
+        _console.print(f"forwarders  {', '.join(tier.forwarder_addresses())}")
     _console.print(f"logs        {tier.directory}", soft_wrap=True)
 
 

@@ -11,8 +11,9 @@ import graphlib
 import json
 import tempfile
 import time
+import uuid
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +23,10 @@ from botocore.exceptions import ClientError
 
 if TYPE_CHECKING:
     from mypy_boto3_cloudformation import CloudFormationClient
-    from mypy_boto3_cloudformation.type_defs import StackTypeDef
+    from mypy_boto3_cloudformation.type_defs import ParameterTypeDef, StackTypeDef
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["ACCOUNT", "REGION", "DeployFailed", "Deployer"]
+__all__ = ["ACCOUNT", "REGION", "DeployFailed", "Deployer", "stack_names"]
 
 ACCOUNT: Final = "000000000000"
 REGION: Final = "us-east-1"
@@ -85,9 +86,16 @@ class Deployer:
 
         :raises DeployFailed: if one cannot be deleted.
         """
-        for stack in reversed(list(_in_order(assembly))):
-            self._cloudformation.delete_stack(StackName=stack.name)
-            self._wait(stack.name, gone_is_done=True)
+        self.delete_stacks(reversed(stack_names(assembly)))
+
+    def delete_stacks(self, names: Iterable[str]) -> None:
+        """Delete the stacks with these names, one after the other. One that is not there is fine.
+
+        :raises DeployFailed: if one cannot be deleted.
+        """
+        for name in names:
+            self._cloudformation.delete_stack(StackName=name)
+            self._wait(name, gone_is_done=True)
 
     def _pretend_bootstrap(self) -> None:
         """Templates look up the version of the bootstrap stack, which we do without."""
@@ -108,21 +116,22 @@ class Deployer:
         body = stack.template.read_text(encoding="utf-8")
         template = json.loads(body)
         declared = template.get("Parameters", {})
-        given = [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items() if key in declared]
-        request: dict[str, Any] = {
-            "StackName": stack.name,
-            "TemplateBody": body,
-            "Parameters": given,
-            "Capabilities": list(_CAPABILITIES),
-        }
+        given: list[ParameterTypeDef] = [
+            {"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items() if key in declared
+        ]
         try:
-            if self._exists(stack.name):
-                self._cloudformation.update_stack(**request)
-            else:
-                self._cloudformation.create_stack(**request)
+            change_set = self._cloudformation.create_change_set(
+                StackName=stack.name,
+                ChangeSetName=f"deploy-{uuid.uuid4().hex}",
+                ChangeSetType="UPDATE" if self._exists(stack.name) else "CREATE",
+                TemplateBody=body,
+                Parameters=given,
+                Capabilities=list(_CAPABILITIES),
+            )["Id"]
         except ClientError as error:
-            if "No updates are to be performed" not in str(error):
-                raise DeployFailed(f"{stack.name}: {error}") from error
+            raise DeployFailed(f"{stack.name}: {error}") from error
+        if self._has_changes(stack.name, change_set):
+            self._cloudformation.execute_change_set(ChangeSetName=change_set)
         description = self._wait(stack.name)
         self._require_real(stack.name, template)
         assert description is not None  # only a deleted stack has none
@@ -133,7 +142,29 @@ class Deployer:
             found = self._cloudformation.describe_stacks(StackName=name)["Stacks"]
         except ClientError:
             return False
-        return found[0]["StackStatus"] != "DELETE_COMPLETE"
+        return found[0]["StackStatus"] not in ("DELETE_COMPLETE", "REVIEW_IN_PROGRESS")
+
+    def _has_changes(self, name: str, change_set: str) -> bool:
+        """Whether there is anything to do. Change sets and not plain updates, as the CDK's command line does it:
+        LocalStack forgets, when it deletes a stack, what a plain update had added.
+
+        :raises DeployFailed: if the change set cannot be made.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            described = self._cloudformation.describe_change_set(ChangeSetName=change_set)
+            reason = described.get("StatusReason", "")
+            match described["Status"]:
+                case "CREATE_COMPLETE":
+                    return True
+                case "FAILED" if "didn't contain changes" in reason or "No updates" in reason:
+                    self._cloudformation.delete_change_set(ChangeSetName=change_set)
+                    return False
+                case "FAILED":
+                    raise DeployFailed(f"{name}: {reason}")
+            if time.monotonic() > deadline:
+                raise DeployFailed(f"{name}: its change set is not ready after {self._timeout_s:.0f} s")
+            time.sleep(_POLL_S)
 
     def _wait(self, name: str, *, gone_is_done: bool = False) -> StackTypeDef | None:
         """Wait until the stack is at rest.
@@ -179,6 +210,11 @@ class Deployer:
         ]
         if missing:
             raise DeployFailed(f"{name}: the endpoint does not know these resources: {', '.join(sorted(missing))}")
+
+
+def stack_names(assembly: Path) -> tuple[str, ...]:
+    """The names of the assembly's stacks in the order in which they are made."""
+    return tuple(stack.name for stack in _in_order(assembly))
 
 
 def _in_order(assembly: Path) -> Iterator[_Stack]:

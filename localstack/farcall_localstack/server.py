@@ -34,14 +34,14 @@ _LOG_TAIL_BYTES: Final = 4000
 
 # What LocalStack and the plugin keep in the directory besides logs.
 _SCRATCH: Final = "tmp"
-_STATE: Final = (_SCRATCH, "cache", "code", "filesystem", "objects")
+_STATE: Final = (_SCRATCH, "cache", "code", "filesystem", "objects", "targets")
 
 # How the forwarder's task differs from the one on AWS: any free port, loopback only, and nobody waits for it to drain.
 _TASK_ENVIRONMENT: Final = {
     "FARCALL_FORWARDER_HOST": HOST,
     "FARCALL_FORWARDER_PORT": "0",
     "FARCALL_FORWARDER_HEALTH_PORT": "0",
-    "FARCALL_FORWARDER_ADVERTISE": HOST,
+    "FARCALL_FORWARDER_ADVERTISE": "{address}",  # its own, or the load balancer's
     "FARCALL_FORWARDER_DRAIN_S": "1",
     "FARCALL_FORWARDER_READY_FILE": f"{{task}}/{READY_FILE}",
 }
@@ -56,7 +56,7 @@ class LocalStackServer:
 
     def __init__(self, python: Path, *, directory: Path, follow_me: bool) -> None:
         self._python = python
-        self._directory = directory
+        self.directory = directory
         self._follow_me = follow_me
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None
@@ -96,7 +96,7 @@ class LocalStackServer:
     def stop(self) -> None:
         """End LocalStack and everything it started, and remove all but the logs."""
         self._end()
-        remove_state(self._directory, self.database_directory)
+        remove_state(self.directory, self.database_directory)
 
     def _launch(self) -> None:
         self._scratch.mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ class LocalStackServer:
                     stdout=log,
                     stderr=log,
                     env=environment,
-                    cwd=self._directory,
+                    cwd=self.directory,
                     pass_fds=lifeline,
                     start_new_session=True,
                 )
@@ -133,21 +133,21 @@ class LocalStackServer:
 
     @property
     def _scratch(self) -> Path:
-        return self._directory / _SCRATCH
+        return self.directory / _SCRATCH
 
     @property
     def _log(self) -> Path:
-        return self._directory / "localstack.log"
+        return self.directory / "localstack.log"
 
     def _environment(self) -> dict[str, str]:
         return {
             "PATH": os.environ["PATH"],
-            "HOME": str(self._directory),
+            "HOME": str(self.directory),
             "LANG": "C.UTF-8",
             "TMPDIR": str(self._scratch),
             # plux keeps what it found in the environment here; a cache of its own is never stale.
-            "XDG_CACHE_HOME": str(self._directory / "cache"),
-            "FILESYSTEM_ROOT": str(self._directory / "filesystem"),
+            "XDG_CACHE_HOME": str(self.directory / "cache"),
+            "FILESYSTEM_ROOT": str(self.directory / "filesystem"),
             "GATEWAY_LISTEN": f"{HOST}:{self.port}",
             "LOCALSTACK_HOST": f"{HOST}:{self.port}",
             "DISABLE_EVENTS": "1",
@@ -157,7 +157,7 @@ class LocalStackServer:
             "FARCALL_LOCALSTACK_PYTHON": sys.executable,
             "FARCALL_LOCALSTACK_POSTGRES_BIN": str(postgres_bin()),
             "FARCALL_LOCALSTACK_VALKEY": str(valkey_server()),
-            "FARCALL_LOCALSTACK_DIRECTORY": str(self._directory),
+            "FARCALL_LOCALSTACK_DIRECTORY": str(self.directory),
             "FARCALL_LOCALSTACK_DATABASE_DIRECTORY": str(self.database_directory),
             "FARCALL_LOCALSTACK_TASK_ENVIRONMENT": json.dumps(_TASK_ENVIRONMENT),
             "FARCALL_LOCALSTACK_TASK_READY_FILE": READY_FILE,

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from farcall_common.errors import ConfigurationError, Unavailable
-from farcall_localstack.deploy import Deployer
+from farcall_localstack.deploy import Deployer, stack_names
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.server import READY_FILE, LocalStackServer, answers, end_group, remove_state
 from farcall_localstack.synth import ensure_assembly
@@ -31,7 +31,7 @@ _IDENTITIES: Final = uuid.UUID("5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a")
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-    """A deployed cloud tier; its stacks' names begin with ``name``.
+    """A deployed cloud tier; the names of its ``stacks``, in the order of their making, begin with ``name``.
 
     ``api_url`` and ``token`` are what a client needs; ``tokens`` has one for each user. ``endpoint_url`` is
     LocalStack's own address, ``localstack_pid`` its process (None if it is somebody else's), and ``directory`` holds
@@ -39,6 +39,7 @@ class Tier:
     """
 
     name: str
+    stacks: tuple[str, ...]
     api_url: str
     token: str
     tokens: dict[str, str]
@@ -98,14 +99,17 @@ class Tier:
                 f"no tier runs with {directory}", hint="start one with: python -m farcall_localstack up"
             ) from error
         database = state["database_directory"]
+        state["stacks"] = tuple(state["stacks"])
         state["directory"] = Path(state["directory"])
         state["database_directory"] = Path(database) if database else None
         return cls(**state)
 
     def destroy(self) -> None:
-        """End the LocalStack of a saved tier and all that it started."""
+        """End the LocalStack of a saved tier and all that it started; of somebody else's only our stacks."""
         if self.localstack_pid is not None:
             end_group(self.localstack_pid)
+        else:
+            Deployer(self.endpoint_url).delete_stacks(reversed(self.stacks))
         if self.database_directory is not None:
             remove_state(self.directory, self.database_directory)
         (self.directory / _STATE_FILE).unlink(missing_ok=True)
@@ -228,6 +232,7 @@ class LocalStackTier:
         outputs = deployer.deploy(assembly, parameters=_parameters(self._tokens))
         tier = Tier(
             name=self._name,
+            stacks=stack_names(assembly),
             api_url=f"{endpoint_url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}",
             token=next(iter(self._tokens.values())),
             tokens=self._tokens,

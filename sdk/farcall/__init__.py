@@ -14,6 +14,7 @@ from farcall._version import __version__
 from farcall._why import Why
 from farcall_common.errors import (
     ConfigurationError,
+    ContainerUnknown,
     DeserializationError,
     EndpointUnknown,
     ErrorRecord,
@@ -26,6 +27,7 @@ from farcall_common.errors import (
     PayloadTooLarge,
     SerializationError,
     TaskCancelled,
+    TaskDeadLettered,
     TaskError,
     TaskFailed,
     TaskLost,
@@ -39,6 +41,7 @@ __all__ = [
     "Client",
     "ComputeFuture",
     "ConfigurationError",
+    "ContainerUnknown",
     "DeserializationError",
     "EndpointIncompatible",
     "EndpointUnknown",
@@ -58,6 +61,7 @@ __all__ = [
     "ShellFunction",
     "ShellResult",
     "TaskCancelled",
+    "TaskDeadLettered",
     "TaskError",
     "TaskFailed",
     "TaskInfo",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 from farcall._http import Http
+from farcall._terms import as_reference
 
 __all__ = ["Api"]
 
@@ -24,6 +26,10 @@ class Api:
         answer: Json = self.http.call("GET", "/v2/version", query={"service": "all"})
         return answer
 
+    def whoami(self) -> Json:
+        answer: Json = self.http.call("GET", "/v3/whoami")
+        return answer
+
     # functions
     def register_function(
         self, body: Json, *, patience_s: float | None = None, stop: threading.Event | None = None
@@ -31,9 +37,26 @@ class Api:
         answer = self.http.call("POST", "/v3/functions", body=body, patience_s=patience_s, stop=stop)
         return str(answer["function_uuid"])
 
-    def get_function(self, function_id: str) -> Json:
-        answer: Json = self.http.call("GET", f"/v2/functions/{quote(function_id, safe='')}")
+    def update_function(self, function_id: str, body: Json) -> Json:
+        answer: Json = self.http.call("PUT", f"/v3/functions/{quote(function_id, safe='')}", body=body)
         return answer
+
+    def get_function(self, function_id: str, *, version: int | None) -> Json:
+        query: dict[str, str | int] = {} if version is None else {"version": version}
+        answer: Json = self.http.call("GET", f"/v2/functions/{quote(function_id, safe='')}", query=query)
+        return answer
+
+    def find_function(self, reference: str) -> Json:
+        answer: Json = self.http.call("GET", f"/v3/functions/{quote(reference, safe='@')}")
+        return answer
+
+    def reference_of(self, function: str | uuid.UUID) -> str:
+        """What calls of a function are submitted by; an alias is looked up for that."""
+        return as_reference(function) or str(self.find_function(str(function))["reference"])
+
+    def list_versions(self, function_id: str, *, limit: int) -> list[Json]:
+        path = f"/v3/functions/{quote(function_id, safe='')}/versions"
+        return list(self.http.call("GET", path, query={"limit": limit})["versions"])
 
     def list_functions(self, *, search: str, limit: int) -> list[Json]:
         answer = self.http.call("GET", "/v3/functions", query={"search": search, "limit": limit})
@@ -41,6 +64,37 @@ class Api:
 
     def delete_function(self, function_id: str) -> None:
         self.http.call("DELETE", f"/v2/functions/{quote(function_id, safe='')}")
+
+    def put_alias(self, body: Json) -> Json:
+        answer: Json = self.http.call("POST", "/v3/aliases", body=body)
+        return answer
+
+    def list_aliases(self) -> list[Json]:
+        return list(self.http.call("GET", "/v3/aliases")["aliases"])
+
+    def delete_alias(self, name: str) -> None:
+        self.http.call("DELETE", f"/v3/aliases/{quote(name, safe='')}")
+
+    # containers
+    def register_container(self, body: Json) -> str:
+        return str(self.http.call("POST", "/v3/containers", body=body)["container_id"])
+
+    def get_container(self, container_id: str, container_type: str) -> Json:
+        path = f"/v2/containers/{quote(container_id, safe='')}/{quote(container_type, safe='')}"
+        return dict(self.http.call("GET", path)["container"])
+
+    def find_container(self, reference: str) -> Json:
+        answer: Json = self.http.call("GET", f"/v3/containers/{quote(reference, safe='')}")
+        return answer
+
+    def get_build_status(self, container_id: str) -> str:
+        return str(self.http.call("GET", f"/v2/containers/build/{quote(container_id, safe='')}")["status"])
+
+    def list_containers(self, *, limit: int) -> list[Json]:
+        return list(self.http.call("GET", "/v3/containers", query={"limit": limit})["containers"])
+
+    def delete_container(self, reference: str) -> None:
+        self.http.call("DELETE", f"/v3/containers/{quote(reference, safe='')}")
 
     # endpoints
     def put_endpoint(self, endpoint_id: str | None, body: Json) -> Json:
@@ -91,9 +145,23 @@ class Api:
         )
         return dict(answer["results"])
 
-    def list_tasks(self, *, state: str | None, limit: int) -> list[Json]:
-        query: dict[str, str | int] = {"limit": limit} | ({"state": state} if state else {})
-        return list(self.http.call("GET", "/v3/tasks", query=query)["tasks"])
+    def page_of_tasks(self, query: Json) -> Json:
+        """``tasks``, and with ``next`` there may be more: the query again with that as ``before``."""
+        answer: Json = self.http.call("GET", "/v3/tasks", query=_given(query))
+        return answer
+
+    def retry(self, task_id: str, *, as_task_id: str) -> Json:
+        path = f"/v3/tasks/{quote(task_id, safe='')}/retry"
+        answer: Json = self.http.call("POST", path, body={"task_id": as_task_id})
+        return answer
+
+    def discard(self, task_id: str) -> None:
+        self.http.call("POST", f"/v3/tasks/{quote(task_id, safe='')}/discard", body={})
+
+    def list_groups(self, *, before: str | None, limit: int) -> Json:
+        query: dict[str, str | int] = {"limit": limit} | ({"before": before} if before else {})
+        answer: Json = self.http.call("GET", "/v3/groups", query=query)
+        return answer
 
     def list_group(self, task_group_id: str) -> list[Json]:
         return list(self.http.call("GET", f"/v2/taskgroup/{quote(task_group_id, safe='')}")["tasks"])
@@ -113,6 +181,11 @@ class Api:
         )
         return dict(answer["results"])
 
+    def page_of_audit(self, query: Json) -> Json:
+        """``entries``, and with ``next`` there may be more: the query again with that as ``after``."""
+        answer: Json = self.http.call("GET", "/v3/audit", query=_given(query))
+        return answer
+
     # the way to user bytes and results
     def grant_blob(self, *, size_bytes: int, sha256: str) -> Json:
         answer: Json = self.http.call("POST", "/v3/blobs", body={"size_bytes": size_bytes, "sha256": sha256})
@@ -122,3 +195,7 @@ class Api:
         """Asked once: whoever wants a stream has a fall-back meanwhile, and its own idea of when to ask again."""
         answer: Json = self.http.call("POST", "/v3/stream", body={"public_key": public_key}, patience_s=0)
         return answer
+
+
+def _given(query: Json) -> Json:
+    return {name: value for name, value in query.items() if value is not None}

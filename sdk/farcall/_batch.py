@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +12,7 @@ from farcall._calls import DEFAULT_SERIALIZER, in_order, pack_call
 from farcall._needs import Needs, needs_of
 from farcall._submission import Prepared, TaskOptions, encode_payload
 from farcall._terms import as_id
+from farcall._tracing import current_traceparent
 from farcall_common.payload import Serializer
 from farcall_common.wire import new_id, new_task_id
 
@@ -27,11 +28,14 @@ class Batch:
         task_group_id: str | None = None,
         options: TaskOptions,
         serializer: Serializer = DEFAULT_SERIALIZER,
+        reference_of: Callable[[str | uuid.UUID], str] = as_id,
     ) -> None:
-        self.task_group_id = task_group_id or new_id()
+        self._reference_of = reference_of
+        self.task_group_id: str = task_group_id or new_id()
         self.options = options
         self._serializer = serializer
         self._calls: list[tuple[str, str, bytes]] = []
+        self._spans: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -58,13 +62,17 @@ class Batch:
     ) -> str:
         """Add a call and return the id that its task will have.
 
+        :param function_id: an id, ``<id>@<version>``, or an alias of yours, which is looked up now.
+
         :raises SerializationError: if an argument cannot be sent; it says which.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         """
-        task_id, function_id = new_task_id(), as_id(function_id)
+        task_id, function_id = new_task_id(), self._reference_of(function_id)
         named = in_order(kwargs or {}) if self.options.memoize else kwargs or {}
         payload = pack_call(tuple(args or ()), named, function_name=function_id, serializer=self._serializer)
         self._calls.append((task_id, function_id, payload))
+        if span := current_traceparent():
+            self._spans[task_id] = span
         return task_id
 
     def prepare(self) -> dict[str, Any]:
@@ -82,4 +90,5 @@ class Batch:
         with ThreadPoolExecutor(parallel, thread_name_prefix="farcall-upload") as pool:
             refs = dict(zip(big, pool.map(blobs.upload, big.values()), strict=True))
         for task_id, function_id, payload in self._calls:
-            yield Prepared(task_id, function_id, encode_payload(refs.get(task_id, payload)))
+            encoded = encode_payload(refs.get(task_id, payload))
+            yield Prepared(task_id, function_id, encoded, self._spans.get(task_id))

@@ -71,8 +71,9 @@ class Blobs:
         with self._lock:
             self._uploads.pop(sha256, None)
 
-    def download(self, ref: BlobRef, url: str) -> bytes:
-        """Fetch bytes from a pre-signed address and check that they are the right ones.
+    def download(self, ref: BlobRef, url: str) -> memoryview:
+        """Fetch bytes from a pre-signed address and check that they are the right ones. They are the caller's to use:
+        what is read from them may stay in them.
 
         :raises DeserializationError: if they are not.
         :raises FarcallError: what the store or the network has against it.
@@ -82,7 +83,7 @@ class Blobs:
             raise DeserializationError(
                 f"The bytes of blob {ref.blob_key} are not those that were stored.", hint="Ask for the result again."
             )
-        return data
+        return memoryview(data)
 
     def _perform(self, upload: concurrent.futures.Future[BlobRef], data: bytes, sha256: str) -> None:
         try:

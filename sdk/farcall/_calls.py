@@ -8,15 +8,15 @@ from __future__ import annotations
 import hashlib
 import platform
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from farcall._blobs import MAX_PAYLOAD_BYTES
-from farcall._needs import needs_of
+from farcall._needs import Needs, needs_of
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
 from farcall_common.errors import PayloadTooLarge, SerializationError
-from farcall_common.payload import Serializer
+from farcall_common.payload import BINARY_DATA, Piece, Serializer, Strategy, is_binary, packed
 
 __all__ = [
     "DEFAULT_SERIALIZER",
@@ -45,24 +45,39 @@ def pack_call(
     *,
     function_name: str,
     serializer: Serializer = DEFAULT_SERIALIZER,
+    reads_binary: Callable[[], bool] | None = None,
 ) -> bytes:
     """The payload of a call.
 
+    :param reads_binary: says whether the endpoint reads large arguments as bytes; asked when there are some. None: they
+        are written as text.
     :raises SerializationError: if an argument cannot be serialised; it says which.
     :raises PayloadTooLarge: if the arguments take more than 10 MiB; it says which is the largest.
     """
     is_default = serializer is DEFAULT_SERIALIZER
     if is_default and not args and not kwargs:
         return _EMPTY_CALL
-    try:
+
+    def pieces(strategies: Sequence[Strategy] | None) -> list[Sequence[Piece]]:
         # As a list: unlike a tuple it may be JSON, which is quicker to write and bound to no version of Python.
-        named = _NO_KWARGS if is_default and not kwargs else serializer.serialize(kwargs)
-        packed = serializer.pack((serializer.serialize(list(args)), named))
+        named = (_NO_KWARGS,) if is_default and not kwargs else serializer.pieces(kwargs, strategies=strategies)
+        return [serializer.pieces(list(args), strategies=strategies), named]
+
+    strategies = BINARY_DATA if is_default and reads_binary is not None else None
+    try:
+        buffers = pieces(strategies)
+        if reads_binary is not None and strategies and any(map(is_binary, buffers)) and not reads_binary():
+            strategies = None
+            buffers = pieces(strategies)
+        payload = packed(buffers)
     except SerializationError:
-        packed = serializer.pack_call(args, kwargs)  # finds out which argument it is
-    if len(packed) > MAX_PAYLOAD_BYTES:
-        raise _too_large(args, kwargs, function_name, len(packed), serializer)
-    return packed
+        payload = serializer.pack_call(args, kwargs)  # finds out which argument it is
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        sizes = {
+            name: sum(map(len, serializer.pieces(value, strategies=strategies))) for name, value in _named(args, kwargs)
+        }
+        raise _too_large(function_name, len(payload), sizes)
+    return payload
 
 
 def in_order(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,17 +146,17 @@ class FunctionHandle:
         function_id: str | None = None,
         function: types.FunctionType | None = None,
     ) -> None:
-        self.name = name
-        self.body = body
-        self.function_id = function_id
+        self.name: str = name
+        self.body: bytes | None = body
+        self.function_id: str | None = function_id
         #: What its reader must be; None when every endpoint reads it, or when nothing is known.
-        self.needs = needs_of(body) if body else None
+        self.needs: Needs | None = needs_of(body) if body else None
         #: To write it in another way. What carries state is not kept: each use of it is another function.
-        self.function = function if self.needs else None
+        self.function: types.FunctionType | None = function if self.needs else None
         #: The same function, written in other ways.
         self.others: list[FunctionHandle] = []
         #: What makes two handles the same function.
-        self.key = function_id or hashlib.sha256(body or b"").hexdigest()
+        self.key: str = function_id or hashlib.sha256(body or b"").hexdigest()
 
     def registration(self) -> dict[str, Any]:
         """The body of the request that registers it."""
@@ -243,16 +258,16 @@ def _strategy(packed: bytes) -> str:
     return packed.partition(b"\n")[2][:2].decode()
 
 
-def _too_large(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], function_name: str, size_bytes: int, serializer: Serializer
-) -> PayloadTooLarge:
-    named = {f"argument {number}": value for number, value in enumerate(args, start=1)}
-    named |= {f"argument {name!r}": value for name, value in kwargs.items()}
-    sizes = {name: len(serializer.serialize(value)) for name, value in named.items()}
+def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((f"argument {number}", value) for number, value in enumerate(args, start=1))
+    yield from ((f"argument {name!r}", value) for name, value in kwargs.items())
+
+
+def _too_large(function_name: str, size_bytes: int, sizes: Mapping[str, int]) -> PayloadTooLarge:
     largest = max(sizes, key=lambda name: sizes[name])
     return PayloadTooLarge(
-        f"the arguments of {function_name} take {_mib(size_bytes)} as text, {_mib(sizes[largest])} of it {largest}; "
-        f"the limit is {_mib(MAX_PAYLOAD_BYTES)}"
+        f"the arguments of {function_name} take {_mib(size_bytes)} on their way, "
+        f"{_mib(sizes[largest])} of it {largest}; the limit is {_mib(MAX_PAYLOAD_BYTES)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Functions and endpoints: registering them, and looking them up."""
+"""Functions, containers and endpoints: registering them, and looking them up."""
 
 from __future__ import annotations
 
@@ -13,50 +13,15 @@ if TYPE_CHECKING:
     from farcall._api import Api
     from farcall_common.payload import Serializer
 
-__all__ = ["Catalogue"]
+__all__ = ["Catalogue", "SourceCode"]
 
 Json = dict[str, Any]
 
 
-class Catalogue:
-    """The half of a :class:`Client` that knows functions and endpoints."""
+class SourceCode:
+    """Registers functions as text."""
 
     _api: Api
-    #: What turns functions and arguments into bytes.
-    fx_serializer: Serializer
-
-    # -- functions -----------------------------------------------------------------------------------------------------
-
-    def register_function(
-        self,
-        function: Callable[..., Any],
-        *,
-        name: str | None = None,
-        description: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        public: bool = False,
-        group: str | None = None,
-        ha_endpoint_id: str | None = None,
-        memoize: bool = False,
-    ) -> str:
-        """Register a function and return its id. ``description`` is the docstring unless given.
-
-        :param memoize: answer equal calls from memory unless they say otherwise (see :attr:`Executor.memoize`).
-        :param group: only None, as ``ha_endpoint_id``: functions are shared with everybody or with identities.
-        :raises SerializationError: if the function cannot be sent.
-        :raises Unsupported: for sharing that could not be enforced.
-        """
-        refuse("group", group, hint="Make the function public, or grant it to identities.")
-        refuse("ha_endpoint_id", ha_endpoint_id, hint="Let the endpoint allow this function only.")
-        return self._register(
-            function,
-            name=name,
-            description=description,
-            metadata=metadata,
-            public=public,
-            memoize=memoize,
-            serializer=self.fx_serializer,
-        )
 
     def register_source_code(
         self,
@@ -79,22 +44,151 @@ class Catalogue:
             source_registration(source, function_name, description=description, metadata=metadata, public=public)
         )
 
-    def get_function(self, function_id: str | uuid.UUID) -> Json:
-        """``function_uuid, function_name, function_code, description, metadata`` of a function."""
-        return self._api.get_function(str(function_id))
+
+class Catalogue(SourceCode):
+    """The half of a :class:`Client` that knows functions, containers and endpoints."""
+
+    #: What turns functions and arguments into bytes.
+    fx_serializer: Serializer
+
+    # -- functions -----------------------------------------------------------------------------------------------------
+
+    def register_function(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        public: bool = False,
+        group: str | None = None,
+        ha_endpoint_id: str | None = None,
+        memoize: bool = False,
+    ) -> str:
+        """Register a function and return its id. ``description`` is the docstring unless given.
+
+        :param memoize: answer equal calls from memory unless they say otherwise (see :attr:`Executor.memoize`).
+        :param group: only None, as ``ha_endpoint_id``: functions are shared with everybody or with nobody.
+        :raises SerializationError: if the function cannot be sent.
+        :raises Unsupported: for sharing that could not be enforced.
+        """
+        refuse("group", group, hint="A function is its owner's alone, or public.")
+        refuse("ha_endpoint_id", ha_endpoint_id, hint="Let the endpoint allow this function only.")
+        return self._register(
+            function,
+            name=name,
+            description=description,
+            metadata=metadata,
+            public=public,
+            memoize=memoize,
+            serializer=self.fx_serializer,
+        )
+
+    def update_function(
+        self,
+        function_id: str | uuid.UUID,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        public: bool | None = None,
+        memoize: bool | None = None,
+    ) -> int:
+        """Change a function of yours, and return the number of its newest version.
+
+        Another ``function`` or ``metadata`` make a new version, which calls by the id run from then on; the old ones
+        stay, and are called by ``<id>@<version>``. Name, description and sharing are those of all versions. What is
+        None stays as it is.
+
+        :raises SerializationError: if the function cannot be sent.
+        """
+        from farcall._calls import registration
+
+        body: Json = {"meta": None if metadata is None else dict(metadata)}
+        if function is not None:
+            whole = registration(function, metadata=metadata, serializer=self.fx_serializer)
+            body = {key: whole[key] for key in ("function_code", "meta")}
+        body |= {"function_name": name, "description": description, "public": public, "memoize": memoize}
+        given = {key: value for key, value in body.items() if value is not None}
+        return int(self._api.update_function(as_id(function_id), given)["version"])
+
+    def get_function(self, function_id: str | uuid.UUID, *, version: int | None = None) -> Json:
+        """``function_uuid, function_name, function_code, description, metadata`` of a function, or a version of it."""
+        return self._api.get_function(str(function_id), version=version)
 
     def get_functions(self, *, search: str = "", limit: int = 100) -> list[Json]:
-        """Your functions, newest first; with ``search``, those that have it in their name or description."""
+        """Your functions, newest first; with ``search``, those that have it in their name or description.
+
+        ``version`` is the number of the newest version, and so how many there are.
+        """
         return self._api.list_functions(search=search, limit=limit)
 
+    def find_function(self, function: str | uuid.UUID) -> Json:
+        """What an id, ``<id>@<version>`` or an alias of yours means: ``function_uuid, version, reference`` (what calls
+        are submitted by), ``function_name``, ``metadata`` and so on."""
+        return self._api.find_function(str(function))
+
+    def get_function_versions(self, function_id: str | uuid.UUID, *, limit: int = 100) -> list[Json]:
+        """Versions of a function, newest first: ``version, function_hash, metadata, created_at`` (epoch seconds)."""
+        return self._api.list_versions(str(function_id), limit=limit)
+
     def delete_function(self, function_id: str | uuid.UUID) -> None:
-        """Forget a function. Tasks that were submitted keep running."""
+        """Forget a function with its versions and aliases. Tasks whose endpoint has it keep running."""
         self._api.delete_function(str(function_id))
+
+    def set_alias(self, name: str, function_id: str | uuid.UUID, *, version: int | None = None) -> None:
+        """Give a function a name of yours, to be called by; without ``version``, whichever is the newest.
+
+        The name may have named something else before.
+        """
+        self._api.put_alias({"name": name, "function_id": as_id(function_id), "version": version})
+
+    def get_aliases(self) -> list[Json]:
+        """Your aliases: ``name, function_uuid, version`` (None for the newest)."""
+        return self._api.list_aliases()
+
+    def delete_alias(self, name: str) -> None:
+        """Take a name away. The function stays."""
+        self._api.delete_alias(name)
 
     def _register(self, function: Callable[..., Any], *, serializer: Serializer, **terms: Any) -> str:
         from farcall._calls import registration
 
         return self._api.register_function(registration(function, serializer=serializer, **terms))
+
+    # -- containers ----------------------------------------------------------------------------------------------------
+
+    def register_container(self, location: str, container_type: str, name: str = "", description: str = "") -> str:
+        """Register an environment and return its id: ``location`` is what ``container_type`` (docker, apptainer, ...)
+        calls the image. Images are made and kept elsewhere.
+
+        :param name: what to call it in :meth:`Client.run` and elsewhere; else its id.
+        """
+        body = {"name": name, "type": container_type, "location": location, "description": description or None}
+        return self._api.register_container(body)
+
+    def get_container(self, container_uuid: str | uuid.UUID, container_type: str | None = None) -> Json:
+        """``container_uuid, name, type, location, description, created_at`` of a container of yours, by id or name;
+        with ``container_type``, only if it is of that."""
+        if container_type is None:
+            return self._api.find_container(str(container_uuid))
+        return self._api.get_container(as_id(container_uuid), container_type)
+
+    def get_container_build_status(self, container_id: str | uuid.UUID) -> str:
+        """Always "provided": no images are built here.
+
+        :raises ContainerUnknown: if you have no such container.
+        """
+        return self._api.get_build_status(as_id(container_id))
+
+    def get_containers(self, *, limit: int = 100) -> list[Json]:
+        """Your containers, newest first."""
+        return self._api.list_containers(limit=limit)
+
+    def delete_container(self, container: str | uuid.UUID) -> None:
+        """Forget a container of yours, by id or name. Its image stays where it is."""
+        self._api.delete_container(str(container))
 
     # -- endpoints -----------------------------------------------------------------------------------------------------
 

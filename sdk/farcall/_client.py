@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from farcall._authorizer import bearer_token
 from farcall._backoff import Backoff
 from farcall._catalogue import Catalogue
+from farcall._history import History
 from farcall._settings import Settings
 from farcall._tasks import TaskInfo
 from farcall._terms import as_id
@@ -25,24 +27,26 @@ if TYPE_CHECKING:
 
     from farcall._authorizer import Authorizer
     from farcall._batch import Batch
+    from farcall_common.payload import Serializer
 
 __all__ = ["Client"]
 
 _PARALLEL_TRANSFERS: Final = 4
 _IDS_PER_REQUEST: Final = 500
+_GROUPS_PER_REQUEST: Final = 1000
 _POLLING: Final = Backoff(first_s=0.02, cap_s=2.0)
 
 Json = dict[str, Any]
 
 
-class Client(Catalogue):
+class Client(Catalogue, History):
     """Talks to the API of a deployment. May be used from any thread, and in forked children.
 
     Requests that fail for want of a network, or because the API asks to come again later, are repeated with a random
     back-off. Repeating is harmless: tasks carry ids that are made here.
 
     :param api_url: address of the API; else ``FARCALL_API_URL``, else ``config.toml`` (see :class:`Settings`).
-    :param token: bearer token; else ``FARCALL_TOKEN``, else ``config.toml``.
+    :param token: bearer token; else ``FARCALL_TOKEN``, else that of `farcall login`, which is renewed by itself.
     :param timeout_s: how long one attempt at a request may wait for the network, in seconds.
     :param patience_s: how long a request is repeated before its error is raised, in seconds.
     :param code_serialization_strategy: how functions travel, instead of the fastest way that works: a strategy, its
@@ -80,6 +84,10 @@ class Client(Catalogue):
         refuse("local_compute_services", local_compute_services, hint="`farcall local up` starts a local tier.")
         refuse("app", app, hint="Pass authorizer=app.get_authorizer(...) with the resource server of the deployment.")
         settings = Settings.resolve(api_url, token if authorizer is None else bearer_token(authorizer))
+        if settings.login is not None:
+            from farcall_common.login import KeptLogin
+
+            authorizer = KeptLogin(settings.login, environ=os.environ)
         # Imported at the first use: the network stack takes longer to load than the rest of the package together.
         from farcall._api import Api
         from farcall._blobs import Blobs
@@ -87,14 +95,16 @@ class Client(Catalogue):
         from farcall._strategies import as_serializer
         from farcall._verdict import Judge
 
-        self.api_url = settings.api_url
+        self.api_url: str = settings.api_url
         self._http = Http(
             settings, timeout_s=timeout_s, patience_s=patience_s, authorizer=authorizer, transport=transport
         )
         self._api = Api(self._http)
         self._blobs = Blobs(self._api)
         self._judge = Judge(self._api)
-        self.fx_serializer = as_serializer(code=code_serialization_strategy, data=data_serialization_strategy)
+        self.fx_serializer: Serializer = as_serializer(
+            code=code_serialization_strategy, data=data_serialization_strategy
+        )
         if do_version_check:
             self.version_check()
 
@@ -117,6 +127,10 @@ class Client(Catalogue):
         """Ask the API for its version and those of the oldest SDK and endpoint that it serves."""
         return self._api.version()
 
+    def whoami(self) -> Json:
+        """``identity_id, username, linked`` (your other identities), ``provider`` (who vouches for you), ``limits``."""
+        return self._api.whoami()
+
     def get_result_amqp_url(self) -> Json:
         """There is no message broker: results come over the forwarder's stream, to an :class:`Executor`.
 
@@ -130,7 +144,7 @@ class Client(Catalogue):
         :raises Unsupported: always: this client was told, by argument, environment or file, and logged nobody in.
         """
         raise Unsupported(
-            "nobody was logged in here", hint="Take the token out of FARCALL_TOKEN or of the configuration file."
+            "nobody was logged in here", hint="`farcall logout` forgets a login; FARCALL_TOKEN is yours to take away."
         )
 
     # -- submitting ----------------------------------------------------------------------------------------------------
@@ -141,17 +155,20 @@ class Client(Catalogue):
         endpoint_id: str | uuid.UUID,
         function_id: str | uuid.UUID,
         memoize: bool | None = None,
+        container: str | None = None,
         **kwargs: Any,
     ) -> str:
         """Submit one call of a registered function and return the task id.
 
-        :param memoize: as :attr:`Executor.memoize`. A function that takes an argument of this name is called by way of
-            :meth:`create_batch`.
+        :param function_id: an id, ``<id>@<version>``, or an alias of yours.
+        :param memoize: as :attr:`Executor.memoize`.
+        :param container: id or name of a container of yours to run in. A function that takes arguments of one of these
+            names is called by way of :meth:`create_batch`.
 
         :raises SerializationError: if an argument cannot be sent; it says which.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         """
-        batch = self.create_batch(memoize=memoize)
+        batch = self.create_batch(memoize=memoize, container=container)
         task_id = batch.add(function_id, args, kwargs)
         self.batch_run(endpoint_id, batch)
         return task_id
@@ -174,6 +191,7 @@ class Client(Catalogue):
         max_attempts: int = 3,
         walltime_s: float | None = None,
         memoize: bool | None = None,
+        container: str | None = None,
     ) -> Batch:
         """A batch to :meth:`Batch.add` calls to; the arguments hold for all of them (see :class:`Executor`).
 
@@ -192,9 +210,15 @@ class Client(Catalogue):
             user_endpoint_config=user_endpoint_config,
             result_serializers=strategy_names(result_serializers),
             memoize=memoize,
+            container=container,
         )
         group_id = None if task_group_id is None else as_id(task_group_id)
-        return Batch(task_group_id=group_id, options=options, serializer=self.fx_serializer)
+        return Batch(
+            task_group_id=group_id,
+            options=options,
+            serializer=self.fx_serializer,
+            reference_of=self._api.reference_of,
+        )
 
     def batch_run(self, endpoint_id: str | uuid.UUID, batch: Batch) -> Json:
         """Submit a batch: ``request_id, task_group_id, endpoint_id, tasks`` (ids by function id, in order).
@@ -265,17 +289,22 @@ class Client(Catalogue):
             known = dict(zip(found, infos, strict=True))
         return {task_id: known.get(task_id) or _unknown(task_id) for task_id in wanted}
 
-    def get_tasks(self, *, state: str | None = None, limit: int = 100) -> list[Json]:
-        """Your tasks, newest first, without results; with ``state``, those in that state."""
-        return self._api.list_tasks(state=state, limit=limit)
+    def get_task_groups(self, *, limit: int = 100) -> list[Json]:
+        """Your task groups, newest first: ``task_group_id, created_at`` (epoch seconds), ``tasks`` (how many) and
+        ``states`` (how many in each)."""
+        groups: list[Json] = []
+        before = None
+        while len(groups) < limit:
+            page = self._api.list_groups(before=before, limit=min(limit - len(groups), _GROUPS_PER_REQUEST))
+            groups += page["groups"]
+            before = page["next"]
+            if before is None:
+                break
+        return groups
 
     def get_task_group(self, task_group_id: str | uuid.UUID) -> list[str]:
         """The ids of the tasks of a group, in the order of their submission."""
         return [str(task["id"]) for task in self._api.list_group(str(task_group_id))]
-
-    def get_task_events(self, task_id: str) -> list[Json]:
-        """The history of a task: ``state, reporter, at`` (epoch seconds), ``attempt, detail``."""
-        return self._api.list_events(task_id)
 
     def why(self, task_id: str | uuid.UUID) -> Why:
         """Why a task is where it is: what it waits for, its place in the queue, and how its endpoint is.
@@ -319,6 +348,7 @@ class Client(Catalogue):
             function_id=task.get("function_id") or "",
             attempt=end.attempt,
             finished_at=end.finished_at,
+            retry_of=task.get("retry_of") or "",
             timings=end.timings,
             details=end.details,
             value=value,

@@ -12,6 +12,7 @@ from farcall_common.errors import (
     ErrorRecord,
     Forbidden,
     TaskCancelled,
+    TaskDeadLettered,
     TaskError,
     TaskFailed,
     TaskLost,
@@ -20,6 +21,7 @@ from farcall_common.errors import (
     Unavailable,
     error_from_record,
 )
+from farcall_common.payload import Piece
 from farcall_common.wire import BlobLocation, StreamResult, TaskState
 
 __all__ = ["ResultReader", "end_from_json", "task_error"]
@@ -28,6 +30,7 @@ _CLASSES: Final[Mapping[TaskState, type[TaskError]]] = {
     TaskState.FAILED: TaskFailed,
     TaskState.CANCELLED: TaskCancelled,
     TaskState.LOST: TaskLost,
+    TaskState.DEAD_LETTERED: TaskDeadLettered,
 }
 
 
@@ -81,6 +84,9 @@ def _remote_report(record: ErrorRecord) -> str:
     parts = []
     if record.traceback:
         parts.append(f"Remote traceback{where}:\n{record.traceback.rstrip()}")
+    if record.reasons:
+        ends = "\n".join(f"  {number}. {reason}" for number, reason in enumerate(record.reasons, start=1))
+        parts.append(f"How its attempts ended:\n{ends}")
     for name, tail in (("stdout", record.stdout_tail), ("stderr", record.stderr_tail)):
         if tail:
             parts.append(f"Last {name} of the task:\n{tail.rstrip()}")
@@ -94,7 +100,7 @@ class ResultReader:
         self._api = api
         self._blobs = blobs
 
-    def read(self, end: StreamResult, data: bytes | None) -> Any:
+    def read(self, end: StreamResult, data: Piece | None) -> Any:
         """The value that a task returned. May block for a download.
 
         :raises TaskError: if the task did not succeed.
@@ -106,7 +112,7 @@ class ResultReader:
             raise task_error(end)
         return unpack_result(self._fetch(end) if data is None else data)
 
-    def _fetch(self, end: StreamResult) -> bytes:
+    def _fetch(self, end: StreamResult) -> Piece:
         blob = end.result_blob
         if blob is not None and blob.url is not None:
             try:
@@ -123,6 +129,6 @@ class ResultReader:
             )
         return self._download(fresh.result_blob)
 
-    def _download(self, blob: BlobLocation) -> bytes:
+    def _download(self, blob: BlobLocation) -> Piece:
         assert blob.url is not None
         return self._blobs.download(BlobRef(blob.blob_key, blob.size_bytes, blob.sha256), blob.url)

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from farcall._sender import Call, Sender
 from farcall._stream import Stream
 from farcall._submission import encode_payload
 from farcall._terms import Terms
+from farcall._tracing import trace_call
 from farcall._verdict import Judge
 from farcall._why import Why
 from farcall_common.errors import FarcallError
@@ -76,8 +78,10 @@ class Engine:
     ) -> None:
         self.serializer = serializer
         self._groups = {task_group_id}
+        self._references: dict[str, str] = {}
         self._api = api
         self._blobs = blobs
+        self._judge = judge
         self._pid = os.getpid()
         self._broken: BaseException | None = None
         self._unsent = Budget(_UNSENT_BYTES)
@@ -89,7 +93,7 @@ class Engine:
             stream_is_open=self._stream.is_open,
             patience_s=patience_s,
         )
-        self.sender = Sender(
+        self.sender: Sender = Sender(
             api,
             self._collector,
             judge=judge,
@@ -118,7 +122,17 @@ class Engine:
     @serializer.setter
     def serializer(self, value: Serializer) -> None:
         self._serializer = value
-        self.functions = FunctionTable(value)
+        self.functions: FunctionTable = FunctionTable(value)
+
+    def registered(self, function_id: str | uuid.UUID) -> FunctionHandle:
+        """The handle of a registered function, by id, ``<id>@<version>`` or alias.
+
+        :raises FunctionUnknown: if there is no such alias.
+        """
+        name = str(function_id)
+        if name not in self._references:
+            self._references[name] = self._api.reference_of(function_id)
+        return self.functions.registered(self._references[name])
 
     def submit(
         self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], *, terms: Terms
@@ -146,6 +160,7 @@ class Engine:
         )
         self._listen(terms.task_group_id)
         self._collector.add(future)
+        trace_call(future, handle.name)
         if inputs:
             self._send_when_done(inputs, future, handle, args, kwargs, terms)
         else:
@@ -155,7 +170,13 @@ class Engine:
     def _pack(self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> bytes:
         if terms.options.memoize:
             kwargs = in_order(kwargs)
-        return pack_call(args, kwargs, function_name=handle.name, serializer=self._serializer)
+        return pack_call(
+            args,
+            kwargs,
+            function_name=handle.name,
+            serializer=self._serializer,
+            reads_binary=lambda: self._judge.reads_binary(terms.endpoint_id or ""),
+        )
 
     def _send(self, future: ComputeFuture[Any], handle: FunctionHandle, payload: bytes, terms: Terms) -> None:
         reserved_bytes = len(payload) if len(payload) >= _COUNTED_BYTES else 0

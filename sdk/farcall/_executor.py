@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from farcall._catalogue import SourceCode
 from farcall._client import Client
 from farcall._future import ComputeFuture
+from farcall._notebook import card
 from farcall._submitter import Submitter
 from farcall._terms import Terms, as_id
 from farcall._unsupported import refuse
@@ -23,7 +25,7 @@ __all__ = ["Executor"]
 _MAX_BATCH_SIZE = 1000
 
 
-class Executor(Submitter):
+class Executor(Submitter, SourceCode):
     """Runs functions on an endpoint.
 
     ::
@@ -52,10 +54,11 @@ class Executor(Submitter):
     :param max_attempts: how often a task is started at most.
     :param walltime_s: after how many seconds an attempt is stopped; None = never.
     :param memoize: whether equal calls are answered from memory (see :attr:`memoize`); None = as registered.
+    :param keep_output: whether the end of what a task prints is kept when it succeeds, too (see :attr:`keep_output`).
     :param patience_s: for how many seconds the API may be out of reach before futures fail.
     :param amqp_port: only None: results do not come from a message broker.
     :param funcx_client: what ``client`` was once called.
-    :param container_id: only None: containers are the endpoint's matter.
+    :param container_id: id or name of a container of yours to run in; a call for an endpoint that cannot is refused.
     :raises ConfigurationError: if there is no ``client`` and none can be made.
     :raises Unsupported: for an argument that cannot be honoured.
 
@@ -81,12 +84,12 @@ class Executor(Submitter):
         max_attempts: int = 3,
         walltime_s: float | None = None,
         memoize: bool | None = None,
+        keep_output: bool = False,
         patience_s: float = 3600.0,
         funcx_client: Client | None = None,
         container_id: str | None = None,
     ) -> None:
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
-        refuse("container_id", container_id, hint="Choose an endpoint whose workers run in that container.")
         # The engine and what it needs (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
         from farcall._burst import Burst
         from farcall._engine import Engine
@@ -101,6 +104,8 @@ class Executor(Submitter):
             user_endpoint_config=user_endpoint_config,
             result_serializers=strategy_names(result_serializers),
             memoize=memoize,
+            container=container_id,
+            keep_output=keep_output,
         )
         terms = Terms(
             None if endpoint_id is None else as_id(endpoint_id), as_id(task_group_id or uuid.uuid4()), options
@@ -108,7 +113,8 @@ class Executor(Submitter):
         _check_batch_size(batch_size)
         burst = Burst(api_burst_limit, api_burst_window_s)
         given = client or funcx_client
-        self.client = given or Client()
+        self.client: Client = given or Client()
+        self._api = self.client._api
         self.label = label
         self._shut_down = False
         engine = Engine(
@@ -128,8 +134,14 @@ class Executor(Submitter):
         weakref.finalize(self, engine.close).atexit = False
 
     def __repr__(self) -> str:
-        state = "shut down" if self._shut_down else f"{len(self._engine.unsettled())} open futures"
-        return f"<Executor {self.label!r} at endpoint {self.endpoint_id}, {state}>"
+        return f"<Executor {self.label!r} at endpoint {self.endpoint_id}, {self._condition()}>"
+
+    def _repr_html_(self) -> str:
+        known = {"label": self.label, "endpoint": self.endpoint_id, "task group": self.task_group_id}
+        return card("Executor", {**known, "state": self._condition()})
+
+    def _condition(self) -> str:
+        return "shut down" if self._shut_down else f"{len(self._engine.unsettled())} open futures"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -219,23 +231,6 @@ class Executor(Submitter):
             )
         self._engine.functions.registered(function_id, function)
         return function_id
-
-    def register_source_code(
-        self,
-        source: str,
-        function_name: str,
-        *,
-        description: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        public: bool = False,
-    ) -> str:
-        """Register source text that defines ``function_name``, to be called by the id that this returns.
-
-        See :meth:`Client.register_source_code`, and :meth:`submit_to_registered_function`.
-        """
-        return self.client.register_source_code(
-            source, function_name, description=description, metadata=metadata, public=public
-        )
 
     def reload_tasks(self, task_group_id: str | uuid.UUID | None = None) -> list[ComputeFuture[Any]]:
         """Futures of all tasks of a group, whoever submitted them and when, in the order of their submission.

@@ -5,16 +5,20 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
+import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from farcall._notebook import card, shortened
 from farcall._why import Why
+from farcall_common.errors import TaskError
 
 __all__ = ["ComputeFuture"]
 
 T = TypeVar("T")
 
 _cancelling: Final = threading.Lock()
+_NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 
 
 class ComputeFuture(concurrent.futures.Future[T]):
@@ -46,18 +50,47 @@ class ComputeFuture(concurrent.futures.Future[T]):
         #: How often the task was started, as far as known.
         self.attempt = 0
         #: What the endpoint says of the run (Python version and the like), once the task ended.
-        self.details: Mapping[str, Any] = {}
+        self.details: Mapping[str, Any] = _NOTHING
         self._on_cancel = on_cancel
         self._ask_why = ask_why
         #: What must be done before the task is sent.
         self._inputs = inputs
-        self._stations: Mapping[str, float] = {}
+        self._stations: Mapping[str, float] = _NOTHING
         #: Epoch seconds; None for a task that was submitted elsewhere.
         self._made_at = None if adopted else time.time()
         #: Whether the task may be on its way to the API; set before it is, see Sender.
         self._sent = adopted
         self._accepted_at: float | None = time.time() if adopted else None
         self._received_at: float | None = None
+        #: The span above the task, if the program makes spans.
+        self._traceparent: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of task {self.task_id} at endpoint {self.endpoint_id}, {self._fate()}>"
+
+    def _repr_html_(self) -> str:
+        error = self.exception() if self.done() and not self.cancelled() else None
+        known = {
+            "task": self.task_id,
+            "endpoint": self.endpoint_id,
+            "state": self._fate(),
+            "attempts": self.attempt or None,
+            "seconds": self._seconds(),
+            "error": error and str(error),
+            "result": shortened(self.result()) if self._fate() == "succeeded" else None,
+        }
+        return card("Call", known)
+
+    def _fate(self) -> str:
+        """What is known here of how the task is, in words."""
+        if not self.done():
+            return "on its way" if self._accepted_at is None else "waiting or running"
+        return "cancelled" if self.cancelled() else "failed" if self.exception() else "succeeded"
+
+    def _seconds(self) -> str | None:
+        if self._made_at is None:
+            return None
+        return f"{(self._received_at or time.time()) - self._made_at:.1f}"
 
     @property
     def timings(self) -> dict[str, float]:
@@ -72,6 +105,24 @@ class ComputeFuture(concurrent.futures.Future[T]):
         own["client_received_at"] = self._received_at
         return {**{name: at for name, at in own.items() if at is not None}, **self._stations}
 
+    @property
+    def stdout(self) -> str | None:
+        """The end of what the task wrote to standard output, once it ended: of a failed task, and of one that succeeded
+        with :attr:`Executor.keep_output`. None if nothing is kept."""
+        return self._printed("stdout_tail")
+
+    @property
+    def stderr(self) -> str | None:
+        """The same of standard error."""
+        return self._printed("stderr_tail")
+
+    def _printed(self, name: str) -> str | None:
+        if not self.done() or self.cancelled():
+            return None
+        error = self.exception()
+        tail: str | None = getattr(error.record, name) if isinstance(error, TaskError) else self.details.get(name)
+        return tail or None
+
     def why(self) -> Why:
         """Why the task is where it is: ``print(future.why())`` says it in one sentence.
 
@@ -81,7 +132,7 @@ class ComputeFuture(concurrent.futures.Future[T]):
         """
         age_s = time.time() - (self._made_at or self._accepted_at or 0.0)
         if self.done():
-            how = "was cancelled" if self.cancelled() else "failed" if self.exception() else "succeeded"
+            how = "was cancelled" if self.cancelled() else self._fate()
             return Why(self.task_id, "ENDED", f"It does not wait: it {how}.", "ended", state_age_s=0.0)
         waiting = [future for future in self._inputs if not future.done()]
         if waiting:

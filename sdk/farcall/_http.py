@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import httpx
@@ -59,6 +59,7 @@ _OWN: Final[Mapping[str, type[FarcallError]]] = {cls.code: cls for cls in (Endpo
 _UNREACHABLE_HINT: Final = (
     "Is the API up? `farcall local status` shows a local tier; FARCALL_API_URL names the address."
 )
+_PIECE_BYTES: Final = 256 * 1024
 #: Environment proxies are for the world outside: a tier on this machine is reached directly.
 _DIRECT: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
@@ -142,9 +143,11 @@ class Http:
         """Upload to a pre-signed address. The token stays here: that address is another party's."""
         self._request("PUT", url, content=data, headers=headers)
 
-    def get(self, url: str) -> bytes:
-        """Download from a pre-signed address."""
-        return self._request("GET", url, content=None, headers={}).content
+    def get(self, url: str) -> bytearray:
+        """Download from a pre-signed address, into memory that is nobody else's."""
+        received = bytearray()
+        self._request("GET", url, content=None, headers={}, received=received)
+        return received
 
     def _headers(self) -> dict[str, str]:
         token = self.settings.token if self._authorizer is None else bearer_token(self._authorizer)
@@ -171,13 +174,14 @@ class Http:
         query: Mapping[str, str | int] | None = None,
         patience_s: float | None = None,
         stop: threading.Event | None = None,
+        received: bytearray | None = None,
     ) -> httpx.Response:
         patience_s = self.patience_s if patience_s is None else patience_s
         started_at = time.monotonic()
         attempt = 0
         while True:
             try:
-                return self._once(method, url, content=content, headers=headers, query=query)
+                return self._once(method, url, content=content, headers=headers, query=query, received=received)
             except FarcallError as error:
                 delay_s = max(error.record.retry_after_s or 0.0, self._backoff.delay_s(attempt))
                 broken = error.record.code == FarcallError.code
@@ -197,9 +201,22 @@ class Http:
         content: bytes | None,
         headers: Mapping[str, str],
         query: Mapping[str, str | int] | None,
+        received: bytearray | None,
     ) -> httpx.Response:
+        """One attempt. The body of a success goes into ``received``, if that is given."""
+        sent = httpx.Headers(headers)
+        pieces: bytes | Iterator[bytes] | None = content
+        if content is not None and len(content) > _PIECE_BYTES:
+            sent["content-length"] = str(len(content))
+            pieces = _in_pieces(content)
         try:
-            response = self._client().request(method, url, content=content, headers=headers, params=query)
+            with self._client().stream(method, url, content=pieces, headers=sent, params=query) as response:
+                if received is None or not response.is_success:
+                    response.read()
+                else:
+                    received.clear()
+                    for chunk in response.iter_bytes():
+                        received += chunk
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ConfigurationError(f"not an address that can be called: {error}") from error
         except httpx.TransportError as error:
@@ -241,6 +258,12 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _in_pieces(content: bytes) -> Iterator[bytes]:
+    """A large body bit by bit: the layers below copy what the socket has not taken yet, again and again."""
+    for start in range(0, len(content), _PIECE_BYTES):
+        yield content[start : start + _PIECE_BYTES]
 
 
 def _error(response: httpx.Response) -> FarcallError:

@@ -13,6 +13,7 @@ __all__ = ["InputFailed", "failure_of", "inputs_of", "resolved", "when_all_done"
 
 _Future = concurrent.futures.Future[Any]
 _SEQUENCES: Final = (list, tuple, set, frozenset)
+_INSIDES: Final = (*_SEQUENCES, dict)
 
 
 class InputFailed(TaskError):
@@ -24,11 +25,12 @@ class InputFailed(TaskError):
 def inputs_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Future]:
     """The futures among the arguments and directly inside of lists, tuples, sets and dictionaries among them."""
     found: dict[int, _Future] = {}
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, concurrent.futures.Future):
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, _INSIDES):
+            if type(value) in _INSIDES:
+                found |= {id(each): each for each in _inside(value) if isinstance(each, concurrent.futures.Future)}
+        elif isinstance(value, concurrent.futures.Future):
             found[id(value)] = value
-        elif type(value) in _SEQUENCES or type(value) is dict:
-            found |= {id(each): each for each in _inside(value) if isinstance(each, concurrent.futures.Future)}
     return list(found.values())
 
 

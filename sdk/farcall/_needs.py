@@ -16,7 +16,7 @@ THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 #: What every endpoint reads, whatever its Python: text, JSON, and combinations that have text in them.
 _UNIVERSAL: Final = frozenset({b"st", b"sd", b"11", b"12", b"13"})
 #: A line of JSON stands in front, and says of which Python the byte code in it is, if there is any.
-_WITH_HEAD: Final = frozenset({b"f1", b"f2"})
+_WITH_HEAD: Final = frozenset({b"f1", b"f2", b"f3"})
 _BYTE_CODE: Final = b"01"
 
 
@@ -54,22 +54,20 @@ class Needs:
 
 def needs_of(packed: bytes) -> Needs | None:
     """The needs of a packed function or call; None when every endpoint reads it."""
-    if packed.count(b"\n11\n") == 2:
+    if packed[:1].isdigit() and packed.count(b"\n11\n") == 2:
         return None  # JSON has no newline of its own: a call of which both halves are JSON, as most are
+    # Here, not at the top: it would make the import of the package half as slow again.
+    from farcall_common.payload.framing import first_line, unpack
+
     ids: set[bytes] = set()
     python: str | None = None
-    start = 0
-    while start < len(packed):
-        line_end = packed.index(b"\n", start)
-        first = line_end + 1
-        strategy = packed[first : first + 2]
+    for buffer in unpack(packed):
+        strategy = bytes(buffer[:2])
         if strategy in _WITH_HEAD:
-            head = packed[first + 3 : packed.index(b"\n", first + 3)]
-            python = json.loads(head).get("python") or python
+            python = json.loads(first_line(buffer[3:])).get("python") or python
         elif strategy == _BYTE_CODE:
             python = THIS_PYTHON
         ids.add(strategy)
-        start = first + int(packed[start:line_end])
     if ids <= _UNIVERSAL:
         return None
     return Needs(frozenset(strategy.decode() for strategy in ids), python)

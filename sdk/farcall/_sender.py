@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import queue
 import threading
@@ -16,10 +17,10 @@ from farcall._calls import FunctionHandle
 from farcall._collector import Collector
 from farcall._future import ComputeFuture
 from farcall._needs import EndpointIncompatible, Needs
-from farcall._submission import MAX_BYTES, Prepared, check_answer, encode_submit, size_bytes
+from farcall._submission import MAX_BYTES, Prepared, TaskOptions, check_answer, encode_submit, size_bytes
 from farcall._terms import Terms
 from farcall._unsupported import Unsupported
-from farcall._verdict import Judge
+from farcall._verdict import BINARY, Judge
 from farcall_common.errors import (
     ConfigurationError,
     EndpointUnknown,
@@ -55,12 +56,12 @@ class Call:
         needs: Needs | None,
         reserved_bytes: int = 0,
     ) -> None:
-        self.needs = needs
-        self.future = future
-        self.function = function
-        self.payload = payload
-        self.terms = terms
-        self.reserved_bytes = reserved_bytes
+        self.needs: Needs | None = needs
+        self.future: ComputeFuture[Any] = future
+        self.function: FunctionHandle = function
+        self.payload: bytes = payload
+        self.terms: Terms = terms
+        self.reserved_bytes: int = reserved_bytes
 
 
 class Sender:
@@ -95,9 +96,9 @@ class Sender:
         self._collector = collector
         self._judge = judge
         self.batch_size = batch_size
-        self.burst = burst
+        self.burst: Burst = burst
         #: How many calls the API has taken.
-        self.accepted = 0
+        self.accepted: int = 0
         self._patience_s = patience_s
         self._on_accepted = on_accepted
         self._on_gap = on_gap
@@ -197,6 +198,9 @@ class Sender:
         """Give each function the form that the endpoint reads. Calls that it could not read or run fail."""
         readable: list[Call] = []
         for call in batch:
+            if call.needs is None and call.function.needs is None:
+                readable.append(call)
+                continue
             endpoint_id = call.terms.endpoint_id or ""
             try:
                 call.function = self._judge.readable(endpoint_id, call.function)
@@ -224,13 +228,13 @@ class Sender:
 
     def _submit(self, batch: Sequence[Call]) -> None:
         tasks = [
-            Prepared(call.future.task_id, call.function.function_id, call.payload)
+            Prepared(call.future.task_id, call.function.function_id, call.payload, call.future._traceparent)
             for call in batch
             if call.function.function_id is not None
         ]
         terms = batch[0].terms
         assert terms.endpoint_id is not None
-        body, ids = encode_submit(tasks, task_group_id=terms.task_group_id, options=terms.options)
+        body, ids = encode_submit(tasks, task_group_id=terms.task_group_id, options=self._options(terms))
         self._stop.wait(self.burst.take(now=time.monotonic()))
         try:
             answer = self._api.submit(terms.endpoint_id, body, patience_s=self._patience_s, stop=self._stop)
@@ -251,6 +255,13 @@ class Sender:
         if answer.get("results_left_out"):
             self._on_gap()
         self._on_accepted()
+
+    def _options(self, terms: Terms) -> TaskOptions:
+        """What is asked of the endpoint: large results as bytes, if it can and nobody said otherwise."""
+        options = terms.options
+        if options.result_serializers or not self._judge.reads_binary(terms.endpoint_id or ""):
+            return options
+        return dataclasses.replace(options, result_serializers=(BINARY,))
 
     def _fail(self, calls: Sequence[Call], error: FarcallError) -> None:
         self._collector.fail([call.future.task_id for call in calls], error)

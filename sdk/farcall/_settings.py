@@ -1,4 +1,4 @@
-"""Where the API is and who is calling: argument, then environment, then ``config.toml``."""
+"""Where the API is and who is calling: argument, then environment, then a login, then ``config.toml``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.login_file import login_at
 
 __all__ = ["Settings", "find_home", "read_stored"]
 
@@ -22,10 +23,14 @@ _HINT: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a client must know. The token is left out of the repr, so that it does not end up in a log."""
+    """What a client must know. The token is left out of the repr, so that it does not end up in a log.
+
+    :param login: the file with a login at this API, whose token is used and renewed instead of ``token``.
+    """
 
     api_url: str
     token: str = dataclasses.field(repr=False)
+    login: pathlib.Path | None = None
 
     @classmethod
     def resolve(
@@ -33,25 +38,29 @@ class Settings:
     ) -> Settings:
         """Take each setting from the first place that has it.
 
-        The places are the argument, ``FARCALL_API_URL`` / ``FARCALL_TOKEN``, and the ``[default]`` table of
-        ``$FARCALL_HOME/config.toml`` (``~/.farcall`` unless set).
+        The places are the argument, ``FARCALL_API_URL`` / ``FARCALL_TOKEN``, and in ``$FARCALL_HOME`` (``~/.farcall``
+        unless set) the login at that API in ``login.json``, if there is one, and the ``[default]`` table of
+        ``config.toml``.
 
         :raises ConfigurationError: if a setting is nowhere to be found, or is not usable.
         """
         api_url = api_url or environ.get("FARCALL_API_URL")
         token = token or environ.get("FARCALL_TOKEN")
         config = find_home(environ) / "config.toml"
-        if not api_url or not token:
-            stored = read_stored(config)
-            api_url, token = api_url or stored.get("api_url"), token or stored.get("token")
-        if not api_url or not token:
+        stored = {} if api_url and token else read_stored(config)
+        api_url = api_url or stored.get("api_url")
+        login = None
+        if api_url and not token:
+            login = login_at(api_url, config.parent)
+            token = "" if login else stored.get("token")
+        if not api_url or (not token and login is None):
             missing = "the token" if api_url else "the address of the API"
             raise ConfigurationError(f"{missing} is not set", hint=_HINT.format(config=config))
         if urlsplit(api_url).scheme not in ("http", "https") or not urlsplit(api_url).netloc:
             raise ConfigurationError(
                 f"api_url is not an http(s) address: {api_url!r}", hint=_HINT.format(config=config)
             )
-        return cls(api_url.rstrip("/"), token.strip())
+        return cls(api_url.rstrip("/"), (token or "").strip(), login)
 
 
 def find_home(environ: Mapping[str, str]) -> pathlib.Path:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 import keyword
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, cast, overload
 
 from farcall import _shell_remote
 from farcall._shell_remote import ShellResult
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # checkers bring it along
+
+    R = TypeVar("R", default=ShellResult)
+else:
+    from typing import TypeVar
+
+    R = TypeVar("R")
+
 __all__ = ["MPIFunction", "ShellFunction", "ShellResult"]
 
 
-class ShellFunction:
+class ShellFunction(Generic[R]):
     """A command line that is called like a function, and returns a :class:`ShellResult`.
 
     ::
@@ -38,6 +47,33 @@ class ShellFunction:
     """
 
     _mpi: ClassVar[bool] = False
+
+    @overload
+    def __init__(
+        self: ShellFunction[ShellResult],
+        cmd: str,
+        stdout: str | None = None,
+        stderr: str | None = None,
+        walltime: float | None = None,
+        snippet_lines: int = 1000,
+        name: str | None = None,
+        return_dict: Literal[False] = False,
+        run_in_sandbox: bool = False,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ShellFunction[dict[str, Any]],
+        cmd: str,
+        stdout: str | None = None,
+        stderr: str | None = None,
+        walltime: float | None = None,
+        snippet_lines: int = 1000,
+        name: str | None = None,
+        *,
+        return_dict: Literal[True],
+        run_in_sandbox: bool = False,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -64,21 +100,22 @@ class ShellFunction:
         self.run_in_sandbox = run_in_sandbox
         self.__name__ = name
 
-    def __call__(self, **kwargs: Any) -> ShellResult | dict[str, Any]:
+    def __call__(self, **kwargs: Any) -> R:
         """Run the command line here and now. An executor does the same on its endpoint."""
-        return _shell_remote.run(self.cmd.format(**kwargs), **self._settings())
+        return cast("R", _shell_remote.run(self.cmd.format(**kwargs), **self._settings()))
 
     def __repr__(self) -> str:
         given = {"cmd": self.cmd, "name": self.__name__, **self._settings()}
         del given["mpi"]
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ShellFunction:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
-    __copy__ = functools.partialmethod(__deepcopy__, {})
+    def __copy__(self) -> Self:
+        return self.__deepcopy__({})
 
     def __reduce__(self) -> tuple[Any, ...]:
         # On its way to a worker inside of something else: as the plain function that the text defines.
@@ -105,7 +142,7 @@ class ShellFunction:
         }
 
 
-class MPIFunction(ShellFunction):
+class MPIFunction(ShellFunction[R]):
     """A command line that is started by the endpoint's MPI launcher; otherwise a :class:`ShellFunction`.
 
     How many nodes and ranks it gets is said by the executor's ``resource_specification``: ``num_nodes``,
@@ -113,6 +150,37 @@ class MPIFunction(ShellFunction):
     """
 
     _mpi = True
+
+    if TYPE_CHECKING:  # which of the two it is, is not inherited
+
+        @overload
+        def __init__(
+            self: MPIFunction[ShellResult],
+            cmd: str,
+            stdout: str | None = None,
+            stderr: str | None = None,
+            walltime: float | None = None,
+            snippet_lines: int = 1000,
+            name: str | None = None,
+            return_dict: Literal[False] = False,
+            run_in_sandbox: bool = False,
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: MPIFunction[dict[str, Any]],
+            cmd: str,
+            stdout: str | None = None,
+            stderr: str | None = None,
+            walltime: float | None = None,
+            snippet_lines: int = 1000,
+            name: str | None = None,
+            *,
+            return_dict: Literal[True],
+            run_in_sandbox: bool = False,
+        ) -> None: ...
+
+        def __init__(self, cmd: str, *args: Any, **settings: Any) -> None: ...
 
 
 @functools.cache

@@ -67,11 +67,14 @@ def run(
 ) -> ShellResult | dict[str, Any]:
     """Run a command line under bash and wait for it, at most ``walltime`` seconds.
 
-    :raises RuntimeError: for ``mpi`` where no launcher is set.
+    :raises RuntimeError: for ``mpi`` where no launcher is set, or the task asked for no nodes.
     """
     if mpi:
         if not os.environ.get("PARSL_MPI_PREFIX"):
-            raise RuntimeError("this endpoint launches no MPI programs: PARSL_MPI_PREFIX is not set for its workers")
+            raise RuntimeError(
+                "PARSL_MPI_PREFIX is not set: the executor's resource_specification must say num_nodes or num_ranks, "
+                "and the endpoint must have an MPI launcher"
+            )
         cmd = f"$PARSL_MPI_PREFIX {cmd}"
     place = _place(run_in_sandbox)
     code, failure = 0, None

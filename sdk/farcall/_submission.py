@@ -33,8 +33,10 @@ class TaskOptions:
     :param resource_specification: what a task asks of the endpoint (``memory_bytes``, ``num_nodes`` and the like).
     :param user_endpoint_config: values for the endpoint's own template; most endpoints take none.
     :param result_serializers: strategies that the worker tries in turn on a result; none = its own choice.
+    :param container: id or name of a container of yours to run in; the API refuses an endpoint that cannot.
     :param memoize: whether the API may answer with the result of an equal call, and remembers this one's; None = as
         the function was registered.
+    :param keep_output: whether the end of what a task prints is kept when it succeeds, too.
     """
 
     idempotent: bool = True
@@ -44,6 +46,8 @@ class TaskOptions:
     user_endpoint_config: Mapping[str, Any] | None = None
     result_serializers: tuple[str, ...] = ()
     memoize: bool | None = None
+    container: str | None = None
+    keep_output: bool = False
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
@@ -56,11 +60,13 @@ class TaskOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The part of a submit that they are; what is not set is left out."""
+        asked = dict(self.resource_specification or {}) | ({"keep_output": True} if self.keep_output else {})
         optional = {
             "walltime_s": self.walltime_s,
-            "resource_specification": self.resource_specification,
+            "resource_specification": asked,
             "user_endpoint_config": self.user_endpoint_config,
             "result_serializers": self.result_serializers,
+            "container": self.container,
         }
         body: dict[str, Any] = {"idempotent": self.idempotent, "max_attempts": self.max_attempts}
         if self.memoize is not None:
@@ -68,13 +74,14 @@ class TaskOptions:
         return body | {name: value for name, value in optional.items() if value}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prepared:
-    """A task that is ready to be sent: ``payload`` is JSON already (see :func:`encode_payload`)."""
+class Prepared(msgspec.Struct, frozen=True, gc=False):
+    """A task that is ready to be sent: ``payload`` is JSON already (see :func:`encode_payload`), ``traceparent`` the
+    span above it, if there is one."""
 
     task_id: str
     function_id: str
     payload: bytes
+    traceparent: str | None = None
 
 
 def encode_payload(payload: bytes | BlobRef) -> bytes:
@@ -108,13 +115,17 @@ def encode_submit(
     """The body of a submit, and the task ids by function as the answer will repeat them."""
     payloads: dict[str, list[msgspec.Raw]] = {}
     ids: dict[str, list[str]] = {}
+    spans: dict[str, list[str | None]] = {}
     for task in tasks:
         function_id = task.function_id
         if function_id not in ids:
-            ids[function_id], payloads[function_id] = [], []
+            ids[function_id], payloads[function_id], spans[function_id] = [], [], []
         ids[function_id].append(task.task_id)
         payloads[function_id].append(msgspec.Raw(task.payload))
+        spans[function_id].append(task.traceparent)
     body = {"task_group_id": task_group_id, **options.to_json(), "tasks": payloads, "task_ids": ids}
+    if any(task.traceparent for task in tasks):
+        body["traceparents"] = spans
     return _encoder.encode(body), ids
 
 

@@ -6,8 +6,8 @@ import concurrent.futures
 import dataclasses
 import enum
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 from farcall._future import ComputeFuture
 from farcall._mapping import by_chunk, chunks_of, flattened, results_in_order
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Submitter"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
+_Future = concurrent.futures.Future[Any]
+#: What is a value only when the call is sent.
+_Later = _Future | Sequence[_Future] | Set[_Future] | Mapping[Any, _Future]
 
 
 class _Same(enum.Enum):
@@ -39,8 +43,8 @@ class Submitter(concurrent.futures.Executor):
     is submitted.
     """
 
-    def __init__(self, engine: Engine, terms: Terms) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, terms: Terms) -> None:
+        self._engine: Engine = engine  # its type is nobody else's affair, and with it all that it is made of
         self._terms = terms
 
     def __repr__(self) -> str:
@@ -137,6 +141,26 @@ class Submitter(concurrent.futures.Executor):
     def memoize(self, value: bool | None) -> None:
         self._set(memoize=value)
 
+    @property
+    def keep_output(self) -> bool:
+        """Whether the last 4 KiB that a task writes to standard output and error are kept when it succeeds, too: as
+        :attr:`ComputeFuture.stdout` and ``stderr``, and for ``farcall tasks logs``. Those of a failed task always are.
+        """
+        return self._terms.options.keep_output
+
+    @keep_output.setter
+    def keep_output(self, value: bool) -> None:
+        self._set(keep_output=value)
+
+    @property
+    def container_id(self) -> str | None:
+        """Id or name of a container of yours to run in; a call for an endpoint that cannot is refused."""
+        return self._terms.options.container
+
+    @container_id.setter
+    def container_id(self, value: str | None) -> None:
+        self._set(container=value)
+
     def _set(self, **changed: Any) -> None:
         self._terms = dataclasses.replace(self._terms, options=dataclasses.replace(self._terms.options, **changed))
 
@@ -151,6 +175,8 @@ class Submitter(concurrent.futures.Executor):
         user_endpoint_config: Mapping[str, Any] | _Same | None = _SAME,
         result_serializers: Iterable[object] | _Same | None = _SAME,
         memoize: bool | _Same | None = _SAME,
+        keep_output: bool | None = None,
+        container_id: str | _Same | None = _SAME,
     ) -> Submitter:
         """A view of this executor with other terms: ``executor.options(walltime_s=60).submit(f, x)``.
 
@@ -166,6 +192,8 @@ class Submitter(concurrent.futures.Executor):
             "user_endpoint_config": user_endpoint_config,
             "result_serializers": result_serializers,
             "memoize": memoize,
+            "keep_output": _SAME if keep_output is None else keep_output,
+            "container_id": container_id,
         }
         for name, value in given.items():
             if value is not _SAME:
@@ -174,12 +202,26 @@ class Submitter(concurrent.futures.Executor):
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ComputeFuture[T]: ...
+
+    @overload  # mypy takes all functions for one another's equals here, and still tells their arguments apart
+    def submit(  # type: ignore[overload-cannot-match]
+        self, fn: Callable[..., T], first: _Later, /, *args: Any, **kwargs: Any
+    ) -> ComputeFuture[T]: ...
+
+    @overload
+    def submit(  # type: ignore[overload-cannot-match]
+        self, fn: Callable[..., T], first: Any, second: _Later, /, *args: Any, **kwargs: Any
+    ) -> ComputeFuture[T]: ...
+
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> ComputeFuture[T]:
         """Call ``fn(*args, **kwargs)`` on the endpoint and return the future of its result. Does not wait.
 
         Futures among the arguments, also directly inside of a list, tuple, set or dictionary, are replaced by their
         results, and the call is sent when all of them are done; they may be anybody's. If one fails or is cancelled,
-        the call is never made: its future raises :class:`InputFailed`, caused by that failure.
+        the call is never made: its future raises :class:`InputFailed`, caused by that failure. Type checkers know the
+        function's arguments, and let futures stand for the first two.
 
         :raises SerializationError: if the function or an argument cannot be sent; it says which.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
@@ -190,8 +232,11 @@ class Submitter(concurrent.futures.Executor):
     def submit_to_registered_function(
         self, function_id: str | uuid.UUID, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> ComputeFuture[Any]:
-        """Call a function by its id; otherwise like :meth:`submit`."""
-        return self._submit(self._engine.functions.registered(str(function_id)), tuple(args or ()), dict(kwargs or {}))
+        """Call a function by its id, ``<id>@<version>`` or an alias of yours; otherwise like :meth:`submit`.
+
+        An alias is looked up when it is used for the first time; later calls are of the same function.
+        """
+        return self._submit(self._engine.registered(function_id), tuple(args or ()), dict(kwargs or {}))
 
     def map(
         self,

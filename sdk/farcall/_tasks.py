@@ -17,7 +17,7 @@ class TaskInfo(Mapping[str, Any]):
     """A task as it was when asked for. Instants and ``timings`` are epoch seconds.
 
     ``state`` is None for a task that does not exist. ``exception`` is what :meth:`result` raises: a
-    :class:`TaskError`, or why the result cannot be read here.
+    :class:`TaskError`, or why the result cannot be read here. ``retry_of`` is the task that this one tries again.
 
     Programs for Globus Compute look into a dictionary, and may: ``info["status"]``, ``info["pending"]`` and
     ``info["details"]`` are always there, ``info["completion_t"]`` (text) and one of ``info["result"]`` and
@@ -31,6 +31,7 @@ class TaskInfo(Mapping[str, Any]):
     function_id: str = ""
     attempt: int = 0
     finished_at: float | None = None
+    retry_of: str = ""
     timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     value: Any = dataclasses.field(default=None, repr=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from farcall._submission import TaskOptions
 
-__all__ = ["Terms", "as_id"]
+__all__ = ["Terms", "as_id", "as_reference"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +19,15 @@ class Terms:
     endpoint_id: str | None
     task_group_id: str
     options: TaskOptions
+
+
+def as_reference(value: str | uuid.UUID) -> str | None:
+    """A function's id in its canonical form, with ``@`` and a version if it has one; None for what may be an alias."""
+    function_id, at, version = str(value).partition("@")
+    try:
+        return f"{uuid.UUID(function_id)}{at}{version}"
+    except ValueError:
+        return None
 
 
 def as_id(value: str | uuid.UUID) -> str:

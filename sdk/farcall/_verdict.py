@@ -11,9 +11,9 @@ from farcall._api import Api
 from farcall._calls import FunctionHandle
 from farcall._needs import EndpointIncompatible, Needs, Runtime
 from farcall_common.errors import FarcallError
-from farcall_common.payload import DEFAULT_CODE, PureSourceDill, Serializer
+from farcall_common.payload import DEFAULT_CODE, PickleOutOfBand, PureSourceDill, Serializer
 
-__all__ = ["Judge"]
+__all__ = ["BINARY", "Judge"]
 
 #: How long what an endpoint said of itself is believed, and how long the API is left alone after it did not answer.
 _BELIEVED_S: Final = 300.0
@@ -22,6 +22,8 @@ _LEFT_ALONE_S: Final = 30.0
 #: Ways for a function, text first: what dill finds are functions that were typed into an interpreter.
 _WAYS: Final = (DEFAULT_CODE[0], PureSourceDill(self_contained=True), *DEFAULT_CODE[1:])
 _serializer: Final = Serializer()
+#: The strategy that is no text, and what a worker is asked for that may use it.
+BINARY: Final = PickleOutOfBand().id
 
 
 class Judge:
@@ -43,6 +45,10 @@ class Judge:
             missing = needs.missing_in(runtime)
             if missing:
                 raise EndpointIncompatible(f"{what} {missing}", hint=_hint(needs, runtime))
+
+    def reads_binary(self, endpoint_id: str) -> bool:
+        """Whether an endpoint is known to read and write large values as bytes. Asks the API every few minutes."""
+        return BINARY in (self._runtime(endpoint_id).strategies or ())
 
     def readable(self, endpoint_id: str, handle: FunctionHandle) -> FunctionHandle:
         """The function as the endpoint can read it: as it is, or written in another way, source text above all.

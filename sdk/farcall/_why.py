@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from farcall._notebook import card
+
 __all__ = ["Why"]
 
 
@@ -39,6 +41,12 @@ class Why:
 
     def __str__(self) -> str:
         return self.text
+
+    def _repr_html_(self) -> str:
+        workers = None if self.total_workers is None else f"{self.idle_workers or 0} of {self.total_workers} idle"
+        known = {"task": self.task_id, "state": self.state, "endpoint": self.endpoint_name or self.endpoint_id}
+        ahead = {"tasks before it": self.queue_position, "workers": workers, "problem": self.problem}
+        return card(self.text, {**known, **ahead})
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Why:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import datetime as dt
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -27,7 +29,7 @@ from farcall import (
     Unsupported,
 )
 from farcall.testing import FakeCloud
-from farcall_common.errors import BlobUnknown, NoForwarder, TaskGroupUnknown, TaskIdReused
+from farcall_common.errors import BlobUnknown, Conflict, ContainerUnknown, NoForwarder, TaskGroupUnknown, TaskIdReused
 from farcall_common.payload import Serializer, describe_exception
 from farcall_common.store.fakes import FakeBlobs
 from farcall_common.store.model import TaskResult
@@ -93,13 +95,12 @@ class Real:
         records = self.api.stores.records
         results = []
         for task in records.list_open_tasks(self.endpoint_id):
-            function = records.get_function(task.function_id)
-            assert function is not None
+            [(_, code)] = records.get_bodies([(task.function_id, task.function_hash)]).values()
             payload = task.payload or self.api.stores.blobs.read(task.payload_ref.blob_key)  # type: ignore[union-attr]
             result = TaskResult(task.task_id, self.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT)
             try:
                 args, kwargs = serializer.unpack_call(payload)
-                value = serializer.serialize(serializer.unpack_function(function.body)(*args, **kwargs))
+                value = serializer.serialize(serializer.unpack_function(code)(*args, **kwargs))
                 fields: dict[str, Any] = {"result": value}
                 if len(value) > 64 * 1024:
                     fields = {"result_ref": self.api.stores.blobs.write(f"{task.owner_id}/{uuid.uuid4()}", value)}
@@ -125,6 +126,14 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
     cloud: Cloud = Fake() if request.param == "fake" else Real()
     with cloud.client:
         yield cloud
+
+
+def run_until_done(cloud: Cloud, future: concurrent.futures.Future[Any]) -> None:
+    """An executor sends when it likes to."""
+    deadline = time.monotonic() + WAIT_S
+    while not future.done() and time.monotonic() < deadline:
+        cloud.run_what_waits()
+        concurrent.futures.wait([future], timeout=0.02)
 
 
 def test_a_call_from_start_to_end(cloud: Cloud) -> None:
@@ -242,7 +251,7 @@ def test_calls_are_remembered_when_that_is_asked_for(cloud: Cloud) -> None:
     client = cloud.client
     function_id = client.register_function(divide)
 
-    def run(*args: float, memoize: bool | None = None, **kwargs: float) -> str:
+    def run(*args: float, memoize: bool | None = None, **kwargs: Any) -> str:
         return client.run(*args, endpoint_id=cloud.endpoint_id, function_id=function_id, memoize=memoize, **kwargs)
 
     first = run(6, b=3, memoize=True)
@@ -270,6 +279,32 @@ def test_a_function_can_be_remembered_for_all_its_calls(cloud: Cloud) -> None:
     with Executor(cloud.endpoint_id, client=client) as executor:
         assert executor.submit_to_registered_function(function_id, (1, 2)).result(WAIT_S) == 0.5
     assert client.get_function(function_id)["metadata"]["memoize"] is True
+
+
+def test_a_task_that_has_ended_runs_again_as_a_new_one(cloud: Cloud) -> None:
+    function_id = cloud.client.register_function(divide)
+    task_id = cloud.client.run(6, 3, endpoint_id=cloud.endpoint_id, function_id=function_id)
+    with pytest.raises(Conflict):
+        cloud.client.retry(task_id)
+    cloud.run_what_waits()
+    again = cloud.client.retry(task_id)
+    cloud.run_what_waits()
+    info = cloud.client.get_task(again)
+    assert (info.result(), info.retry_of, again != task_id) == (2.0, task_id, True)
+    with pytest.raises(Conflict):
+        cloud.client.discard(task_id)
+    with pytest.raises(TaskUnknown):
+        cloud.client.retry(str(uuid.uuid4()))
+
+
+def test_tasks_and_what_was_done_are_read_to_any_size(cloud: Cloud) -> None:
+    function_id = cloud.client.register_function(divide)
+    ids = [cloud.client.run(n, 1, endpoint_id=cloud.endpoint_id, function_id=function_id) for n in range(5)]
+    assert {task["task_id"] for task in cloud.client.iter_tasks(page=2)} == set(ids)
+    assert len(cloud.client.get_tasks(limit=3)) == 3
+    assert list(cloud.client.iter_tasks(until=1.0)) == []
+    submits = [entry for entry in cloud.client.iter_audit() if entry["action"] == "tasks.submit"]
+    assert [(entry["object_id"], entry["detail"]["tasks"]) for entry in submits] == [(cloud.endpoint_id, 1)] * 5
 
 
 def test_unknown_ids(cloud: Cloud) -> None:
@@ -316,6 +351,96 @@ def test_functions(cloud: Cloud) -> None:
     client.delete_function(function_id)
     with pytest.raises(FunctionUnknown):
         client.get_function(function_id)
+
+
+def test_versions_of_a_function(cloud: Cloud) -> None:
+    client = cloud.client
+    function_id = client.register_function(divide, metadata={"v": 1}, memoize=True)
+    assert client.update_function(function_id, repeat) == 2
+    assert client.update_function(function_id, repeat) == 2
+    assert client.update_function(function_id, description="Both.", public=True) == 2
+    assert [each["version"] for each in client.get_function_versions(function_id)] == [2, 1]
+    first, newest = client.get_function(function_id, version=1), client.get_function(function_id)
+    assert (first["metadata"]["v"], first["metadata"]["memoize"], first["description"]) == (1, True, "Both.")
+    assert ("v" in newest["metadata"], newest["metadata"]["memoize"]) == (False, True)
+    assert client.get_functions()[0]["version"] == 2
+    ids = [client.run(6, 3, endpoint_id=cloud.endpoint_id, function_id=f"{function_id}@1")]
+    ids.append(client.run("ab", 2, endpoint_id=cloud.endpoint_id, function_id=function_id))
+    cloud.run_what_waits()
+    assert [client.get_result(task_id) for task_id in ids] == [2, "abab"]
+    versions = {each["task_id"]: each["function_version"] for each in client.get_tasks()}
+    assert versions == dict(zip(ids, (1, 2), strict=True))
+    with pytest.raises(FunctionUnknown):
+        client.run(endpoint_id=cloud.endpoint_id, function_id=f"{function_id}@3")
+
+
+def test_aliases(cloud: Cloud) -> None:
+    client = cloud.client
+    function_id = client.register_function(divide)
+    client.update_function(function_id, repeat)
+    client.set_alias("stable", function_id, version=1)
+    client.set_alias("newest", function_id)
+    assert client.find_function("stable")["reference"] == f"{function_id}@1"
+    task_id = client.run(6, 3, endpoint_id=cloud.endpoint_id, function_id="stable")
+    cloud.run_what_waits()
+    assert client.get_result(task_id) == 2
+    with Executor(cloud.endpoint_id, client=client) as executor:
+        future = executor.submit_to_registered_function("newest", ["ab", 2])
+        with pytest.raises(FunctionUnknown):
+            executor.submit_to_registered_function("unheard-of")
+        run_until_done(cloud, future)
+        assert future.result(0) == "abab"
+    client.set_alias("stable", function_id)
+    assert [(each["name"], each["version"]) for each in client.get_aliases()] == [("newest", None), ("stable", None)]
+    client.delete_alias("stable")
+    with pytest.raises(FunctionUnknown):
+        client.run(endpoint_id=cloud.endpoint_id, function_id="stable")
+
+
+def test_containers(cloud: Cloud) -> None:
+    client = cloud.client
+    container_id = client.register_container("/images/xtal.sif", "singularity", "xtal", "diffraction")
+    assert client.register_container("/images/xtal.sif", "singularity", "xtal") == container_id
+    with pytest.raises(Conflict):
+        client.register_container("/images/other.sif", "singularity", "xtal")
+    shown = client.get_container("xtal")
+    assert client.get_container(container_id, "singularity") == shown == client.get_containers()[0]
+    assert (shown["location"], shown["description"]) == ("/images/xtal.sif", "diffraction")
+    assert client.get_container_build_status(container_id) == "provided"
+    function_id = client.register_function(divide)
+    with pytest.raises(EndpointIncompatible, match=r"xtal \(singularity\), and endpoint .* runs no containers"):
+        client.run(1, endpoint_id=cloud.endpoint_id, function_id=function_id, container="xtal")
+    with Executor(cloud.endpoint_id, client=client, container_id=container_id) as executor:
+        assert executor.options(container_id=None).container_id is None
+        with pytest.raises(EndpointIncompatible):
+            executor.submit(divide, 1).result(WAIT_S)
+    client.delete_container("xtal")
+    with pytest.raises(ContainerUnknown):
+        client.get_container("xtal")
+
+
+def test_groups(cloud: Cloud) -> None:
+    client = cloud.client
+    function_id = client.register_function(divide)
+    ids = []
+    for size in (1, 3):
+        batch = client.create_batch()
+        for _ in range(size):
+            batch.add(function_id, [1])
+        ids.append(client.batch_run(cloud.endpoint_id, batch)["task_group_id"])
+        cloud.run_what_waits()
+    groups = {each["task_group_id"]: (each["tasks"], each["states"]) for each in client.get_task_groups()}
+    assert groups == {ids[0]: (1, {"success": 1}), ids[1]: (3, {"success": 3})}
+    assert len(client.get_task_groups(limit=1)) == 1
+
+
+def test_who_one_is(cloud: Cloud) -> None:
+    before = cloud.client.whoami()
+    cloud.client.register_function(divide)
+    who = cloud.client.whoami()
+    assert who["identity_id"] == cloud.client.get_endpoints(role="owner")[0]["owner"]
+    assert {"username", "linked", "provider", "limits"} <= who.keys()
+    assert who["limits"]["functions"]["used"] == before["limits"]["functions"]["used"] + 1
 
 
 def test_endpoints(cloud: Cloud) -> None:

@@ -19,7 +19,8 @@ def _alarm_names(templates: Templates) -> set[str]:
 
 
 def test_metrics_are_made_of_fields_that_the_forwarder_writes(aws: Templates) -> None:
-    written = set(Meter().read(endpoints=0, connections=0))
+    # Tests of the canary and of a submit hold theirs.
+    written = {*Meter().read(endpoints=0, connections=0), "canary_s", "tasks_accepted"}
     filters = [each for _, each in resources(aws, "AWS::Logs::MetricFilter")]
     assert 5 <= len(filters) <= 10  # ten metrics are free
     for each in filters:
@@ -50,13 +51,15 @@ def test_the_manual_has_every_alarm_and_no_other(aws: Templates, profile: str) -
         assert documented - named <= {"database-credits"}  # that size has them too; others may not
 
 
-def test_what_must_not_stop_alarms_when_it_is_silent(aws: Templates) -> None:
+def test_what_must_not_stop_alarms_when_it_is_silent(aws: Templates, size: Profile) -> None:
     breaching = {
         alarm["AlarmName"]
         for _, alarm in resources(aws, "AWS::CloudWatch::Alarm")
         if alarm["TreatMissingData"] == "breaching"
     }
-    assert breaching == {"farcall-forwarder-missing", "farcall-reconciler-silent"}
+    canary = {"farcall-canary-failing"} if size.canary.minutes else set()
+    forwarder = set() if size.forwarder.sleeps else {"farcall-forwarder-missing"}  # nobody misses one that sleeps
+    assert breaching == {"farcall-reconciler-silent"} | forwarder | canary
 
 
 def test_each_node_of_the_queue_is_watched(aws: Templates, size: Profile) -> None:

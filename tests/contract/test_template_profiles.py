@@ -138,7 +138,7 @@ def test_the_schema_is_up_to_date_before_anything_uses_it(aws: Templates) -> Non
 
 def test_logs_are_kept_for_as_long_as_the_profile_says(aws: Templates, size: Profile) -> None:
     groups = list(resources(aws, "AWS::Logs::LogGroup"))
-    assert len(groups) == 5
+    assert len(groups) == 5 + bool(size.canary.minutes)
     assert {group["RetentionInDays"] for _, group in groups} == {size.retention.log_days}
 
 
@@ -148,27 +148,14 @@ def test_the_offline_tier_differs_only_where_it_must(aws: Templates, localstack:
         "AWS::EC2::EgressOnlyInternetGateway",
         "AWS::EC2::VPCCidrBlock",
         "AWS::RDS::DBParameterGroup",
-        "AWS::EC2::EIP",
     }
     aws = {name: template for name, template in aws.items() if name != "farcall-observability"}
     assert set(localstack) == set(aws)
     counts = {name: count_types(localstack[name]) for name in aws}
     expected = {
-        name: {
-            kind: number
-            for kind, number in count_types(aws[name]).items()
-            if kind not in only_aws and "::ElasticLoadBalancingV2::" not in kind
-        }
-        for name in aws
+        name: {kind: number for kind, number in count_types(aws[name]).items() if kind not in only_aws} for name in aws
     }
     expected["farcall-network"]["AWS::EC2::Route"] = 2
-    if list(resources(aws, "AWS::ElasticLoadBalancingV2::LoadBalancer")):
-        expected["farcall-network"]["AWS::EC2::SecurityGroup"] -= 1
-        expected["farcall-network"]["AWS::EC2::SecurityGroupIngress"] -= 2
-        expected["farcall-forwarder"]["AWS::SecretsManager::Secret"] = 0
-        expected["farcall-forwarder"] = {k: n for k, n in expected["farcall-forwarder"].items() if n}
-    counts["farcall-forwarder"].pop("AWS::IAM::Policy")  # the execution role needs none without a shared key's secret
-    expected["farcall-forwarder"].pop("AWS::IAM::Policy")
     assert counts == expected
     assert the_one(localstack, "AWS::ElastiCache::ReplicationGroup")["TransitEncryptionEnabled"] is False
     assert localstack["farcall-api"]["Parameters"]["DevTokens"]["NoEcho"] is True
@@ -182,6 +169,52 @@ def test_a_deployment_can_begin_with_the_data_of_a_snapshot(tmp_path: Path) -> N
     assert "MasterUsername" not in database
     assert "{{resolve:secretsmanager:" in json.dumps(database["MasterUserPassword"])
     assert database["DeletionProtection"] is True
+
+
+def test_forwarders_that_sleep_can_be_woken_and_nothing_else_can_be_done_to_them(aws: Templates, size: Profile) -> None:
+    told = {
+        function["Handler"].split(".")[-2]: {
+            name: value for name, value in function["Environment"]["Variables"].items() if "_FLEET_" in name
+        }
+        for _, function in resources(aws, "AWS::Lambda::Function")
+        if "Environment" in function
+    }
+    expected = {
+        "FARCALL_FLEET_CLUSTER": the_one(aws, "AWS::ECS::Cluster")["ClusterName"],
+        "FARCALL_FLEET_SERVICE": the_one(aws, "AWS::ECS::Service")["ServiceName"],
+        "FARCALL_FLEET_TASKS": str(size.forwarder.tasks),
+        "FARCALL_FLEET_IDLE_S": str(60 * size.forwarder.idle_minutes),
+    }
+    assert told["api"] == told["reconciler"] == (expected if size.forwarder.sleeps else {})
+    assert not told["authorizer"]
+    rights = [
+        statement
+        for _, policy in resources(aws, "AWS::IAM::Policy")
+        for statement in policy["PolicyDocument"]["Statement"]
+        if "ecs:" in json.dumps(statement["Action"])
+    ]
+    assert len(rights) == (2 if size.forwarder.sleeps else 0)
+    for right in rights:
+        assert right["Action"] == "ecs:UpdateService"
+        assert right["Resource"]["Fn::Join"][1][-1] == ":service/farcall/forwarder"
+
+
+def test_an_image_of_ones_own_brings_the_code(tmp_path: Path) -> None:
+    image = f"123456789012.dkr.ecr.eu-central-1.amazonaws.com/farcall-forwarder@sha256:{'0' * 64}"
+    synthesize_apart(tmp_path / "out", context(**{"forwarder.image": image, "forwarder.code": "image"}))
+    templates = read_templates(tmp_path / "out")
+    (container,) = the_one(templates, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
+    assert container["Command"] == ["python", "-m", "farcall_forwarder"]
+    assert not [variable for variable in container["Environment"] if "BUNDLE" in variable["Name"]]
+    assert f"/farcall-forwarder@sha256:{'0' * 64}" in json.dumps(container["Image"])
+    pull = [
+        statement["Resource"]
+        for _, policy in resources(templates, "AWS::IAM::Policy")
+        for statement in policy["PolicyDocument"]["Statement"]
+        if "ecr:BatchGetImage" in statement["Action"]
+    ]
+    assert len(pull) == 1
+    assert "123456789012:repository/farcall-forwarder" in json.dumps(pull)
 
 
 def test_a_synth_depends_on_nothing_but_the_sources(

@@ -84,9 +84,11 @@ def test_data_outlives_the_stack(aws: Templates, size: Profile) -> None:
     assert database["BackupRetentionPeriod"] == size.database.backup_days
 
 
-def test_the_authorizer_is_outside_the_vpc_and_the_others_are_in_it(aws: Templates) -> None:
+def test_who_asks_the_internet_is_outside_the_vpc_and_the_others_are_in_it(aws: Templates, size: Profile) -> None:
     in_vpc = {f["Handler"]: "VpcConfig" in f for _, f in resources(aws, "AWS::Lambda::Function")}
+    canary = {"farcall_lambdas.handlers.canary.handle": False} if size.canary.minutes else {}
     assert in_vpc == {
+        **canary,
         "farcall_lambdas.handlers.api.handle": True,
         "farcall_lambdas.handlers.authorizer.handle": False,
         "farcall_lambdas.handlers.reconciler.handle": True,

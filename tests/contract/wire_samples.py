@@ -109,6 +109,15 @@ SAMPLES: Final = {
                 error=ERROR,
             )
         ),
+        m.Envelope(m.BlobPull(task_id=TASK, attempt=1, offset_bytes=1_048_576)),
+        m.Envelope(
+            m.BlobPush(task_id=TASK, attempt=1, size_bytes=5_000_000, sha256=SHA, offset_bytes=1_048_576, piece=0),
+            (b"bytes",),
+        ),
+        m.Envelope(m.BlobPiece(task_id=TASK, attempt=1, offset_bytes=1_048_576, piece=0, error=ERROR), (b"bytes",)),
+        m.Envelope(
+            m.BlobTaken(task_id=TASK, attempt=1, offset_bytes=5_000_000, blob_key="owner/key", error=ERROR),
+        ),
         m.Envelope(m.Move(reason="deploy", retry_after_s=1.5)),
         m.Envelope(
             m.Heartbeat(
@@ -155,4 +164,47 @@ SAMPLES: Final = {
             (b"11\n42",),
         ),
     )
+}
+
+#: Fields that came after the first golden bytes of their message, which are never edited.
+LATER_FIELDS: Final = {
+    "Welcome.relay": m.Envelope(
+        m.Welcome(
+            session_id="x-1",
+            forwarder_id="f-1",
+            protocol_version=1,
+            heartbeat_s=30.0,
+            relay_piece_bytes=1_048_576,
+        )
+    ),
+    "TaskResults.exhausted": m.Envelope(
+        m.TaskResults(
+            results=(
+                m.ResultSpec(task_id=TASK, attempt=3, state=TaskState.FAILED, error=ERROR, exhausted=True),
+                # Read and not written, in this version: see PROTOCOL.md on dead letters.
+                m.ResultSpec(task_id=TASK, attempt=3, state=TaskState.DEAD_LETTERED, error=ERROR),
+            )
+        )
+    ),
+    "ResultsReady.dead-lettered": m.Envelope(
+        m.ResultsReady(
+            cursor="f-1:7",
+            results=(m.StreamResult(task_id=TASK, task_group_id=GROUP, state=TaskState.DEAD_LETTERED, error=ERROR),),
+        )
+    ),
+    "RunTasks.traceparent": m.Envelope(
+        m.RunTasks(
+            tasks=(
+                m.TaskSpec(
+                    task_id=TASK,
+                    attempt=1,
+                    function_id="fn-1",
+                    function_hash=SHA,
+                    payload=0,
+                    traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+                ),
+            ),
+        ),
+        (b"4\n11\n[",),
+    ),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -11,10 +10,7 @@ import pytest
 
 from tests.docs.pages import DOCS, Block, Page, check_output, pages, run
 
-#: Pages whose code cannot run here, and why.
-ELSEWHERE: Final = {"deploy.md": "its code logs in at Globus"}
-
-PAGES: Final = [page for page in pages() if page.program() and page.name not in ELSEWHERE]
+PAGES: Final = [page for page in pages() if page.program()]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.needs_cloud], ids=lambda page: page.name)
@@ -27,13 +23,6 @@ def test_the_code_of_a_page_runs_without_a_cloud(
     page: Page, bare_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     check_output(run(page, directory=tmp_path, environment=bare_environment), expected=page.expected())
-
-
-@pytest.mark.parametrize("name", sorted(ELSEWHERE))
-def test_code_that_cannot_run_here_is_python_at_least(name: str) -> None:
-    page = next(page for page in pages() if page.name == name)
-    assert page.program(), f"{name} has no code any more"
-    ast.parse(page.program())
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

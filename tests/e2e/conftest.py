@@ -1,8 +1,10 @@
 """One suite for every tier: ``pytest tests/e2e --tier local|localstack|aws``.
 
-A test that needs to kill or wipe a part of the cloud takes the ``local_tier`` fixture, and is skipped elsewhere.
-``--profile`` chooses what is deployed to LocalStack. Tier ``aws`` is a deployment that exists already: its address is
-in ``FARCALL_API_URL``, and ``FARCALL_E2E_TOKENS`` has a token for each of two people, as JSON with their names here.
+A test that needs to kill or wipe a part of the cloud takes the ``local_tier`` fixture, and is skipped on AWS and on a
+LocalStack that is not ours.
+``--profile`` chooses what tier ``localstack`` deploys: to a LocalStack of its own, or to the one that
+``AWS_ENDPOINT_URL`` names. Tier ``aws`` is a deployment that exists already: its address is in ``FARCALL_API_URL``, and
+``FARCALL_E2E_TOKENS`` has a token for each of two people, as JSON with their names here.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +23,9 @@ from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.process import log_tail
 from farcall_local.tier import LocalTier
+
+if TYPE_CHECKING:
+    from farcall_localstack.faults import Faults
 
 USERS = ("ada", "grace")
 
@@ -38,12 +44,15 @@ def tier_name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def _tiers(
     tier_name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Deployment, LocalTier | None]]:
+) -> Iterator[tuple[Deployment, LocalTier | Faults | None]]:
     if tier_name == "localstack":
         from farcall_localstack import LocalStackTier  # the other tiers do not need it
+        from farcall_localstack.faults import Faults
 
-        with LocalStackTier(users=USERS, profile=str(request.config.getoption("--profile"))) as away:
-            yield Deployment(away.api_url, away.tier.tokens, away.directory), None
+        mode = "endpoint" if "AWS_ENDPOINT_URL" in os.environ else "host"
+        with LocalStackTier(users=USERS, profile=str(request.config.getoption("--profile")), mode=mode) as away:
+            breakable = Faults(away.tier) if mode == "host" else None
+            yield Deployment(away.api_url, away.tier.tokens, away.directory), breakable
     elif tier_name == "aws":
         tokens = json.loads(os.environ["FARCALL_E2E_TOKENS"])
         yield Deployment(os.environ["FARCALL_API_URL"], tokens, tmp_path_factory.mktemp("aws")), None
@@ -53,18 +62,22 @@ def _tiers(
 
 
 @pytest.fixture(scope="session")
-def cloud(_tiers: tuple[Deployment, LocalTier | None]) -> Deployment:
+def cloud(_tiers: tuple[Deployment, LocalTier | Faults | None]) -> Deployment:
     return _tiers[0]
 
 
 @pytest.fixture
-def local_tier(_tiers: tuple[Deployment, LocalTier | None]) -> Iterator[LocalTier]:
+def local_tier(
+    _tiers: tuple[Deployment, LocalTier | Faults | None], tier_name: str, request: pytest.FixtureRequest
+) -> Iterator[LocalTier | Faults]:
     """The cloud tier, with hooks to break it; whole again when the test ends."""
     tier = _tiers[1]
     if tier is None:
-        pytest.skip("needs the local tier: it breaks parts of the cloud")
+        pytest.skip("it breaks parts of the cloud, and this one is not ours")
+    if tier_name == "localstack" and getattr(request.node, "callspec", None) and "blobs" in request.node.callspec.id:
+        pytest.skip("the blob store is LocalStack itself, and everything else with it")
     yield tier
-    for name in tier.state.processes:
+    for name in tier.state.processes if isinstance(tier, LocalTier) else tier.parts:
         tier.wait_up(name)
 
 

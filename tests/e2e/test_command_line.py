@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -59,6 +60,12 @@ def test_a_day_at_the_command_line(farcall: Farcall, endpoint: LocalEndpoint) ->
 
     lines = farcall("groups", "wait", failed["task_group_id"], "--results", code=1).splitlines()
     assert lines == ["1.0", "0.5", "null", "0.25", "null"]
+
+    exported = [json.loads(line) for line in farcall("tasks", "export", "--since", "1h").splitlines()]
+    assert {fresh, failed["task_id"]} <= {task["task_id"] for task in exported}
+    heading, *rows = csv.reader(farcall("audit", "export", "--since", "1h", "--csv").splitlines())
+    assert {"tasks.submit", "task.retry"} <= {row[heading.index("action")] for row in rows}
+    farcall("tasks", "ls", "--state", "dead-lettered", "--endpoint", endpoint.endpoint_id)
 
     function_id = farcall("functions", "register", "calls.py:invert").strip()
     assert function_id in farcall("functions", "search", "invert")

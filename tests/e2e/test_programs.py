@@ -7,6 +7,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 import farcall
 from farcall import ShellFunction, ShellResult
@@ -27,6 +30,23 @@ def test_a_command_line_on_an_endpoint(executor: farcall.Executor) -> None:
     slow = executor.submit(ShellFunction("echo begun; sleep 600", walltime=0.5, return_dict=True))
     assert isinstance(ended := slow.result(WITHIN_S), dict)
     assert ended["returncode"] == 124
+
+
+def test_arrays_travel_as_bytes_and_what_is_printed_is_kept(executor: farcall.Executor) -> None:
+    def double(array: Any) -> Any:
+        print("doubling", len(array))
+        array *= 2
+        return array
+
+    array = np.arange(1_200_000, dtype=np.float64)
+    future = executor.options(keep_output=True).submit(double, array)
+    doubled = future.result(WITHIN_S)
+    assert np.array_equal(doubled, 2 * array)
+    doubled[0] = 1.0  # it is ours
+    assert (future.stdout, future.stderr) == ("doubling 1200000\n", None)
+    again = executor.client.get_task(future.task_id)
+    assert np.array_equal(again.result(), 2 * array)
+    assert again.details["stdout_tail"] == future.stdout
 
 
 def test_source_text_and_the_machine_of_a_worker(executor: farcall.Executor) -> None:

@@ -39,8 +39,9 @@ from farcall_common.store import ForwarderInfo, Stores, StoreSettings, open_stor
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.app import Application
 from farcall_lambdas.openapi import document
+from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, proxy_event
+from farcall_lambdas.testing import ALICE
 from tests.integration.store_servers import Valkey
 
 BASE_URL: Final = "http://api.example.org"
@@ -170,11 +171,19 @@ def _world(stores: Stores) -> World:
     )
     function_id = call("POST", "/v3/functions", {"function_name": "f", "function_code": "4\n01\nf"})["function_uuid"]
     endpoint_id = call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})["endpoint_id"]
+    image = {"name": "xtal", "type": "docker", "location": "python:3.12"}
+    container_id = call("POST", "/v3/containers", image)["container_id"]
+    call("POST", "/v3/aliases", {"name": "stable", "function_id": function_id})
     submitted = call("POST", f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {function_id: ["4\n00\nx"]}})
     return World(
         application,
         {
             "function_id": function_id,
+            "function": "stable",
+            "name": "stable",
+            "container_id": container_id,
+            "container": "xtal",
+            "technology": "docker",
             "endpoint_id": endpoint_id,
             "task_id": submitted["tasks"][function_id][0],
             "task_group_id": submitted["task_group_id"],

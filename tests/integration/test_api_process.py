@@ -22,6 +22,7 @@ import pytest
 from farcall_common.store import ForwarderInfo, Stores, StoreSettings, TaskResult, open_stores
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
+from tests.integration.identity_provider import serving
 from tests.integration.store_servers import Valkey
 
 DEADLINE_S = 20.0
@@ -238,3 +239,40 @@ def test_the_migrator_runs_as_a_process(environ: dict[str, str]) -> None:
 
 def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
+
+
+@pytest.mark.parametrize("name", ["oidc", "globus"])
+def test_users_come_from_a_provider(environ: dict[str, str], tmp_path: Path, name: str) -> None:
+    """The command line logs in at the provider that the API asks, and both speak HTTP with it."""
+    with serving() as provider:
+        served = environ | {
+            "FARCALL_AUTH_PROVIDER": name,
+            "FARCALL_OIDC_ISSUER": provider.issuer,
+            "FARCALL_OIDC_AUDIENCE": provider.audience,
+            "FARCALL_GLOBUS_CLIENT_ID": provider.audience,
+            "FARCALL_GLOBUS_CLIENT_SECRET": "its own",
+            "FARCALL_GLOBUS_SCOPE": "farcall",
+            "GLOBUS_SDK_SERVICE_URL_AUTH": f"{provider.issuer}/",
+        }
+        api = Api(served, tmp_path)
+        api.start()
+        user = {name: value for name, value in served.items() if not name.startswith("FARCALL_")} | {
+            "FARCALL_HOME": str(tmp_path / "home"),
+            "FARCALL_API_URL": str(api.client.base_url),
+            "FARCALL_CLIENT_ID": provider.client_id,
+            "FARCALL_CLIENT_SECRET": provider.client_secret,
+        }
+
+        def farcall(*arguments: str) -> str:
+            command = [sys.executable, "-c", "from farcall.cli import main; main()", *arguments]
+            ended = subprocess.run(command, env=user, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+            assert ended.returncode == 0, ended.stderr
+            return ended.stdout
+
+        how = ("--issuer", provider.issuer) if name == "oidc" else ("--provider", "globus", "--scope", "farcall")
+        farcall("login", *how)
+        who = json.loads(farcall("whoami", "--json"))
+        assert (who["provider"], who["username"]) == (name, "ada@example.org")
+        assert provider.grants == ["client_credentials"]
+        assert api.client.get("/v3/whoami").status_code == 401, "sesame is no token of the provider"
+        assert api.stop() == 0

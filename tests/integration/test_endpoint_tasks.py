@@ -7,10 +7,13 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import psutil
 import pytest
 
+from farcall_common.payload import BINARY_DATA
 from farcall_common.wire import TaskState
 from farcall_endpoint.testing import EndpointProcess, FakeCloud, running_endpoint, wait_gone, wait_until
 
@@ -81,6 +84,26 @@ def test_an_exception_brings_its_traceback_and_output(cloud: FakeCloud) -> None:
     assert end.error["endpoint_id"]
 
 
+def test_output_of_a_success_is_kept_for_those_who_ask(cloud: FakeCloud) -> None:
+    def talk(text: str) -> int:
+        import sys
+
+        print(text)
+        print("a warning", file=sys.stderr)
+        return 5
+
+    kept, dropped, silent = (
+        cloud.end(cloud.submit(function, argument, resource_specification=wanted)).spec
+        for function, argument, wanted in (
+            (talk, "x" * 5000, {"keep_output": True}),
+            (talk, "x", {}),
+            (double, 1, {"keep_output": True}),
+        )
+    )
+    assert kept.details == {"stdout_tail": "x" * 4095 + "\n", "stderr_tail": "a warning\n"}
+    assert (kept.state, dropped.details, silent.details) == (TaskState.SUCCESS, {}, {})
+
+
 def test_output_of_one_task_is_not_shown_with_the_next(cloud: FakeCloud) -> None:
     for _ in range(4):
         cloud.end(cloud.submit(divide, 1, 1))
@@ -110,6 +133,28 @@ def test_large_arguments_and_results_travel_as_blobs(cloud: FakeCloud, size_byte
     end = cloud.end(cloud.submit(echo, data))
     assert end.value == data[::-1]
     assert end.spec.result_blob is not None
+
+
+def test_arrays_are_used_where_they_arrived_and_go_back_as_bytes(cloud: FakeCloud) -> None:
+    def halve(array: Any) -> Any:
+        base: Any = array.base
+        while not hasattr(base, "obj"):
+            base = base.base
+        array /= 2  # it may be changed
+        return array, type(base.obj).__name__
+
+    array = np.arange(1_250_000, dtype=np.float64)
+    body = cloud.serializer.pack_function(halve)
+    payload = cloud.serializer.pack_call([array], strategies=BINARY_DATA)
+    for _ in range(2):  # with the function in front of the arguments, and without
+        end = cloud.end(cloud.submit_raw(body, [payload], result_serializers=("f3",))[0])
+        halved, kept_by = cast("tuple[Any, str]", end.value)
+        assert np.array_equal(halved, array / 2)
+        assert end.spec.result_blob is not None
+        assert end.spec.result_blob.size_bytes < 1.01 * array.nbytes  # no base64
+    assert kept_by == "mmap"  # the memory that the agent wrote it into
+    small = cloud.submit_raw(body, [cloud.serializer.pack_call([array[:5]])], result_serializers=("f3",))[0]
+    assert cloud.end(small).spec.result is not None
 
 
 def test_a_payload_that_is_not_what_was_promised_fails_its_task(cloud: FakeCloud) -> None:

@@ -40,7 +40,7 @@ def fleet(stores: Stores) -> Iterator[tuple[RunningForwarder, RunningForwarder]]
 def _has_company(forwarder: RunningForwarder) -> bool:
     shell = forwarder.service._shell
     assert shell is not None
-    return shell._core._share._has_company
+    return shell._core._recorder.share._has_company
 
 
 # -- pushes ------------------------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ class ForwarderProcess:
         ready = json.loads(ready_file.read_text())
         self.address = ready["address"]
         self.server_key = ready["server_key"]
+        self.health_url = ready["health_url"]
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; the exit status."""

@@ -174,6 +174,27 @@ def test_what_ended_meanwhile_is_forgotten(stores: Stores, cloud: Cloud, endpoin
             assert agent.hears_no(wire.RunTasks, for_s=0.5)
 
 
+def test_what_the_database_does_not_have_is_dropped_and_noted(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was restored from before these tasks were submitted."""
+    caplog.set_level("INFO")
+    held, reported = (wire.new_task_id() for _ in range(2))
+    known = cloud.submit_new(endpoint_id, 1)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        welcome = agent.greet(held=(wire.HeldTask(task_id=held, attempt=1),))
+        assert [ref.task_id for ref in welcome.forget] == [held]
+        result = wire.ResultSpec(task_id=reported, attempt=1, state=TaskState.SUCCESS, result=0)
+        agent.say(wire.TaskResults(results=(result,)), b"result")
+        agent.until_recorded([reported])  # nobody else would ever take it, and the agent must be rid of it
+        agent.say(wire.Credit(tasks=1))
+        agent.serve(1)
+    cloud.until_all(known, TaskState.SUCCESS)
+    noted = {record.message: vars(record) for record in caplog.records}
+    assert noted["the endpoint drops tasks that the database does not have"]["tasks"] == 1
+    assert noted["dropped results of tasks that the database does not have"]["results"] == 1
+
+
 def test_an_agent_that_moved_is_served_by_the_new_forwarder_alone(
     stores: Stores, cloud: Cloud, endpoint_id: str
 ) -> None:
@@ -269,10 +290,11 @@ def test_a_task_that_kills_its_endpoint_is_given_up(
                 lambda: cloud.stores.queue.depth(endpoint_id) == 1 or cloud.task(task_id).state.is_terminal,
                 "the lease has run out",
             )
-    cloud.until_all([task_id], TaskState.FAILED)
+    cloud.until_all([task_id], TaskState.DEAD_LETTERED)
     error = cloud.task(task_id).error
     assert error is not None
-    assert error.code == "ATTEMPTS_EXHAUSTED"
+    assert (error.code, len(error.reasons or ())) == ("TASK_DEAD_LETTERED", 2)
+    assert f"farcall tasks retry {task_id}" in error.hint
 
 
 # -- a store is away ---------------------------------------------------------------------------------------------------

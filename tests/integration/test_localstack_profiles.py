@@ -1,36 +1,195 @@
-"""One deployment through its life on LocalStack: made as ``hobby``, grown to ``lab`` and ``facility`` with its data
-kept, and deleted with everything that it had started."""
+"""Every profile through its life on one LocalStack: made, used, updated, given new code with its data kept, deleted
+with everything that it had started. And one deployment that grows from the smallest profile to the largest."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import farcall
 from farcall_infra.profiles import load_profile, profile_names
+from farcall_local.deployment import Deployment
+from farcall_local.endpoint import LocalEndpoint
 from farcall_localstack import LocalStackTier, Tier
 from farcall_localstack.deploy import Deployer
-from farcall_localstack.server import group_members
+from farcall_localstack.environment import ensure_environment
+from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def localstack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStackServer]:
+    """One LocalStack for all; each test leaves it as empty as it was."""
+    server = LocalStackServer(ensure_environment(), directory=tmp_path_factory.mktemp("localstack"), follow_me=True)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
 def _double(number: int) -> int:
     return 2 * number
 
 
-def _programs(tier: Tier) -> set[str]:
-    """The engines that run behind the tier."""
-    names = {psutil.Process(pid).name() for pid in group_members(tier.localstack_pid or 0)}
-    return {engine for engine in ("postgres", "valkey") for name in names if engine in name}
+def _programs(server: LocalStackServer) -> set[str]:
+    """The engines, load balancers and forwarders that run."""
+    lines = [" ".join(psutil.Process(pid).cmdline()) for pid in group_members(server.pid)]
+    return {name for name in ("postgres", "valkey", "relay", "farcall_forwarder") for line in lines if name in line}
 
 
-def test_a_deployment_grows_through_the_profiles_keeps_its_data_and_goes(tmp_path: Path) -> None:
+def _peers(pid: int) -> set[int]:
+    """The processes at the other ends of the connections to a forwarder's port for peers."""
+    forwarder: list[Any] = psutil.Process(pid).net_connections("tcp")
+    ports = {each.laddr.port for each in forwarder if each.status == psutil.CONN_LISTEN}
+    theirs = {each.raddr.port for each in forwarder if each.raddr and each.laddr.port in ports}
+    everybody: list[Any] = psutil.net_connections("tcp")
+    return {each.pid for each in everybody if each.laddr and each.laddr.port in theirs and each.pid is not None}
+
+
+def _version(tier: Tier) -> str:
+    request = urllib.request.Request(f"{tier.api_url}/v2/version", headers={"Authorization": f"Bearer {tier.token}"})
+    with urllib.request.urlopen(request, timeout=60.0) as answer:
+        return str(json.loads(answer.read()))
+
+
+def _with_new_code(assembly: Path, copy: Path) -> Path:
+    """The assembly as it would be if a line of both bundles were another: other contents, other hashes."""
+    shutil.copytree(assembly, copy, copy_function=os.link, ignore=shutil.ignore_patterns("*.zip"))
+    for package, file, old, new in (
+        ("farcall_lambdas", "version.py", 'API_VERSION: Final = "', 'API_VERSION: Final = "7.'),
+        ("farcall_forwarder", "__main__.py", "import asyncio", "import asyncio  # changed"),
+    ):
+        (changed,) = copy.glob(f"asset.*/{package}/{file}")
+        text = changed.read_text(encoding="utf-8")
+        assert old in text
+        changed.unlink()  # a link; the original keeps its contents
+        changed.write_text(text.replace(old, new, 1), encoding="utf-8")
+        bundle = changed.parents[1]
+        digest = bundle.name.removeprefix("asset.")
+        other = digest[::-1]
+        bundle.rename(bundle.with_name(f"asset.{other}"))
+        for document in copy.glob("*.json"):
+            document.write_text(document.read_text(encoding="utf-8").replace(digest, other), encoding="utf-8")
+    return copy
+
+
+@pytest.mark.parametrize("profile", profile_names())
+def test_the_life_of_a_profile(localstack: LocalStackServer, profile: str, tmp_path: Path) -> None:
+    size = load_profile(profile)
+    assembly = ensure_assembly(profile=profile)
+    with LocalStackTier(localstack.directory, assembly=assembly, endpoint_url=localstack.url) as started:
+        tier = started.tier
+        deployer = Deployer(tier.endpoint_url)
+        deployment = Deployment(tier.api_url, {"dev": tier.token}, tier.directory)
+        endpoint = LocalEndpoint("own", home=tmp_path / "home", environment=deployment.environment("dev"))
+        with farcall.Client(tier.api_url, tier.token) as client, endpoint:
+            with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
+                first = executor.submit(_double, 21)
+                assert first.result(timeout=60) == 42
+                _check_the_way_in(tier, balanced=size.network.load_balancer, endpoint=endpoint)
+            before = tier.forwarder_pids()
+            assert len(before) == size.forwarder.tasks
+
+            tokens = {**json.loads(tier.parameters()["DevTokens"]), "new": {"identity_id": "5" * 32, "username": "new"}}
+            deployer.deploy(assembly, parameters={"DevTokens": json.dumps(tokens)})
+            assert tier.forwarder_pids() == before  # nothing of theirs has changed
+            with farcall.Client(tier.api_url, "new") as newcomer:
+                assert not newcomer.get_endpoints()
+
+            version = _version(tier)
+            deployer.deploy(_with_new_code(assembly, tmp_path / "new"), parameters=tier.parameters())
+            tier.require_healthy()
+            assert _version(tier) == f"7.{version}"
+            assert set(tier.forwarder_pids()).isdisjoint(before)
+            assert client.get_result(first.task_id) == 42
+            with farcall.Executor(endpoint.endpoint_id, client=client) as executor:  # the endpoint came back by itself
+                assert executor.submit(_double, 4).result(timeout=60) == 8
+    assert tier.forwarder_pids() == []
+    assert _programs(localstack) == set()
+
+
+def _check_the_way_in(tier: Tier, *, balanced: bool, endpoint: LocalEndpoint) -> None:
+    """Behind a load balancer all peers come through it; without one they come to the forwarders themselves."""
+    peers = set().union(*(_peers(pid) for pid in tier.forwarder_pids()))
+    relays = {pid for pid in peers if any("relay" in part for part in psutil.Process(pid).cmdline())}
+    assert peers
+    if balanced:
+        assert peers == relays
+        assert len(set(tier.forwarder_addresses())) == 1
+    else:
+        assert not relays
+        agent = endpoint.agent()
+        assert agent is not None
+        assert agent.pid in peers
+
+
+def _hasten(functions: Any) -> str:
+    """Let the forwarder sleep after a second: nobody wants to wait for a quarter of an hour. The reconciler's name."""
+    (name,) = (
+        each["FunctionName"]
+        for each in functions.list_functions()["Functions"]
+        if each["Handler"] == "farcall_lambdas.handlers.reconciler.handle"
+    )
+    variables = functions.get_function_configuration(FunctionName=name)["Environment"]["Variables"]
+    assert variables["FARCALL_FLEET_IDLE_S"] == str(60 * load_profile("hobby").forwarder.idle_minutes)
+    hasty = {**variables, "FARCALL_FLEET_IDLE_S": "1"}
+    functions.update_function_configuration(FunctionName=name, Environment={"Variables": hasty})
+    functions.get_waiter("function_updated_v2").wait(FunctionName=name)
+    return str(name)
+
+
+def _let_sleep(functions: Any, reconciler: str, tier: Tier) -> None:
+    """Run the reconciler, as its schedule does, until it has put the forwarder to sleep and that has drained."""
+    deadline = time.monotonic() + 60
+    while tier.forwarder_pids():
+        assert time.monotonic() < deadline, "it does not go to sleep"
+        answer = json.loads(functions.invoke(FunctionName=reconciler)["Payload"].read())
+        assert answer["slept"] in (0, 1), answer
+
+
+def test_a_forwarder_that_nobody_uses_sleeps_and_is_woken(localstack: LocalStackServer, tmp_path: Path) -> None:
+    assembly = ensure_assembly(profile="hobby")
+    with LocalStackTier(localstack.directory, assembly=assembly, endpoint_url=localstack.url) as started:
+        tier = started.tier
+        deployment = Deployment(tier.api_url, {"dev": tier.token}, tier.directory)
+        endpoint = LocalEndpoint("own", home=tmp_path / "home", environment=deployment.environment("dev"))
+        functions = Deployer(localstack.url).client("lambda")
+        reconciler = _hasten(functions)
+        _let_sleep(functions, reconciler, tier)
+        with endpoint, farcall.Client(tier.api_url, tier.token) as client:  # the endpoint wakes it, and waits for it
+            assert "FORWARDER_WAKING" in endpoint.log_path.read_text(encoding="utf-8")
+            with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
+                assert executor.submit(_double, 21).result(timeout=60) == 42
+            endpoint.stop()
+            _let_sleep(functions, reconciler, tier)
+            with farcall.Executor(endpoint.endpoint_id, client=client) as executor:  # now a client is the first
+                waiting = executor.submit(_double, 4)
+                deadline = time.monotonic() + 60
+                while not tier.forwarder_pids():
+                    assert time.monotonic() < deadline, "a client does not wake it"
+                    time.sleep(0.05)
+                endpoint.start()
+                assert waiting.result(timeout=60) == 8
+    assert _programs(localstack) == set()
+
+
+def test_a_deployment_grows_through_the_profiles_and_keeps_its_data(localstack: LocalStackServer) -> None:
     first, *later = profile_names()
-    with LocalStackTier(tmp_path, assembly=ensure_assembly(profile=first)) as started:
+    with LocalStackTier(
+        localstack.directory, assembly=ensure_assembly(profile=first), endpoint_url=localstack.url
+    ) as started:
         tier = started.tier
         deployer = Deployer(tier.endpoint_url)
         with farcall.Client(tier.api_url, tier.token) as client:
@@ -46,7 +205,4 @@ def test_a_deployment_grows_through_the_profiles_keeps_its_data_and_goes(tmp_pat
                 assert set(running).isdisjoint(before)  # another size is another task
                 assert tier.environment()["FARCALL_DATABASE_PORT"] == database
                 assert client.get_function(function_id)["function_uuid"] == function_id
-        assert _programs(tier) == {"postgres", "valkey"}
-        deployer.delete(assembly)
-        assert tier.forwarder_pids() == []
-        assert _programs(tier) == set()
+    assert _programs(localstack) == set()

@@ -18,15 +18,20 @@ PUBLISHED = {
     "farcall-common[payload]": ["farcall_common.payload"],
     "farcall-common[store]": ["farcall_common.store"],
     "farcall": ["farcall"],
+    "farcall[globus]": ["farcall.cli._globus"],
+    "farcall[otel]": ["farcall._spans"],
     "farcall-endpoint": ["farcall_endpoint"],
 }
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
+of_extras = {"farcall._spans", "farcall.cli._globus"}  # what needs an extra is named to be imported
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(getattr(package, "__path__", ()), name + "."):
-        if not module.name.endswith((".__main__", ".env")) and ".versions." not in module.name:
+        if module.name.endswith((".__main__", ".env")) or ".versions." in module.name:
+            continue
+        if module.name not in of_extras:
             importlib.import_module(module.name)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,62 @@ def test_one_of_many_upgrades_does_it(empty_database: str) -> None:
         assert sorted(workers.map(migrate.upgrade, [empty_database] * 4)) == [False, False, False, True]
 
 
+def test_a_large_table_takes_writes_while_its_index_is_built(empty_database: str) -> None:
+    """An index that is built at once waits for every writer, and lets none in behind itself."""
+    migrate.upgrade(empty_database, revision="0002")
+    group = "INSERT INTO task_group (task_group_id, owner_id) VALUES (%s, 'alice')"
+    lock = "LOCK TABLE task IN ROW EXCLUSIVE MODE"
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND wait_event_type = 'Lock'"
+    with (
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(empty_database) as writer,
+        psycopg.connect(empty_database, autocommit=True, options="-c lock_timeout=5s") as other,
+    ):
+        writer.execute(lock)
+        upgrade = pool.submit(migrate.upgrade, empty_database)
+        deadline = time.monotonic() + 20
+        while other.execute(waits).fetchone() == (0,) and time.monotonic() < deadline:
+            other.execute("SELECT pg_sleep(0.02)")
+        assert not upgrade.done()
+        with other.transaction():
+            other.execute(lock)
+            other.execute(group, ["g1"])
+        writer.commit()
+        assert upgrade.result(timeout=30)
+    assert not migrate.upgrade(empty_database)
+
+
+def test_an_index_that_was_cut_off_is_built_anew(empty_database: str) -> None:
+    migrate.upgrade(empty_database, revision="0002")
+    columns = "task_id, task_group_id, owner_id, endpoint_id, function_id, function_hash, payload, idempotent, "
+    columns += "max_attempts, result_serializers, resource_specification, details, submitted_at, timings"
+    values = "'g', 'a', 'e', 'f', 'h', 'p', true, 1, '[]', '{}', '{}', now(), '{}'"
+    for task_id in ("t1", "t2"):
+        execute(empty_database, f"INSERT INTO task ({columns}) VALUES ('{task_id}', {values})")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        execute(empty_database, "CREATE UNIQUE INDEX CONCURRENTLY task_ended ON task (owner_id)")
+
+    assert migrate.upgrade(empty_database)
+
+    query = "SELECT indisvalid, pg_get_indexdef(indexrelid) FROM pg_index WHERE indexrelid = 'task_ended'::regclass"
+    with psycopg.connect(empty_database) as connection:
+        row = connection.execute(query).fetchone()
+    assert row is not None
+    assert row[0]
+    assert "finished_at" in row[1]
+
+
+@pytest.mark.parametrize("former", ["0004", "0005"])
+def test_a_revision_that_was_cut_off_can_be_repeated(empty_database: str, former: str) -> None:
+    """Those that run outside of a transaction may have done half of their work."""
+    migrate.upgrade(empty_database)
+    execute(empty_database, f"UPDATE alembic_version SET version_num = '{former}'")
+    assert migrate.upgrade(empty_database)
+    query = "SELECT conname FROM pg_constraint WHERE conrelid = 'task'::regclass AND contype = 'c' ORDER BY conname"
+    with psycopg.connect(empty_database) as connection:
+        assert [name for (name,) in connection.execute(query)] == ["task_ended_check", "task_payload_check"]
+
+
 def test_the_head_is_the_newest_revision() -> None:
     assert migrate.scripts().get_current_head() == migrate.HEAD
 
@@ -43,10 +100,13 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
     assert tables == {
         "access_grant",
         "alembic_version",
+        "audit",
         "container",
+        "dead_letter",
         "endpoint",
         "endpoint_key",
         "function",
+        "function_alias",
         "function_version",
         "task",
         "task_event",

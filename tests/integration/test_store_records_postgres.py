@@ -14,7 +14,16 @@ from farcall_common.errors import InvalidRequest, Unavailable
 from farcall_common.store import PostgresRecords, Records, task_rows
 from farcall_common.wire.states import TaskState
 from tests.integration.store_servers import execute, free_port
-from tests.unit.test_store_records import RecordsSuite, at, make_end, make_function, make_task, move
+from tests.unit.test_store_records import (
+    RecordsSuite,
+    at,
+    make_dead,
+    make_end,
+    make_entry,
+    make_function,
+    make_task,
+    move,
+)
 
 
 @pytest.fixture
@@ -121,6 +130,27 @@ def test_purges_at_the_same_moment_share_the_work(records: Records) -> None:
 
     with ThreadPoolExecutor(4) as workers:
         assert sum(workers.map(purge, range(4))) == 400
+
+
+def test_dead_letters_are_found_by_their_index(records: Records, postgres_url: str) -> None:
+    """Whoever has none does not pay for the tasks of everybody."""
+    tasks = [make_task(f"t{n:04}", submitted_at=at(n)) for n in range(3000)]
+    records.add_tasks(tasks)
+    records.record_results([make_dead(task.task_id) for task in tasks[::10]], at=at(5000))
+    execute(postgres_url, "ANALYZE task, dead_letter")
+    parameters = dict.fromkeys(("endpoint_id", "since", "until", "before_at", "before_id"))
+    with psycopg.connect(postgres_url) as connection:
+        plan = f"EXPLAIN (FORMAT JSON) {task_rows.list_of_tasks(TaskState.DEAD_LETTERED)}"
+        row = connection.execute(plan.encode(), {**parameters, "owner_id": "alice", "limit": 10}).fetchone()
+    assert row is not None
+    assert "dead_letter_of_owner" in str(row[0])
+    assert "Seq Scan" not in str(row[0])
+
+
+def test_what_was_done_cannot_be_rewritten(records: Records, postgres_url: str) -> None:
+    records.add_audit([make_entry("endpoint.update", "e1")])
+    with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
+        execute(postgres_url, "UPDATE audit SET identity_id = 'mallory'")
 
 
 def test_a_move_changes_its_row_in_place(records: Records, postgres_url: str) -> None:

@@ -34,7 +34,7 @@ def test_a_task_counts_once_it_is_recorded_and_starts_once_while_it_is_held() ->
     assert said[2].tasks == 2
     endpoint.hear(order("a"))
     endpoint.hear(recorded("a", "b", "b"))
-    assert (endpoint.recorded, endpoint.spool) == (2, {})
+    assert (endpoint.tally.recorded, endpoint.spool) == (2, {})
     assert endpoint.starts == {"a": 1, "b": 1}
     endpoint.hear(order("a"))  # after it was recorded, it would be a second start
     assert endpoint.starts["a"] == 2

@@ -163,12 +163,38 @@ def test_a_death_is_tried_again_until_the_attempts_are_used_up() -> None:
     send(core, spec("a", max_attempts=2))
     core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1"),)), [], now=1.0)
     assert ids(core.decide(now=1.0).orders["m"]) == ["a"]
-    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1", "out", "err"),)), [], now=2.0)
+    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 2", "out", "err"),)), [], now=2.0)
     [task] = core.decide(now=2.0).results
     assert task.end is not None
     assert task.end.error is not None
     assert task.end.error["code"] == "WORKER_DIED"
     assert task.end.error["stderr_tail"] == "err"
+    assert (task.end.exhausted, task.end.error["reasons"]) == (True, ("exit code 1", "exit code 2"))
+
+
+def test_attempts_that_came_to_nothing_elsewhere_count() -> None:
+    core = connected()
+    core.know(HASH)
+    core.accept(spec("a", attempt=2, max_attempts=3), b"", now=0.0)
+    core.accept(spec("b", attempt=3, max_attempts=3), b"", now=0.0)
+    core.decide(now=0.0)
+    core.progress("m", Progress(workers=2, died=(Died("a", "signal 9"), Died("b", "signal 9"))), [], now=1.0)
+    decisions = core.decide(now=1.0)
+    assert ids(decisions.orders["m"]) == ["a"]
+    [ended] = decisions.ended
+    assert ended.end is not None
+    assert ended.end.error is not None
+    assert ended.task_id == "b"
+    assert ended.end.error["reasons"] == ("the endpoint that had it went away",) * 2 + ("signal 9",)
+
+
+def test_what_may_not_run_twice_is_no_dead_letter() -> None:
+    core = connected()
+    send(core, spec("a", idempotent=False))
+    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1"),)), [], now=1.0)
+    [task] = core.decide(now=1.0).results
+    assert task.end is not None
+    assert (task.end.state, task.end.exhausted) == (TaskState.FAILED, False)
 
 
 def test_a_lost_manager_blames_only_what_can_have_run() -> None:

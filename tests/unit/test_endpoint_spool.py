@@ -71,6 +71,15 @@ def test_an_end_replaces_its_task_until_it_is_forgotten() -> None:
     assert spool.load()[0] == []
 
 
+def test_an_end_says_whether_an_attempt_was_left() -> None:
+    spool = Spool(None)
+    tasks = [make_task(1), make_task(2)]
+    for task, exhausted in zip(tasks, (True, False), strict=True):
+        task.end = End(TaskState.FAILED, {"code": "WORKER_DIED", "message": "it died"}, exhausted=exhausted)
+    spool.commit(Decisions(accepted=tasks, ended=tasks))
+    assert [task.end.exhausted for task in spool.load()[0] if task.end] == [True, False]
+
+
 def test_forgetting_has_no_hurry_and_dropping_has(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     ended, unwanted = finish(make_task(1)), make_task(2)

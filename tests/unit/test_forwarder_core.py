@@ -196,7 +196,13 @@ def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
     world = World()
     world.hears(hello())
     assert world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7)) == [do.ReadLeases(ENDPOINT_ID, 7)]
-    welcome = wire.Welcome(session_id="session-1", forwarder_id="forwarder", protocol_version=1, heartbeat_s=30.0)
+    welcome = wire.Welcome(
+        session_id="session-1",
+        forwarder_id="forwarder",
+        protocol_version=1,
+        heartbeat_s=30.0,
+        relay_piece_bytes=POLICY.relay_piece_bytes,
+    )
     assert world.on(ev.LeasesRead(ENDPOINT_ID, 7, {})) == [
         do.Send(b"agent", Envelope(welcome)),
         do.SetPresence(ENDPOINT_ID, 7, True, ONLINE, EPOCH, POLICY.ownership_ttl_s),
@@ -237,7 +243,7 @@ def test_credit_leases_and_the_lease_is_sent_with_its_function() -> None:
     assert world.serve(credit=3) == [do.LeaseTasks(ENDPOINT_ID, 7, 3, POLICY.lease_s)]
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 3, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks)
-    assert (prepare.function_ids, prepare.blob_keys, prepare.dispatches) == (["function"], [], [])
+    assert (prepare.functions, prepare.blob_keys, prepare.dispatches) == ([("function", "hash")], [], [])
     [send] = world.on(ev.TasksPrepared(prepare, {"hash": ("name", b"body")}, {}, frozenset()))
     assert isinstance(send, do.Send)
     order = send.envelope.message
@@ -564,7 +570,7 @@ def test_ended_leases_are_lost_failed_cancelled_or_never_were_sent() -> None:
     ends = [(result.state, result.error.code) for result in batch.results if result.error]
     assert ends == [
         (TaskState.LOST, "TASK_LOST"),
-        (TaskState.FAILED, "ATTEMPTS_EXHAUSTED"),
+        (TaskState.DEAD_LETTERED, "TASK_DEAD_LETTERED"),
         (TaskState.CANCELLED, "TASK_CANCELLED"),
     ]
 
@@ -609,6 +615,24 @@ def test_heartbeats_go_out_when_nothing_else_does_and_silence_ends_a_session() -
     actions = world.after(60)
     assert do.SetPresence(ENDPOINT_ID, 7, False, ONLINE, EPOCH + 90, POLICY.ownership_ttl_s) in actions
     assert world.core.status().connections == 0
+
+
+def test_a_forwarder_tells_since_when_nobody_has_been_connected() -> None:
+    world = World()
+
+    def idle_since() -> float | None:
+        announced = [action.info for action in world.after(POLICY.announce_s) if isinstance(action, do.Announce)]
+        assert announced
+        return announced[-1].idle_since
+
+    assert idle_since() == idle_since() == EPOCH
+    world.serve()
+    assert idle_since() is None
+    world.on(ev.PeerGone(b"agent"))
+    left = idle_since()
+    assert left is not None
+    assert left > EPOCH
+    assert idle_since() == left
 
 
 def test_upkeep_prolongs_only_what_the_agent_has_accepted() -> None:

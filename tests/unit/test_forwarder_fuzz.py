@@ -18,16 +18,19 @@ from hypothesis import strategies as st
 from farcall_common import wire
 from farcall_common.errors import ProtocolError
 from farcall_common.store import task_rows
-from farcall_common.store.model import PeerKey, PeerKind, TaskResult
+from farcall_common.store.model import BlobRef, PeerKey, PeerKind, TaskResult
 from farcall_common.wire import TaskState
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
+from farcall_forwarder.core.relay import BlobStored, PieceRead, ReadPiece, StoreBlob
 from tests.contract.wire_samples import SAMPLES
 from tests.unit.test_forwarder_core import (
     AGENT,
     CLIENT,
     ENDPOINT_ID,
     EPOCH,
+    OWNER_ID,
+    POLICY,
     TICKETS,
     World,
     hello,
@@ -72,6 +75,9 @@ REAL: Final = [
         )
     ),
     wire.BlobRequest(task_id=task_id(1), attempt=1, size_bytes=5_000_000, sha256="0" * 64),
+    wire.BlobPull(task_id=task_id(4), attempt=1, offset_bytes=0),
+    wire.BlobPush(task_id=task_id(1), attempt=1, size_bytes=6, sha256="0" * 64),
+    wire.BlobPush(task_id=task_id(1), attempt=1, size_bytes=6, sha256="0" * 64, piece=0),
     wire.Heartbeat(at=EPOCH, report=wire.EndpointReport(managers=1, detail={"problem": "none"})),
     wire.Goodbye(reason="done"),
     wire.OpenStream(
@@ -182,22 +188,27 @@ def test_what_cannot_be_read_is_malformed_and_nothing_else(choices: bytes) -> No
 def test_no_peer_stops_the_forwarder(choices: bytes) -> None:
     world, tape = World(), Tape(choices)
     world.serve(credit=10)
-    world.dispatch(leased(1), leased(2), leased(3, idempotent=False))
+    big = BlobRef(f"{OWNER_ID}/{'0' * 64}", 3 * POLICY.relay_piece_bytes, "0" * 64)
+    world.dispatch(leased(1), leased(2), leased(3, idempotent=False), leased(4, payload=None, payload_ref=big))
     world.open_stream("group")
 
     for _ in range(40):
-        if b"agent" not in world.core._sessions:  # sent away, and back again
-            _settle(world, world.hears(hello()))
+        if not is_connected(world):  # sent away, and back again
+            settle(world, world.hears(hello()))
         peer, routing_id = tape.one_of(PEERS)
-        _settle(world, world.on(_event(routing_id, peer, tape.frames())))
+        settle(world, world.on(event_of(routing_id, peer, tape.frames())))
         if pause_s := tape.one_of([0, 0, 0, 0, 0.5, 40]):
-            _settle(world, world.after(pause_s))
+            settle(world, world.after(pause_s))
 
-    _settle(world, world.after(10))
-    assert _is_served(world)
+    settle(world, world.after(10))
+    assert is_served(world)
 
 
-def _event(routing_id: bytes, peer: PeerKey, parts: list[bytes]) -> ev.Event:
+def is_connected(world: World) -> bool:
+    return b"agent" in world.core._connections._sessions
+
+
+def event_of(routing_id: bytes, peer: PeerKey, parts: list[bytes]) -> ev.Event:
     """As the shell makes it from what a socket delivers."""
     try:
         return ev.Received(routing_id, peer, wire.decode(parts))
@@ -205,7 +216,7 @@ def _event(routing_id: bytes, peer: PeerKey, parts: list[bytes]) -> ev.Event:
         return ev.Garbled(routing_id, peer, error)
 
 
-def _settle(world: World, actions: Sequence[do.Action]) -> None:
+def settle(world: World, actions: Sequence[do.Action]) -> None:
     """Check what the core wants done, and answer what the stores would answer."""
     for action in actions:
         match action:
@@ -215,26 +226,33 @@ def _settle(world: World, actions: Sequence[do.Action]) -> None:
                 for batch in action.batches:
                     for result in batch.results:
                         _check_result(result)
-                _settle(world, world.on(recorded(action)))
+                settle(world, world.on(recorded(action)))
             case do.RecordMoves(events=events):
                 for event in events:
                     _check_row(task_rows.event_row(event))
-                _settle(world, world.on(ev.MovesRecorded()))
+                settle(world, world.on(ev.MovesRecorded()))
             case do.ClaimEndpoint(endpoint_id=endpoint_id, life=life):
-                _settle(world, world.on(ev.EndpointClaimed(endpoint_id, life, 8)))
+                settle(world, world.on(ev.EndpointClaimed(endpoint_id, life, 8)))
             case do.ReadLeases(endpoint_id=endpoint_id, fence=fence):
-                _settle(world, world.on(ev.LeasesRead(endpoint_id, fence, {})))
+                settle(world, world.on(ev.LeasesRead(endpoint_id, fence, {})))
             case do.SetPresence(status=status):
                 assert all(not isinstance(value, int) or 0 <= value < 2**31 for value in vars(status).values())
+            case ReadPiece(transfer_id=transfer_id, length_bytes=length_bytes):
+                assert 0 < length_bytes <= POLICY.relay_piece_bytes
+                settle(world, world.on(PieceRead(transfer_id, bytes(length_bytes))))
+            case StoreBlob(transfer_id=transfer_id, ref=ref, pieces=pieces):
+                assert sum(map(len, pieces)) == ref.size_bytes
+                settle(world, world.on(BlobStored(transfer_id)))
             case do.WatchOwners(owner_ids=owner_ids):
-                _settle(world, world.on(ev.OwnersWatched(list(owner_ids), frozenset(owner_ids))))
+                settle(world, world.on(ev.OwnersWatched(list(owner_ids), frozenset(owner_ids))))
             case _:
                 pass
 
 
 def _check_result(result: TaskResult) -> None:
     assert result.state.is_terminal
-    _check_row(task_rows.end_row(result, at=RECORDED_AT))
+    columns = task_rows.end_columns([result], at=RECORDED_AT)
+    _check_row({name: values[0] for name, values in columns.items() if name != "at"})
     assert all(math.isfinite(value) for value in result.timings.values())
 
 
@@ -254,7 +272,7 @@ def _no_constant(text: str) -> None:
     raise AssertionError(f"{text} is no JSON")
 
 
-def _is_served(world: World) -> bool:
+def is_served(world: World) -> bool:
     """Whether an agent that did nothing wrong is let in and has its results recorded."""
     ticket = TICKETS.issue(HONEST, expires_at=EPOCH + 1_000_000)
     greeting = hello(endpoint_id=OTHER_ID, ticket=ticket, instance_id=OTHER_ID, spool_id=OTHER_ID)

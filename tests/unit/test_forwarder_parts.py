@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError, Fault, Unavailable
-from farcall_common.store.fakes import FakeQueue, FakeRecords
+from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_common.store.model import Endpoint, LeasedTask, PeerKey, PeerKind, QueuedTask, TaskResult
+from farcall_common.store.settings import Stores
+from farcall_common.store.tickets import Tickets
 from farcall_common.wire import EndpointReport, Reporter, TaskState
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
+from farcall_forwarder.adapters.together import Together
 from farcall_forwarder.adapters.zap import find_peer
-from farcall_forwarder.core.actions import FlushResults, StoreStep, Withdraw
+from farcall_forwarder.core.actions import FlushResults, LeaseTasks, StoreStep, Withdraw
 from farcall_forwarder.core.dispatch import orders
+from farcall_forwarder.core.events import Event, MovesRecorded, StepLost, TasksLeased
 from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.moves import MoveBuffer
 from farcall_forwarder.core.outbox import Outbox
@@ -42,8 +47,7 @@ def flush(outbox: Outbox, rows: int = 10) -> FlushResults | None:
     return outbox.next_flush(rows=rows, watchers=(), url_ttl_s=60)
 
 
-def flushed_ids(outbox: Outbox, rows: int = 10) -> list[list[str]]:
-    step = flush(outbox, rows)
+def ids_of(step: FlushResults | None) -> list[list[str]]:
     assert step is not None
     return [[result.task_id for result in batch.results] for batch in step.batches]
 
@@ -56,15 +60,39 @@ def two_endpoints() -> Outbox:
     return outbox
 
 
+def land(outbox: Outbox, step: FlushResults | None) -> FlushResults:
+    """The flush has come back."""
+    assert step is not None
+    outbox.flushed(step.batches)
+    return step
+
+
 def test_one_flush_at_a_time_and_every_endpoint_gets_its_turn() -> None:
     outbox = two_endpoints()
     for number in range(5):
         outbox.add(end(f"a{number}"), verified=True)
     outbox.add(end("b0", "b"), verified=True)
-    assert flushed_ids(outbox, rows=3) == [["a0", "a1", "a2"]]
-    assert flush(outbox) is None
-    outbox.flushed()
-    assert flushed_ids(outbox, rows=3) == [["b0"], ["a3", "a4"]]
+    step = flush(outbox, rows=4)
+    assert ids_of(step) == [["a0", "a1", "a2", "a3"]]
+    assert flush(outbox, rows=4) is None
+    land(outbox, step)
+    assert ids_of(flush(outbox, rows=4)) == [["b0"], ["a4"]]
+
+
+def test_a_second_flush_begins_only_when_it_is_full_and_a_third_never() -> None:
+    outbox = two_endpoints()
+    for number in range(7):
+        outbox.add(end(f"a{number}"), verified=True)
+    first, second = flush(outbox, rows=2), flush(outbox, rows=2)
+    assert (ids_of(first), ids_of(second)) == ([["a0", "a1"]], [["a2", "a3"]])
+    assert flush(outbox, rows=2) is None
+    land(outbox, second)
+    assert (len(outbox), outbox.is_flushing) == (3, True)
+    outbox.add(end("a0"), verified=True)  # the first one still has it
+    outbox.add(end("a2"), verified=True)  # reported again, after it was recorded
+    assert len(outbox) == 4
+    land(outbox, first)
+    assert not outbox.is_flushing
 
 
 def test_the_first_report_stays_while_it_waits_and_while_it_is_flushed() -> None:
@@ -82,8 +110,7 @@ def test_ends_wait_while_their_queue_is_rebuilt() -> None:
     outbox.hold("a")
     outbox.add(end("a0"), verified=False)
     outbox.add(end("b0", "b"), verified=True)
-    assert flushed_ids(outbox) == [["b0"]]
-    outbox.flushed()
+    assert ids_of(land(outbox, flush(outbox))) == [["b0"]]
     outbox.open("a", fence=8)
     step = flush(outbox)
     assert step is not None
@@ -93,12 +120,11 @@ def test_ends_wait_while_their_queue_is_rebuilt() -> None:
 def test_what_was_not_flushed_waits_again_unless_a_new_life_began() -> None:
     outbox = two_endpoints()
     outbox.add(end("a0"), verified=True)
-    step = flush(outbox)
-    assert step is not None
-    outbox.flushed()
+    step = land(outbox, flush(outbox))
     outbox.put_back(step.batches[0])
     assert len(outbox) == 1
     outbox.admit("a", life=2)
+    assert len(outbox) == 0
     outbox.put_back(step.batches[0])
     assert len(outbox) == 0
 
@@ -264,6 +290,65 @@ def test_a_closed_pool_leaves_no_call_under_way() -> None:
     assert steps.has_ended
 
 
+# -- steps that travel together ----------------------------------------------------------------------------------------
+
+
+def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
+    performed: list[list[str]] = []
+    answers: list[Sequence[Event]] = []
+
+    async def run() -> None:
+        may_answer = asyncio.Semaphore(0)
+        has_begun = asyncio.Semaphore(0)
+
+        async def perform(steps: Sequence[Withdraw]) -> Sequence[Event]:
+            performed.append([step.forwarder_id for step in steps])
+            has_begun.release()
+            await may_answer.acquire()
+            return [MovesRecorded() for _ in steps]
+
+        together = Together(perform, limit=2)
+        running = asyncio.create_task(together.run(answers.append))
+        async with asyncio.timeout(10):
+            together.add(Withdraw("a"))
+            await has_begun.acquire()
+            for name in "bcd":
+                together.add(Withdraw(name))
+            for _ in range(2):
+                may_answer.release()
+                await has_begun.acquire()
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(run())
+    assert performed == [["a"], ["b", "c"], ["d"]]
+    assert list(map(len, answers)) == [1, 2]
+
+
+def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> None:
+    queue = FakeQueue()
+    fence = queue.claim("a", "forwarder", ttl_s=45, now=0)
+    queue.mark_restored("a", fence)
+    queue.reachable = False
+    stores = Stores(FakeRecords(), queue, FakeBlobs(), Tickets("k" * 32))
+    steps = StoreSteps(stores, forwarder_id="forwarder", clock=lambda: 1.0)
+    wanted = [LeaseTasks("a", fence, 5, 30.0), LeaseTasks("b", 1, 5, 30.0)]
+
+    async def lease() -> Sequence[Event]:
+        pool = StorePool(steps)
+        try:
+            leasing = asyncio.create_task(pool.lease(wanted))
+            async with asyncio.timeout(10):
+                while not pool.is_degraded:
+                    await asyncio.sleep(0)
+                queue.reachable = True
+                return await leasing
+        finally:
+            pool.close()
+
+    assert asyncio.run(lease()) == [TasksLeased("a", fence, 5, []), StepLost(wanted[1])]
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
@@ -307,6 +392,7 @@ def test_leases_are_prolonged_well_before_they_end() -> None:
 
 
 def test_the_address_is_the_bound_one_unless_another_is_advertised() -> None:
-    assert Settings(host="127.0.0.1").advertised_host == "127.0.0.1"
-    assert Settings(host="127.0.0.1", advertise="farcall.example").advertised_host == "farcall.example"
-    assert Settings(host="0.0.0.0").advertised_host != "0.0.0.0"
+    assert Settings(host="127.0.0.1").address(7) == "tcp://127.0.0.1:7"
+    assert Settings(host="127.0.0.1", advertise="farcall.example").address(7) == "tcp://farcall.example:7"
+    assert Settings(advertise="farcall.example:443").address(7) == "tcp://farcall.example:443"
+    assert "0.0.0.0" not in Settings(host="0.0.0.0").address(7)

@@ -80,6 +80,15 @@ def test_what_may_run_once_is_lost_if_it_went_to_another_spool(spools: frozenset
     assert end.error.hint
 
 
+def test_what_may_run_once_is_lost_if_it_was_running_in_this_spool_and_is_in_it_no_more() -> None:
+    """Only in front of a database that was restored: it does not have the end that the spool was told is recorded."""
+    task = {"idempotent": False, "attempt": 1, "state": TaskState.RUNNING}
+    found = outcome(leased=1, task=task, spools=frozenset({SPOOL_ID}))
+    assert found.requeue == []
+    assert [end.state for end in found.ends] == [TaskState.LOST]
+    assert outcome(leased=1, task=task | {"idempotent": True}, spools=frozenset({SPOOL_ID})).requeue == ["task"]
+
+
 def test_leased_but_ended_is_told_to_the_queue() -> None:
     [end] = outcome(leased=1, task={"state": TaskState.SUCCESS, "result": b"42"}).ends
     assert (end.state, end.result) == (TaskState.SUCCESS, b"42")

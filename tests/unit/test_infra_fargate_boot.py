@@ -120,6 +120,14 @@ def test_it_becomes_the_command_with_bundle_and_address(boot: ModuleType) -> Non
 
 
 @pytest.mark.usefixtures("cloud")
+def test_an_image_that_has_the_code_needs_no_bundle(boot: ModuleType) -> None:
+    environment = {name: value for name, value in _task_environment().items() if "BUNDLE" not in name}
+    with pytest.raises(_Became) as caught:
+        boot.main(["python", "-m", "farcall_forwarder"], environment)
+    assert caught.value.environment == {**environment, "FARCALL_FORWARDER_ADVERTISE": "198.51.100.7"}
+
+
+@pytest.mark.usefixtures("cloud")
 def test_a_given_address_is_kept(boot: ModuleType) -> None:
     with pytest.raises(_Became) as caught:
         boot.main(["true"], _task_environment(FARCALL_FORWARDER_ADVERTISE="127.0.0.1"))

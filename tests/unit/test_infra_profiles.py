@@ -133,15 +133,18 @@ def test_aws_is_the_target_unless_told_otherwise_and_it_keeps_data() -> None:
     assert not deployment.target.dev_tokens
 
 
+def test_users_come_from_globus_or_from_an_issuer_for_an_audience() -> None:
+    assert deployment_from_context({}).profile.identity.oidc_issuer == ""
+    context = {"identity.oidc_issuer": "https://id.example.org", "identity.oidc_audience": "farcall"}
+    assert deployment_from_context(context).profile.identity.oidc_audience == "farcall"
+    for wrong in ({"identity.oidc_issuer": "https://id.example.org"}, context | {"identity.oidc_issuer": "http://x"}):
+        with pytest.raises(ConfigurationError, match="identity"):
+            deployment_from_context(wrong)
+
+
 def test_settings_are_overridden_by_the_context_and_keys_of_others_left_alone() -> None:
     context = {"queue.nodes": 2, "@aws-cdk/core:something": True, "aws:cdk:bundling-stacks": [], "tree": "1.2"}
     assert deployment_from_context(context).profile.queue.nodes == 2
-
-
-def test_a_load_balancer_is_a_matter_of_profile_and_target() -> None:
-    assert deployment_from_context({"profile": "facility"}).load_balancer
-    assert not deployment_from_context({"profile": "facility", "target": "localstack"}).load_balancer
-    assert not deployment_from_context({"profile": "lab"}).load_balancer
 
 
 @pytest.mark.parametrize(
@@ -150,3 +153,12 @@ def test_a_load_balancer_is_a_matter_of_profile_and_target() -> None:
 def test_a_wrong_context_is_refused(context: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         deployment_from_context(context)
+
+
+def test_a_forwarder_sleeps_if_there_is_one_and_the_canary_lets_it() -> None:
+    assert load_profile("hobby").forwarder.sleeps
+    assert not load_profile("hobby", overrides={"forwarder.tasks": "0"}).forwarder.sleeps
+    assert not load_profile("hobby", overrides={"forwarder.idle_minutes": "0"}).forwarder.sleeps
+    assert load_profile("hobby", overrides={"canary.minutes": "20"}).forwarder.sleeps
+    with pytest.raises(ConfigurationError, match="never let the forwarder sleep"):
+        load_profile("hobby", overrides={"canary.minutes": "15"})

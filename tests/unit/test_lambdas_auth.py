@@ -95,7 +95,9 @@ class TestSettings:
             "FARCALL_DEV_TOKENS": json.dumps({"t": {"identity_id": ALICE.identity_id.upper(), "username": "a"}}),
         }
 
-        assert AuthSettings.from_environment(environ).dev_identities == {"t": Identity(ALICE.identity_id, "a")}
+        assert AuthSettings.from_environment(environ).dev_identities == {
+            "t": Identity(ALICE.identity_id, "a", provider="dev")
+        }
 
     @pytest.mark.parametrize("tokens", ["{", "[]", '"t"', '{"sesame": {}}', '{"sesame": {"identity_id": "me"}}'])
     def test_malformed_dev_tokens_are_refused_without_being_shown(self, tokens: str) -> None:

@@ -149,5 +149,5 @@ def test_a_crash_between_queue_and_record_is_repaired_by_the_reconciler(lab: Lab
 
     done = lab.api.application.services.reconciler.run()
 
-    assert dataclasses.asdict(done) == {"endpoints": 1, "offered": 0, "recorded": 1, "purged": 0}
+    assert dataclasses.asdict(done) == {"endpoints": 1, "offered": 0, "recorded": 1, "purged": 0, "audit_purged": 0}
     assert lab.state(task_id) is TaskState.CANCELLED

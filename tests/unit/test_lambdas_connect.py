@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from farcall_common.store.fakes import FakeQueue
@@ -148,3 +150,59 @@ def test_with_the_queue_away_connecting_can_be_retried(lab: Lab) -> None:
     answer = lab.connect()
 
     assert (answer.status, answer.body["code"]) == (503, "UNAVAILABLE")
+
+
+class Fleet:
+    """Counts what it is told."""
+
+    idle_s = 900.0
+
+    def __init__(self) -> None:
+        self.woken = 0
+        self.slept = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def sleep(self) -> None:
+        self.slept += 1
+
+
+def test_who_asks_wakes_forwarders_that_sleep_and_is_told_when_to_ask_again(lab: Lab) -> None:
+    fleet = Fleet()
+    lab.api = MemoryApi(stores=lab.api.stores, fleet=fleet)
+
+    for answer in (lab.connect(), lab.stream(public_key=OTHER_KEY)):
+        assert (answer.status, answer.body["code"], answer.body["retryable"]) == (503, "FORWARDER_WAKING", True)
+        assert answer.headers["Retry-After"] == "10"
+    assert fleet.woken == 1  # the second found them getting up
+
+    lab.api.clock.now += 10
+    assert lab.connect().body["code"] == "FORWARDER_WAKING"
+    assert fleet.woken == 2  # in case that nobody heard the first call
+    lab.announce(forwarder(1))
+    assert lab.connect().status == 200
+
+
+def test_forwarders_sleep_when_nobody_was_connected_to_any_of_them_for_long(lab: Lab) -> None:
+    fleet = Fleet()
+    lab.api = MemoryApi(stores=lab.api.stores, fleet=fleet)
+    watch, now = lab.api.application.services.idle, lab.api.clock.now
+
+    def announce(*idle_since: float | None) -> None:
+        for number, since in enumerate(idle_since):
+            lab.announce(dataclasses.replace(forwarder(number), idle_since=since))
+
+    assert watch.run() == 0  # nobody is awake
+    for awake in ([None], [now - 899], [now - 900, None], [now - 900, now - 10]):
+        announce(*awake)
+        assert watch.run() == 0
+    assert fleet.slept == 0
+    announce(now - 900, now - 2000)
+    assert watch.run() == 2
+    assert fleet.slept == 1
+
+
+def test_without_a_fleet_nobody_sleeps(lab: Lab) -> None:
+    lab.announce(dataclasses.replace(forwarder(1), idle_since=0.0))
+    assert lab.api.application.services.idle.run() == 0

@@ -11,8 +11,9 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common import errors
 from farcall_lambdas.answers import status_of
+from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import MemoryApi, proxy_event
+from farcall_lambdas.testing import ALICE, MemoryApi
 
 SHAPE = {
     "code", "message", "hint", "fault", "retryable", "status", "http_status_code", "reason", "error_args", "request_id",
@@ -145,7 +146,7 @@ def test_one_request_does_not_leak_into_the_next(api: MemoryApi) -> None:
 
 
 def test_paths_may_carry_the_stage_and_a_trailing_slash(api: MemoryApi) -> None:
-    event = proxy_event("GET", "/v3/tasks/")
+    event = proxy_event("GET", "/v3/tasks/", caller=ALICE)
 
     assert api.application.answer(event, LambdaContext())["statusCode"] == 200
 

@@ -11,7 +11,7 @@ from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import TaskEvent, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import MemoryApi
+from farcall_lambdas.testing import ALICE, MemoryApi
 
 DAY_S = 86_400.0
 
@@ -158,8 +158,8 @@ def test_an_open_task_is_never_forgotten(lab: Lab) -> None:
     assert lab.records.get_tasks([task_id])
 
 
-def test_a_round_forgets_so_many_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = Lab(ApiSettings(purge_batch=2, purge_per_round=5))
+def test_a_round_forgets_in_small_batches_until_nothing_is_left_or_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(ApiSettings(purge_batch=2, purge_until_s=2.5))
     end(lab, lab.submit(7))
     lab.api.clock.now += 31 * DAY_S
     limits: list[int] = []
@@ -167,9 +167,19 @@ def test_a_round_forgets_so_many_in_small_batches(monkeypatch: pytest.MonkeyPatc
 
     def noted(*, ended_before: dt.datetime, limit: int) -> int:
         limits.append(limit)
+        lab.api.clock.now += 1.0
         return purge(ended_before=ended_before, limit=limit)
 
     monkeypatch.setattr(lab.records, "purge_tasks", noted)
 
-    assert [lab.reconciler.run().purged for _ in range(3)] == [5, 2, 0]
-    assert limits == [2, 2, 1, 2, 2, 2]
+    assert [lab.reconciler.run().purged for _ in range(3)] == [6, 1, 0]
+    assert limits == [2] * 5
+
+
+def test_what_was_done_is_forgotten_when_its_time_is_over(lab: Lab) -> None:
+    before = len(lab.records.list_audit([ALICE.identity_id]))
+    assert before > 0
+    lab.api.clock.now += 401 * DAY_S
+
+    assert lab.reconciler.run().audit_purged == before
+    assert lab.records.list_audit([ALICE.identity_id]) == []

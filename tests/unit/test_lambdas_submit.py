@@ -86,6 +86,42 @@ def test_an_accepted_task_is_recorded_and_queued(lab: Lab) -> None:
     assert answer.body.keys() == {"request_id", "task_group_id", "endpoint_id", "tasks"}
 
 
+SPAN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_the_spans_above_tasks_are_recorded_and_queued(lab: Lab) -> None:
+    other = lab.function()
+    answer = lab.submit(
+        {lab.function_id: [PAYLOAD, "a"], other: ["b"]}, traceparents={lab.function_id: [SPAN, None], other: [None]}
+    )
+
+    ids = [*answer.body["tasks"][lab.function_id], *answer.body["tasks"][other]]
+    recorded = lab.records.get_tasks(ids)
+    assert [recorded[task_id].traceparent for task_id in ids] == [SPAN, None, None]
+    fence = lab.queue.claim(lab.endpoint_id, "fwd-1", ttl_s=45, now=lab.api.clock.now)
+    lab.queue.mark_restored(lab.endpoint_id, fence)
+    leased = lab.queue.lease(lab.endpoint_id, fence, limit=3, lease_s=45, now=lab.api.clock.now)
+    assert {each.task.task_id: each.task.traceparent for each in leased} == dict(
+        zip(ids, [SPAN, None, None], strict=True)
+    )
+
+
+@pytest.mark.parametrize("spans", [{}, {"other": [SPAN]}, [SPAN, SPAN], {"": []}])
+def test_spans_must_run_parallel_to_the_tasks(lab: Lab, spans: object) -> None:
+    before = lab.count()
+    given = spans if isinstance(spans, dict) else {lab.function_id: spans}
+
+    answer = lab.submit(traceparents=given)
+
+    assert answer.status in (400, 422)
+    assert lab.count() == before
+
+
+@pytest.mark.parametrize("wrong", ["", "00-xyz", SPAN + "-01", SPAN.upper(), "\0"])
+def test_what_is_no_span_is_refused(lab: Lab, wrong: str) -> None:
+    assert lab.submit(traceparents={lab.function_id: [wrong]}).status == 422
+
+
 def test_ids_that_the_service_makes_are_uuids_in_order_of_submission(lab: Lab) -> None:
     task_ids = lab.submit({lab.function_id: [PAYLOAD] * 50}).body["tasks"][lab.function_id]
 
@@ -313,6 +349,9 @@ class TestRequests:
             {"task_group_id": "mine"},
             {"result_serializers": "a.B"},
             {"resource_specification": [1]},
+            {"resource_specification": {"n": "x" * 5000}},
+            {"result_serializers": ["x" * 101]},
+            {"result_serializers": ["a.B"] * 33},
         ],
     )
     def test_senseless_options_are_refused(self, lab: Lab, fields: dict[str, Any]) -> None:

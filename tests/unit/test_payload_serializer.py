@@ -34,6 +34,7 @@ from farcall_common.payload import (
     DillDataBase64,
     JSONData,
     PickleDataBase64,
+    Piece,
     PureSourceTextInspect,
     Serializer,
     Strategy,
@@ -74,8 +75,8 @@ class Text(str):
     __slots__ = ()
 
 
-def strategy_of(buffer: bytes) -> str:
-    return buffer.partition(b"\n")[0].decode()
+def strategy_of(buffer: Piece) -> str:
+    return bytes(buffer).partition(b"\n")[0].decode()
 
 
 def same(one: object, other: object) -> bool:
@@ -126,6 +127,12 @@ def test_json_is_not_chosen_where_it_would_change_the_value(value: object) -> No
     assert strategy_of(buffer) != "11"
     assert serializer.deserialize(buffer) == value
     assert type(serializer.deserialize(buffer)) is type(value) or type(value) is Text
+
+
+def test_numbers_that_only_pythons_json_has_are_read() -> None:
+    assert math.isnan(serializer.deserialize(b"11\nNaN"))  # type: ignore[arg-type]
+    assert serializer.deserialize(b"11\n[-Infinity, 1e400, %d]" % 10**40) == [-math.inf, math.inf, 10**40]
+    assert serializer.deserialize(b'11\n"\\ud800"') == "\ud800"
 
 
 def test_shared_lists_stay_shared() -> None:

@@ -63,7 +63,7 @@ def test_an_argument_that_cannot_be_sent_is_named() -> None:
 
 def test_too_large_arguments_are_refused_and_the_largest_is_named() -> None:
     with pytest.raises(
-        PayloadTooLarge, match=r"of f take 1\d\.\d MiB as text, 1\d\.\d MiB of it argument 'image'"
+        PayloadTooLarge, match=r"of f take 1\d\.\d MiB on their way, 1\d\.\d MiB of it argument 'image'"
     ) as e:
         pack_call((b"small",), {"image": b"x" * MAX_PAYLOAD_BYTES}, function_name="f")
     assert "path or a reference" in e.value.hint

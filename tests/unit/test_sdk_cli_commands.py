@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import csv
 import json
-import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +17,7 @@ from farcall.cli._app import app
 from farcall.cli._cache import completes
 from farcall.cli._connect import Surroundings
 from farcall.testing import FakeCloud
+from farcall_common.wire import new_task_id
 from tests.unit.sdk_cli_runner import Farcall
 
 SCRIPT = '''
@@ -196,27 +197,52 @@ def test_cells_never_break_the_lines_of_a_pipe(cloud: FakeCloud, tmp_path: Path)
     assert cells[-1].endswith("one two")
 
 
-def test_a_task_that_ended_is_submitted_again(offline: FakeCloud, script: str, home: Path) -> None:
+def test_a_task_that_ended_runs_again(offline: FakeCloud, script: str) -> None:
     farcall = Farcall(offline)
-    group_id = farcall("map", f"{script}:half", "3", "5", "--walltime", "60", "--no-wait").stdout.strip()
+    group_id = farcall("map", f"{script}:half", "3", "5", "--no-wait").stdout.strip()
     first, second = (line[0] for line in farcall.lines("groups", "show", group_id))
     early = farcall("tasks", "retry", second)
-    assert early.exit_code == 65
+    assert early.exit_code == 73
     assert "is received" in early.stderr
     offline.run_waiting()
     ((old, new),) = farcall.lines("tasks", "retry", second)
     assert (old, new != old) == (second, True)
     offline.run_waiting()
-    assert json.loads(farcall("tasks", "show", new, "--json").stdout)["result"] == 2.5
+    shown = json.loads(farcall("tasks", "show", new, "--json").stdout)
+    assert (shown["result"], shown["retry_of"]) == (2.5, second)
     again = json.loads(farcall("tasks", "retry", new, first, "--json").stdout)  # what was retried can be retried
     assert again.keys() == {new, first}
-    kept = home / "cache" / "calls.jsonl"
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    assert all(json.loads(line)["walltime_s"] == 60 for line in kept.read_text().splitlines())
-    kept.unlink()
-    unknown = farcall("tasks", "retry", first)
-    assert unknown.exit_code == 65
-    assert "not known here" in unknown.stderr
+
+
+def test_a_dead_letter_is_listed_until_it_is_discarded(offline: FakeCloud, script: str) -> None:
+    farcall = Farcall(offline)
+    task_id = farcall("run", f"{script}:half", "3", "--no-wait").stdout.strip()
+    offline.bury(task_id)
+    shown = farcall("tasks", "show", task_id)
+    assert f"farcall tasks retry {task_id}" in shown.stdout
+    assert "1. killed by SIGKILL" in shown.stdout
+    assert [cells[0] for cells in farcall.lines("tasks", "ls", "--state", "dead-lettered")] == [task_id]
+    assert farcall.lines("tasks", "discard", task_id, task_id) == [[task_id], [task_id]]
+    assert farcall.lines("tasks", "ls", "--state", "dead-lettered") == []
+    assert farcall("tasks", "retry", task_id).exit_code == 73
+    assert farcall("tasks", "discard", new_task_id()).exit_code == 66
+
+
+def test_all_tasks_and_all_that_was_done_are_exported(offline: FakeCloud, script: str) -> None:
+    farcall = Farcall(offline)
+    farcall("map", f"{script}:half", *map(str, range(9)), "--no-wait")
+    offline.run_waiting()
+    lines = [json.loads(line) for line in farcall("tasks", "export").stdout.splitlines()]
+    assert {line["status"] for line in lines} == {"success"}
+    heading, *rows = csv.reader(farcall("tasks", "export", "--csv", "--since", "1h").stdout.splitlines())
+    assert [row[heading.index("task_id")] for row in rows] == [line["task_id"] for line in lines]
+    assert farcall("tasks", "export", "--until", "2020-01-01").stdout == ""
+    assert farcall("tasks", "export", "--since", "yesterday").exit_code == 65
+
+    done = [json.loads(line) for line in farcall("audit", "export", "--since", "1d").stdout.splitlines()]
+    assert {line["action"] for line in done} == {"tasks.submit"}
+    heading, first, *_ = csv.reader(farcall("audit", "export", "--csv").stdout.splitlines())
+    assert json.loads(first[heading.index("detail")])["tasks"] == 1
 
 
 # -- functions and endpoints -------------------------------------------------------------------------------------------
@@ -230,12 +256,40 @@ def test_functions(cloud: FakeCloud, script: str) -> None:
         [other["function_uuid"], "plus"],
         [function_id, "half"],
     ]
-    ((found, _, _, description),) = farcall.lines("functions", "search", "HALVES")
-    assert (found, description) == (function_id, "Halves.")
+    ((found, _, version, _, description),) = farcall.lines("functions", "search", "HALVES")
+    assert (found, version, description) == (function_id, "1", "Halves.")
     assert json.loads(farcall("functions", "show", function_id, "--json").stdout)["metadata"]["memoize"] is True
     assert farcall("functions", "rm", function_id, other["function_uuid"]).exit_code == 0
     assert farcall.lines("functions", "ls") == []
     assert farcall("functions", "delete", function_id).exit_code == 66  # the name of old
+
+
+def test_versions_and_aliases(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    function_id = farcall("functions", "register", f"{script}:half").stdout.strip()
+    assert farcall("functions", "update", function_id, f"{script}:add", "--description", "Adds.").stdout == "2\n"
+    assert farcall("functions", "update", function_id, "--public").stdout == "2\n"
+    assert [line[0] for line in farcall.lines("functions", "versions", function_id)] == ["2", "1"]
+    assert farcall("functions", "alias", "old", f"{function_id}@1").exit_code == 0
+    assert farcall("functions", "alias", "now", function_id).exit_code == 0
+    assert farcall.lines("functions", "aliases") == [["now", function_id, "newest"], ["old", function_id, "1"]]
+    assert ["version", "1"] in farcall.lines("functions", "show", "old")
+    assert json.loads(farcall("functions", "show", "now", "--json").stdout)["version"] == 2
+    assert farcall("functions", "alias", "old", "--delete").exit_code == 0
+    assert farcall("functions", "show", "old").exit_code == 66
+    assert farcall("functions", "alias", "old").exit_code == 65
+
+
+def test_containers(cloud: FakeCloud) -> None:
+    farcall = Farcall(cloud)
+    given = ("/images/xtal.sif", "--type", "singularity", "--name", "xtal")
+    container_id = farcall("containers", "register", *given).stdout.strip()
+    assert json.loads(farcall("containers", "register", *given, "--json").stdout) == {"container_id": container_id}
+    ((listed, *shown, _),) = farcall.lines("containers", "ls")
+    assert (listed, shown) == (container_id, ["xtal", "singularity", "/images/xtal.sif"])
+    assert ["container uuid", container_id] in farcall.lines("containers", "show", "xtal")
+    assert farcall("containers", "rm", "xtal").exit_code == 0
+    assert farcall("containers", "show", "xtal").exit_code == 66
 
 
 def test_endpoints_with_and_without_their_state(cloud: FakeCloud) -> None:
@@ -282,7 +336,7 @@ def test_errors_of_ours_are_one_line_unless_asked_for_more(cloud: FakeCloud, mon
     def broken(*_: object, **__: object) -> None:
         raise KeyError("something")
 
-    monkeypatch.setattr("farcall._api.Api.list_tasks", broken)
+    monkeypatch.setattr("farcall._api.Api.page_of_tasks", broken)
     farcall = Farcall(cloud)
     result = farcall("tasks", "ls")
     assert result.exit_code == 70

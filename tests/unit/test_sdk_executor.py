@@ -128,11 +128,11 @@ def test_big_arguments_and_results(executor: Executor) -> None:
 
 def test_what_cannot_be_sent_is_refused_by_submit(executor: Executor) -> None:
     with pytest.raises(SerializationError, match=r"[Aa]rgument 2"):
-        executor.submit(divide, 1, (n for n in range(3)))
+        executor.submit(divide, 1, (n for n in range(3)))  # type: ignore[call-overload]
     with pytest.raises(PayloadTooLarge, match="of len take"):
         executor.submit(len, b"x" * 11_000_000)
     with pytest.raises(SerializationError):
-        executor.submit(None)  # type: ignore[arg-type]
+        executor.submit(None)  # type: ignore[call-overload]
     assert executor._engine.unsettled() == []
 
 
@@ -602,3 +602,28 @@ def test_arguments_are_checked(cloud: FakeCloud, bad: dict[str, Any]) -> None:
 def test_an_endpoint_id_must_be_one(cloud: FakeCloud) -> None:
     with cloud.client() as client, pytest.raises(ValueError, match="UUID"):
         Executor("my-laptop", client=client)
+
+
+def test_what_a_task_printed_is_on_its_future(cloud: FakeCloud, executor: Executor) -> None:
+    sent: list[Any] = []
+
+    def with_details(request: httpx.Request) -> httpx.Response | None:
+        if request.url.path.endswith("/submit"):
+            sent.append(msgspec.json.decode(request.content).get("resource_specification"))
+        if not request.url.path.endswith("/batch_status"):
+            return None
+        tasks = msgspec.json.decode(cloud.transport.handle_request(request).content)
+        for task in tasks["results"].values():
+            task["details"] = {"stdout_tail": "printed\n"}
+        return httpx.Response(200, json=tasks)
+
+    with client_of(cloud, with_details) as client, Executor(cloud.endpoint_id, client, keep_output=True) as keeping:
+        keeping.resource_specification = {"num_nodes": 1}
+        future = keeping.submit(divide, 4, 2)
+        assert future.result(WAIT_S) == 2
+        assert (future.stdout, future.stderr) == ("printed\n", None)
+        keeping.options(keep_output=False).submit(divide, 4, 2).result(WAIT_S)
+    assert sent == [{"num_nodes": 1, "keep_output": True}, {"num_nodes": 1}]
+    failed = executor.submit(divide, 1, 0)
+    assert failed.exception(WAIT_S)
+    assert failed.stdout is None

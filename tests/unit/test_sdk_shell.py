@@ -148,7 +148,9 @@ def test_it_runs_where_nothing_of_ours_is() -> None:
     assert (body["function_name"], body["meta"]["serde_identifier"]) == ("greet", "st")
     (buffer,) = Serializer().unpack(body["function_code"].encode())
     ran = subprocess.run(
-        [sys.executable, "-S", "-c", STRANGER], input=json.dumps(buffer.decode()[3:]).encode(), capture_output=True
+        [sys.executable, "-S", "-c", STRANGER],
+        input=json.dumps(bytes(buffer).decode()[3:]).encode(),
+        capture_output=True,
     )
     assert ran.returncode == 0, ran.stderr.decode()
     result = pickle.loads(ran.stdout)

@@ -4,8 +4,13 @@ running it shows that the calls are possible."""
 from __future__ import annotations
 
 import concurrent.futures
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
-from typing import Any, assert_type
+from pathlib import Path
+from typing import Any, Final, assert_type
 
 import pytest
 
@@ -15,6 +20,7 @@ from farcall import (
     ErrorRecord,
     Executor,
     FarcallError,
+    MPIFunction,
     ShellFunction,
     ShellResult,
     TaskFailed,
@@ -27,10 +33,15 @@ from farcall_endpoint import Engine
 from farcall_endpoint.engine import EngineFuture
 
 WAIT_S = 20.0
+REPOSITORY: Final = Path(__file__).parents[2]
 
 
 def cube(number: int) -> int:
     return number**3
+
+
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
 
 
 def named(name: str, *, times: int = 1) -> str:
@@ -69,8 +80,19 @@ def test_a_future_has_the_type_of_what_the_function_returns(cloud: FakeCloud, cl
 def test_command_lines_have_results_of_their_own(cloud: FakeCloud, client: Client) -> None:
     with Executor(cloud.endpoint_id, client) as executor:
         future = executor.submit(ShellFunction("true"))
-        assert_type(future, ComputeFuture[ShellResult | dict[str, Any]])
+        assert_type(future, ComputeFuture[ShellResult])
         future.cancel()
+        as_dict = executor.submit(MPIFunction("true {ranks}", return_dict=True), ranks=2)
+        assert_type(as_dict, ComputeFuture[dict[str, Any]])
+        as_dict.cancel()
+
+
+def test_futures_stand_for_arguments(cloud: FakeCloud, client: Client) -> None:
+    with Executor(cloud.endpoint_id, client) as executor:
+        two = executor.submit(cube, 1)
+        assert_type(executor.submit(cube, two), ComputeFuture[int])
+        assert_type(executor.submit(total, [two, two]), ComputeFuture[int])
+        assert_type(executor.submit(lambda x: (x, cube(x)), two), ComputeFuture[tuple[Any, int]])
 
 
 def test_a_client_answers_in_types(cloud: FakeCloud, client: Client) -> None:
@@ -98,6 +120,29 @@ def test_what_is_wrong_is_an_error_for_the_checker_too(client: Client) -> None:
         Executor(client=client, walltime=5)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         client.run(2)  # type: ignore[call-arg]
+
+
+def test_every_public_type_is_known_to_other_checkers_too() -> None:
+    """As Pyright counts it: what a user's editor shows."""
+    sources = os.pathsep.join(str(REPOSITORY / part) for part in ("common", "sdk"))
+    checker = Path(sys.executable).with_name("basedpyright")
+    report = subprocess.run(
+        [checker, "--pythonpath", sys.executable, "--verifytypes", "farcall", "--ignoreexternal", "--outputjson"],
+        env={**os.environ, "PYTHONPATH": sources},
+        stdout=subprocess.PIPE,
+        timeout=100,
+        check=False,
+    )
+    answer = json.loads(report.stdout)["typeCompleteness"]
+    unknown = [each["fullName"] for each in answer["symbols"] if each["isExported"] and not each["isTypeKnown"]]
+    assert (answer["completenessScore"], unknown) == (1, [])
+
+
+def type_of_arguments(executor: Executor) -> None:
+    """For the checker alone: it knows the arguments of what is submitted."""
+    executor.submit(cube, "two")  # type: ignore[arg-type]
+    executor.submit(named, "x", many=2)  # type: ignore[call-arg]
+    executor.submit(cube)  # type: ignore[call-overload]
 
 
 def type_of_the_engine(engine: Engine) -> None:

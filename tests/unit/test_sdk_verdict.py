@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
-from farcall import Client, EndpointIncompatible, Executor
+from farcall import Client, EndpointIncompatible, Executor, PayloadTooLarge
 from farcall._calls import FunctionTable, pack_call
 from farcall._needs import THIS_PYTHON, Needs, Runtime, needs_of
 from farcall.testing import FakeCloud
-from farcall_common.payload import DillCode, Serializer
+from farcall_common.payload import STRATEGIES, DillCode, Serializer
 
 WAIT_S = 20.0
 OTHER = {"python_version": "3.99.1", "packages": {}}
@@ -137,6 +139,48 @@ def test_strategies_that_an_endpoint_does_not_read(cloud: FakeCloud, executor: E
     assert "Upgrade the endpoint" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "strategies", [sorted(STRATEGIES), ["00", "11", "f0", "st"], []], ids=["all", "older", "unknown"]
+)
+def test_large_values_are_bytes_for_endpoints_that_read_them_and_text_for_others(
+    cloud: FakeCloud, strategies: list[str]
+) -> None:
+    cloud.runtime = {"python_version": f"{THIS_PYTHON}.0", "serializers": strategies}
+    uploaded: list[bytes] = []
+    asked: list[object] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "PUT":
+            uploaded.append(request.read()[:1])
+        if request.url.path.endswith("/submit"):
+            asked.append(json.loads(request.read()).get("result_serializers"))
+        return cloud.transport.handle_request(request)
+
+    array = np.arange(100_000, dtype=np.float64)
+    with (
+        Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(answer)) as client,
+        Executor(cloud.endpoint_id, client) as executor,
+    ):
+        result = executor.submit(same, array).result(WAIT_S)
+        assert np.array_equal(result, array)
+        result[0] = 5.0  # it is the caller's
+        executor.submit(same, array[:3]).result(WAIT_S)
+        executor.result_serializers = ("JSONData",)
+        executor.submit(plain, 1).result(WAIT_S)
+    reads_bytes = "f3" in strategies
+    assert uploaded == [b"b" if reads_bytes else b"1"]
+    assert asked == [["f3"] if reads_bytes else None, ["f3"] if reads_bytes else None, ["JSONData"]]
+
+
+def test_ten_megabytes_of_array_fit_a_call_as_bytes(cloud: FakeCloud, executor: Executor) -> None:
+    array = np.zeros(10_000_000, dtype=np.uint8)
+    with pytest.raises(PayloadTooLarge):
+        executor.submit(same, array)
+    cloud.runtime = {"python_version": f"{THIS_PYTHON}.0", "serializers": sorted(STRATEGIES)}
+    with cloud.client() as client, Executor(cloud.endpoint_id, client) as fresh:
+        assert fresh.submit(same, array).result(WAIT_S).shape == array.shape
+
+
 def test_endpoints_are_asked_once_and_an_api_that_does_not_say_is_believed(cloud: FakeCloud) -> None:
     asked: list[str] = []
 
@@ -151,6 +195,11 @@ def test_endpoints_are_asked_once_and_an_api_that_does_not_say_is_believed(cloud
         Executor(cloud.endpoint_id, client) as executor,
     ):
         assert executor.submit(plain, 1).result(WAIT_S) == 2
-        assert asked == []
+        assert len(asked) == 1
         assert [executor.submit(closing_over(n)).result(WAIT_S) for n in range(3)] == [0, 1, 2]
         assert len(asked) == 1
+
+
+def test_needs_of_text_beyond_ascii() -> None:
+    packed = pack_call(("né" * 10,), {"where": b"bytes"}, function_name="f")
+    assert needs_of(packed) == Needs(frozenset({"11", "f0"}), None)

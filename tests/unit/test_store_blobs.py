@@ -25,9 +25,16 @@ class BlobsSuite:
         assert blobs.read(REF.blob_key) == DATA
         assert blobs.size_bytes(REF.blob_key) == len(DATA)
 
+    def test_a_part_is_read(self, blobs: Blobs) -> None:
+        blobs.write(REF.blob_key, DATA)
+        assert blobs.read_part(REF.blob_key, offset_bytes=0, length_bytes=4) == DATA[:4]
+        assert blobs.read_part(REF.blob_key, offset_bytes=4, length_bytes=100) == DATA[4:]
+
     def test_a_missing_blob_is_unknown(self, blobs: Blobs) -> None:
         with pytest.raises(BlobUnknown):
             blobs.read("alice/nothing")
+        with pytest.raises(BlobUnknown):
+            blobs.read_part("alice/nothing", offset_bytes=0, length_bytes=1)
 
     def test_an_upload_goes_to_its_url_and_a_download_comes_from_one(
         self, blobs: Blobs, upload: Callable[[BlobRef, bytes], bool], download: Callable[[str], bytes]

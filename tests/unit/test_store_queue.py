@@ -25,6 +25,7 @@ from farcall_common.store import (
     TaskResult,
 )
 from farcall_common.store.fakes import FakeQueue
+from farcall_common.store.model import Holding, LeasedTask, Tended
 from farcall_common.wire.states import Reporter, TaskState
 
 LEASE_S = 30.0
@@ -51,6 +52,18 @@ def own(queue: Queue, forwarder_id: str = "w1", *, now: float = 0.0, tasks: Sequ
 def lease(queue: Queue, fence: int, *, now: float = 1.0, limit: int = 100) -> list[str]:
     leased = queue.lease("e1", fence, limit=limit, lease_s=LEASE_S, now=now)
     return [task.task.task_id for task in leased]
+
+
+def own_endpoint(queue: Queue, endpoint_id: str) -> int:
+    """Become the owner of an endpoint without tasks."""
+    fence = queue.claim(endpoint_id, "w1", ttl_s=45, now=0)
+    queue.mark_restored(endpoint_id, fence)
+    return fence
+
+
+def leased_ids(found: Sequence[LeasedTask] | Fenced | QueueDataLost) -> list[str]:
+    assert not isinstance(found, Fenced | QueueDataLost)
+    return [leased.task.task_id for leased in found]
 
 
 class QueueSuite:
@@ -115,6 +128,77 @@ class QueueSuite:
         assert queue.place("e1", "t0") == QueuePlace(QueueStanding.DONE, 0, 3)
         assert queue.place("e1", "nobody") == QueuePlace(QueueStanding.UNKNOWN, 0, 3)
         assert queue.place("e2", "t3") == QueuePlace(QueueStanding.UNKNOWN, 0, 0)
+
+    def test_many_endpoints_lease_in_one_call_and_each_under_its_own_fence(self, queue: Queue) -> None:
+        fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2", "e3")}
+        for endpoint_id in fences:
+            tasks = [make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(3)]
+            queue.enqueue(tasks, now=0)
+        wanted = {"e1": (fences["e1"], 2), "e2": (fences["e2"] - 1, 9), "e3": (fences["e3"], 9), "e4": (1, 9)}
+        found = queue.lease_many(wanted, lease_s=LEASE_S, now=1)
+        assert list(found) == list(wanted)
+        assert leased_ids(found["e1"]) == ["e1-0", "e1-1"]
+        assert isinstance(found["e2"], Fenced)
+        assert leased_ids(found["e3"]) == ["e3-0", "e3-1", "e3-2"]
+        assert isinstance(found["e4"], QueueDataLost)
+        assert queue.depth("e2") == 3
+
+    def test_ends_of_many_endpoints_are_taken_in_one_call(self, queue: Queue) -> None:
+        fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
+        for endpoint_id, fence in fences.items():
+            queue.enqueue([make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(2)], now=0)
+            queue.lease(endpoint_id, fence, limit=9, lease_s=LEASE_S, now=1)
+        ends = {
+            endpoint_id: [make_result(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(2)]
+            for endpoint_id in fences
+        }
+        refusals = queue.ack_many([(fences["e1"], ends["e1"]), (fences["e2"] - 1, ends["e2"]), (1, [])], now=2)
+        assert [type(refusal) for refusal in refusals] == [type(None), Fenced, type(None)]
+        assert queue.outbox("e1") == [
+            dataclasses.replace(end, task_group_id="g1", owner_id="alice") for end in ends["e1"]
+        ]
+        assert (queue.outbox("e2"), queue.leased("e1", fences["e1"])) == ([], {})
+        queue.flushed_many({"e1": ["e1-0", "e1-1"], "e2": ["e2-0"]})
+        assert queue.outbox("e1") == []
+        assert queue.leased("e2", fences["e2"]) == {"e2-0": 1, "e2-1": 1}
+
+    def test_ends_leave_the_outbox_in_whatever_order_they_are_recorded(self, queue: Queue) -> None:
+        fence = own(queue)
+        ids = [f"t{n}" for n in range(6)]
+        queue.enqueue([make_queued(task_id) for task_id in ids], now=0)
+        lease(queue, fence)
+        queue.ack(fence, [make_result(task_id) for task_id in ids], now=2)
+        queue.flushed("e1", ["t2", "t3"])
+        queue.flushed("e1", ["t0", "other", "t1"])
+        assert [end.task_id for end in queue.outbox("e1")] == ["t4", "t5"]
+        queue.flushed("e1", ["t4", "t5", "t4"])
+        assert queue.outbox("e1") == []
+
+    def test_an_upkeep_of_many_endpoints_is_that_of_each(self, queue: Queue) -> None:
+        fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2", "e3")}
+        for endpoint_id, fence in fences.items():
+            names = ("held", "ended", "once")
+            queue.enqueue(
+                [make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id, idempotent=n != "once") for n in names],
+                now=0,
+            )
+            queue.lease(endpoint_id, fence, limit=9, lease_s=LEASE_S, now=1)
+            queue.ack(fence, [make_result(f"{endpoint_id}-ended", endpoint_id=endpoint_id)], now=1)
+        held = {
+            "e1": Holding(fences["e1"], "spool", ["e1-held"]),
+            "e2": Holding(fences["e2"] - 1, "spool", ["e2-held"]),
+            "e3": Holding(fences["e3"], "spool"),
+        }
+        found = queue.tend("w1", held, ttl_s=45, lease_s=LEASE_S, now=1 + LEASE_S)
+        assert isinstance(found["e2"], Fenced)
+        assert isinstance(found["e1"], Tended)
+        assert isinstance(found["e3"], Tended)
+        assert leased_ids(found["e1"].reaped) == ["e1-once"]
+        assert [end.task_id for end in found["e1"].outbox] == ["e1-ended"]
+        assert queue.leased("e1", fences["e1"]) == {"e1-held": 1, "e1-once": 1}
+        assert queue.depth("e3") == 1  # nobody prolonged the one that may run again
+        with pytest.raises(EndpointInUse):  # the ownership was kept, for the agent with this spool
+            queue.claim("e1", "w2", spool_id="another", ttl_s=45, now=60)
 
     def test_batches_of_any_size_keep_their_order(self, queue: Queue) -> None:
         fence = own(queue)

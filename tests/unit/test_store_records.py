@@ -8,15 +8,27 @@ from typing import Any
 
 import pytest
 
-from farcall_common.errors import Conflict, EndpointUnknown, ErrorRecord, Fault, InvalidRequest, Unavailable
+from farcall_common.errors import (
+    Conflict,
+    EndpointUnknown,
+    ErrorRecord,
+    Fault,
+    FunctionUnknown,
+    InvalidRequest,
+    Unavailable,
+)
 from farcall_common.store import (
+    AuditEntry,
     BlobRef,
+    Container,
     Endpoint,
     EndpointStatus,
     Function,
+    FunctionAlias,
     Records,
     Task,
     TaskEvent,
+    TaskGroup,
     TaskResult,
 )
 from farcall_common.store.fakes import FakeRecords
@@ -53,6 +65,17 @@ def make_function(function_id: str = "f1", **changes: Any) -> Function:
 def make_end(task_id: str = "t1", **changes: Any) -> TaskResult:
     plain = TaskResult(task_id, "e1", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"\x00result\xff")
     return dataclasses.replace(plain, **changes)
+
+
+def make_dead(task_id: str = "t1", *, reasons: tuple[str, ...] | None = None, **changes: Any) -> TaskResult:
+    error = ErrorRecord("DEAD", "each attempt took its worker down", reasons=reasons)
+    end = TaskResult(task_id, "e1", 1, TaskState.DEAD_LETTERED, Reporter.FORWARDER, error=error)
+    return dataclasses.replace(end, **changes)
+
+
+def make_entry(action: str, object_id: str, *, seconds: float = 0, **changes: Any) -> AuditEntry:
+    entry = AuditEntry(at(seconds), "alice", action, object_id, "alice", {"note": "nul \x00 and ü"})
+    return dataclasses.replace(entry, **changes)
 
 
 def move(task_id: str, state: TaskState, attempt: int = 0, **changes: Any) -> TaskEvent:
@@ -118,6 +141,70 @@ class RecordsSuite:
         assert not records.delete_function("f1")
         assert records.get_function("f1") is None
 
+    def test_each_version_is_kept_with_its_body_and_its_moment(self, records: Records) -> None:
+        records.add_function(make_function())
+        records.add_function(make_function(version=2, body=b"better", body_hash="h2", name="quare", created_at=at(5)))
+        assert records.get_version("f1", 1) == make_function(name="quare")
+        assert records.get_version("f1", 3) is records.get_version("f2", 1) is None
+        versions = records.list_versions("f1")
+        assert [(each.version, each.body, each.created_at) for each in versions] == [(2, b"", at(5)), (1, b"", T0)]
+        assert [each.version for each in records.list_versions("f1", limit=1)] == [2]
+
+    def test_bodies_are_found_by_function_and_hash(self, records: Records) -> None:
+        records.add_function(make_function())
+        records.add_function(make_function(version=2, body=b"better", body_hash="h2"))
+        records.add_function(make_function("f2", owner_id="bob", body=b"other", body_hash="h3"))
+        wanted = [("f1", "hash"), ("f1", "h2"), ("f1", "h3"), ("f9", "hash")]
+        assert records.get_bodies(wanted) == {"hash": ("square", b"\x00body\xff"), "h2": ("square", b"better")}
+
+    def test_an_alias_names_a_function_until_it_names_another(self, records: Records) -> None:
+        records.add_function(make_function())
+        records.add_function(make_function("f2"))
+        records.put_alias(FunctionAlias("alice", "stable", "f1", 1))
+        records.put_alias(FunctionAlias("alice", "daily", "f1"))
+        records.put_alias(FunctionAlias("bob", "stable", "f2"))
+        records.put_alias(FunctionAlias("alice", "stable", "f2", 3))
+        assert records.get_alias("alice", "stable") == FunctionAlias("alice", "stable", "f2", 3)
+        assert [each.name for each in records.list_aliases("alice")] == ["daily", "stable"]
+        assert records.delete_alias("alice", "daily")
+        assert not records.delete_alias("alice", "daily")
+        assert records.get_alias("alice", "daily") is None
+        with pytest.raises(FunctionUnknown):
+            records.put_alias(FunctionAlias("alice", "lost", "f9"))
+        records.delete_function("f2")
+        assert records.list_aliases("alice") == records.list_aliases("bob") == []
+
+    # containers
+
+    def test_a_container_is_its_owners_by_id_and_by_name(self, records: Records) -> None:
+        first = Container("c1", "alice", "xtal", "singularity", "/images/xtal.sif", "diffraction", T0)
+        second = Container("c2", "alice", "plain", "docker", "python:3.12", created_at=at(1))
+        for each in (first, second, dataclasses.replace(first, container_id="c3", owner_id="bob")):
+            records.add_container(each)
+        with pytest.raises(Conflict):
+            records.add_container(dataclasses.replace(second, container_id="c4"))
+        assert records.get_container("c1") == records.find_container("alice", "xtal") == first
+        assert records.get_container("c4") is records.find_container("bob", "plain") is None
+        assert records.list_containers("alice") == [second, first]
+        assert records.list_containers("alice", limit=1) == [second]
+        assert (records.count_containers("alice", limit=5), records.count_containers("alice", limit=1)) == (2, 1)
+        assert records.delete_container("c1")
+        assert not records.delete_container("c1")
+        assert records.list_containers("alice") == [second]
+
+    # groups
+
+    def test_groups_are_paged_newest_first_with_counts_of_their_tasks(self, records: Records) -> None:
+        for number, (group_id, task_id) in enumerate([("g1", "a"), ("g1", "b"), ("g2", "c"), ("g3", "d")]):
+            records.add_tasks([make_task(task_id, task_group_id=group_id, submitted_at=at(number))])
+        records.add_tasks([make_task("e", owner_id="bob", submitted_at=at(4))])
+        records.record_results([make_end("a")], at=at(9))
+        newest = [TaskGroup("g3", at(3), {TaskState.RECEIVED: 1}), TaskGroup("g2", at(2), {TaskState.RECEIVED: 1})]
+        assert records.list_groups("alice", limit=2) == newest
+        last = TaskGroup("g1", T0, {TaskState.RECEIVED: 1, TaskState.SUCCESS: 1})
+        assert records.list_groups("alice", before="g2") == [last]
+        assert records.list_groups("alice", before="g1") == records.list_groups("alice", before="g9") == []
+
     # forgetting
 
     def test_old_ends_are_forgotten_with_all_that_belongs_to_them(self, records: Records) -> None:
@@ -144,6 +231,112 @@ class RecordsSuite:
         records.add_tasks([make_task("t2")])
 
         assert [task.task_id for task in records.get_group("g1")] == ["t2"]
+
+    # dead letters
+
+    def test_dead_letters_are_listed_until_they_are_discarded(self, records: Records) -> None:
+        records.add_tasks([make_task(f"t{n}", submitted_at=at(n)) for n in range(4)])
+        records.add_tasks([make_task("t9", owner_id="bob", endpoint_id="e2")])
+        records.record_results([make_dead("t1"), make_dead("t2"), make_end("t3")], at=at(9))
+        records.record_results([make_dead("t9", endpoint_id="e2")], at=at(9))
+
+        letters = records.list_tasks("alice", state=TaskState.DEAD_LETTERED)
+        assert [(task.task_id, task.error and task.error.code) for task in letters] == [("t2", "DEAD"), ("t1", "DEAD")]
+        of_endpoint = records.list_tasks(endpoint_id="e2", state=TaskState.DEAD_LETTERED)
+        assert [task.task_id for task in of_endpoint] == ["t9"]
+        assert records.list_tasks("alice", endpoint_id="e2", state=TaskState.DEAD_LETTERED) == []
+
+        assert records.discard_tasks(["t1", "t3", "nobody"]) == ["t1"]
+        assert records.discard_tasks(["t1"]) == []
+        assert [t.task_id for t in records.list_tasks("alice", state=TaskState.DEAD_LETTERED)] == ["t2"]
+        found = records.get_tasks(["t1", "t2", "t3"])
+        assert {id_: (task.state, task.payload) for id_, task in found.items()} == {
+            "t1": (TaskState.DEAD_LETTERED, None),
+            "t2": (TaskState.DEAD_LETTERED, b"\x00payload\xff"),
+            "t3": (TaskState.SUCCESS, b"\x00payload\xff"),
+        }
+
+    def test_a_dead_letter_says_how_each_attempt_ended(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        records.record_results([make_dead("t1", reasons=("signal 9", "signal 11"))], at=at(1))
+        error = records.get_tasks(["t1"])["t1"].error
+        assert error is not None
+        assert error.reasons == ("signal 9", "signal 11")
+        assert records.list_events("t1")[-1].detail == {"code": "DEAD", "reasons": ["signal 9", "signal 11"]}
+
+    def test_a_forgotten_dead_letter_is_listed_no_more(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        records.record_results([make_dead("t1")], at=at(0))
+        assert records.purge_tasks(ended_before=at(1), limit=10) == 1
+        assert records.list_tasks("alice", state=TaskState.DEAD_LETTERED) == []
+        records.add_tasks([make_task()])
+        records.record_results([make_dead("t1")], at=at(2))
+        assert len(records.list_tasks("alice", state=TaskState.DEAD_LETTERED)) == 1
+
+    def test_tasks_are_listed_page_by_page(self, records: Records) -> None:
+        records.add_tasks([make_task(f"t{n}", submitted_at=at(n // 2)) for n in range(7)])
+        found: list[str] = []
+        before = None
+        for _ in range(9):
+            page = records.list_tasks("alice", before=before, limit=2)
+            if not page:
+                break
+            found += [task.task_id for task in page]
+            last = page[-1]
+            assert last.submitted_at is not None
+            before = (last.submitted_at, last.task_id)
+        assert found == ["t6", "t5", "t4", "t3", "t2", "t1", "t0"]
+        within = records.list_tasks("alice", since=at(1), until=at(2))
+        assert [task.task_id for task in within] == ["t3", "t2"]
+
+    # who did what
+
+    def test_a_change_and_its_entry_are_one(self, records: Records) -> None:
+        records.audited(make_entry("function.register", "f1")).add_function(make_function())
+        with pytest.raises(Conflict):
+            records.audited(make_entry("function.register", "f1", seconds=1)).add_function(make_function())
+        [entry] = records.list_audit(["alice"])
+        assert dataclasses.replace(entry, audit_id=0) == make_entry("function.register", "f1")
+        records.add_function(make_function(version=2))
+        assert len(records.list_audit(["alice"])) == 1
+
+    def test_a_batch_of_tasks_leaves_one_entry(self, records: Records) -> None:
+        entry = make_entry("tasks.submit", "e1", owner_id="bob", detail={"task_group_id": "g1"})
+        tasks = [make_task(f"t{n}") for n in range(5)]
+        records.add_tasks(tasks, audit=entry)
+        records.add_tasks(tasks, audit=entry)
+        records.add_tasks([*tasks, make_task("t9")], audit=entry)
+        details = [each.detail for each in records.list_audit(["alice"])]
+        assert details == [{"task_group_id": "g1", "tasks": 5}, {"task_group_id": "g1", "tasks": 1}]
+
+    def test_one_sees_what_one_did_and_what_was_done_to_ones_own(self, records: Records) -> None:
+        records.add_audit(
+            [
+                make_entry("endpoint.update", "e1", identity_id="alice", owner_id="alice", seconds=0),
+                make_entry("tasks.submit", "e1", identity_id="bob", owner_id="alice", seconds=1),
+                make_entry("tasks.submit", "e2", identity_id="alice", owner_id="carol", seconds=2),
+                make_entry("function.delete", "f7", identity_id="bob", owner_id="bob", seconds=3),
+            ]
+        )
+        records.add_audit([])
+
+        def seen(*ids: str, **bounds: Any) -> list[int]:
+            return [round((entry.at - T0).total_seconds()) for entry in records.list_audit(ids, **bounds)]
+
+        assert seen("alice") == [0, 1, 2]
+        assert seen("bob") == [1, 3]
+        assert seen("alice", "bob") == [0, 1, 2, 3]
+        assert seen("carol") == [2]
+        assert seen("alice", since=at(1), until=at(2)) == [1]
+        assert seen("alice", limit=2) == [0, 1]
+        first = records.list_audit(["alice"], limit=1)[0]
+        assert seen("alice", after=(first.at, first.audit_id)) == [1, 2]
+
+    def test_old_entries_are_forgotten(self, records: Records) -> None:
+        records.add_audit([make_entry("endpoint.update", "e1", seconds=n) for n in range(5)])
+        assert records.purge_audit(before=at(3), limit=2) == 2
+        assert records.purge_audit(before=at(3), limit=2) == 1
+        assert [entry.at for entry in records.list_audit(["alice"])] == [at(3), at(4)]
 
     # endpoints, keys, grants
 
@@ -409,6 +602,19 @@ class RecordsSuite:
         records.add_tasks([make_task()])
         assert records.record_results([make_end(endpoint_id="e2"), make_end("nobody")], at=at(1)) == {}
         assert not records.get_tasks(["t1"])["t1"].state.is_terminal
+
+    def test_in_one_batch_only_the_first_word_of_the_tasks_endpoint_counts(self, records: Records) -> None:
+        records.add_tasks([make_task()])
+        words = [
+            make_end(endpoint_id="e9", result=b"another's"),
+            make_end(result=b"first"),
+            make_end(result=b"second"),
+            make_end("nobody's"),
+        ]
+        assert set(records.record_results(words, at=at(1))) == {"t1"}
+        assert records.get_tasks(["t1"])["t1"].result == b"first"
+        assert records.record_results([], at=at(2)) == {}
+        assert len(records.list_events("t1")) == 2
 
     def test_an_end_must_be_one_and_its_reporters_to_report(self, records: Records) -> None:
         records.add_tasks([make_task()])

@@ -45,7 +45,7 @@ def _values(annotation: Any, field: str) -> st.SearchStrategy[Any]:
     args = get_args(annotation)
     if type(None) in args:
         return st.none() | _values(next(part for part in args if part is not type(None)), field)
-    if field in ("result", "payload", "body"):
+    if field in ("result", "payload", "body", "piece"):
         return st.just(0)
     if get_origin(annotation) is tuple:
         return st.lists(_values(args[0], ""), max_size=3).map(tuple)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
+import functools
 import gc
 import itertools
 import json
@@ -29,6 +31,7 @@ from farcall_endpoint.engine import EngineFuture
 from farcall_endpoint.engine.functions import FunctionTable
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, Submission
 from farcall_endpoint.manager.ledger import Sharing
+from farcall_endpoint.providers import Provider
 
 __all__ = ["SLOTS", "TASK_S", "WINDOW", "Agent", "main", "measure"]
 
@@ -63,7 +66,7 @@ class Agent(EngineLoop):
                 batching=True,
                 scheduling="random",
                 working_dir=Path.cwd(),
-                script_dir=Path.cwd(),
+                scripts_root=Path.cwd(),
                 provider=LocalProviderConfig(init_blocks=blocks, min_blocks=blocks, max_blocks=blocks),
                 address=None,
                 worker_port_range=None,
@@ -71,14 +74,16 @@ class Agent(EngineLoop):
                 max_block_failures=1,
             )
         )
-        self._provider.close()
-        self._provider = SimulatedProvider(os.environ, managers=managers, blocks=blocks, task_s=task_s)
+        self._simulated = functools.partial(SimulatedProvider, managers=managers, blocks=blocks, task_s=task_s)
         self._workers = managers * SLOTS
         self._function = FunctionTable().get(functions.noop)
         self._payload = dump_call((), {})
         self._resources: dict[str, Any] = {}
         self._cancel = self.cancel
         self._numbers = itertools.count(1)
+
+    def _make_provider(self, belongings: contextlib.ExitStack) -> Provider:  # noqa: ARG002 - it has none
+        return self._simulated(os.environ)
 
     def __enter__(self) -> Agent:
         allow_descriptors(_SPARE + _DESCRIPTORS_EACH * self._workers // SLOTS)

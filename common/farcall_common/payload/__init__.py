@@ -6,8 +6,9 @@
     packed  = length + newline + buffer, repeated       a function: 1 buffer, a call: 2 (args, kwargs)
     result  = buffer
 
-Strategies are chosen when writing, and named in front of each buffer for the reader. Only clients and workers open
-buffers; everything between them passes bytes on.
+All of it is UTF-8 text, as it travels in JSON; only what goes through the blob store, to a reader that knows it, may be
+bytes (:mod:`farcall_common.payload.out_of_band`). Strategies are chosen when writing, and named in front of each buffer
+for the reader. Only clients and workers open buffers; everything between them passes bytes on.
 """
 
 from farcall_common.payload.code import (
@@ -28,14 +29,18 @@ from farcall_common.payload.data import (
     JSONData,
     PickleDataBase64,
 )
+from farcall_common.payload.framing import Piece
+from farcall_common.payload.out_of_band import INLINE_BYTES, PickleOutOfBand
 from farcall_common.payload.report import describe_exception
-from farcall_common.payload.serializer import DEFAULT_CODE, DEFAULT_DATA, Serializer
+from farcall_common.payload.serializer import BINARY_DATA, DEFAULT_CODE, DEFAULT_DATA, Serializer, is_binary, packed
 from farcall_common.payload.strategy import Strategy
 from farcall_common.payload.table import STRATEGIES, parse_allowed, strategy_named
 
 __all__ = [
+    "BINARY_DATA",
     "DEFAULT_CODE",
     "DEFAULT_DATA",
+    "INLINE_BYTES",
     "STRATEGIES",
     "AllCodeStrategies",
     "AllDataStrategies",
@@ -49,11 +54,15 @@ __all__ = [
     "JSONData",
     "PickleCode",
     "PickleDataBase64",
+    "PickleOutOfBand",
+    "Piece",
     "PureSourceDill",
     "PureSourceTextInspect",
     "Serializer",
     "Strategy",
     "describe_exception",
+    "is_binary",
+    "packed",
     "parse_allowed",
     "strategy_named",
 ]

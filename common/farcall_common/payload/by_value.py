@@ -10,11 +10,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import linecache
+import pickle
+from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from farcall_common.payload.bytecode import THIS_PYTHON
 from farcall_common.payload.origin import travels_by_value
 from farcall_common.payload.pickling import PROTOCOL
 
@@ -28,30 +31,33 @@ _MODULE_MACHINERY = frozenset({"__builtins__", "__cached__", "__loader__", "__sp
 class ByValue:
     """A pickle, and what is worth knowing about the byte code in it.
 
-    ``carries_code`` is false when everything in it is a reference: then any Python version reads it. ``sources`` are
-    the lines of the functions that travel, for readable tracebacks: file name, number of the first line, text.
+    ``python`` is the version of the byte code in it; None when it has only references: then any reads it. ``sources``
+    are the lines of the functions that travel, for readable tracebacks: file name, number of the first line, text.
     """
 
     pickled: bytes
-    carries_code: bool
+    python: str | None
     sources: list[tuple[str, int, str]]
 
 
-def dump_by_value(value: object) -> ByValue:
+def dump_by_value(value: object, *, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> ByValue:
     """Pickle a value together with the code that a worker cannot import.
 
+    :param buffer_callback: as pickle's own.
     :raises pickle.PicklingError: if something in it cannot be pickled.
     :raises Exception: what the reduce methods of the value raise.
     """
     file = io.BytesIO()
-    pickler = _ByValuePickler(file, PROTOCOL)
+    pickler = _ByValuePickler(file, PROTOCOL, buffer_callback)
     pickler.dump(value)
-    return ByValue(file.getvalue(), bool(pickler.codes), _sources(pickler.codes))
+    return ByValue(file.getvalue(), THIS_PYTHON if pickler.codes else None, _sources(pickler.codes))
 
 
 class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, file: io.BytesIO, protocol: int) -> None:
-        super().__init__(file, protocol=protocol)
+    def __init__(
+        self, file: io.BytesIO, protocol: int, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None
+    ) -> None:
+        super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
         self.codes: list[CodeType] = []
 
     def reducer_override(self, obj: Any) -> Any:

@@ -13,12 +13,13 @@ import json
 import opcode
 import pickle
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farcall_common.errors import DeserializationError
 from farcall_common.payload.source import remember_lines
 
-__all__ = ["THIS_PYTHON", "dump", "is_foreign", "load"]
+__all__ = ["THIS_PYTHON", "check", "dump", "is_foreign", "load", "written"]
 
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -36,12 +37,29 @@ def dump(value: object, *, with_sources: bool) -> bytes:
     from farcall_common.payload.by_value import dump_by_value
 
     dumped = dump_by_value(value)
-    head: dict[str, Any] = {}
-    if dumped.carries_code:
-        head["python"] = THIS_PYTHON
-    if with_sources and dumped.sources:
-        head["sources"] = dumped.sources
-    return b"%b\n%b" % (json.dumps(head).encode(), binascii.b2a_base64(dumped.pickled, newline=False))
+    return written(dumped.pickled, python=dumped.python, sources=dumped.sources if with_sources else ())
+
+
+def written(pickled: bytes, *, python: str | None, sources: Sequence[tuple[str, int, str]] = ()) -> bytes:
+    """The text of a pickle; ``python`` is the version of the byte code in it, if there is any."""
+    head: dict[str, Any] = {"python": python} if python else {}
+    if sources:
+        head["sources"] = sources
+    return b"%b\n%b" % (json.dumps(head).encode(), binascii.b2a_base64(pickled, newline=False))
+
+
+def check(head: Mapping[str, Any]) -> None:
+    """Make sure that this Python may load what stands behind a head.
+
+    :raises DeserializationError: if there is byte code of another version.
+    """
+    python = head.get("python", THIS_PYTHON)
+    if python != THIS_PYTHON:
+        raise DeserializationError(
+            f"This is byte code of Python {python}, and here runs Python {THIS_PYTHON}.",
+            hint=f"Use an endpoint with Python {python}, or let the function travel as source: "
+            "no closures, no decorators, no classes of the script, imports inside the function.",
+        )
 
 
 def load(text: bytes) -> object:
@@ -52,13 +70,7 @@ def load(text: bytes) -> object:
     """
     line, _, pickled = text.partition(b"\n")
     head = json.loads(line)
-    python = head.get("python", THIS_PYTHON)
-    if python != THIS_PYTHON:
-        raise DeserializationError(
-            f"This is byte code of Python {python}, and here runs Python {THIS_PYTHON}.",
-            hint=f"Use an endpoint with Python {python}, or let the function travel as source: "
-            "no closures, no decorators, no classes of the script, imports inside the function.",
-        )
+    check(head)
     for filename, first_line, lines in head.get("sources", ()):
         remember_lines(filename, first_line, lines)
     return pickle.loads(binascii.a2b_base64(pickled, strict_mode=True))

@@ -7,8 +7,11 @@ import binascii
 import dataclasses
 import json
 import pickle
+import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
+
+import msgspec
 
 from farcall_common.payload import bytecode, dilling
 from farcall_common.payload.pickling import dumps_by_reference
@@ -18,7 +21,10 @@ __all__ = ["AllDataStrategies", "CloudPickleDataBase64", "DillDataBase64", "JSON
 
 _MAX_LOSSLESS_NODES = 1000
 """Beyond this, looking at every node costs more than JSON is worth; pickle takes over."""
-_MAX_LOSSLESS_INT_BITS = 63
+_MAX_LOSSLESS_INT = 2**63 - 1
+_MAX_FLOAT = sys.float_info.max
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +41,16 @@ class JSONData(Strategy):
     lossless: bool = False
 
     def dump(self, value: object) -> bytes:
-        if self.lossless:
-            _check_lossless(value)
-        return json.dumps(value).encode()
+        if not self.lossless:
+            return json.dumps(value).encode()
+        _check_lossless(value)
+        return _encode(value)
 
     def load(self, text: bytes) -> object:
-        return json.loads(text.decode())
+        try:
+            return _decode(text)
+        except msgspec.DecodeError:  # Python's own JSON has more numbers than the standard
+            return json.loads(text.decode())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +61,12 @@ class PickleDataBase64(Strategy):
     for_code: ClassVar[bool] = False
 
     def dump(self, value: object) -> bytes:
-        return binascii.b2a_base64(dumps_by_reference(value), newline=False)
+        return self.written(dumps_by_reference(value))
+
+    @staticmethod
+    def written(pickled: bytes) -> bytes:
+        """The text of a pickle."""
+        return binascii.b2a_base64(pickled, newline=False)
 
     def load(self, text: bytes) -> object:
         return pickle.loads(binascii.a2b_base64(text, strict_mode=True))
@@ -97,28 +112,28 @@ class AllDataStrategies(Combination):
 def _check_lossless(value: object) -> None:
     nodes: list[Any] = [value]
     containers: set[int] = set()
-    seen = 0
-    while nodes:
-        node = nodes.pop()
-        seen += 1
-        if seen > _MAX_LOSSLESS_NODES:
-            raise ValueError("too large to be checked")
+    for node in nodes:  # which grows
         kind = type(node)
-        if node is None or kind is bool or kind is float:
+        if kind is str or node is None or kind is bool:
             continue
         if kind is int:
-            if node.bit_length() > _MAX_LOSSLESS_INT_BITS:
+            if not -_MAX_LOSSLESS_INT <= node <= _MAX_LOSSLESS_INT:
                 raise ValueError("an integer that other readers of JSON would round")
-        elif kind is str:
-            node.encode()  # two lone surrogates would come back as one character
+        elif kind is float:
+            if not -_MAX_FLOAT <= node <= _MAX_FLOAT:
+                raise ValueError("a number that JSON has not")
         elif kind is list or kind is dict:
             if id(node) in containers:
                 raise ValueError("a container that appears twice")
             containers.add(id(node))
-            nodes.extend(node)
-            if kind is dict:
-                if not all(type(key) is str for key in node):
-                    raise TypeError("a key that is not a string")
-                nodes.extend(node.values())
+            if kind is list:
+                nodes += node
+            else:
+                for key in node:
+                    if type(key) is not str:
+                        raise TypeError("a key that is not a string")
+                nodes += node.values()
+            if len(nodes) > _MAX_LOSSLESS_NODES:
+                raise ValueError("too large to be checked")
         else:
             raise TypeError(f"a {kind.__name__}")

@@ -2,19 +2,31 @@
 
 The length counts *characters* of the text, as Globus Compute counts it, not bytes. The two differ only for text beyond
 ASCII (source code with an accent in a comment), so ASCII is taken apart without decoding it.
+
+Buffers that are no text are framed otherwise: ``b<length> <length>...\\n`` in bytes, and then the buffers, each at the
+next multiple of :data:`ALIGNMENT_BYTES`, so that arrays may be used where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import AnyStr
+from collections.abc import Iterable, Sequence
+from typing import AnyStr, Final
 
 from farcall_common.errors import DeserializationError
 
-__all__ = ["pack", "unpack"]
+__all__ = ["ALIGNMENT_BYTES", "Piece", "first_line", "join_aligned", "pack", "pack_binary", "padding", "unpack"]
+
+Piece = bytes | memoryview
+"""A part of a buffer: its own bytes, or a view of what is in the caller's memory."""
+
+ALIGNMENT_BYTES: Final = 64
+"""What the widest vector instructions like best."""
+_BINARY: Final = b"b"
+_MAX_HEAD_BYTES: Final = 1024
 
 _MAX_LENGTH_DIGITS = 12
 """A longer length can only be garbage: it would mean a terabyte."""
+_DAMAGED: Final = "The payload was damaged on its way; submit the task again."
 
 
 def pack(buffers: Iterable[bytes]) -> bytes:
@@ -25,13 +37,42 @@ def pack(buffers: Iterable[bytes]) -> bytes:
     return b"".join([b"%d\n%b" % (_characters(buffer), buffer) for buffer in buffers])
 
 
-def unpack(packed: bytes) -> list[bytes]:
-    """Take apart what :func:`pack` (or Globus Compute's ``pack_buffers``) put together; nothing gives no buffers.
+def pack_binary(buffers: Sequence[Sequence[Piece]]) -> bytes:
+    """Put buffers that need not be text one after the other. They come in pieces, each of which is copied once."""
+    sizes = [sum(map(len, pieces)) for pieces in buffers]
+    head = _BINARY + b" ".join([b"%d" % size for size in sizes]) + b"\n"
+    return b"".join(join_aligned([(head,), *buffers]))
+
+
+def join_aligned(blocks: Iterable[Sequence[Piece]]) -> list[Piece]:
+    """The pieces of blocks, with as much between them that each block is aligned if the first is."""
+    joined: list[Piece] = []
+    at = 0
+    for pieces in blocks:
+        if gap := padding(at):
+            joined.append(bytes(gap))
+        joined += pieces
+        at += gap + sum(map(len, pieces))
+    return joined
+
+
+def padding(at: int) -> int:
+    """How many bytes there are to the next place where something aligned may begin."""
+    return -at % ALIGNMENT_BYTES
+
+
+def unpack(packed: Piece) -> list[Piece]:
+    """Take apart what :func:`pack` (or Globus Compute's ``pack_buffers``) or :func:`pack_binary` put together; nothing
+    gives no buffers. Those of a binary packing are views.
 
     :raises DeserializationError: if the text is cut off, is not UTF-8, or was never packed.
     """
+    if (found := _places(packed)) is not None:
+        view = memoryview(packed)
+        return [view[at : at + length] for at, length in found]
+    packed = bytes(packed)
     if packed.isascii():
-        return _split(packed, b"\n")
+        return list(_split(packed, b"\n"))
     try:
         text = packed.decode()
     except UnicodeDecodeError as error:
@@ -56,11 +97,45 @@ def _split(packed: AnyStr, newline: AnyStr) -> list[AnyStr]:
             raise DeserializationError(
                 f"Packed buffer {len(buffers) + 1} is cut off: it should have {int(digits)} characters "
                 f"and has {end - start}.",
-                hint="The payload was damaged on its way; submit the task again.",
+                hint=_DAMAGED,
             )
         buffers.append(packed[start:stop])
         start = stop
     return buffers
+
+
+def first_line(buffer: Piece) -> bytes:
+    """What stands before the first newline, or everything; of a large buffer no more is copied than need be."""
+    size = 256
+    while True:
+        line, newline, _ = bytes(buffer[:size]).partition(b"\n")
+        if newline or size >= len(buffer):
+            return line
+        size *= 4
+
+
+def _places(packed: Piece) -> list[tuple[int, int]] | None:
+    """Where the buffers of a binary packing begin, and their lengths; None if it is none.
+
+    :raises DeserializationError: if it is damaged.
+    """
+    if bytes(packed[:1]) != _BINARY:
+        return None
+    head, _, _ = bytes(packed[1:_MAX_HEAD_BYTES]).partition(b"\n")
+    lengths = head.split(b" ")
+    if not all(length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS for length in lengths):
+        raise DeserializationError("The binary payload does not start with the lengths of its buffers.", hint=_DAMAGED)
+    found: list[tuple[int, int]] = []
+    at = len(_BINARY) + len(head) + 1
+    for length in map(int, lengths):
+        at += padding(at)
+        found.append((at, length))
+        at += length
+    if at > len(packed):
+        raise DeserializationError(
+            f"The binary payload is cut off: it should have {at} bytes and has {len(packed)}.", hint=_DAMAGED
+        )
+    return found
 
 
 def _characters(buffer: bytes) -> int:

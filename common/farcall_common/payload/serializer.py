@@ -9,12 +9,13 @@ from typing import Any
 from farcall_common.errors import DeserializationError, SerializationError
 from farcall_common.payload.code import CloudPickleCode, DillCode, PureSourceTextInspect
 from farcall_common.payload.data import CloudPickleDataBase64, DillDataBase64, JSONData, PickleDataBase64
-from farcall_common.payload.framing import pack, unpack
+from farcall_common.payload.framing import Piece, pack, pack_binary, unpack
 from farcall_common.payload.hints import hint_for
+from farcall_common.payload.out_of_band import PickleOutOfBand
 from farcall_common.payload.strategy import Combination, Strategy, explain
 from farcall_common.payload.table import STRATEGIES
 
-__all__ = ["DEFAULT_CODE", "DEFAULT_DATA", "Serializer"]
+__all__ = ["BINARY_DATA", "DEFAULT_CODE", "DEFAULT_DATA", "Serializer", "is_binary", "packed"]
 
 DEFAULT_DATA: tuple[Strategy, ...] = (
     JSONData(lossless=True),
@@ -22,7 +23,12 @@ DEFAULT_DATA: tuple[Strategy, ...] = (
     CloudPickleDataBase64(),
     DillDataBase64(),
 )
-"""By speed. JSON and pickle refuse what they would change or what the worker could not import."""
+"""By measured speed (``benchmarks/README.md``). JSON and pickle refuse what they would change or what the worker could
+not import. Of some hundred values JSON is a little slower than pickle, but bound to no version, and equal values are
+equal bytes in it."""
+
+BINARY_DATA: tuple[Strategy, ...] = (JSONData(lossless=True), PickleOutOfBand(), DillDataBase64())
+"""The same for a reader that knows ``f3``: large values are bytes then, and arrays are not copied."""
 
 DEFAULT_CODE: tuple[Strategy, ...] = (
     PureSourceTextInspect(self_contained=True),
@@ -41,8 +47,8 @@ _BY_PREFIX: Mapping[bytes, Strategy] = {strategy.prefix: strategy for strategy i
 class Serializer:
     """Turns values and functions into buffers, and buffers into values and functions.
 
-    A buffer is UTF-8 text: the id of a strategy, a newline, and what the strategy wrote. ``data`` and ``code`` are the
-    strategies to try in turn when writing; ``allowed`` are the ids that may be read (None: all), see
+    A buffer is the id of a strategy, a newline, and what the strategy wrote: UTF-8 text, but for ``f3``. ``data`` and
+    ``code`` are the strategies to try in turn when writing; ``allowed`` are the ids that may be read (None: all), see
     :func:`~farcall_common.payload.parse_allowed`. Reading a buffer may run code that is in it, unless it is JSON:
     only a worker, or a client that reads the result of its own task, should.
     """
@@ -56,6 +62,10 @@ class Serializer:
 
         :raises SerializationError: if none does; it says why each failed.
         """
+        return b"".join(self.pieces(value, strategies=strategies))
+
+    def pieces(self, value: object, *, strategies: Sequence[Strategy] | None = None) -> Sequence[Piece]:
+        """As :meth:`serialize`, in pieces: what is large is not copied, and must not be changed before it was sent."""
         return _first_that_dumps(value, self.data if strategies is None else strategies, "The value")
 
     def serialize_function(
@@ -67,17 +77,18 @@ class Serializer:
         """
         name = getattr(function, "__qualname__", None)
         what = f"The function {name}" if isinstance(name, str) else "The function"
-        return _first_that_dumps(function, self.code if strategies is None else strategies, what)
+        return b"".join(_first_that_dumps(function, self.code if strategies is None else strategies, what))
 
-    def deserialize(self, buffer: bytes) -> object:
-        """The value in a buffer, whoever wrote it.
+    def deserialize(self, buffer: Piece) -> object:
+        """The value in a buffer, whoever wrote it. Arrays may go on using the memory of the buffer, if it is writable.
 
         :raises DeserializationError: if the strategy is unknown or not allowed, or if the value cannot be made here.
         """
-        strategy = _BY_PREFIX.get(buffer[:_PREFIX_LENGTH])
+        prefix = bytes(buffer[:_PREFIX_LENGTH])
+        strategy = _BY_PREFIX.get(prefix)
         if strategy is None:
             raise DeserializationError(
-                f"The buffer starts with {buffer[:_PREFIX_LENGTH]!r}, which is no strategy known here.",
+                f"The buffer starts with {prefix!r}, which is no strategy known here.",
                 hint="Upgrade farcall on this side, or choose an older strategy on the other.",
             )
         if self.allowed is not None and strategy.id not in self.allowed:
@@ -86,8 +97,10 @@ class Serializer:
                 f"Buffers of {type(strategy).__name__} may not be read here.",
                 hint=f"The administrator allows {', '.join(names)}: choose one of them when you submit.",
             )
-        text = buffer[_PREFIX_LENGTH:]
         try:
+            if isinstance(strategy, PickleOutOfBand):
+                return strategy.load(memoryview(buffer)[_PREFIX_LENGTH:])
+            text = bytes(buffer[_PREFIX_LENGTH:])
             if isinstance(strategy, Combination):
                 return self._first_that_loads(strategy, text)
             return strategy.load(text)
@@ -98,7 +111,7 @@ class Serializer:
                 f"Cannot be read here: {explain(strategy, error)}", hint=hint_for(error)
             ) from error
 
-    def deserialize_function(self, buffer: bytes) -> Callable[..., Any]:
+    def deserialize_function(self, buffer: Piece) -> Callable[..., Any]:
         """The function in a buffer.
 
         :raises DeserializationError: as :meth:`deserialize`, and if the buffer holds something that cannot be called.
@@ -109,10 +122,10 @@ class Serializer:
         return function
 
     def pack(self, buffers: Iterable[bytes]) -> bytes:
-        """Several buffers in one; see :mod:`farcall_common.payload.framing`."""
+        """Several buffers of text in one; see :mod:`farcall_common.payload.framing`."""
         return pack(buffers)
 
-    def unpack(self, packed: bytes) -> list[bytes]:
+    def unpack(self, packed: Piece) -> list[Piece]:
         """The buffers in a packed one.
 
         :raises DeserializationError: if it is damaged.
@@ -149,14 +162,14 @@ class Serializer:
         """
         args, kwargs = tuple(args), dict(kwargs or {})
         try:
-            return pack([self.serialize(args, strategies=strategies), self.serialize(kwargs, strategies=strategies)])
+            return packed([self.pieces(args, strategies=strategies), self.pieces(kwargs, strategies=strategies)])
         except SerializationError as error:
             blamed = self._blame_argument(args, kwargs, strategies)
             if blamed is None:
                 raise
             raise blamed from error
 
-    def unpack_call(self, packed: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def unpack_call(self, packed: Piece) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments out of what :meth:`pack_call` packed.
 
         :raises DeserializationError: if it is damaged, or an argument cannot be made here.
@@ -175,9 +188,10 @@ class Serializer:
         failures: list[str] = []
         hint = ""
         for buffer in combination.split(text):
-            part = _BY_PREFIX.get(buffer[:_PREFIX_LENGTH])
+            prefix = bytes(buffer[:_PREFIX_LENGTH])
+            part = _BY_PREFIX.get(prefix)
             if part is None or isinstance(part, Combination):
-                failures.append(f"{buffer[:_PREFIX_LENGTH]!r} is no strategy that can be part of another")
+                failures.append(f"{prefix!r} is no strategy that can be part of another")
                 continue
             try:
                 return self.deserialize(buffer)
@@ -203,11 +217,23 @@ class Serializer:
         return None
 
 
-def _first_that_dumps(value: object, strategies: Iterable[Strategy], what: str) -> bytes:
+def packed(buffers: Sequence[Sequence[Piece]]) -> bytes:
+    """Buffers in pieces as one: as text, unless one of them is none."""
+    if any(map(is_binary, buffers)):
+        return pack_binary(buffers)
+    return pack([b"".join(pieces) for pieces in buffers])
+
+
+def is_binary(pieces: Sequence[Piece]) -> bool:
+    """Whether a buffer in pieces is no text."""
+    return pieces[0] == PickleOutOfBand.prefix
+
+
+def _first_that_dumps(value: object, strategies: Iterable[Strategy], what: str) -> Sequence[Piece]:
     failures: list[tuple[Strategy, Exception]] = []
     for strategy in strategies:
         try:
-            return strategy.prefix + strategy.dump(value)
+            return strategy.write(value)
         except Exception as error:  # noqa: BLE001 - values decide for themselves how pickling them fails
             failures.append((strategy, error))  # explained only when nothing works: most calls fail once, at JSON
     tried = "; ".join(explain(strategy, error) for strategy, error in failures) or "nothing"

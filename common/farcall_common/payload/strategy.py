@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from farcall_common.errors import SerializationError
-from farcall_common.payload.framing import pack, unpack
+from farcall_common.payload.framing import Piece, pack, unpack
 from farcall_common.payload.hints import message_of
 
 __all__ = ["Combination", "Strategy", "explain"]
@@ -31,6 +31,13 @@ class Strategy(abc.ABC):
     def id(self) -> str:
         """The two characters in front of each buffer."""
         return self.prefix[:2].decode()
+
+    def write(self, value: object) -> Sequence[Piece]:
+        """The buffer of a value, in pieces.
+
+        :raises Exception: as :meth:`dump`.
+        """
+        return self.prefix, self.dump(value)
 
     @abc.abstractmethod
     def dump(self, value: object) -> bytes:
@@ -69,7 +76,7 @@ class Combination(Strategy):
             raise SerializationError("; ".join(failures))
         return pack(buffers)
 
-    def split(self, text: bytes) -> list[bytes]:
+    def split(self, text: bytes) -> Sequence[Piece]:
         """The buffers inside, each with its own id.
 
         :raises DeserializationError: if the text is damaged.

@@ -24,6 +24,7 @@ from farcall_common.payload.data import (
     JSONData,
     PickleDataBase64,
 )
+from farcall_common.payload.out_of_band import PickleOutOfBand
 from farcall_common.payload.strategy import Combination, Strategy
 
 __all__ = ["STRATEGIES", "parse_allowed", "strategy_named"]
@@ -46,6 +47,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
             PickleDataBase64(),
             CloudPickleDataBase64(),
             CloudPickleCode(),
+            PickleOutOfBand(),
         )
     }
 )

@@ -81,6 +81,11 @@ class S3Blobs:
         with _mapped(blob_key):
             return self._client.get_object(Bucket=self._bucket, Key=blob_key)["Body"].read()
 
+    def read_part(self, blob_key: str, *, offset_bytes: int, length_bytes: int) -> bytes:
+        wanted = f"bytes={offset_bytes}-{offset_bytes + length_bytes - 1}"
+        with _mapped(blob_key):
+            return self._client.get_object(Bucket=self._bucket, Key=blob_key, Range=wanted)["Body"].read()
+
     def write(self, blob_key: str, data: bytes) -> BlobRef:
         digest = hashlib.sha256(data)
         checksum = base64.b64encode(digest.digest()).decode()

@@ -6,7 +6,6 @@ of neighbouring releases share one queue. User bytes pass through as they are.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
 import msgspec
@@ -20,10 +19,4 @@ unpack_forwarder: Final = msgspec.msgpack.Decoder(ForwarderInfo).decode
 unpack_peer: Final = msgspec.msgpack.Decoder(PeerKey).decode
 unpack_result: Final = msgspec.msgpack.Decoder(TaskResult).decode
 unpack_shared: Final = msgspec.msgpack.Decoder(SharedEnds).decode
-_task_decoder: Final = msgspec.msgpack.Decoder(QueuedTask)
-
-
-def unpack_task(data: bytes) -> QueuedTask:
-    """A queued task from its bytes."""
-    task = _task_decoder.decode(data)
-    return dataclasses.replace(task, result_serializers=tuple(task.result_serializers))
+unpack_task: Final = msgspec.msgpack.Decoder(QueuedTask).decode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Final
 
@@ -16,26 +17,26 @@ from farcall_common.errors import Unavailable
 __all__ = ["HEAD", "upgrade"]
 
 #: The revision that this code works with. A test holds it to the newest file in ``migrations/versions``.
-HEAD: Final = "0003"
+HEAD: Final = "0006"
 
 _ADVISORY_LOCK: Final = 0x_FA_CA_11
 _LOCK_TIMEOUT_S: Final = 120
+_LOCK_RETRY_S: Final = 0.2
 
 
-def upgrade(database_url: str) -> bool:
-    """Apply the missing revisions under an advisory lock. Returns whether there were any.
+def upgrade(database_url: str, *, revision: str = HEAD) -> bool:
+    """Apply the missing revisions, as far as ``revision``, under an advisory lock. Returns whether there were any.
 
     :raises Unavailable: when the database cannot be reached, or another upgrade holds the lock for two minutes.
     """
     try:
         with psycopg.connect(database_url, autocommit=True, connect_timeout=10) as connection:
-            if _revision(connection) == HEAD:
+            if _revision(connection) == revision:
                 return False
-            connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT_S}s'")
-            connection.execute("SELECT pg_advisory_lock(%s)", [_ADVISORY_LOCK])
-            if _revision(connection) == HEAD:
+            _lock(connection)
+            if _revision(connection) == revision:
                 return False
-            _apply(database_url)
+            _apply(database_url, revision)
             return True
     except psycopg.OperationalError as error:
         raise Unavailable(f"cannot upgrade the database: {error}") from error
@@ -46,6 +47,19 @@ def scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(_config())
 
 
+def _lock(connection: psycopg.Connection[tuple[str, ...]]) -> None:
+    """Take the lock for as long as the connection lives.
+
+    By asking again and again: a statement that waits for it holds a snapshot, and an index that is built concurrently
+    waits for every snapshot. The two would wait for each other.
+    """
+    give_up_at = time.monotonic() + _LOCK_TIMEOUT_S
+    while connection.execute("SELECT 1 WHERE pg_try_advisory_lock(%s)", [_ADVISORY_LOCK]).fetchone() is None:
+        if time.monotonic() > give_up_at:
+            raise Unavailable(f"another upgrade of the database has been running for {_LOCK_TIMEOUT_S} s")
+        time.sleep(_LOCK_RETRY_S)
+
+
 def _revision(connection: psycopg.Connection[tuple[str, ...]]) -> str | None:
     try:
         row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
@@ -54,12 +68,12 @@ def _revision(connection: psycopg.Connection[tuple[str, ...]]) -> str | None:
     return row[0] if row else None
 
 
-def _apply(database_url: str) -> None:
+def _apply(database_url: str, revision: str) -> None:
     engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database_url), poolclass=NullPool)
-    with engine.begin() as connection:
+    with engine.connect() as connection:
         config = _config()
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, revision)
 
 
 def _config() -> Config:

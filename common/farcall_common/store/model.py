@@ -14,12 +14,16 @@ from farcall_common.wire.states import Reporter, TaskState
 
 __all__ = [
     "AckOutcome",
+    "AuditEntry",
     "BlobRef",
     "CancelOutcome",
+    "Container",
     "Endpoint",
     "EndpointStatus",
     "ForwarderInfo",
     "Function",
+    "FunctionAlias",
+    "Holding",
     "LeasedTask",
     "PeerKey",
     "PeerKind",
@@ -30,7 +34,9 @@ __all__ = [
     "Taken",
     "Task",
     "TaskEvent",
+    "TaskGroup",
     "TaskResult",
+    "Tended",
     "TransitionTimes",
 ]
 
@@ -45,8 +51,25 @@ class BlobRef:
 
 
 @dataclasses.dataclass(frozen=True)
+class AuditEntry:
+    """Who did what, when: ``action`` (like ``function.delete``) by ``identity_id``, to the object of ``owner_id``.
+
+    ``detail`` is small and JSON, and never holds user bytes. ``audit_id`` is given by the store.
+    """
+
+    at: dt.datetime
+    identity_id: str
+    action: str
+    object_id: str
+    owner_id: str
+    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    audit_id: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Function:
-    """A registered function. ``body`` is the packed function buffer, opaque to the cloud, ``body_hash`` its SHA-256."""
+    """A version of a registered function. ``body`` is the packed function buffer, opaque to the cloud, ``body_hash``
+    its SHA-256. Name, description and sharing are the function's; body and metadata are the version's, for good."""
 
     function_id: str
     owner_id: str
@@ -57,6 +80,29 @@ class Function:
     description: str | None = None
     public: bool = False
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    created_at: dt.datetime | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionAlias:
+    """An owner's name for a function: for one version of it, or with None for whichever is the newest."""
+
+    owner_id: str
+    name: str
+    function_id: str
+    version: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Container:
+    """A registered environment: an image as its ``technology`` (docker, singularity, ...) refers to one."""
+
+    container_id: str
+    owner_id: str
+    name: str
+    technology: str
+    image: str
+    description: str | None = None
     created_at: dt.datetime | None = None
 
 
@@ -112,8 +158,9 @@ class PeerKey:
 class Task:
     """A task as the database knows it: the write-ahead record, and later its end.
 
-    Exactly one of ``payload`` and ``payload_ref`` is set. ``result`` and ``result_ref`` are set by success,
-    ``error`` by any other end. ``attempt`` counts dispatches to the endpoint, from 1; 0 = never dispatched.
+    Exactly one of ``payload`` and ``payload_ref`` is set, none after a dead letter was discarded. ``result`` and
+    ``result_ref`` are set by success, ``error`` by any other end. ``attempt`` counts dispatches to the endpoint, from
+    1; 0 = never dispatched.
     """
 
     task_id: str
@@ -142,6 +189,21 @@ class Task:
     timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     #: What makes two calls the same call. Set on a task that ran, or will, and whose success answers later calls.
     memo_key: str | None = None
+    #: The span of whoever submitted it, as W3C's trace context writes one; the function runs below it.
+    traceparent: str | None = None
+    #: Of the function; ``function_hash`` is this version's.
+    function_version: int = 1
+    #: The task that this one is tried again for.
+    retry_of: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskGroup:
+    """Tasks of an owner that were submitted together: how many are in which state."""
+
+    task_group_id: str
+    created_at: dt.datetime
+    states: Mapping[TaskState, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,9 +242,14 @@ class TaskEvent:
     detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+#: Larger payloads are not in the queue.
+MAX_QUEUED_BYTES: Final = 4 * 1024
+
+
 @dataclasses.dataclass(frozen=True)
 class QueuedTask:
-    """What the queue must hold to dispatch a task without asking the database."""
+    """What the queue must hold to dispatch a task: with its payload if that is small, so that the database need not be
+    asked. It is in memory, and as many tasks as may wait for one endpoint have to fit."""
 
     task_id: str
     task_group_id: str
@@ -196,17 +263,26 @@ class QueuedTask:
     idempotent: bool = True
     max_attempts: int = 3
     walltime_s: float | None = None
-    result_serializers: Sequence[str] = ()
+    result_serializers: tuple[str, ...] = ()
     resource_specification: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     #: Dispatches that the database already knows of; a rebuilt queue goes on counting from here.
     attempt: int = 0
     submitted_at: float | None = None
+    traceparent: str | None = None
 
     @classmethod
     def of(cls, task: Task) -> QueuedTask:
         """The queue's view of a task."""
         at = task.submitted_at.timestamp() if task.submitted_at else None
-        return cls(**dict(zip(_SHARED, _shared_values(task), strict=True)), submitted_at=at)
+        values = dict(zip(_SHARED, _shared_values(task), strict=True))
+        if len(values["payload"] or b"") > MAX_QUEUED_BYTES:
+            values["payload"] = None
+        return cls(**values, submitted_at=at)
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether the payload has to be read from the database when the task is dispatched."""
+        return self.payload is None and self.payload_ref is None
 
 
 _SHARED: Final = tuple(field.name for field in dataclasses.fields(QueuedTask) if field.name != "submitted_at")
@@ -251,6 +327,16 @@ class QueuePlace:
 
 
 @dataclasses.dataclass(frozen=True)
+class Holding:
+    """What the owner of an endpoint holds under ``fence``: the agent with this spool (empty when none is heard), and
+    leases to be prolonged."""
+
+    fence: int
+    spool_id: str
+    leases: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskResult:
     """The end of a task as reported. Exactly one of result, result_ref and error is set."""
 
@@ -266,6 +352,15 @@ class TaskResult:
     timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     task_group_id: str = ""
     owner_id: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tended:
+    """What an upkeep of an endpoint's queue found: leases that have expired and leave their tasks to be ended, and ends
+    that may not have reached the database."""
+
+    reaped: Sequence[LeasedTask]
+    outbox: Sequence[TaskResult]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,10 +397,14 @@ class CancelOutcome(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class ForwarderInfo:
-    """A live forwarder as it announces itself. ``address`` is ``tcp://host:port``, ``server_key`` Z85."""
+    """A live forwarder as it announces itself. ``address`` is ``tcp://host:port``, ``server_key`` Z85.
+
+    ``idle_since`` is the epoch second since when nobody has been connected, None while somebody is.
+    """
 
     forwarder_id: str
     address: str
     server_key: str
     connections: int = 0
     draining: bool = False
+    idle_since: float | None = None

@@ -15,6 +15,8 @@ __all__ = [
     "cancelled_while_waiting",
     "check_ends",
     "check_moves",
+    "completed",
+    "end_detail",
     "end_event",
     "first_ends",
     "moved",
@@ -125,10 +127,15 @@ def first_ends(standings: Mapping[str, Standing], results: Sequence[TaskResult])
             and result.endpoint_id == standing.endpoint_id
             and result.state in LEGAL_MOVES[standing.state]
         ):
-            first[result.task_id] = dataclasses.replace(
-                result, task_group_id=standing.task_group_id, owner_id=standing.owner_id
-            )
+            first[result.task_id] = completed(result, task_group_id=standing.task_group_id, owner_id=standing.owner_id)
     return first
+
+
+def completed(result: TaskResult, *, task_group_id: str, owner_id: str) -> TaskResult:
+    """A result with the group and the owner of its task, which whoever reports it usually knows."""
+    if (result.task_group_id, result.owner_id) == (task_group_id, owner_id):
+        return result
+    return dataclasses.replace(result, task_group_id=task_group_id, owner_id=owner_id)
 
 
 def cancelled_while_waiting(task_id: str, endpoint_id: str) -> TaskResult:
@@ -139,5 +146,15 @@ def cancelled_while_waiting(task_id: str, endpoint_id: str) -> TaskResult:
 
 def end_event(result: TaskResult, *, at: dt.datetime) -> TaskEvent:
     """The event that a task's end leaves."""
-    detail = {"code": result.error.code} if result.error else {}
-    return TaskEvent(result.task_id, result.state, result.reporter, at, attempt=result.attempt, detail=detail)
+    return TaskEvent(
+        result.task_id, result.state, result.reporter, at, attempt=result.attempt, detail=end_detail(result)
+    )
+
+
+def end_detail(result: TaskResult) -> Mapping[str, object]:
+    """What the event of a task's end says beside its state."""
+    error = result.error
+    detail: dict[str, object] = {"code": error.code} if error else {}
+    if error and error.reasons:
+        detail["reasons"] = list(error.reasons)
+    return detail

@@ -8,17 +8,22 @@ passed in, so that a test owns the clock.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol, Self
 
+from farcall_common.errors import Fenced, QueueDataLost
 from farcall_common.store.model import (
     AckOutcome,
+    AuditEntry,
     BlobRef,
     CancelOutcome,
+    Container,
     Endpoint,
     EndpointStatus,
     ForwarderInfo,
     Function,
+    FunctionAlias,
+    Holding,
     LeasedTask,
     PeerKey,
     QueuedTask,
@@ -27,7 +32,9 @@ from farcall_common.store.model import (
     Taken,
     Task,
     TaskEvent,
+    TaskGroup,
     TaskResult,
+    Tended,
 )
 from farcall_common.wire.states import TaskState
 
@@ -43,11 +50,49 @@ class Records(Protocol):
     def close(self) -> None:
         """Give back the connections; the object cannot be used any more."""
 
+    # who did what
+    def audited(self, *entries: AuditEntry) -> Self:
+        """The same records, for one call that changes something: it appends the entries in its own transaction. A call
+        that raises appends nothing."""
+
+    def add_audit(self, entries: Sequence[AuditEntry]) -> None:
+        """Append entries about what happened elsewhere."""
+
+    def list_audit(
+        self,
+        identity_ids: Collection[str],
+        *,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        after: tuple[dt.datetime, int] | None = None,
+        limit: int = 100,
+    ) -> Sequence[AuditEntry]:
+        """What these identities did, and what others did to theirs, from ``since`` to before ``until``, oldest first;
+        with ``after``, what comes behind the entry of that time and id."""
+
+    def purge_audit(self, *, before: dt.datetime, limit: int) -> int:
+        """Forget up to ``limit`` entries that are older. Returns how many."""
+
     # functions
-    def add_function(self, function: Function) -> None: ...
+    def add_function(self, function: Function) -> None:
+        """Add a function, or a version of one. Versions never change; what is the function's becomes what this says.
+
+        :raises Conflict: if it has that version already, or belongs to somebody else.
+        """
+
     def get_function(self, function_id: str) -> Function | None: ...
     def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
-        """Functions by id. Without bodies, which may be megabytes, those are empty."""
+        """The newest versions of functions, by id. Without bodies, which may be megabytes, those are empty."""
+
+    def update_function(self, function: Function) -> None:
+        """Change name, description and sharing of a function that exists."""
+
+    def get_version(self, function_id: str, version: int, *, with_body: bool = True) -> Function | None: ...
+    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, tuple[str, bytes]]:
+        """Names and bodies by body hash; ``wanted`` are ids of functions, each with the hash of one of its versions."""
+
+    def list_versions(self, function_id: str, *, limit: int = 100) -> Sequence[Function]:
+        """Versions of a function, newest first, without bodies; ``created_at`` is when a version was added."""
 
     def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
         """Functions of an owner, newest first, whose name or description contains ``search``."""
@@ -55,7 +100,34 @@ class Records(Protocol):
     def count_functions(self, owner_id: str, *, limit: int) -> int:
         """How many functions an owner has; counting stops at ``limit``."""
 
-    def delete_function(self, function_id: str) -> bool: ...
+    def delete_function(self, function_id: str) -> bool:
+        """Forget a function, all its versions and the aliases for it."""
+
+    def put_alias(self, alias: FunctionAlias) -> None:
+        """Add an alias, or let it name something else.
+
+        :raises FunctionUnknown: if there is no such function.
+        """
+
+    def get_alias(self, owner_id: str, name: str) -> FunctionAlias | None: ...
+    def list_aliases(self, owner_id: str) -> Sequence[FunctionAlias]:
+        """An owner's aliases by name."""
+
+    def delete_alias(self, owner_id: str, name: str) -> bool: ...
+
+    # containers
+    def add_container(self, container: Container) -> None:
+        """:raises Conflict: if its owner has one of that name already."""
+
+    def get_container(self, container_id: str) -> Container | None: ...
+    def find_container(self, owner_id: str, name: str) -> Container | None: ...
+    def list_containers(self, owner_id: str, *, limit: int = 100) -> Sequence[Container]:
+        """An owner's containers, newest first."""
+
+    def count_containers(self, owner_id: str, *, limit: int) -> int:
+        """How many containers an owner has; counting stops at ``limit``."""
+
+    def delete_container(self, container_id: str) -> bool: ...
 
     # endpoints and keys
     def put_endpoint(self, endpoint: Endpoint) -> None:
@@ -85,11 +157,18 @@ class Records(Protocol):
     def add_grant(self, identity_id: str, object_id: str) -> None: ...
 
     # tasks
-    def add_tasks(self, tasks: Sequence[Task], *, remembered: Mapping[str, Task] | None = None) -> Mapping[str, Task]:
+    def add_tasks(
+        self,
+        tasks: Sequence[Task],
+        *,
+        remembered: Mapping[str, Task] | None = None,
+        audit: AuditEntry | None = None,
+    ) -> Mapping[str, Task]:
         """Write tasks ahead, all or none, in one transaction, each with its RECEIVED event.
 
         ``remembered`` names, by task id, tasks whose success is theirs too: those are written as ended, with the
         result and details of the other and a SUCCESS event of the API. They are nobody's to run.
+        ``audit`` is appended, with the number of new ``tasks`` in its detail, unless there are none.
         A task id that exists already is left as it is. Returns the existing tasks by id (empty in the usual case),
         so that the caller can tell a repeated submit from a reused id.
         """
@@ -98,11 +177,31 @@ class Records(Protocol):
         """For each key the owner's newest task with it that succeeded, if there is one."""
 
     def get_tasks(self, task_ids: Sequence[str]) -> Mapping[str, Task]: ...
-    def list_tasks(self, owner_id: str, *, state: TaskState | None = None, limit: int = 100) -> Sequence[Task]:
-        """Newest first; without payloads and results."""
+    def list_tasks(
+        self,
+        owner_id: str | None = None,
+        *,
+        endpoint_id: str | None = None,
+        state: TaskState | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        before: tuple[dt.datetime, str] | None = None,
+        limit: int = 100,
+    ) -> Sequence[Task]:
+        """Tasks of an owner, or of an endpoint, submitted from ``since`` to before ``until``, newest first; with
+        ``before``, those behind the task of that submission and id. Without payloads and results.
+
+        In the state DEAD_LETTERED, those that were not discarded. An endpoint's tasks are listed in that state only.
+        """
+
+    def discard_tasks(self, task_ids: Sequence[str]) -> Sequence[str]:
+        """Take dead letters off the list, and free their payloads. Returns the ids of those that were listed."""
 
     def get_group(self, task_group_id: str) -> Sequence[Task]:
         """Tasks of a group in submission order; without payloads and results."""
+
+    def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
+        """Task groups of an owner, newest first; with ``before``, those older than the group with that id."""
 
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
         """Tasks of an endpoint that have not ended, by task id, starting after ``after``: to rebuild the queue."""
@@ -185,12 +284,24 @@ class Queue(Protocol):
         """:meth:`keep` for many endpoints at once, by fence and spool. Returns those that need a closer look: with
         expired leases, with ends in the outbox, or that :meth:`keep` would raise for."""
 
+    def tend(
+        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float, now: float
+    ) -> Mapping[str, Tended | Fenced | QueueDataLost]:
+        """:meth:`keep`, :meth:`renew`, :meth:`reap` and :meth:`outbox` for many endpoints, in one round trip.
+        What one of them would raise for an endpoint stands in the place of what was found."""
+
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         """Give up ownership; harmless when it is gone already."""
 
     # consuming; each raises Fenced for a stale fence and QueueDataLost after a wipe
     def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float, now: float) -> Sequence[LeasedTask]:
         """Take up to ``limit`` waiting tasks, oldest first, each with attempt + 1."""
+
+    def lease_many(
+        self, wanted: Mapping[str, tuple[int, int]], *, lease_s: float, now: float
+    ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
+        """:meth:`lease` for many endpoints, by fence and limit (of 500 at most), in one round trip. What :meth:`lease`
+        would raise for an endpoint stands in the place of its tasks."""
 
     def renew(
         self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float, now: float
@@ -218,11 +329,20 @@ class Queue(Protocol):
     def ack(self, fence: int, results: Sequence[TaskResult], *, now: float) -> Mapping[str, AckOutcome]:
         """End tasks of ONE endpoint: first terminal state wins; appends FIRST ones to the outbox."""
 
+    def ack_many(
+        self, ends: Sequence[tuple[int, Sequence[TaskResult]]], *, now: float
+    ) -> Sequence[Fenced | QueueDataLost | None]:
+        """:meth:`ack` for the ends of many endpoints, each with its fence, in one round trip. Returns for each what
+        :meth:`ack` would raise, or None; then some of its ends may have been taken all the same."""
+
     def outbox(self, endpoint_id: str, *, limit: int = 200) -> Sequence[TaskResult]:
         """Ends that were acked and may not have reached the database."""
 
     def flushed(self, endpoint_id: str, task_ids: Sequence[str]) -> None:
         """The database has these ends: drop them from the outbox and let their task hashes expire."""
+
+    def flushed_many(self, task_ids: Mapping[str, Sequence[str]]) -> None:
+        """:meth:`flushed` for many endpoints, in one round trip."""
 
     def restore(
         self,
@@ -298,6 +418,12 @@ class Blobs(Protocol):
     def download_url(self, blob_key: str, *, ttl_s: int) -> str: ...
     def size_bytes(self, blob_key: str) -> int | None:
         """None when there is no such blob."""
+
+    def read_part(self, blob_key: str, *, offset_bytes: int, length_bytes: int) -> bytes:
+        """Bytes of a blob from an offset within it; fewer than asked for at its end.
+
+        :raises BlobUnknown: if there is none.
+        """
 
     def read(self, blob_key: str) -> bytes:
         """The blob's bytes. Raises BlobUnknown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import select
 import time
 from collections.abc import Iterator, Mapping
@@ -53,6 +54,13 @@ class Database:
             open=True,
             name="farcall-records",
         )
+        self._sequel: tuple[bytes, Mapping[str, Any]] | None = None
+
+    def followed_by(self, statement: str, parameters: Mapping[str, Any]) -> Database:
+        """The same database, where whatever is done with a connection ends with this statement, as one transaction."""
+        followed = copy.copy(self)
+        followed._sequel = (statement.encode(), parameters)
+        return followed
 
     def close(self) -> None:
         """Close every connection."""
@@ -68,7 +76,12 @@ class Database:
         """
         try:
             with self._pool.connection() as connection:
-                yield connection
+                if self._sequel is None:
+                    yield connection
+                else:
+                    with connection.transaction():
+                        yield connection
+                        connection.execute(*self._sequel)
                 connection.used_at = time.monotonic()
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:  # also the pool's own
             raise Unavailable(f"the database does not answer: {error}") from error

@@ -52,6 +52,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.client import PubSub
 from redis.commands.core import Script
+from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
@@ -60,6 +61,7 @@ from farcall_common.store.model import (
     AckOutcome,
     CancelOutcome,
     ForwarderInfo,
+    Holding,
     LeasedTask,
     PeerKey,
     QueuedTask,
@@ -68,6 +70,7 @@ from farcall_common.store.model import (
     SharedEnds,
     Taken,
     TaskResult,
+    Tended,
 )
 
 __all__ = ["MARKER_TTL_S", "ValkeyQueue"]
@@ -81,6 +84,13 @@ RESCUE_LEASE_S: Final = 60.0
 
 #: Ids per script call. Serverless caches take fewer than 4,000 arguments, a task has up to six.
 _BATCH: Final = 500
+
+#: Expired leases, and ends that may not have reached the database, that one call returns.
+_REAPED: Final = 500
+_ENDS: Final = 200
+
+#: A script's name, an endpoint, and arguments.
+_Call = tuple[str, str, Sequence[str | bytes | float]]
 
 _SCRIPTS: Final = resources.files("farcall_common.store") / "lua"
 
@@ -158,6 +168,28 @@ class ValkeyQueue:
             found += [endpoint_id for endpoint_id, needs_a_look in zip(batch, answers, strict=True) if needs_a_look]
         return found
 
+    def tend(
+        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float, now: float
+    ) -> Mapping[str, Tended | Fenced | QueueDataLost]:
+        calls: list[_Call] = []
+        for endpoint_id, holding in held.items():
+            fence = holding.fence
+            calls.append(("keep", endpoint_id, (fence, forwarder_id, now + ttl_s, holding.spool_id)))
+            calls += (("renew", endpoint_id, (fence, now + lease_s, *ids)) for ids in _batches(holding.leases))
+            calls += (("reap", endpoint_id, (fence, now, _REAPED)), ("outbox", endpoint_id, (_ENDS,)))
+        found: dict[str, Tended | Fenced | QueueDataLost] = {}
+        for (name, endpoint_id, _), answer in zip(calls, self._run_many(calls), strict=True):
+            before = found.get(endpoint_id, Tended((), ()))
+            if not isinstance(before, Tended):
+                continue
+            if refusal := _refusal(answer):
+                found[endpoint_id] = refusal
+            elif name == "reap":
+                found[endpoint_id] = Tended(_reaped(answer), ())
+            elif name == "outbox":
+                found[endpoint_id] = Tended(before.reaped, [_ended(*row) for row in answer])
+        return found
+
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         self._run("release", endpoint_id, fence, forwarder_id)
 
@@ -171,6 +203,18 @@ class ValkeyQueue:
             if len(rows) < _BATCH:
                 break
         return leased
+
+    def lease_many(
+        self, wanted: Mapping[str, tuple[int, int]], *, lease_s: float, now: float
+    ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
+        calls: list[_Call] = [
+            ("lease", endpoint_id, (fence, now, now + lease_s, min(_BATCH, limit)))
+            for endpoint_id, (fence, limit) in wanted.items()
+        ]
+        return {
+            endpoint_id: _refusal(rows) or [_leased_task(row, leased_at=now) for row in rows]
+            for endpoint_id, rows in zip(wanted, self._run_many(calls), strict=True)
+        }
 
     def renew(
         self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float, now: float
@@ -211,27 +255,44 @@ class ValkeyQueue:
                     found.append(endpoint_id)
         return found
 
-    def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = 500) -> Sequence[LeasedTask]:
-        rows = self._run("reap", endpoint_id, fence, now, limit)
-        return [_leased_task(row, leased_at=float(row[4])) for row in rows]
+    def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = _REAPED) -> Sequence[LeasedTask]:
+        return _reaped(self._run("reap", endpoint_id, fence, now, limit))
 
     def ack(self, fence: int, results: Sequence[TaskResult], *, now: float) -> Mapping[str, AckOutcome]:  # noqa: ARG002
         outcomes: dict[str, AckOutcome] = {}
         for batch in _batches(results):
-            arguments: Iterable[str | bytes] = itertools.chain.from_iterable(
-                (result.task_id, codec.pack(result)) for result in batch
-            )
-            found = self._run("ack", batch[0].endpoint_id, fence, *arguments)
+            found = self._run("ack", batch[0].endpoint_id, *_end_arguments(fence, batch))
             for result, outcome in zip(batch, _texts(found), strict=True):
                 outcomes.setdefault(result.task_id, AckOutcome(outcome))
         return outcomes
 
-    def outbox(self, endpoint_id: str, *, limit: int = 200) -> Sequence[TaskResult]:
+    def ack_many(
+        self,
+        ends: Sequence[tuple[int, Sequence[TaskResult]]],
+        *,
+        now: float,  # noqa: ARG002
+    ) -> Sequence[Fenced | QueueDataLost | None]:
+        parts = [(index, fence, batch) for index, (fence, results) in enumerate(ends) for batch in _batches(results)]
+        calls: list[_Call] = [("ack", batch[0].endpoint_id, _end_arguments(fence, batch)) for _, fence, batch in parts]
+        refusals: list[Fenced | QueueDataLost | None] = [None] * len(ends)
+        for (index, _, _), answer in zip(parts, self._run_many(calls), strict=True):
+            refusals[index] = refusals[index] or _refusal(answer)
+        return refusals
+
+    def outbox(self, endpoint_id: str, *, limit: int = _ENDS) -> Sequence[TaskResult]:
         return [_ended(*row) for row in self._run("outbox", endpoint_id, limit)]
 
     def flushed(self, endpoint_id: str, task_ids: Sequence[str]) -> None:
-        for batch in _batches(task_ids):
-            self._run("flushed", endpoint_id, MARKER_TTL_S, *batch)
+        self.flushed_many({endpoint_id: task_ids})
+
+    def flushed_many(self, task_ids: Mapping[str, Sequence[str]]) -> None:
+        calls: list[_Call] = [
+            ("flushed", endpoint_id, (MARKER_TTL_S, *batch))
+            for endpoint_id, ids in task_ids.items()
+            for batch in _batches(ids)
+        ]
+        for answer in self._run_many(calls):
+            _refusal(answer)
 
     def restore(
         self,
@@ -336,6 +397,25 @@ class ValkeyQueue:
         with _mapped():
             return self._scripts[name](keys=_keys(endpoint_id), args=arguments)
 
+    def _run_many(self, calls: Sequence[_Call]) -> list[Any]:
+        """Run scripts (name, endpoint, arguments) in one round trip. An answer may be the error that it raised."""
+        answers: list[Any] = [NoScriptError()] * len(calls)
+        for _ in range(2):  # at first, and again when the server did not know a script
+            todo = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+            if not todo:
+                break
+            pipeline = self._client.pipeline(transaction=False)
+            for index in todo:
+                name, endpoint_id, arguments = calls[index]
+                keys = _keys(endpoint_id)
+                pipeline.evalsha(self._scripts[name].sha, len(keys), *keys, *arguments)
+            with _mapped():
+                for index, answer in zip(todo, pipeline.execute(raise_on_error=False), strict=True):
+                    answers[index] = answer
+                for name in {calls[index][0] for index in todo if isinstance(answers[index], NoScriptError)}:
+                    self._client.script_load(self._scripts[name].script)
+        return answers
+
 
 class ValkeyWakeUps:
     """:class:`~farcall_common.store.ports.WakeUps` on a subscription of its own connection."""
@@ -373,6 +453,17 @@ class ValkeyWakeUps:
 
     def close(self) -> None:
         self._subscription.close()
+
+
+def _refusal(answer: Any) -> Fenced | QueueDataLost | None:
+    """The refusal that a script answered with, or None. Raises what it raised else."""
+    if not isinstance(answer, redis.RedisError):
+        return None
+    try:
+        with _mapped():
+            raise answer
+    except (Fenced, QueueDataLost) as refusal:
+        return refusal
 
 
 @contextlib.contextmanager
@@ -416,6 +507,14 @@ def _task_arguments(task: QueuedTask) -> tuple[str | bytes | int, ...]:
     return task.task_id, codec.pack(task), int(task.idempotent), task.max_attempts, task.attempt
 
 
+def _end_arguments(fence: int, results: Sequence[TaskResult]) -> list[str | bytes | int]:
+    """Ends as ack takes them."""
+    arguments: list[str | bytes | int] = [fence]
+    for result in results:
+        arguments += (result.task_id, codec.pack(result))
+    return arguments
+
+
 def _leased_task(row: Sequence[Any], *, leased_at: float) -> LeasedTask:
     task, attempt, enqueued_at, stop = row[:4]
     return LeasedTask(
@@ -425,6 +524,10 @@ def _leased_task(row: Sequence[Any], *, leased_at: float) -> LeasedTask:
         leased_at=leased_at,
         cancel_requested=bool(stop),
     )
+
+
+def _reaped(rows: Iterable[Sequence[Any]]) -> list[LeasedTask]:
+    return [_leased_task(row, leased_at=float(row[4])) for row in rows]
 
 
 def _ended(task_id: bytes, task: bytes, result: bytes) -> TaskResult:

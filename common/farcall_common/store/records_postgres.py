@@ -14,20 +14,13 @@ from psycopg.rows import DictRow
 
 from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store import moves, task_rows
-from farcall_common.store.model import Endpoint, EndpointStatus, Function, Task, TaskEvent, TaskResult
+from farcall_common.store.audit_postgres import PostgresAudit, audit_parameters
+from farcall_common.store.catalogue_postgres import PostgresCatalogue
+from farcall_common.store.model import AuditEntry, Endpoint, EndpointStatus, Task, TaskEvent, TaskGroup, TaskResult
 from farcall_common.store.postgres import Database, to_json
 from farcall_common.wire.states import TaskState
 
 __all__ = ["PostgresRecords"]
-
-_FUNCTION: Final = """
-    SELECT function_id, owner_id, name, body, body_hash, version, description, public, metadata, f.created_at
-    FROM function f JOIN LATERAL (
-        SELECT version, body, body_hash, metadata FROM function_version v
-        WHERE v.function_id = f.function_id ORDER BY version DESC LIMIT 1
-    ) newest ON true
-"""
-_FUNCTION_WITHOUT_BODY: Final = _FUNCTION.replace("name, body,", "name, ''::bytea AS body,")
 
 _STATUS_FIELDS: Final = frozenset(field.name for field in dataclasses.fields(EndpointStatus))
 
@@ -38,7 +31,7 @@ _LOCK_TASKS: Final = """
 """
 
 
-class PostgresRecords:
+class PostgresRecords(PostgresCatalogue, PostgresAudit):
     """:class:`~farcall_common.store.ports.Records` on psycopg 3.
 
     :param conninfo: a libpq connection string or URL.
@@ -58,57 +51,6 @@ class PostgresRecords:
 
     def close(self) -> None:
         self._database.close()
-
-    # functions
-
-    def add_function(self, function: Function) -> None:
-        row = {**vars(function), "metadata": to_json(function.metadata)}
-        with self._database.connection() as connection, connection.transaction():
-            owned = connection.execute(
-                """
-                INSERT INTO function (function_id, owner_id, name, description, public, created_at)
-                VALUES (%(function_id)s, %(owner_id)s, %(name)s, %(description)s, %(public)s,
-                        coalesce(%(created_at)s, now()))
-                ON CONFLICT (function_id) DO UPDATE
-                    SET name = excluded.name, description = excluded.description, public = excluded.public
-                    WHERE function.owner_id = excluded.owner_id
-                """,
-                row,
-            )
-            if owned.rowcount == 0:
-                raise Conflict(f"function {function.function_id} belongs to someone else")
-            connection.execute(
-                """
-                INSERT INTO function_version (function_id, version, body, body_hash, metadata)
-                VALUES (%(function_id)s, %(version)s, %(body)s, %(body_hash)s, %(metadata)s)
-                """,
-                row,
-            )
-
-    def get_function(self, function_id: str) -> Function | None:
-        return self.get_functions([function_id]).get(function_id)
-
-    def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
-        query = _FUNCTION if with_bodies else _FUNCTION_WITHOUT_BODY
-        rows = self._database.rows(f"{query} WHERE function_id = ANY(%(ids)s)", {"ids": list(function_ids)})
-        return {row["function_id"]: Function(**row) for row in rows}
-
-    def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
-        rows = self._database.rows(
-            f"""{_FUNCTION}
-            WHERE owner_id = %(owner_id)s
-                AND strpos(lower(concat_ws(E'\\n', name, description)), lower(%(search)s)) > 0
-            ORDER BY f.created_at DESC, function_id DESC LIMIT %(limit)s
-            """,
-            {"owner_id": owner_id, "search": search, "limit": limit},
-        )
-        return [Function(**row) for row in rows]
-
-    def count_functions(self, owner_id: str, *, limit: int) -> int:
-        return self._count("function", owner_id, limit)
-
-    def delete_function(self, function_id: str) -> bool:
-        return self._database.run("DELETE FROM function WHERE function_id = %(id)s", {"id": function_id}) > 0
 
     # endpoints and keys
 
@@ -193,14 +135,21 @@ class PostgresRecords:
 
     # tasks
 
-    def add_tasks(self, tasks: Sequence[Task], *, remembered: Mapping[str, Task] | None = None) -> Mapping[str, Task]:
+    def add_tasks(
+        self,
+        tasks: Sequence[Task],
+        *,
+        remembered: Mapping[str, Task] | None = None,
+        audit: AuditEntry | None = None,
+    ) -> Mapping[str, Task]:
         if not tasks:
             return {}
         now = dt.datetime.now(dt.UTC)
         # Sorted for the same reason as _LOCK_TASKS.
         ordered = sorted(tasks, key=lambda task: task.task_id)
         written = [moves.written_ahead(task, remembered, now=now) for task in ordered]
-        rows = self._database.rows(task_rows.ADD_TASKS, task_rows.new_task_columns(written))
+        parameters = {**task_rows.new_task_columns(written), **audit_parameters(audit)}
+        rows = self._database.rows(task_rows.ADD_TASKS, parameters)
         added = {row["task_id"] for row in rows}
         known = [task.task_id for task in written if task.task_id not in added]
         return self.get_tasks(known) if known else {}
@@ -214,20 +163,45 @@ class PostgresRecords:
         tasks = self._tasks(f"{task_rows.WHOLE_TASK} WHERE task_id = ANY(%(ids)s)", {"ids": list(task_ids)})
         return {task.task_id: task for task in tasks}
 
-    def list_tasks(self, owner_id: str, *, state: TaskState | None = None, limit: int = 100) -> Sequence[Task]:
+    def list_tasks(
+        self,
+        owner_id: str | None = None,
+        *,
+        endpoint_id: str | None = None,
+        state: TaskState | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        before: tuple[dt.datetime, str] | None = None,
+        limit: int = 100,
+    ) -> Sequence[Task]:
+        before_at, before_id = before or (None, None)
         return self._tasks(
-            f"""{task_rows.LIGHT_TASK}
-            WHERE owner_id = %(owner_id)s AND (%(state)s::text IS NULL OR state = %(state)s)
-            ORDER BY submitted_at DESC, task_id DESC LIMIT %(limit)s
-            """,
-            {"owner_id": owner_id, "state": None if state is None else str(state), "limit": limit},
+            task_rows.list_of_tasks(state),
+            {
+                "owner_id": owner_id,
+                "endpoint_id": endpoint_id,
+                "state": None if state is None else str(state),
+                "since": since,
+                "until": until,
+                "before_at": before_at,
+                "before_id": before_id,
+                "limit": limit,
+            },
         )
+
+    def discard_tasks(self, task_ids: Sequence[str]) -> Sequence[str]:
+        rows = self._database.rows(task_rows.DISCARD, {"ids": sorted(task_ids)})
+        return [row["task_id"] for row in rows]
 
     def get_group(self, task_group_id: str) -> Sequence[Task]:
         return self._tasks(
             f"{task_rows.LIGHT_TASK} WHERE task_group_id = %(id)s ORDER BY submitted_at, task_id",
             {"id": task_group_id},
         )
+
+    def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
+        rows = self._database.rows(task_rows.GROUPS, {"owner_id": owner_id, "before": before, "limit": limit})
+        return [task_rows.group_from_row(row) for row in rows]
 
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
         return self._tasks(
@@ -261,10 +235,19 @@ class PostgresRecords:
 
     def record_results(self, results: Sequence[TaskResult], *, at: dt.datetime) -> Mapping[str, TaskResult]:
         moves.check_ends(results)
-        with self._database.connection() as connection, connection.pipeline(), connection.transaction():
-            first = moves.first_ends(_lock_tasks(connection, {result.task_id for result in results}), results)
-            _write(connection, task_rows.END_TASKS, [task_rows.end_row(result, at=at) for result in first.values()])
-        return first
+        # Of a task only one endpoint's report can count, and of those the first.
+        reported: dict[tuple[str, str], TaskResult] = {}
+        for result in results:
+            reported.setdefault((result.task_id, result.endpoint_id), result)
+        ended = self._database.rows(task_rows.END_TASKS, task_rows.end_columns(list(reported.values()), at=at))
+        return {
+            row["task_id"]: moves.completed(
+                reported[row["task_id"], row["endpoint_id"]],
+                task_group_id=row["task_group_id"],
+                owner_id=row["owner_id"],
+            )
+            for row in ended
+        }
 
     def list_events(self, task_id: str) -> Sequence[TaskEvent]:
         rows = self._database.rows(task_rows.EVENTS, {"id": task_id})
@@ -272,13 +255,6 @@ class PostgresRecords:
 
     def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:
         [row] = self._database.rows(task_rows.PURGE, {"ended_before": ended_before, "limit": limit})
-        return int(row["count"])
-
-    def _count(self, table: str, owner_id: str, limit: int) -> int:
-        [row] = self._database.rows(
-            f"SELECT count(*) FROM (SELECT FROM {table} WHERE owner_id = %(owner_id)s LIMIT %(limit)s) AS owned",
-            {"owner_id": owner_id, "limit": limit},
-        )
         return int(row["count"])
 
     def _tasks(self, query: str, parameters: Mapping[str, Any]) -> list[Task]:

@@ -11,24 +11,29 @@ from typing import Any, Final
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.store import moves
-from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskResult
+from farcall_common.store.audit_postgres import AUDIT_OF_BATCH
+from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskGroup, TaskResult
 from farcall_common.store.postgres import to_json
 from farcall_common.wire.states import Reporter, TaskState
 
 __all__ = [
     "ADD_EVENTS",
     "ADD_TASKS",
+    "DISCARD",
     "END_TASKS",
     "EVENTS",
+    "GROUPS",
     "LIGHT_TASK",
     "MEMOIZED",
     "MOVE_TASKS",
     "PURGE",
     "WHOLE_TASK",
     "columns_of",
-    "end_row",
+    "end_columns",
     "event_from_row",
     "event_row",
+    "group_from_row",
+    "list_of_tasks",
     "new_task_columns",
     "task_from_row",
 ]
@@ -61,12 +66,18 @@ _NEW_TASK: Final = {
     "finished_at": "timestamptz",
     "timings": "jsonb",
     "memo_key": "text",
+    "traceparent": "text",
+    "function_version": "integer",
+    "retry_of": "text",
 }
 _NEW_TASK_JSON: Final = [name for name, kind in _NEW_TASK.items() if kind.startswith("json")]
 _MOVE: Final = {"task_id": "text", "state": "text", "attempt": "integer"}
 _EVENT: Final = {**_MOVE, "reporter": "text", "at": "timestamptz", "detail": "json"}
 _END: Final = {
-    **_EVENT,
+    **_MOVE,
+    "endpoint_id": "text",
+    "reporter": "text",
+    "detail": "json",
     "result": "bytea",
     "result_ref": "json",
     "error": "json",
@@ -102,7 +113,7 @@ ADD_TASKS: Final = f"""
         INSERT INTO task_group (task_group_id, owner_id, created_at)
         SELECT DISTINCT ON (task_group_id) task_group_id, owner_id, submitted_at FROM added
         ON CONFLICT (task_group_id) DO NOTHING
-    )
+    ), audited AS ({AUDIT_OF_BATCH})
     INSERT INTO task_event (task_id, state, reporter, at, attempt)
     SELECT task_id, '{TaskState.RECEIVED}', '{Reporter.API}', submitted_at, 0 FROM added
     UNION ALL
@@ -124,21 +135,52 @@ ADD_EVENTS: Final = f"INSERT INTO task_event ({', '.join(_EVENT)}) SELECT * FROM
 
 EVENTS: Final = f"SELECT {', '.join(_EVENT)} FROM task_event WHERE task_id = %(id)s ORDER BY event_id"
 
+#: A page by the index ``task_group_of_owner``, then the tasks of each group on it. A group may have tasks of others.
+GROUPS: Final = """
+    SELECT page.task_group_id, page.created_at, json_object_agg(state, count) AS states
+    FROM (
+        SELECT task_group_id, created_at FROM task_group
+        WHERE owner_id = %(owner_id)s AND (
+            %(before)s::text IS NULL OR (created_at, task_group_id) < (
+                SELECT created_at, task_group_id FROM task_group
+                WHERE task_group_id = %(before)s AND owner_id = %(owner_id)s
+            )
+        )
+        ORDER BY created_at DESC, task_group_id DESC LIMIT %(limit)s
+    ) AS page CROSS JOIN LATERAL (
+        SELECT state, count(*) FROM task
+        WHERE task_group_id = page.task_group_id AND owner_id = %(owner_id)s GROUP BY state
+    ) AS counted
+    GROUP BY page.task_group_id, page.created_at ORDER BY page.created_at DESC, page.task_group_id DESC
+"""
+
 MOVE_TASKS: Final = f"""
     UPDATE task SET state = new.state, attempt = new.attempt
     FROM {_unnest(_MOVE)} WHERE task.task_id = new.task_id
 """
 
+#: Every open state permits every end, so that whether a task is open decides. Rows are locked in the order of their
+#: ids, so that two batches that share some never wait for each other in a circle.
 END_TASKS: Final = f"""
-    WITH ended AS (
+    WITH open AS (
+        SELECT task_id FROM task WHERE task_id = ANY(%(task_id)b) AND finished_at IS NULL
+        ORDER BY task_id FOR NO KEY UPDATE
+    ), ended AS (
         UPDATE task SET
-            state = new.state, attempt = greatest(task.attempt, new.attempt), finished_at = new.at,
+            state = new.state, attempt = greatest(task.attempt, new.attempt), finished_at = %(at)b,
             result = new.result, result_ref = new.result_ref, error = new.error,
             details = coalesce(new.details, task.details), timings = task.timings || new.timings
-        FROM {_unnest(_END)} WHERE task.task_id = new.task_id
-        RETURNING new.task_id, new.state, new.attempt, new.reporter, new.at, new.detail
+        FROM open JOIN {_unnest(_END)} USING (task_id)
+        WHERE task.task_id = open.task_id AND task.endpoint_id = new.endpoint_id
+        RETURNING task.task_id, new.state, new.attempt, new.reporter, task.finished_at AS at, new.detail,
+            task.task_group_id, task.owner_id, task.endpoint_id, task.submitted_at
+    ), letters AS (
+        INSERT INTO dead_letter (task_id, owner_id, endpoint_id, submitted_at)
+        SELECT task_id, owner_id, endpoint_id, submitted_at FROM ended WHERE state = '{TaskState.DEAD_LETTERED}'
+    ), events AS (
+        INSERT INTO task_event ({", ".join(_EVENT)}) SELECT {", ".join(_EVENT)} FROM ended
     )
-    INSERT INTO task_event ({", ".join(_EVENT)}) SELECT {", ".join(_EVENT)} FROM ended
+    SELECT task_id, endpoint_id, task_group_id, owner_id FROM ended
 """
 
 
@@ -153,6 +195,8 @@ PURGE: Final = """
         DELETE FROM task USING old WHERE task.task_id = old.task_id RETURNING task.task_id, task.task_group_id
     ), events AS (
         DELETE FROM task_event USING gone WHERE task_event.task_id = gone.task_id
+    ), letters AS (
+        DELETE FROM dead_letter USING gone WHERE dead_letter.task_id = gone.task_id
     ), groups AS (
         DELETE FROM task_group WHERE task_group_id IN (SELECT task_group_id FROM gone) AND NOT EXISTS (
             SELECT FROM task WHERE task.task_group_id = task_group.task_group_id
@@ -161,6 +205,38 @@ PURGE: Final = """
     )
     SELECT count(*) FROM gone
 """
+
+
+DISCARD: Final = """
+    WITH discarded AS (DELETE FROM dead_letter WHERE task_id = ANY(%(ids)s) RETURNING task_id)
+    UPDATE task SET payload = NULL, payload_ref = NULL FROM discarded WHERE task.task_id = discarded.task_id
+    RETURNING task.task_id
+"""
+
+_LIST: Final = """
+    (%(owner_id)s::text IS NULL OR {of}.owner_id = %(owner_id)s)
+    AND (%(endpoint_id)s::text IS NULL OR {of}.endpoint_id = %(endpoint_id)s)
+    AND (%(since)s::timestamptz IS NULL OR {of}.submitted_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR {of}.submitted_at < %(until)s)
+    AND (%(before_at)s::timestamptz IS NULL OR {of}.submitted_at <= %(before_at)s)
+    AND (%(before_at)s::timestamptz IS NULL OR ({of}.submitted_at, {of}.task_id) < (%(before_at)s, %(before_id)s))
+    {state}
+    ORDER BY {of}.submitted_at DESC, {of}.task_id DESC LIMIT %(limit)s
+"""
+_BY_STATE: Final = f"{LIGHT_TASK} WHERE {_LIST.format(of='task', state='AND state = %(state)s')}"
+_OF_ANY_STATE: Final = f"{LIGHT_TASK} WHERE {_LIST.format(of='task', state='')}"
+_DEAD_LETTERS: Final = f"""
+    {LIGHT_TASK}
+    WHERE task_id IN (SELECT task_id FROM dead_letter WHERE {_LIST.format(of="dead_letter", state="")})
+    ORDER BY submitted_at DESC, task_id DESC
+"""
+
+
+def list_of_tasks(state: TaskState | None) -> str:
+    """The statement that lists tasks in a state, newest first."""
+    if state is TaskState.DEAD_LETTERED:
+        return _DEAD_LETTERS
+    return _OF_ANY_STATE if state is None else _BY_STATE
 
 
 def new_task_columns(tasks: Sequence[Task]) -> dict[str, list[Any]]:
@@ -172,14 +248,22 @@ def new_task_columns(tasks: Sequence[Task]) -> dict[str, list[Any]]:
     return columns
 
 
-def end_row(result: TaskResult, *, at: dt.datetime) -> dict[str, Any]:
-    """A row of END_TASKS: the task's end and the event that it leaves."""
-    return event_row(moves.end_event(result, at=at)) | {
-        "result": result.result,
-        "result_ref": to_json(result.result_ref),
-        "error": to_json(result.error and result.error.to_json()),
-        "details": to_json(result.details or None),
-        "timings": to_json({**result.timings, "recorded_at": at.timestamp()}),
+def end_columns(results: Sequence[TaskResult], *, at: dt.datetime) -> dict[str, Any]:
+    """The parameters of END_TASKS. Made column by column, because every task passes here."""
+    recorded_at = at.timestamp()
+    return {
+        "at": at,
+        "task_id": [result.task_id for result in results],
+        "endpoint_id": [result.endpoint_id for result in results],
+        "state": [str(result.state) for result in results],
+        "attempt": [result.attempt for result in results],
+        "reporter": [str(result.reporter) for result in results],
+        "detail": [to_json(moves.end_detail(result)) for result in results],
+        "result": [result.result for result in results],
+        "result_ref": [to_json(result.result_ref) for result in results],
+        "error": [result.error and to_json(result.error.to_json()) for result in results],
+        "details": [to_json(result.details or None) for result in results],
+        "timings": [to_json({**result.timings, "recorded_at": recorded_at}) for result in results],
     }
 
 
@@ -191,6 +275,12 @@ def event_row(event: TaskEvent) -> dict[str, Any]:
 def event_from_row(row: Mapping[str, Any]) -> TaskEvent:
     """An event as it was appended."""
     return TaskEvent(**{**row, "state": TaskState(row["state"]), "reporter": Reporter(row["reporter"])})
+
+
+def group_from_row(row: Mapping[str, Any]) -> TaskGroup:
+    """A task group as the statement GROUPS counts it."""
+    states = {TaskState(state): count for state, count in row["states"].items()}
+    return TaskGroup(row["task_group_id"], row["created_at"], states)
 
 
 def task_from_row(row: Mapping[str, Any]) -> Task:

@@ -49,7 +49,7 @@ def decode(frames: Sequence[bytes]) -> Envelope:
     """
     if not frames or not frames[0]:
         raise FrameMalformed("an envelope without a header")
-    if len(frames) > MAX_FRAMES or len(frames[0]) > MAX_HEADER_BYTES or any(len(f) > MAX_FRAME_BYTES for f in frames):
+    if len(frames) > MAX_FRAMES or len(frames[0]) > MAX_HEADER_BYTES or max(map(len, frames)) > MAX_FRAME_BYTES:
         raise FrameMalformed("an envelope over the limits of frames or bytes")
     header, user_frames = frames[0], tuple(frames[1:])
     if header[0] != PROTOCOL_VERSION:
@@ -62,7 +62,7 @@ def decode(frames: Sequence[bytes]) -> Envelope:
         raise FrameMalformed(f"an unknown kind of message: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FrameMalformed(f"a header that cannot be read: {error}") from error
-    if any(index >= len(user_frames) for index in frame_indexes(message)):
+    if max(frame_indexes(message), default=-1) >= len(user_frames):
         raise FrameMalformed(f"{kind} refers to a frame that is not there")
     if _logger.isEnabledFor(logging.DEBUG):
         _log_unknown_fields(kind, body)

@@ -8,7 +8,7 @@ Orders are imperative (``RunTasks``), reports are facts (``TasksAccepted``). A m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -18,7 +18,11 @@ from farcall_common.wire.states import TaskState
 __all__ = [
     "BlobGrant",
     "BlobLocation",
+    "BlobPiece",
+    "BlobPull",
+    "BlobPush",
     "BlobRequest",
+    "BlobTaken",
     "CancelTasks",
     "Capabilities",
     "Credit",
@@ -122,7 +126,8 @@ class FunctionSpec(Part, frozen=True):
 
 
 class TaskSpec(Part, frozen=True):
-    """One attempt to run. Exactly one of ``payload`` and ``payload_blob`` is set. ``walltime_s`` is per attempt."""
+    """One attempt to run. Exactly one of ``payload`` and ``payload_blob`` is set. ``walltime_s`` is per attempt.
+    ``traceparent`` is W3C's, of the span below which the function runs; empty if there is none."""
 
     task_id: str
     attempt: Count
@@ -136,6 +141,7 @@ class TaskSpec(Part, frozen=True):
     container_id: str | None = None
     result_serializers: tuple[str, ...] = ()
     resource_specification: dict[str, Any] = {}
+    traceparent: str = ""
 
 
 class TaskMove(Part, frozen=True):
@@ -152,7 +158,7 @@ class ResultSpec(Part, frozen=True):
     """The end of one attempt. SUCCESS has ``result`` or ``result_blob``; any other state has ``error``.
 
     ``error`` is an ErrorRecord in its JSON form. ``started_at`` and ``ended_at`` are the worker's clock, around user
-    code alone.
+    code alone. ``exhausted``: it failed because the last permitted attempt, too, took down what ran it.
     """
 
     task_id: str
@@ -164,6 +170,7 @@ class ResultSpec(Part, frozen=True):
     started_at: Seconds | None = None
     ended_at: Seconds | None = None
     details: dict[str, Any] = {}
+    exhausted: bool = False
 
 
 class StreamResult(Part, frozen=True):
@@ -231,17 +238,39 @@ class BlobRequest(Message, frozen=True):
     sha256: str
 
 
+class BlobPull(Message, frozen=True):
+    """The blob store cannot be reached from here: pass a piece of this task's payload on. All before ``offset_bytes``
+    has arrived; at the end of the blob that is what the message says, and it has no answer."""
+
+    task_id: str
+    attempt: Count
+    offset_bytes: Count
+
+
+class BlobPush(Message, frozen=True):
+    """The blob store cannot be reached from here: pass this result on. The first has no piece and asks for room."""
+
+    task_id: str
+    attempt: Count
+    size_bytes: Count
+    sha256: str
+    offset_bytes: Count = 0
+    piece: Frame | None = None
+
+
 # -- forwarder to agent ------------------------------------------------------------------------------------------------
 
 
 class Welcome(Message, frozen=True):
-    """The session is open. ``forget`` names held tasks that the cloud knows to have ended or to be elsewhere."""
+    """The session is open. ``forget`` names held tasks that the cloud knows to have ended or to be elsewhere. A piece
+    of a relayed blob has at most ``relay_piece_bytes``; 0: this forwarder relays none."""
 
     session_id: str
     forwarder_id: str
     protocol_version: int
     heartbeat_s: Seconds
     forget: tuple[TaskRef, ...] = ()
+    relay_piece_bytes: Count = 0
 
 
 class RunTasks(Message, frozen=True):
@@ -271,6 +300,27 @@ class BlobGrant(Message, frozen=True):
     blob_key: str = ""
     upload_url: str = ""
     headers: dict[str, str] = {}
+    error: dict[str, Any] | None = None
+
+
+class BlobPiece(Message, frozen=True):
+    """A piece of a payload; ``error`` instead when it cannot be had."""
+
+    task_id: str
+    attempt: Count
+    offset_bytes: Count
+    piece: Frame | None = None
+    error: dict[str, Any] | None = None
+
+
+class BlobTaken(Message, frozen=True):
+    """The forwarder has a result up to ``offset_bytes`` and waits for the rest; with ``blob_key``, the blob store has
+    all of it; ``error`` instead when it cannot be passed on."""
+
+    task_id: str
+    attempt: Count
+    offset_bytes: Count
+    blob_key: str = ""
     error: dict[str, Any] | None = None
 
 
@@ -347,13 +397,17 @@ class Envelope:
     frames: tuple[bytes, ...] = ()
 
 
-def frame_indexes(message: Message) -> Iterator[int]:
+def frame_indexes(message: Message) -> Sequence[int]:
     """Every frame index that a message refers to."""
     match message:
         case RunTasks(tasks=tasks, functions=functions):
-            yield from (task.payload for task in tasks if task.payload is not None)
-            yield from (function.body for function in functions)
+            payloads = [task.payload for task in tasks if task.payload is not None]
+            return payloads + [function.body for function in functions]
         case TaskResults(results=results):
-            yield from (result.result for result in results if result.result is not None)
+            return [result.result for result in results if result.result is not None]
+        case BlobPush(piece=int(piece)) | BlobPiece(piece=int(piece)):
+            return (piece,)
         case ResultsReady(results=ready):
-            yield from (result.result for result in ready if result.result is not None)
+            return [result.result for result in ready if result.result is not None]
+        case _:
+            return ()

@@ -41,10 +41,30 @@ class Phase(enum.StrEnum):
 _Kinds = Set[type[Message]]
 _NOTHING: Final[_Kinds] = frozenset()
 _AGENT_REPORTS: Final[_Kinds] = frozenset(
-    {m.Credit, m.TasksAccepted, m.TasksMoved, m.TaskResults, m.BlobRequest, m.Heartbeat, m.Goodbye}
+    {
+        m.Credit,
+        m.TasksAccepted,
+        m.TasksMoved,
+        m.TaskResults,
+        m.BlobRequest,
+        m.BlobPull,
+        m.BlobPush,
+        m.Heartbeat,
+        m.Goodbye,
+    }
 )
 _AGENT_ORDERS: Final[_Kinds] = frozenset(
-    {m.RunTasks, m.CancelTasks, m.ResultsRecorded, m.BlobGrant, m.Heartbeat, m.Move, m.Refused}
+    {
+        m.RunTasks,
+        m.CancelTasks,
+        m.ResultsRecorded,
+        m.BlobGrant,
+        m.BlobPiece,
+        m.BlobTaken,
+        m.Heartbeat,
+        m.Move,
+        m.Refused,
+    }
 )
 _CLIENT_REPORTS: Final[_Kinds] = frozenset({m.Subscribe, m.Heartbeat, m.Goodbye})
 _CLIENT_ORDERS: Final[_Kinds] = frozenset({m.ResultsReady, m.Heartbeat, m.Move, m.Refused})

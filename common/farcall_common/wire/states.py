@@ -29,6 +29,7 @@ class TaskState(enum.StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"
+    DEAD_LETTERED = "dead-lettered"
 
     @property
     def is_terminal(self) -> bool:
@@ -55,7 +56,8 @@ class EndpointState(enum.StrEnum):
 
 _S = TaskState
 
-TERMINAL_STATES: Final[Set[TaskState]] = frozenset({_S.SUCCESS, _S.FAILED, _S.CANCELLED, _S.LOST})
+#: LOST may have run and may not run twice; DEAD_LETTERED took down what ran it in each attempt that it was permitted.
+TERMINAL_STATES: Final[Set[TaskState]] = frozenset({_S.SUCCESS, _S.FAILED, _S.CANCELLED, _S.LOST, _S.DEAD_LETTERED})
 
 #: The states that may follow each state. Going back to WAITING_FOR_EP is a redelivery: the endpoint went away, or
 #: its attempt died and another is permitted. States may be skipped forward, because reports are batched and a fast
@@ -70,6 +72,7 @@ LEGAL_MOVES: Final[Mapping[TaskState, Set[TaskState]]] = {
     _S.FAILED: frozenset(),
     _S.CANCELLED: frozenset(),
     _S.LOST: frozenset(),
+    _S.DEAD_LETTERED: frozenset(),
 }
 
 #: Who may report each state.
@@ -83,6 +86,8 @@ REPORTERS: Final[Mapping[TaskState, Set[Reporter]]] = {
     _S.FAILED: {Reporter.AGENT, Reporter.FORWARDER, Reporter.RECONCILER},
     _S.CANCELLED: {Reporter.API, Reporter.AGENT, Reporter.FORWARDER},
     _S.LOST: {Reporter.AGENT, Reporter.FORWARDER, Reporter.RECONCILER},
+    # Agents report such an end as failed, with no attempt left: that it is a dead letter is the cloud's word for it.
+    _S.DEAD_LETTERED: {Reporter.FORWARDER},
 }
 
 

@@ -31,7 +31,7 @@ from farcall_endpoint.agent.roster import Roster
 from farcall_endpoint.agent.scheduling import Lifetime, SchedulingPolicy
 from farcall_endpoint.agent.tasks import Decisions, Demand, End, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Died, Finished, Progress
+from farcall_endpoint.protocol import RANKS, Died, Finished, Progress
 from farcall_endpoint.shared import Bytes
 
 __all__ = ["REPORT_AFTER_S", "AgentCore"]
@@ -439,7 +439,7 @@ class AgentCore:
         task = self._release(manager_id, finished.task_id)
         if task is None:
             return
-        end = End(finished.state, None, 0, "", finished.started_at, finished.ended_at)
+        end = End(finished.state, None, 0, "", finished.started_at, finished.ended_at, details=finished.details)
         if finished.error is not None:
             end.error = {"attempt": task.attempt, "endpoint_id": self._endpoint_id, **finished.error}
         if finished.result is not None:
@@ -463,13 +463,11 @@ class AgentCore:
             return
         if task.cancelling:
             self._end(task, End(TaskState.CANCELLED, outcomes.cancelled(running=True).to_json()))
-        elif task.spec.idempotent and task.starts < task.spec.max_attempts:
+        elif task.may_start_again:
+            task.deaths += (died.reason,)
             self._requeue([task], now)
         else:
-            record = outcomes.worker_died(
-                died.reason, starts=task.starts, stdout_tail=died.stdout_tail, stderr_tail=died.stderr_tail
-            )
-            self._fail(task, record)
+            self._give_up(task, died.reason, stdout_tail=died.stdout_tail, stderr_tail=died.stderr_tail)
 
     def _release(self, manager_id: str, task_id: str) -> Task | None:
         """Note that a manager has done with a task; None if its end is known already."""
@@ -493,10 +491,11 @@ class AgentCore:
                 task.starts -= 1
                 self._decisions.starts.append(task)
                 again.append(task)
-            elif task.starts < task.spec.max_attempts:
+            elif task.may_start_again:
+                task.deaths += (reason,)
                 again.append(task)
             else:
-                self._fail(task, outcomes.worker_died(reason, starts=task.starts))
+                self._give_up(task, reason)
         self._requeue(again, now)
 
     def _requeue(self, tasks: Sequence[Task], now: float) -> None:
@@ -505,11 +504,27 @@ class AgentCore:
             self._queue.appendleft(task)
             self._enter(task, TaskState.WAITING_FOR_NODES, now)
 
+    def _give_up(self, task: Task, reason: str, *, stdout_tail: str = "", stderr_tail: str = "") -> None:
+        """No attempt is left to a task whose worker died."""
+        elsewhere = min(task.spec.attempt - 1, task.spec.max_attempts)
+        reasons = ("the endpoint that had it went away",) * elsewhere + (*task.deaths, reason)
+        record = outcomes.worker_died(
+            reason, starts=task.starts, reasons=reasons, stdout_tail=stdout_tail, stderr_tail=stderr_tail
+        )
+        self._fail(task, record, exhausted=task.spec.idempotent)
+
     def _fail(
-        self, task: Task, record: ErrorRecord, *, started_at: float | None = None, ended_at: float | None = None
+        self,
+        task: Task,
+        record: ErrorRecord,
+        *,
+        started_at: float | None = None,
+        ended_at: float | None = None,
+        exhausted: bool = False,
     ) -> None:
         error = self._located(record, task)
-        self._end(task, End(TaskState.FAILED, error, started_at=started_at, ended_at=ended_at))
+        end = End(TaskState.FAILED, error, started_at=started_at, ended_at=ended_at, exhausted=exhausted)
+        self._end(task, end)
 
     def _located(self, record: ErrorRecord, task: Task) -> dict[str, object]:
         return dataclasses.replace(record, attempt=task.attempt, endpoint_id=self._endpoint_id).to_json()
@@ -554,7 +569,7 @@ class AgentCore:
 
 def _wrong_limit(specification: Mapping[str, object]) -> tuple[str, object] | None:
     """The name and value of a limit that is none."""
-    for name in ("memory_bytes", "max_output_bytes"):
+    for name in ("memory_bytes", "max_output_bytes", *RANKS):
         value = specification.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
             return name, value

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import zmq
 
@@ -377,6 +377,8 @@ class Fleet:
                     _least(wanted.get("memory_bytes"), limits.memory_bytes),
                     _least(wanted.get("max_output_bytes"), limits.output_bytes),
                     spec.traceparent,
+                    wanted.get("keep_output") is True,
+                    _ranks(wanted),
                 )
             )
             bodies.append(self._payload(task))
@@ -401,6 +403,14 @@ class Fleet:
         block.managers.add(manager_id)
         self._blocks.joined(message.block_id, manager_id, slots=message.slots, now=now)
         return manager
+
+
+def _ranks(wanted: Mapping[str, Any]) -> tuple[int | None, int | None, int | None] | None:
+    """How many nodes, processes on each, and processes in all a task asks for; None if it does not."""
+    if not wanted or wanted.keys().isdisjoint(protocol.RANKS):
+        return None
+    nodes, per_node, total = (wanted.get(name) for name in protocol.RANKS)
+    return nodes, per_node, total
 
 
 def _least(one: N | None, other: N | None) -> N | None:

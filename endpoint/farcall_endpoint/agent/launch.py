@@ -101,7 +101,8 @@ def run_agent(
             ),
             poller=poller,
             background=Background(),
-            transfers=Transfers(),
+            transfers=Transfers(connect_tries=2) if config.blobs == "auto" else Transfers(),
+            blobs=config.blobs,
             ask_api=lambda: cloud.connect(
                 endpoint_id, public_key=keys.public, spool_id=spool.spool_id, capabilities=able
             ),

@@ -61,6 +61,8 @@ def _results(tasks: Sequence[Task], body: Callable[[Task], bytes]) -> Iterator[E
                 error=end.error,
                 started_at=end.started_at,
                 ended_at=end.ended_at,
+                exhausted=end.exhausted,
+                details=end.details or {},
             )
         )
         if len(specs) >= _MAX_BATCH or size_bytes >= _MAX_BATCH_BYTES:

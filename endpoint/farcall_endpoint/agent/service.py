@@ -17,7 +17,8 @@ from farcall_common.errors import FarcallError, ProtocolError
 from farcall_common.wire import (
     PROTOCOL_VERSION,
     BlobGrant,
-    BlobLocation,
+    BlobPiece,
+    BlobTaken,
     CancelTasks,
     Capabilities,
     Envelope,
@@ -32,6 +33,7 @@ from farcall_common.wire import (
 from farcall_endpoint import protocol
 from farcall_endpoint.agent import connection as c
 from farcall_endpoint.agent.background import Background
+from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.messages import messages_to_cloud
@@ -39,7 +41,7 @@ from farcall_endpoint.agent.pressure import Pressure
 from farcall_endpoint.agent.rate import Rate
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Decisions, Demand, Task
-from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+from farcall_endpoint.agent.transfers import Transfers
 from farcall_endpoint.agent.uplink import KEY_REFUSED, SHAKEN, Uplink
 from farcall_endpoint.cloud import ConnectAnswer
 
@@ -106,6 +108,7 @@ class Agent:
         poller: zmq.Poller,
         background: Background,
         transfers: Transfers,
+        blobs: BlobsMode,
         ask_api: Callable[[], ConnectAnswer],
         clock: Clock,
         on_connected: Callable[[], None],
@@ -123,9 +126,9 @@ class Agent:
         )
         self._poller = poller
         self._background = background
-        self._transfers = transfers
         self._ask_api = ask_api
         self._clock = clock
+        self._blobs = Blobs(blobs, core=core, background=background, transfers=transfers, clock=clock, say=self._say)
         self._on_connected = on_connected
         self._rate = Rate()
         self._forwarder = ""
@@ -193,6 +196,7 @@ class Agent:
             self._core.manager_lost(lost.manager_id, reason, expected=expected, now=epoch)
         self._core.nodes(refusal=self._fleet.refusal, problem=self._fleet.problem)
         self._follow(self._connection.tick(now=now))
+        self._blobs.tick()
         self._decide(now, epoch)
         self._wind_down(now)
         if now >= self._status_at:
@@ -206,7 +210,13 @@ class Agent:
 
     def _timeout_ms(self) -> int:
         now, epoch = self._clock.monotonic(), self._clock.epoch()
-        deadlines = (self._status_at, self._connection.next_deadline(), self._fleet.next_deadline(), self._kill_at)
+        deadlines = (
+            self._status_at,
+            self._connection.next_deadline(),
+            self._fleet.next_deadline(),
+            self._blobs.next_deadline(),
+            self._kill_at,
+        )
         wait_s = min(deadline for deadline in deadlines if deadline is not None) - now
         due = self._core.next_deadline()
         if self._pressure.retry_at is not None:
@@ -260,6 +270,7 @@ class Agent:
                 case c.Opened(welcome=welcome):
                     _logger.info("connected to forwarder %s", welcome.forwarder_id)
                     self._core.opened(welcome.forget)
+                    self._blobs.opened(welcome.relay_piece_bytes)
                     self._status_at = now
                     self._on_connected()
                 case c.Beat():
@@ -271,6 +282,7 @@ class Agent:
                 case c.Closed(reason=reason):
                     _logger.warning("not connected any more: %s", reason)
                     self._core.closed()
+                    self._blobs.closed()
                     self._status_at = now
                 case c.GiveUp(error=error):
                     _logger.error("giving up: %s", error)
@@ -346,6 +358,8 @@ class Agent:
                 self._core.recorded(refs)
             case BlobGrant() as grant:
                 self._core.granted(grant, now=epoch)
+            case BlobPiece() | BlobTaken() as message:
+                self._blobs.received(message, envelope.frames)
             case _:
                 pass  # the session's own affair
 
@@ -421,9 +435,9 @@ class Agent:
             if task.payload is not None and len(task.payload) > _KEEP_BYTES:
                 task.payload = None
         for task in decisions.fetches:
-            self._fetch(task)
+            self._blobs.fetch(task)
         for task, grant in decisions.uploads:
-            self._upload(task, grant)
+            self._blobs.upload(task, grant, self._body(task))
         self._tell(decisions)
         for task in decisions.ended:
             if task.end is not None:
@@ -437,37 +451,6 @@ class Agent:
     def _body(self, task: Task) -> bytes:
         end = task.end
         return self._spool.body(task) if end is None or end.body is None else bytes(end.body)
-
-    def _fetch(self, task: Task) -> None:
-        blob = task.spec.payload_blob
-
-        def job() -> Callable[[], None]:
-            try:
-                if blob is None or blob.url is None:
-                    raise TransferFailed("no address came with them", retryable=False)
-                payload = self._transfers.download(blob.url, sha256=blob.sha256, size_bytes=blob.size_bytes)
-            except TransferFailed as failure:
-                reason = str(failure)
-                return lambda: self._core.fetch_failed(task, reason)
-            return lambda: self._core.fetched(task, payload)
-
-        self._background.submit(job)
-
-    def _upload(self, task: Task, grant: BlobGrant) -> None:
-        end = task.end
-        assert end is not None
-        body = self._body(task)
-        location = BlobLocation(blob_key=grant.blob_key, size_bytes=end.size_bytes, sha256=end.sha256)
-
-        def job() -> Callable[[], None]:
-            try:
-                self._transfers.upload(grant.upload_url, body, headers=grant.headers)
-            except TransferFailed as failure:
-                reason, retryable = str(failure), failure.retryable
-                return lambda: self._core.upload_failed(task, reason, retryable=retryable, now=self._clock.epoch())
-            return lambda: self._core.uploaded(task, location)
-
-        self._background.submit(job)
 
 
 def _about(node: protocol.Registered) -> dict[str, object]:

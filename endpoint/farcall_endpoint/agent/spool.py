@@ -62,6 +62,8 @@ class _StoredEnd(msgspec.Struct, frozen=True, array_like=True):
     sha256: str
     started_at: float | None
     ended_at: float | None
+    exhausted: bool = False  # spools of the time before do not have it, nor the next
+    details: dict[str, Any] | None = None
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -245,5 +247,7 @@ def _row(task: Task) -> tuple[object, ...]:
 
 
 def _result_row(task: Task, end: End) -> tuple[object, ...]:
-    stored = _StoredEnd(end.state, end.error, end.size_bytes, end.sha256, end.started_at, end.ended_at)
+    stored = _StoredEnd(
+        end.state, end.error, end.size_bytes, end.sha256, end.started_at, end.ended_at, end.exhausted, end.details
+    )
     return task.seq, task.attempt, task.at, _encode(task.spec), _encode(stored), end.body

@@ -27,6 +27,7 @@ class End:
     """How a task ended. ``body`` is the result while it is at hand; the spool has it in any case.
 
     ``sha256`` is set (in hex) for results that are too large to travel inline, ``blob`` once they are uploaded.
+    ``exhausted``: the last permitted attempt, too, took down what ran it.
     """
 
     state: TaskState
@@ -38,6 +39,8 @@ class End:
     body: bytes | memoryview | None = None
     blob: BlobLocation | None = None
     upload_tries: int = 0
+    exhausted: bool = False
+    details: dict[str, Any] | None = None
 
     @property
     def needs_upload(self) -> bool:
@@ -49,7 +52,8 @@ class End:
 class Task:
     """A task that the spool holds, under the number ``seq``.
 
-    ``starts`` counts how often it was given to a manager and may have been started. ``payload`` is there while it is at
+    ``starts`` counts how often it was given to a manager and may have been started, ``deaths`` says why these came to
+    nothing, as far as this agent has seen it. ``payload`` is there while it is at
     hand; the spool has it in any case. ``state`` was entered ``at`` (epoch seconds), ``reported`` is what the cloud
     knows.
     """
@@ -63,6 +67,7 @@ class Task:
     reported: TaskState = TaskState.WAITING_FOR_EP
     watched: bool = False
     starts: int = 0
+    deaths: tuple[str, ...] = ()
     payload: bytes | None = None
     manager_id: str | None = None
     cancelling: bool = False
@@ -72,6 +77,11 @@ class Task:
     def task_id(self) -> str:
         """The task's id, the same for all attempts."""
         return self.spec.task_id
+
+    @property
+    def may_start_again(self) -> bool:
+        """Whether an attempt is left. What was delivered elsewhere before, and did not come back, counts as well."""
+        return self.spec.idempotent and self.spec.attempt - 1 + self.starts < self.spec.max_attempts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,22 +16,29 @@ _TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)
 
 
 class TransferFailed(Exception):
-    """A transfer did not work. ``retryable`` with a fresh URL."""
+    """A transfer did not work. ``retryable`` with a fresh URL; ``is_unreachable`` if no connection could be made."""
 
-    def __init__(self, reason: str, *, retryable: bool) -> None:
+    def __init__(self, reason: str, *, retryable: bool, is_unreachable: bool = False) -> None:
         super().__init__(reason)
         self.retryable = retryable
+        self.is_unreachable = is_unreachable
 
 
 class Transfers:
     """May be used from several threads.
 
     :param pause: waits a number of seconds between tries.
+    :param connect_tries: how often in a row no connection may come about.
     """
 
     def __init__(
-        self, *, transport: httpx.BaseTransport | None = None, pause: Callable[[float], None] = time.sleep
+        self,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        pause: Callable[[float], None] = time.sleep,
+        connect_tries: int = _TRIES,
     ) -> None:
+        self._connect_tries = connect_tries
         self._client = httpx.Client(timeout=_TIMEOUT, transport=transport, follow_redirects=True)
         self._pause = pause
 
@@ -67,6 +74,11 @@ class Transfers:
                 response = self._client.request(method, url, content=content, headers=headers)
             except httpx.InvalidURL as error:
                 raise TransferFailed(str(error), retryable=False) from error
+            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                if attempt + 1 >= self._connect_tries:
+                    raise TransferFailed(reason, retryable=True, is_unreachable=True) from error
+                continue
             except httpx.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"
                 continue

@@ -186,6 +186,13 @@ class Config(Section, frozen=True, kw_only=True):
     heartbeat_period: Annotated[
         float, msgspec.Meta(ge=0.1, le=300, description="Seconds between signs of life to the cloud.")
     ] = 30.0
+    blobs: Annotated[
+        Literal["auto", "direct", "relay"],
+        msgspec.Meta(
+            description="How large arguments and results travel: direct to the blob store, relay through the forwarder "
+            "where the site allows nothing else, auto finds out."
+        ),
+    ] = "auto"
     shutdown_grace: Annotated[
         float,
         msgspec.Meta(ge=0, le=3600, description="Seconds that running tasks get to finish when the endpoint stops."),

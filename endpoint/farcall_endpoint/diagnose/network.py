@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from farcall_common.errors import FarcallError
+from farcall_endpoint.cloud import authorization_of
 from farcall_endpoint.settings import Credentials
 
 __all__ = ["Reached", "ask_api", "last_dialled", "reach"]
@@ -32,12 +34,8 @@ def ask_api(credentials: Credentials, endpoint_id: str | None) -> Reached:
     path = f"/v2/endpoints/{endpoint_id}/status" if endpoint_id else "/v2/version"
     started_at = time.monotonic()
     try:
-        answer = httpx.get(
-            credentials.api_url + path,
-            headers={"Authorization": f"Bearer {credentials.token}"},
-            timeout=_TIMEOUT_S,
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        answer = httpx.get(credentials.api_url + path, auth=authorization_of(credentials), timeout=_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL, FarcallError) as error:
         return Reached(False, f"cannot be reached: {error}")
     took_ms = (time.monotonic() - started_at) * 1000
     meaning = {

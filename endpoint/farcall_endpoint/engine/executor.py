@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.payload.native import NATIVE, dump_call
-from farcall_common.wire import TaskSpec, new_id
+from farcall_common.wire import TaskSpec
 from farcall_endpoint.agent.nodes import expect_workers
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.engine.functions import FunctionTable
@@ -171,7 +171,7 @@ class Engine(_Submitter):
                 batching=batching,
                 scheduling=scheduling,
                 working_dir=Path.cwd() if working_dir is None else Path(working_dir).resolve(),
-                script_dir=find_home(os.environ) / "engine" / new_id(),
+                scripts_root=find_home(os.environ) / "engine",
                 provider=provider,
                 address=address,
                 worker_port_range=worker_port_range,

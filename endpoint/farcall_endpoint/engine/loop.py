@@ -21,7 +21,7 @@ import zmq
 
 from farcall_common.errors import ErrorRecord, TaskError, TaskFailed, TaskLost, error_from_record
 from farcall_common.payload.native import load_native
-from farcall_common.wire import TaskRef, TaskSpec, TaskState
+from farcall_common.wire import TaskRef, TaskSpec, TaskState, new_id
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
@@ -33,6 +33,7 @@ from farcall_endpoint.engine.functions import Function
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.manager.ledger import Sharing
 from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.providers import Provider
 
 __all__ = ["EngineLoop", "EngineOptions", "EngineStats", "Submission"]
 
@@ -53,7 +54,7 @@ class EngineOptions:
     batching: bool
     scheduling: Literal["random", "round-robin"]
     working_dir: Path
-    script_dir: Path
+    scripts_root: Path  # where each engine makes a directory of its own, for what a scheduler reads and writes
     provider: ProviderConfig
     address: str | None
     worker_port_range: tuple[int, int] | None
@@ -188,10 +189,9 @@ class EngineLoop:
         told += ["--working-dir", str(options.working_dir), "--quiet"]
         told += [] if options.batching else ["--no-batching"]
         path = os.pathsep.join([str(options.working_dir) if entry == "" else entry for entry in sys.path])
-        belongings.callback(shutil.rmtree, options.script_dir, ignore_errors=True)
         directory = belongings.enter_context(tempfile.TemporaryDirectory(prefix="farcall-engine-"))
         context = belongings.enter_context(zmq.Context())
-        provider = provider_of(options.provider, environment=os.environ, script_dir=options.script_dir)
+        provider = self._make_provider(belongings)
         belongings.callback(provider.close)
         fleet = Fleet(
             context,
@@ -214,6 +214,12 @@ class EngineLoop:
         )
         belongings.callback(fleet.close)
         return fleet
+
+    def _make_provider(self, belongings: contextlib.ExitStack) -> Provider:
+        options = self.options
+        script_dir = options.scripts_root / new_id()
+        belongings.callback(shutil.rmtree, script_dir, ignore_errors=True)
+        return provider_of(options.provider, environment=os.environ, script_dir=script_dir)
 
     def _turn(self, poller: zmq.Poller, fleet: Fleet) -> None:
         ready = {source for source, _ in poller.poll(self._timeout_ms(fleet))}

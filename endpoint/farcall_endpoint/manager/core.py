@@ -213,7 +213,15 @@ class ManagerCore:
             worker.stops.pop(done.task_id, None)
         self._prefetch.observe(done.ended_at - done.started_at)
         state = TaskState.SUCCESS if done.error is None else TaskState.FAILED
-        self._end(job, state, done.error, result=result, started_at=done.started_at, ended_at=done.ended_at)
+        self._end(
+            job,
+            state,
+            done.error,
+            result=result,
+            started_at=done.started_at,
+            ended_at=done.ended_at,
+            details=done.details,
+        )
         if self._stop_at is not None and not worker.recalling:
             self._kill(worker)
 
@@ -397,7 +405,16 @@ class ManagerCore:
         known.update(new)
         orders = tuple(
             [
-                Order(o.task_id, o.attempt, o.function_hash, len(job.payload), o.result_serializers)
+                Order(
+                    o.task_id,
+                    o.attempt,
+                    o.function_hash,
+                    len(job.payload),
+                    o.result_serializers,
+                    o.traceparent,
+                    o.keep_output,
+                    o.ranks,
+                )
                 for job in jobs
                 for o in (job.order,)
             ]
@@ -441,13 +458,14 @@ class ManagerCore:
         result: Frame = b"",
         started_at: float | None = None,
         ended_at: float | None = None,
+        details: dict[str, Any] | None = None,
     ) -> None:
         frame = None
         if state is TaskState.SUCCESS or result:
             frame = len(self._results)
             self._results.append(result)
         record = dict(error) if error is not None else None
-        self._finished.append(Finished(job.order.task_id, state, frame, record, started_at, ended_at))
+        self._finished.append(Finished(job.order.task_id, state, frame, record, started_at, ended_at, details))
 
 
 def _bytes_ahead(job: Job) -> int:

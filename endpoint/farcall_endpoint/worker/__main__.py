@@ -52,7 +52,7 @@ def _work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryvie
         end = at + order.payload_bytes
         if channel.claim():
             done, result = runner.run(order, body[at:end])
-            channel.send(done, (result,))
+            channel.send(done, result)
         at = end
 
 

@@ -35,13 +35,18 @@ _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A task to run. ``payload_bytes`` of the packet's body are its arguments."""
+    """A task to run. ``payload_bytes`` of the packet's body are its arguments, ``traceparent`` is the span above it,
+    and ``keep_output`` says that what it prints is wanted even when it succeeds. ``ranks``: how many nodes it wants,
+    how many processes on each, and how many in all, as far as it says."""
 
     task_id: str
     attempt: int
     function_hash: str
     payload_bytes: int
     result_serializers: tuple[str, ...] = ()
+    traceparent: str = ""
+    keep_output: bool = False
+    ranks: tuple[int | None, int | None, int | None] | None = None
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -64,12 +69,14 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none."""
+    """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none.
+    ``details`` are what else is to be told of a success."""
 
     task_id: str
     started_at: float
     ended_at: float
     error: dict[str, Any] | None = None
+    details: dict[str, Any] | None = None
 
 
 class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):

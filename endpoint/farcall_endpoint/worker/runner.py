@@ -6,16 +6,28 @@ import _signal  # type: ignore[import-not-found]
 import dataclasses
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from farcall_common.errors import ConfigurationError, DeserializationError, ErrorRecord, SerializationError
-from farcall_common.payload import Serializer, Strategy, describe_exception, strategy_named
+from farcall_common.payload import (
+    BINARY_DATA,
+    PickleOutOfBand,
+    Piece,
+    Serializer,
+    Strategy,
+    describe_exception,
+    strategy_named,
+)
 from farcall_common.payload.native import NATIVE, dump_native, is_native, load_call
 from farcall_endpoint import outcomes
+from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Done, Order, Run
+from farcall_endpoint.worker.tracing import below
 
 __all__ = ["Runner"]
 
@@ -23,6 +35,8 @@ _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal
 _get_handler: Final = _signal.getsignal
 """The function in C: the one around it turns each answer into an enum, which takes longer than a short task."""
 _CANNOT_SEND: Final = (SerializationError, ConfigurationError)
+_BINARY: Final = (PickleOutOfBand().id,)
+"""What a submitter asks for that leaves the choice to us and reads every strategy, those too that are no text."""
 
 
 class Runner:
@@ -34,7 +48,8 @@ class Runner:
         self._serializer = Serializer()
         self._bodies: dict[str, bytes] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._strategies: dict[tuple[str, ...], Sequence[Strategy]] = {}
+        self._strategies: dict[tuple[str, ...], Sequence[Strategy]] = {_BINARY: BINARY_DATA}
+        self._nodes: mpi.Nodes | None = None
         self._pid = os.getpid()
         self._home = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._handlers = {int(number): _get_handler(number) for number in _GUARDED_SIGNALS}
@@ -50,23 +65,51 @@ class Runner:
             at += size
         return at
 
-    def run(self, order: Order, payload: bytes | memoryview) -> tuple[Done, bytes]:
+    def run(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
         """Run a task. The second half of the answer is its result, or (native only) what it raised, or empty."""
         environ = os.environ
         environ["FARCALL_TASK_ID"] = environ["GC_TASK_UUID"] = order.task_id
         environ["FARCALL_ATTEMPT"] = str(order.attempt)
         try:
-            return self._run(order, payload)
+            if order.traceparent:
+                with below(order.traceparent):
+                    return self._run_placed(order, payload)
+            return self._run_placed(order, payload)
         finally:
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked, and this is the child that came back from user code
             self._restore()
 
-    def _run(self, order: Order, payload: bytes | memoryview) -> tuple[Done, bytes]:
+    def _run_placed(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
+        """Run a task, with the nodes that it asks for if this endpoint starts ranks on nodes."""
+        launcher = os.environ.get(mpi.LAUNCHER) if order.ranks else None
+        if order.ranks is None or not launcher:
+            return self._run(order, payload)
+        try:
+            ranks = mpi.Ranks.of(*order.ranks)
+            if self._nodes is None:
+                lock_file = mpi.lock_file_of_block(os.environ, Path.cwd())
+                self._nodes = mpi.Nodes(mpi.nodes_of_block(os.environ), lock_file)
+            with self._nodes.taken(ranks.nodes) as names:
+                given = mpi.variables(launcher, ranks, names)
+                os.environ.update(given)
+                try:
+                    return self._run(order, payload)
+                finally:
+                    for name in given:
+                        os.environ.pop(name, None)
+        except mpi.RanksImpossible as error:
+            record = error.record
+        except (OSError, subprocess.SubprocessError) as error:
+            record = describe_exception(error)
+        now = time.time()
+        return self._failed(order, record, now, now)
+
+    def _run(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
         started_at = time.time()
         try:
             function = self._function(order.function_hash)
-            args, kwargs = load_call(payload) if is_native(payload) else self._serializer.unpack_call(bytes(payload))
+            args, kwargs = load_call(payload) if is_native(payload) else self._serializer.unpack_call(payload)
         except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
             record = error.record if isinstance(error, DeserializationError) else describe_exception(error)
             return self._failed(order, record, started_at, started_at)
@@ -75,7 +118,7 @@ class Runner:
             value = function(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - sys.exit and the like end the task, not the worker
             done, _ = self._failed(order, describe_exception(error), started_at, time.time())
-            return done, _pickled(error) if order.result_serializers == NATIVE else b""
+            return done, (_pickled(error),) if order.result_serializers == NATIVE else ()
         ended_at = time.time()
         try:
             result = self._serialized(value, order.result_serializers)
@@ -83,9 +126,15 @@ class Runner:
             reason = error.record if isinstance(error, _CANNOT_SEND) else describe_exception(error)
             record = outcomes.result_not_serializable(reason)
             return self._failed(order, record, started_at, ended_at)
-        if len(result) > outcomes.MAX_RESULT_BYTES and order.result_serializers != NATIVE:
-            return self._failed(order, outcomes.result_too_large(len(result)), started_at, ended_at)
-        return Done(order.task_id, started_at, ended_at), result
+        size = sum(map(len, result))
+        if size > outcomes.MAX_RESULT_BYTES and order.result_serializers != NATIVE:
+            return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
+        return Done(order.task_id, started_at, ended_at, None, self._output() if order.keep_output else None), result
+
+    def _output(self) -> dict[str, Any]:
+        """What a task printed, as the details of its success."""
+        tails = zip(("stdout_tail", "stderr_tail"), self._capture.tails(), strict=True)
+        return {name: tail for name, tail in tails if tail}
 
     def _function(self, function_hash: str) -> Callable[..., Any]:
         function = self._functions.get(function_hash)
@@ -96,14 +145,16 @@ class Runner:
             del self._bodies[function_hash]
         return function
 
-    def _serialized(self, value: object, names: tuple[str, ...]) -> bytes:
+    def _serialized(self, value: object, names: tuple[str, ...]) -> Sequence[Piece]:
         if names == NATIVE:
-            return dump_native(value)
+            return (dump_native(value),)
         if names and names not in self._strategies:
             self._strategies[names] = [strategy_named(name) for name in names]
-        return self._serializer.serialize(value, strategies=self._strategies.get(names))
+        return self._serializer.pieces(value, strategies=self._strategies.get(names))
 
-    def _failed(self, order: Order, record: ErrorRecord, started_at: float, ended_at: float) -> tuple[Done, bytes]:
+    def _failed(
+        self, order: Order, record: ErrorRecord, started_at: float, ended_at: float
+    ) -> tuple[Done, Sequence[Piece]]:
         stdout_tail, stderr_tail = self._capture.tails()
         record = dataclasses.replace(
             record,
@@ -112,7 +163,7 @@ class Runner:
             attempt=order.attempt,
             endpoint_id=self._endpoint_id,
         )
-        return Done(order.task_id, started_at, ended_at, record.to_json()), b""
+        return Done(order.task_id, started_at, ended_at, record.to_json()), ()
 
     def _restore(self) -> None:
         """Undo what a task may have done to the process, so that the next one starts as it did."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -14,6 +14,8 @@ from farcall_common.store.model import PeerKey
 from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.events import Event
+from farcall_forwarder.core.outbox import MAX_FLUSHES
+from farcall_forwarder.core.relay import ReadPiece, StoreBlob
 
 __all__ = ["StorePool"]
 
@@ -21,6 +23,8 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 5.0
 #: What a waiting agent waits for has threads of its own, so that slow database work does not delay it.
 _QUEUE_STEPS: Final = (do.LeaseTasks, do.ReadCancels, do.ClaimEndpoint, do.ReadLeases, do.RequeueTasks)
+#: Megabytes at a time, which nobody else should wait behind.
+_RELAY_STEPS: Final = (ReadPiece, StoreBlob)
 
 _logger = logging.getLogger(__name__)
 _Asked = TypeVar("_Asked")
@@ -32,10 +36,11 @@ class StorePool:
 
     def __init__(self, steps: StoreSteps) -> None:
         self._steps = steps
-        self._flushes = ThreadPoolExecutor(1, "flush")
+        self._flushes = ThreadPoolExecutor(MAX_FLUSHES, "flush")
         self._queue = ThreadPoolExecutor(2, "queue")
         self._others = ThreadPoolExecutor(3, "store")
         self._lookups = ThreadPoolExecutor(2, "zap")
+        self._relays = ThreadPoolExecutor(4, "relay")
         self._failing: dict[int, object] = {}
 
     @property
@@ -45,21 +50,32 @@ class StorePool:
 
     async def perform(self, step: do.StoreStep) -> Event | None:
         """Do a step, however long it takes; its event. An Announce is not repeated: the next one is newer."""
-        is_repeated = not isinstance(step, do.Announce)
-        marker: object = step if is_repeated else do.Announce
+        return await self._patiently(self._steps.perform, step, like=step)
+
+    async def lease(self, steps: Sequence[do.LeaseTasks]) -> Sequence[Event]:
+        """Do all of these steps in one, however long it takes; their events."""
+        return await self._patiently(self._steps.lease, steps, like=steps[0]) or ()
+
+    async def keep(self, steps: Sequence[do.KeepEndpoint]) -> Sequence[Event]:
+        """Do all of these steps in one, however long it takes; their events."""
+        return await self._patiently(self._steps.keep, steps, like=steps[0]) or ()
+
+    async def _patiently(self, call: Callable[[_Asked], _Found], asked: _Asked, *, like: do.StoreStep) -> _Found | None:
+        is_repeated = not isinstance(like, do.Announce)
+        marker: object = asked if is_repeated else do.Announce
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
                 try:
-                    event = await self._run(self._threads_for(step), self._steps.perform, step)
+                    found = await self._run(self._threads_for(like), call, asked)
                 except Unavailable as error:
-                    _logger.warning("%s waits: %s", type(step).__name__, error)
+                    _logger.warning("%s waits: %s", type(like).__name__, error)
                     self._failing[id(marker)] = marker
                     if not is_repeated:
                         return None
                 else:
                     self._failing.pop(id(marker), None)
-                    return event
+                    return found
                 # Nothing to wait for but time: a store does not say when it is back.
                 await asyncio.sleep(random.uniform(0, pause_s))  # noqa: S311 -- spreads retries, guards nothing
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -74,6 +90,8 @@ class StorePool:
     def _threads_for(self, step: do.StoreStep) -> ThreadPoolExecutor:
         if isinstance(step, do.FlushResults):
             return self._flushes
+        if isinstance(step, _RELAY_STEPS):
+            return self._relays
         return self._queue if isinstance(step, _QUEUE_STEPS) else self._others
 
     @staticmethod
@@ -83,7 +101,7 @@ class StorePool:
     def close(self) -> None:
         """Start nothing more, and wait for the calls under way: the stores are closed next, and a call that came later
         would open a connection again. Each call has its store's timeout."""
-        pools = (self._flushes, self._queue, self._others, self._lookups)
+        pools = (self._flushes, self._queue, self._others, self._lookups, self._relays)
         for threads in pools:
             threads.shutdown(wait=False, cancel_futures=True)
         for threads in pools:

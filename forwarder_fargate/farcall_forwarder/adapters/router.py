@@ -1,4 +1,4 @@
-"""The one socket that all peers connect to. This module makes it and nobody else touches it."""
+"""The one socket that all peers connect to. This module makes it, and nobody else but its door touches it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import zmq
 
 from farcall_common.store.model import PeerKey, PeerKind
 from farcall_common.wire import MAX_FRAME_BYTES, MAX_HEADER_BYTES
+from farcall_forwarder.adapters.door import Door
 from farcall_forwarder.adapters.readiness import Readiness
 
 __all__ = ["ZAP_DOMAIN", "Inbound", "Router", "Trouble", "pack_peer"]
@@ -25,6 +26,8 @@ _HANDSHAKE_MS: Final = 10_000
 #: Connections that the kernel holds until they are looked at: when a forwarder dies, all its peers come at once.
 _BACKLOG: Final = 4096
 _HEARTBEAT_MS: Final = 15_000
+#: What CURVE adds to a frame: nonce, authenticator, flags.
+_CURVE_BYTES: Final = 33
 _LINGER_MS: Final = 1_000
 #: Routing ids that the socket makes itself: a zero byte and a random number. A peer that brings its own could pose as
 #: one that has just left.
@@ -79,10 +82,18 @@ class Router:
 
     :param port: 0 for any; see :attr:`port`.
     :param backlog_bytes: how much may wait for one peer.
+    :param max_connections: how many peers may be connected.
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], *, host: str, port: int, secret_key: bytes, backlog_bytes: int
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        host: str,
+        port: int,
+        secret_key: bytes,
+        backlog_bytes: int,
+        max_connections: int,
     ) -> None:
         socket = context.socket(zmq.ROUTER)
         socket.curve_server = True
@@ -93,7 +104,7 @@ class Router:
         socket.linger = _LINGER_MS
         socket.rcvhwm = _HIGH_WATER
         socket.sndhwm = _SEND_HIGH_WATER
-        socket.maxmsgsize = max(MAX_FRAME_BYTES, MAX_HEADER_BYTES)
+        socket.maxmsgsize = max(MAX_FRAME_BYTES, MAX_HEADER_BYTES) + _CURVE_BYTES
         socket.handshake_ivl = _HANDSHAKE_MS
         socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         socket.heartbeat_ivl = _HEARTBEAT_MS
@@ -103,6 +114,7 @@ class Router:
         socket.bind(f"tcp://{address}:{port}")
         self.port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self.readiness = Readiness(socket)
+        self.door = Door(context, socket, limit=max_connections)
         #: Messages that were dropped because their sender chose its own routing id.
         self.dropped = 0
         self._socket = socket
@@ -127,6 +139,9 @@ class Router:
             if len(routing_id) != _ROUTING_ID_BYTES or routing_id[0]:
                 self.dropped += 1
                 continue
+            if routing_id not in self.door.known:
+                self.door.heard(routing_id, int(first.get(zmq.SRCFD)))
+            self.door.spoke.add(routing_id)
             received.append(Inbound(routing_id, _unpack_peer(str(first.get("User-Id"))), frames))
         return received
 
@@ -174,5 +189,6 @@ class Router:
 
     def close(self) -> None:
         """Close the socket; what was sent still has a second to leave."""
+        self.door.close()
         self.readiness.close()
         self._socket.close()

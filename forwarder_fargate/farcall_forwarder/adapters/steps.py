@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
-from farcall_common.store.model import BlobRef, Function, QueuedTask, SharedEnds, Task, TaskResult
+from farcall_common.store.model import BlobRef, Holding, LeasedTask, QueuedTask, SharedEnds, Task, TaskResult, Tended
 from farcall_common.store.settings import Stores
 from farcall_common.wire import Reporter
+from farcall_forwarder.adapters.relay import read_piece, store_blob
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
+from farcall_forwarder.core.relay import ReadPiece, StoreBlob
 from farcall_forwarder.core.results import blob_key, check_blob
 
 __all__ = ["StoreSteps"]
@@ -23,6 +25,7 @@ __all__ = ["StoreSteps"]
 _PAGE: Final = 500
 #: User bytes in one message to another forwarder, except that a single end always fits.
 _SHARE_BYTES: Final = 1024 * 1024
+_NONE: Final[frozenset[str]] = frozenset()
 
 _logger = logging.getLogger(__name__)
 
@@ -47,15 +50,8 @@ class StoreSteps:
         """
         try:
             return self._perform(step)
-        except Fenced:
-            return self._refused(step, ev.StepFenced)
-        except QueueDataLost:
-            return self._refused(step, ev.StepLost)
-
-    @staticmethod
-    def _refused(step: do.StoreStep, event: Callable[[do.EndpointStep], Event]) -> Event:
-        assert isinstance(step, do.EndpointStep), f"{step} is not about a queue that somebody owns"
-        return event(step)
+        except (Fenced, QueueDataLost) as refusal:
+            return _refused(step, refusal)
 
     @functools.singledispatchmethod
     def _perform(self, step: do.StoreStep) -> Event | None:
@@ -109,16 +105,20 @@ class StoreSteps:
             if event.reporter is Reporter.FORWARDER and "spool_id" in event.detail
         )
 
-    @_perform.register
-    def _(self, step: do.KeepEndpoint) -> Event:
-        endpoint_id, fence, now = step.endpoint_id, step.fence, self._clock()
-        self._queue.keep(endpoint_id, self._forwarder_id, fence, spool_id=step.spool_id, ttl_s=step.ttl_s, now=now)
-        if step.renew:
-            self._queue.renew(endpoint_id, fence, step.renew, lease_s=step.lease_s, now=now)
-        reaped = self._queue.reap(endpoint_id, fence, now=now)
-        once = [leased.task.task_id for leased in reaped if not leased.task.idempotent]
+    def keep(self, steps: Sequence[do.KeepEndpoint]) -> Sequence[Event]:
+        """Do all of these steps in one. Blocks, and raises, as :meth:`perform` does."""
+        held = {step.endpoint_id: Holding(step.fence, step.spool_id, step.renew) for step in steps}
+        found = self._queue.tend(
+            self._forwarder_id, held, ttl_s=steps[0].ttl_s, lease_s=steps[0].lease_s, now=self._clock()
+        )
+        return [self._kept(step, found[step.endpoint_id]) for step in steps]
+
+    def _kept(self, step: do.KeepEndpoint, found: Tended | Fenced | QueueDataLost) -> Event:
+        if not isinstance(found, Tended):
+            return _refused(step, found)
+        once = [leased.task.task_id for leased in found.reaped if not leased.task.idempotent]
         sent = {id_: task.attempt for id_, task in self._records.get_tasks(once).items()} if once else {}
-        return ev.UpkeepDone(endpoint_id, fence, reaped, sent, self._queue.outbox(endpoint_id))
+        return ev.UpkeepDone(step.endpoint_id, step.fence, found.reaped, sent, found.outbox)
 
     @_perform.register
     def _(self, step: do.RefreshEndpoints) -> Event:
@@ -142,12 +142,17 @@ class StoreSteps:
     def _(self, step: do.SweepQueues) -> Event:
         return ev.Swept(self._queue.stirring(step.fences))
 
-    @_perform.register
-    def _(self, step: do.LeaseTasks) -> Event:
-        tasks = self._queue.lease(
-            step.endpoint_id, step.fence, limit=step.limit, lease_s=step.lease_s, now=self._clock()
-        )
-        return ev.TasksLeased(step.endpoint_id, step.fence, step.limit, tasks)
+    def lease(self, steps: Sequence[do.LeaseTasks]) -> Sequence[Event]:
+        """Do all of these steps in one. Blocks, and raises, as :meth:`perform` does."""
+        wanted = {step.endpoint_id: (step.fence, step.limit) for step in steps}
+        found = self._queue.lease_many(wanted, lease_s=steps[0].lease_s, now=self._clock())
+        return [self._leased(step, found[step.endpoint_id]) for step in steps]
+
+    @staticmethod
+    def _leased(step: do.LeaseTasks, found: Sequence[LeasedTask] | Fenced | QueueDataLost) -> Event:
+        if isinstance(found, Fenced | QueueDataLost):
+            return _refused(step, found)
+        return ev.TasksLeased(step.endpoint_id, step.fence, step.limit, found)
 
     @_perform.register
     def _(self, step: do.RequeueTasks) -> None:
@@ -160,10 +165,7 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.PrepareTasks) -> Event:
-        functions: Mapping[str, Function] = {}
-        if step.function_ids:
-            functions = self._records.get_functions(step.function_ids)
-        bodies = {function.body_hash: (function.name, function.body) for function in functions.values()}
+        bodies = self._records.get_bodies(step.functions) if step.functions else {}
         urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in step.blob_keys}
         refused: frozenset[str] = frozenset()
         if step.dispatches:
@@ -175,43 +177,49 @@ class StoreSteps:
                 # the agent said so when this session began. (Or that dispatch is this one, and its answer was lost.)
                 if event.task_id not in permitted and self._spools_of(event.task_id) != {step.spool_id}
             )
-        return ev.TasksPrepared(step, bodies, urls, refused)
+        return ev.TasksPrepared(step, bodies, urls, refused, self._payloads(step.tasks))
+
+    def _payloads(self, tasks: Sequence[LeasedTask]) -> Mapping[str, bytes]:
+        """The payloads that the queue does not have."""
+        spilled = [leased.task.task_id for leased in tasks if leased.task.is_spilled]
+        rows = self._records.get_tasks(spilled).values() if spilled else ()
+        return {row.task_id: row.payload for row in rows if row.payload is not None}
 
     # -- results -------------------------------------------------------------------------------------------------------
 
     @_perform.register
     def _(self, step: do.FlushResults) -> Event:
         recorded_at = self._clock()
-        flushed = [self._take_out(batch) for batch in step.batches]
+        verified = [self._verify(batch) if batch.unverified else (batch.results, _NONE) for batch in step.batches]
+        # Ended in the queue at first. Whatever it says to each, the database has the last word.
+        ends = [(batch.fence, results) for batch, (results, _) in zip(step.batches, verified, strict=True)]
+        refusals = self._queue.ack_many(ends, now=self._clock())
+        flushed = [
+            ev.BatchFlushed(
+                batch,
+                foreign if refusal is None else _NONE,
+                fenced=isinstance(refusal, Fenced),
+                lost=isinstance(refusal, QueueDataLost),
+            )
+            for batch, (_, foreign), refusal in zip(step.batches, verified, refusals, strict=True)
+        ]
         results = [
-            result
-            for batch, rows in flushed
-            if not (batch.fenced or batch.lost)
-            for result in rows
-            if result.task_id not in batch.foreign
+            result for (_, rows), refusal in zip(ends, refusals, strict=True) if refusal is None for result in rows
         ]
         first: Mapping[str, TaskResult] = {}
         if results:
             first = self._records.record_results(results, at=dt.datetime.fromtimestamp(recorded_at, dt.UTC))
         wanted = {r.result_ref.blob_key for r in first.values() if r.result_ref and r.owner_id in step.watchers}
         urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in wanted}
-        return ev.Flushed([batch for batch, _ in flushed], first, urls, recorded_at)
-
-    def _take_out(self, batch: do.ResultBatch) -> tuple[ev.BatchFlushed, Sequence[TaskResult]]:
-        """End tasks in the queue. Whatever it says to each, the database has the last word."""
-        results, foreign = self._verify(batch) if batch.unverified else (batch.results, frozenset[str]())
-        try:
-            if results:
-                self._queue.ack(batch.fence, results, now=self._clock())
-        except Fenced:
-            return ev.BatchFlushed(batch, fenced=True), ()
-        except QueueDataLost:
-            return ev.BatchFlushed(batch, lost=True), ()
-        return ev.BatchFlushed(batch, foreign), results
+        return ev.Flushed(flushed, first, urls, recorded_at)
 
     def _verify(self, batch: do.ResultBatch) -> tuple[Sequence[TaskResult], frozenset[str]]:
         """The results that the endpoint may report, and the ids of other endpoints' tasks."""
         tasks = self._records.get_tasks(sorted(batch.unverified))
+        if unknown := len(batch.unverified - tasks.keys()):
+            # They ended long ago, or the database was restored from before they were submitted.
+            fields = {"endpoint_id": batch.endpoint_id, "results": unknown}
+            _logger.warning("dropped results of tasks that the database does not have", extra=fields)
         foreign = frozenset(id_ for id_, task in tasks.items() if task.endpoint_id != batch.endpoint_id)
         results = [
             check_blob(result, owner_id=tasks[result.task_id].owner_id) if result.task_id in tasks else result
@@ -222,8 +230,7 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.MarkFlushed) -> None:
-        for endpoint_id, task_ids in step.task_ids.items():
-            self._queue.flushed(endpoint_id, task_ids)
+        self._queue.flushed_many(step.task_ids)
 
     @_perform.register
     def _(self, step: do.RecordMoves) -> Event:
@@ -239,6 +246,14 @@ class StoreSteps:
         ref = BlobRef(blob_key(owner_id or "", step.sha256), step.size_bytes, step.sha256)
         url, headers = self._blobs.upload_url(ref, ttl_s=step.url_ttl_s) if owner_id else (None, {})
         return ev.UploadGranted(step.endpoint_id, step.life, step.task_id, step.attempt, ref, url, headers)
+
+    @_perform.register
+    def _(self, step: ReadPiece) -> Event:
+        return read_piece(self._blobs, step)
+
+    @_perform.register
+    def _(self, step: StoreBlob) -> Event:
+        return store_blob(self._blobs, step)
 
     # -- what forwarders tell one another; hints, so that an absent queue is no reason to wait -------------------------
 
@@ -288,6 +303,11 @@ class StoreSteps:
     @_perform.register
     def _(self, step: do.Withdraw) -> None:
         self._queue.withdraw(step.forwarder_id)
+
+
+def _refused(step: do.StoreStep, refusal: Fenced | QueueDataLost) -> Event:
+    assert isinstance(step, do.EndpointStep), f"{step} is not about a queue that somebody owns"
+    return ev.StepFenced(step) if isinstance(refusal, Fenced) else ev.StepLost(step)
 
 
 def _chunks(ends: Sequence[TaskResult]) -> Iterator[list[TaskResult]]:

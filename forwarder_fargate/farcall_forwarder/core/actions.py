@@ -27,6 +27,7 @@ __all__ = [
     "RecordMoves",
     "RefreshEndpoints",
     "ReleaseEndpoint",
+    "ReleaseMemory",
     "RequeueTasks",
     "RestoreQueue",
     "ResultBatch",
@@ -59,6 +60,11 @@ class DropBacklog(Action):
     """Nothing that still waits for this peer matters any more."""
 
     routing_id: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReleaseMemory(Action):
+    """Give memory that nobody uses back to the machine."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,7 +178,8 @@ class PrepareTasks(StoreStep):
     session_id: str
     spool_id: str
     tasks: Sequence[LeasedTask]
-    function_ids: Sequence[str]
+    #: Ids of functions, each with the hash of the version that is meant.
+    functions: Sequence[tuple[str, str]]
     blob_keys: Sequence[str]
     dispatches: Sequence[TaskEvent]
     url_ttl_s: int

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 
 from farcall_common.store.model import BlobRef, LeasedTask, TaskEvent
 from farcall_common.wire import BlobLocation, FunctionSpec, Reporter, RunTasks, TaskSpec, TaskState
 
-__all__ = ["dispatches", "locate", "orders"]
+__all__ = ["dispatches", "locate", "orders", "with_payload"]
 
 
 def locate(ref: BlobRef, urls: Mapping[str, str]) -> BlobLocation:
     """A blob as peers are told of it, with a pre-signed GET if one was minted."""
     return BlobLocation(blob_key=ref.blob_key, size_bytes=ref.size_bytes, sha256=ref.sha256, url=urls.get(ref.blob_key))
+
+
+def with_payload(leased: LeasedTask, payloads: Mapping[str, bytes]) -> LeasedTask:
+    """A task with the payload that was not in the queue."""
+    return dataclasses.replace(leased, task=dataclasses.replace(leased.task, payload=payloads[leased.task.task_id]))
 
 
 def dispatches(tasks: Sequence[LeasedTask], *, spool_id: str, at: float) -> list[TaskEvent]:
@@ -82,4 +88,5 @@ def _spec(leased: LeasedTask, *, frame: int, urls: Mapping[str, str]) -> TaskSpe
         container_id=task.container_id,
         result_serializers=tuple(task.result_serializers),
         resource_specification=dict(task.resource_specification),
+        traceparent=task.traceparent or "",
     )

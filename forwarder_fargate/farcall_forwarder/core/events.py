@@ -192,12 +192,14 @@ class TasksLeased(Event):
 @dataclasses.dataclass(frozen=True, slots=True)
 class TasksPrepared(Event):
     """``bodies`` maps function hashes to names and bodies, ``urls`` blob keys to pre-signed GETs; ``refused`` are the
-    tasks without a permit: they may have been started from another spool."""
+    tasks without a permit: they may have been started from another spool. ``payloads`` are those that were not in the
+    queue, by task id."""
 
     order: PrepareTasks
     bodies: Mapping[str, tuple[str, bytes]]
     urls: Mapping[str, str]
     refused: frozenset[str]
+    payloads: Mapping[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Iterator
 
-from farcall_common.store.model import LeasedTask, Task
+from farcall_common.store.model import BlobRef, LeasedTask, Task
 
 __all__ = ["Lease", "LeaseTable", "Stage"]
 
@@ -36,6 +36,7 @@ class Lease:
     expires_at: float
     timings: dict[str, float]
     cancelled: bool = False
+    payload_ref: BlobRef | None = None
 
     @classmethod
     def of_leased(cls, leased: LeasedTask, *, stage: Stage, expires_at: float) -> Lease:
@@ -53,6 +54,7 @@ class Lease:
             stage,
             expires_at,
             timings,
+            payload_ref=task.payload_ref,
         )
 
     @classmethod
@@ -67,6 +69,7 @@ class Lease:
             Stage.ACCEPTED,
             expires_at,
             dict(task.timings),
+            payload_ref=task.payload_ref,
         )
 
 

@@ -1,15 +1,19 @@
-"""Ends on their way to the database: collected while a flush is under way, flushed at once when none is."""
+"""Ends on their way to the database: flushed at once when no flush is under way, else with all that came meanwhile."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Iterable
+from typing import Final
 
 from farcall_common.store.model import TaskResult
 from farcall_forwarder.core.actions import FlushResults, ResultBatch
 
-__all__ = ["Outbox"]
+__all__ = ["MAX_FLUSHES", "Outbox"]
+
+#: Flushes under way at once.
+MAX_FLUSHES: Final = 2
 
 
 @dataclasses.dataclass(slots=True)
@@ -31,21 +35,24 @@ class Outbox:
         self._waiting: dict[str, _Waiting] = {}
         #: Endpoints that have ends waiting, the next to be flushed first: among thousands there are few at a time.
         self._filled: dict[str, None] = {}
+        #: How many ends wait, of all endpoints: asked after every event.
+        self._size = 0
+        self._flushes = 0
         #: Ids under way, by endpoint and life: what a former life still flushes is no reason to drop a report.
         self._in_flight: dict[tuple[str, int], set[str]] = {}
 
     def __len__(self) -> int:
-        return sum(len(self._waiting[endpoint_id].results) for endpoint_id in self._filled)
+        return self._size
 
     @property
     def is_flushing(self) -> bool:
         """Whether a flush is under way."""
-        return bool(self._in_flight)
+        return self._flushes > 0
 
     def admit(self, endpoint_id: str, life: int) -> None:
         """A new life of an endpoint begins: what waited in the former one is forgotten, the agent repeats it."""
+        self.close(endpoint_id)
         self._waiting[endpoint_id] = _Waiting(endpoint_id, life, 0, is_open=False)
-        self._filled.pop(endpoint_id, None)
 
     def hold(self, endpoint_id: str) -> None:
         """Keep the endpoint's ends back until :meth:`open`."""
@@ -59,7 +66,8 @@ class Outbox:
 
     def close(self, endpoint_id: str) -> None:
         """Forget an endpoint and what waits for it."""
-        self._waiting.pop(endpoint_id, None)
+        if waiting := self._waiting.pop(endpoint_id, None):
+            self._size -= len(waiting.results)
         self._filled.pop(endpoint_id, None)
 
     def has(self, endpoint_id: str) -> bool:
@@ -74,6 +82,7 @@ class Outbox:
         if result.task_id in waiting.results or result.task_id in in_flight:
             return
         waiting.results[result.task_id] = result
+        self._size += 1
         self._filled.setdefault(result.endpoint_id)
         if not verified:
             waiting.unverified.add(result.task_id)
@@ -82,14 +91,18 @@ class Outbox:
         """A batch was not flushed: its ends wait again, unless the endpoint began a new life."""
         waiting = self._waiting.get(batch.endpoint_id)
         if waiting and waiting.life == batch.life:
+            self._size -= len(waiting.results)
             waiting.results = {result.task_id: result for result in batch.results} | waiting.results
+            self._size += len(waiting.results)
             waiting.unverified |= batch.unverified
             if waiting.results:
                 self._filled.setdefault(batch.endpoint_id)
 
     def next_flush(self, *, rows: int, watchers: Iterable[str], url_ttl_s: int) -> FlushResults | None:
-        """Up to ``rows`` ends of all endpoints, unless a flush is under way or nothing may be flushed."""
-        if self._in_flight:
+        """Up to ``rows`` ends of all endpoints, if there are some that may be flushed. While one flush waits for the
+        disk a second one may be made ready, but only a full one: a commit costs about the same for one row and many.
+        """
+        if self._flushes >= MAX_FLUSHES or (self._flushes and self._size < rows):
             return None
         batches: list[ResultBatch] = []
         for endpoint_id in list(self._filled):
@@ -99,18 +112,27 @@ class Outbox:
             if waiting.is_open:
                 batch = _take(waiting, rows)
                 rows -= len(batch.results)
+                self._size -= len(batch.results)
                 batches.append(batch)
                 del self._filled[endpoint_id]
                 if waiting.results:  # To the end of the line: one busy endpoint does not hold up the others.
                     self._filled[endpoint_id] = None
-        self._in_flight = {
-            (batch.endpoint_id, batch.life): {result.task_id for result in batch.results} for batch in batches
-        }
-        return FlushResults(batches, frozenset(watchers), url_ttl_s) if batches else None
+        if not batches:
+            return None
+        self._flushes += 1
+        for batch in batches:
+            under_way = self._in_flight.setdefault((batch.endpoint_id, batch.life), set())
+            under_way.update(result.task_id for result in batch.results)
+        return FlushResults(batches, frozenset(watchers), url_ttl_s)
 
-    def flushed(self) -> None:
-        """The flush under way has come back."""
-        self._in_flight = {}
+    def flushed(self, batches: Iterable[ResultBatch]) -> None:
+        """A flush of these has come back."""
+        self._flushes -= 1
+        for batch in batches:
+            under_way = self._in_flight[batch.endpoint_id, batch.life]
+            under_way.difference_update(result.task_id for result in batch.results)
+            if not under_way:
+                del self._in_flight[batch.endpoint_id, batch.life]
 
 
 def _take(waiting: _Waiting, rows: int) -> ResultBatch:

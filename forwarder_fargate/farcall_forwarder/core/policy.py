@@ -32,6 +32,8 @@ class Policy:
     presence_s: float = 30.0
     #: How often the numbers that metrics are made of are written to the log.
     meter_s: float = 60.0
+    #: How often memory that nobody uses is given back.
+    tidy_s: float = 10.0
     #: What a peer may ask for as its heartbeat.
     min_heartbeat_s: float = 1.0
     max_heartbeat_s: float = 60.0
@@ -39,7 +41,7 @@ class Policy:
     max_lease_batch: int = 500
     #: User bytes in one envelope to an agent.
     max_run_bytes: int = 4 * 1024 * 1024
-    flush_rows: int = 200
+    flush_rows: int = 500
     #: Reports of moves wait this long for the task to end; under load, when results come first, up to the second.
     moves_idle_s: float = 0.1
     moves_busy_s: float = 1.0
@@ -49,6 +51,12 @@ class Policy:
     max_result_bytes: int = 10 * 1024 * 1024
     upload_url_ttl_s: int = 3600
     download_url_ttl_s: int = 3600
+
+    #: Blobs that are passed on to and from agents: bytes in memory at once, bytes in one message, and how long an agent
+    #: may take to say the next word.
+    relay_bytes: int = 32 * 1024 * 1024
+    relay_piece_bytes: int = 1024 * 1024
+    relay_patience_s: float = 30.0
 
     #: How long other forwarders remember that an owner's clients wait here, and how often they are told.
     watch_ttl_s: float = 45.0
@@ -72,6 +80,10 @@ class Policy:
     drain_grace_s: float = 2.0
     #: Peers that are told to move come back after a random time up to this.
     move_spread_s: float = 2.0
+
+    def heartbeat_s(self, asked_s: float) -> float:
+        """The heartbeat of a peer that asks for this one."""
+        return min(max(asked_s, self.min_heartbeat_s), self.max_heartbeat_s)
 
     @property
     def tick_s(self) -> float:

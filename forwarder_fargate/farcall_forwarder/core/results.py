@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from farcall_common.errors import ErrorRecord, Fault, TaskCancelled, TaskLost
+from farcall_common.errors import ErrorRecord, Fault, TaskCancelled, TaskDeadLettered, TaskLost, TaskUnknown
 from farcall_common.store.model import BlobRef, LeasedTask, QueuedTask, Task, TaskResult
 from farcall_common.wire import Reporter, ResultSpec, TaskState
 from farcall_forwarder.core.leases import Lease
@@ -18,12 +18,14 @@ __all__ = [
     "blob_key",
     "cancelled",
     "check_blob",
+    "dead_lettered",
     "end_reaped",
     "is_sha256",
     "lost",
     "read_result",
     "recorded_end",
     "unknown_function",
+    "unknown_task",
 ]
 
 #: Attempts beyond this are no numbers that a forwarder ever gave.
@@ -60,26 +62,45 @@ def read_result(
     for name, at in (("started_at", spec.started_at), ("ended_at", spec.ended_at)):
         if (known := clean_time(at, now=returned_at)) is not None:
             timings[name] = known
+    blob = spec.result_blob
+    is_inline = spec.state is TaskState.SUCCESS and spec.result is not None and blob is None
     end = TaskResult(
         task_id=spec.task_id,
         endpoint_id=endpoint_id,
         attempt=min(spec.attempt, lease.attempt) if lease else spec.attempt,
         state=spec.state,
         reporter=Reporter.AGENT,
+        result=frames[spec.result] if is_inline and spec.result is not None else None,
         details=clean_map(spec.details) if spec.details else {},
         timings=timings,
         task_group_id=lease.task_group_id if lease else "",
         owner_id=lease.owner_id if lease else "",
     )
-    blob = spec.result_blob
-    if spec.state is TaskState.SUCCESS and spec.result is not None and blob is None:
-        return dataclasses.replace(end, result=frames[spec.result])
+    if is_inline:
+        return end
     if spec.state is TaskState.SUCCESS and spec.result is None and blob is not None and is_sha256(blob.sha256):
         end = dataclasses.replace(end, result_ref=BlobRef(blob.blob_key, blob.size_bytes, blob.sha256))
         return check_blob(end, owner_id=lease.owner_id) if lease else end
     if spec.state in _AGENT_FAILURES and spec.error is not None:
-        return dataclasses.replace(end, error=clean_error(spec.error, endpoint_id=endpoint_id, attempt=spec.attempt))
+        error = clean_error(spec.error, endpoint_id=endpoint_id, attempt=spec.attempt)
+        failed = dataclasses.replace(end, error=error)
+        return dead_lettered(failed) if spec.exhausted and spec.state is TaskState.FAILED else failed
     return _malformed(end)
+
+
+def dead_lettered(end: TaskResult) -> TaskResult:
+    """The end of a task that has no attempt left, each having taken down what ran it: nobody tries it again by itself.
+
+    The error keeps its words, which say what happened; the hint says what can be done with a dead letter.
+    """
+    assert end.error is not None
+    hint = (
+        f"{end.error.hint} When the cause is gone, `farcall tasks retry {end.task_id}` runs it again as a new task; "
+        f"`farcall tasks discard {end.task_id}` forgets its arguments."
+    )
+    error = dataclasses.replace(end.error, code=TaskDeadLettered.code, hint=hint.lstrip())
+    # The forwarder says so, whoever reported the last attempt: that is one place for the rule.
+    return dataclasses.replace(end, state=TaskState.DEAD_LETTERED, reporter=Reporter.FORWARDER, error=error)
 
 
 def check_blob(result: TaskResult, *, owner_id: str) -> TaskResult:
@@ -153,6 +174,18 @@ def unknown_function(task: QueuedTask, *, endpoint_id: str, attempt: int) -> Tas
     return _declared(task.task_id, endpoint_id, attempt, TaskState.FAILED, error)
 
 
+def unknown_task(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
+    """The end of a task that is in the queue, and whose arguments are not in the database."""
+    error = ErrorRecord(
+        code=TaskUnknown.code,
+        message="The arguments of the task are not in the database any more.",
+        hint="Submit the task again.",
+        fault=Fault.US,
+        endpoint_id=endpoint_id,
+    )
+    return _declared(task.task_id, endpoint_id, attempt, TaskState.FAILED, error)
+
+
 def end_reaped(leased: LeasedTask, *, endpoint_id: str) -> TaskResult:
     """The end of a task whose lease ran out for the last time."""
     task = leased.task
@@ -169,14 +202,15 @@ def end_reaped(leased: LeasedTask, *, endpoint_id: str) -> TaskResult:
         reason = "The endpoint went away while it had the task; whether the task ran is not known."
         return lost(task.task_id, endpoint_id=endpoint_id, attempt=leased.attempt, reason=reason)
     error = ErrorRecord(
-        code="ATTEMPTS_EXHAUSTED",
+        code=TaskDeadLettered.code,
         message=f"The endpoint went away during each of {leased.attempt} attempts to run the task.",
-        hint="See the endpoint's log; submit the task again when the endpoint is stable.",
+        hint="See the endpoint's log.",
         fault=Fault.PEER,
         attempt=leased.attempt,
         endpoint_id=endpoint_id,
+        reasons=("the endpoint went away while it had the task",) * min(leased.attempt, task.max_attempts),
     )
-    return _declared(task.task_id, endpoint_id, leased.attempt, TaskState.FAILED, error)
+    return dead_lettered(_declared(task.task_id, endpoint_id, leased.attempt, TaskState.FAILED, error))
 
 
 def _declared(task_id: str, endpoint_id: str, attempt: int, state: TaskState, error: ErrorRecord) -> TaskResult:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from farcall_common.store.model import Task, TaskResult
-from farcall_common.wire import TaskRef
+from farcall_common.wire import TaskRef, TaskState
 from farcall_forwarder.core.leases import Lease
 from farcall_forwarder.core.results import lost, recorded_end
 
@@ -63,9 +63,18 @@ def compare(
             found.ends.append(recorded_end(task, endpoint_id=endpoint_id))
         elif task_id in held:
             pass
-        elif task.idempotent or spools.get(task_id, frozenset()) <= {spool_id}:
+        elif task.idempotent or not (reason := _may_have_started(task, spools.get(task_id, frozenset()), spool_id)):
             found.requeue.append(task_id)
         else:
-            reason = "The endpoint lost its spool while it had the task; whether the task ran is not known."
             found.ends.append(lost(task_id, endpoint_id=endpoint_id, attempt=attempt, reason=reason))
     return found
+
+
+def _may_have_started(task: Task, sent_to: frozenset[str], spool_id: str) -> str:
+    """Why a task that is not in the agent's spool may have started; empty if it cannot have arrived."""
+    if not sent_to <= {spool_id}:
+        return "The endpoint lost its spool while it had the task; whether the task ran is not known."
+    if task.state is TaskState.RUNNING:
+        # A spool forgets nothing but what was recorded, so the database is older than that: it was restored.
+        return "The task had started, and its end was recorded in a database that is gone since."
+    return ""

@@ -37,6 +37,12 @@ class PeerSession:
     def is_agent(self) -> bool:
         return self.peer.kind is PeerKind.AGENT
 
+    @property
+    def names(self) -> dict[str, str | int]:
+        """Whom a log line is about."""
+        subject = "endpoint_id" if self.is_agent else "owner_id"
+        return {subject: self.peer.subject, "session_id": self.session_id}
+
     def may_send(self, kind: type[Message]) -> bool:
         return self.wire.may_send(kind)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from farcall_common.errors import LimitExceeded
 from farcall_common.store.model import TaskResult
-from farcall_common.wire import ResultsReady, StreamResult
+from farcall_common.wire import ResultsReady, StreamResult, TaskState
 from farcall_forwarder.core.dispatch import locate
 from farcall_forwarder.core.policy import Instant, Policy
 
@@ -47,6 +47,8 @@ class _Owner:
     ends: deque[_End] = dataclasses.field(default_factory=deque)
     size_bytes: int = 0
     streams: dict[bytes, _Stream] = dataclasses.field(default_factory=dict)
+    #: The streams that want a group: an end concerns few of an owner's streams.
+    wanting: dict[str, dict[bytes, _Stream]] = dataclasses.field(default_factory=dict)
     idle_since: float | None = None
 
     def add(self, end: _End, *, limit: int, limit_bytes: int) -> None:
@@ -103,7 +105,7 @@ class StreamHub:
         seq = after if resumed and after is not None else self._seq
         stream = self._streams[routing_id] = owner.streams[routing_id] = _Stream(routing_id, owner, seq)
         self._add_groups(stream, set(groups))
-        missed = [end for end in owner.ends if end.seq > seq] if resumed else []
+        missed = [end for end in owner.ends if resumed and end.seq > seq and end.result.task_group_id in stream.groups]
         return self._cursor(seq), resumed, list(self._pushes(stream, missed))
 
     def subscribe(self, routing_id: bytes, groups: Iterable[str]) -> Sequence[Push]:
@@ -125,11 +127,17 @@ class StreamHub:
                 hint="Submit more tasks per group, or open another stream.",
             )
         stream.groups |= groups
+        for group in groups:
+            stream.owner.wanting.setdefault(group, {})[stream.routing_id] = stream
 
     def close(self, routing_id: bytes, now: Instant) -> None:
         """End a stream; its owner can resume for a while."""
         if stream := self._streams.pop(routing_id, None):
             del stream.owner.streams[routing_id]
+            for group in stream.groups:
+                del stream.owner.wanting[group][routing_id]
+                if not stream.owner.wanting[group]:
+                    del stream.owner.wanting[group]
             if not stream.owner.streams:
                 stream.owner.idle_since = now.mono
 
@@ -148,7 +156,7 @@ class StreamHub:
 
     def publish(self, ends: Iterable[TaskResult], urls: Mapping[str, str], *, recorded_at: float) -> Sequence[Push]:
         """Ends were recorded: what to send to whom."""
-        fresh: dict[str, list[_End]] = {}
+        wanted: dict[bytes, list[_End]] = {}
         for end in ends:
             if owner := self._owners.get(end.owner_id):
                 self._seq += 1
@@ -156,17 +164,14 @@ class StreamHub:
                 size_bytes = len(_encode(result)) + len(end.result or b"")
                 entry = _End(self._seq, result, end.result, size_bytes)
                 owner.add(entry, limit=self._policy.ring_results, limit_bytes=self._policy.ring_bytes)
-                fresh.setdefault(end.owner_id, []).append(entry)
+                for routing_id in owner.wanting.get(end.task_group_id, ()):
+                    wanted.setdefault(routing_id, []).append(entry)
         return [
-            push
-            for owner_id, entries in fresh.items()
-            for stream in self._owners[owner_id].streams.values()
-            for push in self._pushes(stream, entries)
+            push for routing_id, chosen in wanted.items() for push in self._pushes(self._streams[routing_id], chosen)
         ]
 
     def _pushes(self, stream: _Stream, ends: Sequence[_End]) -> Iterator[Push]:
-        wanted = [end for end in ends if end.result.task_group_id in stream.groups]
-        for chunk in _chunks(wanted, limit=self._policy.max_push_results, limit_bytes=self._policy.max_push_bytes):
+        for chunk in _chunks(ends, limit=self._policy.max_push_results, limit_bytes=self._policy.max_push_bytes):
             stream.seq = max(stream.seq, chunk[-1].seq)
             frames: list[bytes] = []
             specs: list[StreamResult] = []
@@ -205,7 +210,8 @@ def _stream_result(end: TaskResult, urls: Mapping[str, str], recorded_at: float)
     return StreamResult(
         task_id=end.task_id,
         task_group_id=end.task_group_id,
-        state=end.state,
+        # No client of version 1 has to know the newer state; the code of the error says the same.
+        state=TaskState.FAILED if end.state is TaskState.DEAD_LETTERED else end.state,
         attempt=end.attempt,
         result_blob=locate(end.result_ref, urls) if end.result_ref else None,
         error=end.error.to_json() if end.error else None,

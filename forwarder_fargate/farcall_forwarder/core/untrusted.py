@@ -74,6 +74,8 @@ def _typed(key: str, value: Any) -> Any:
             return value is True
         case "retry_after_s" | "attempt":
             return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        case "reasons":
+            return value and tuple(value[:MAX_ENTRIES])
         case _:
             return value if value is None or isinstance(value, str) else str(value)
 

@@ -109,7 +109,7 @@ def deploy(
     globus_credentials_arn: GlobusSecretOption = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Make a deployment, or bring it up to date. The Globus client is asked for the first time only."""
+    """Make a deployment, or bring it up to date. The Globus client, if users come from Globus, is asked for once."""
     if not profile:
         data = account.connect(region).stack(stack_name(name, "data"))
         profile = data.outputs.get("Profile", "lab") if data else "lab"
@@ -124,7 +124,9 @@ def deploy(
         "GlobusCredentialsArn": globus_credentials_arn,
     }
     is_new = aws.stack(stack_name(name, "api")) is None
-    if is_new and not all(parameters.values()):
+    if deployment.profile.identity.oidc_issuer:
+        parameters = {}  # The profile says it all.
+    elif is_new and not all(parameters.values()):
         raise ConfigurationError(
             "a first deployment needs the Globus client",
             hint="Pass --globus-client-id, --globus-scope and --globus-credentials-arn; see docs/deploy.md.",

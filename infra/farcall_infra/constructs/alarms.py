@@ -10,7 +10,7 @@ from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
-from farcall_infra.constructs.metrics import ForwarderMetrics
+from farcall_infra.constructs.metrics import CANARY, Metrics
 from farcall_infra.constructs.watched import Watched
 from farcall_infra.profiles import Profile
 
@@ -35,7 +35,7 @@ class Alarms(Construct):
         deployment: str,
         profile: Profile,
         watched: Watched,
-        metrics: ForwarderMetrics,
+        metrics: Metrics,
         topic: sns.ITopic,
     ) -> None:
         super().__init__(scope, construct_id)
@@ -44,6 +44,8 @@ class Alarms(Construct):
         self._watch_api(watched)
         self._watch_forwarder(profile, watched, metrics)
         self._watch_reconciler(watched)
+        if minutes := profile.canary.minutes:
+            self._watch_canary(metrics, minutes)
         self._watch_database(profile, watched)
         for number, node in enumerate(watched.queue_nodes, start=1):
             self._above(
@@ -81,8 +83,8 @@ class Alarms(Construct):
             why="Calls are turned away because the account's Lambda concurrency is used up.",
         )
 
-    def _watch_forwarder(self, profile: Profile, watched: Watched, metrics: ForwarderMetrics) -> None:
-        if tasks := profile.forwarder.tasks:
+    def _watch_forwarder(self, profile: Profile, watched: Watched, metrics: Metrics) -> None:
+        if (tasks := profile.forwarder.tasks) and not profile.forwarder.sleeps:
             # Each forwarder writes a line a minute, so five minutes of all of them are five times their number.
             self._alarm(
                 "forwarder-missing",
@@ -139,6 +141,24 @@ class Alarms(Construct):
             2,
             periods=2,
             why="The reconciler runs and fails, so tasks that a crash left behind stay there.",
+        )
+
+    def _watch_canary(self, metrics: Metrics, minutes: int) -> None:
+        self._alarm(
+            "canary-failing",
+            metrics.metric(CANARY.name, "SampleCount", minutes=3 * minutes),
+            1,
+            Comparison.LESS_THAN_THRESHOLD,
+            periods=1,
+            missing=Missing.BREACHING,
+            why="None of the canary's last three calls came through.",
+        )
+        self._above(
+            "canary-slow",
+            metrics.metric(CANARY.name, "Minimum", minutes=3 * minutes),
+            5,
+            periods=1,
+            why="Each of the canary's last three calls took longer than five seconds.",
         )
 
     def _watch_database(self, profile: Profile, watched: Watched) -> None:

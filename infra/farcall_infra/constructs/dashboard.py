@@ -7,7 +7,7 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
 from farcall_infra.constructs.alarms import queue_metric
-from farcall_infra.constructs.metrics import ForwarderMetrics
+from farcall_infra.constructs.metrics import ACCEPTED, CANARY, Metrics
 from farcall_infra.constructs.watched import Watched
 
 __all__ = ["Dashboard"]
@@ -19,11 +19,10 @@ _FIVE = cdk.Duration.minutes(5)
 class Dashboard(Construct):
     """Tasks, waits and connections above; API, database, queue and forwarder below."""
 
-    def __init__(
-        self, scope: Construct, construct_id: str, *, name: str, watched: Watched, metrics: ForwarderMetrics
-    ) -> None:
+    def __init__(self, scope: Construct, construct_id: str, *, name: str, watched: Watched, metrics: Metrics) -> None:
         super().__init__(scope, construct_id)
         api, database = watched.api, watched.database
+        waits = ("QueueWait", "PushLag", *((CANARY.name,) if watched.canary else ()))
         cloudwatch.Dashboard(
             self,
             "Page",
@@ -36,7 +35,7 @@ class Dashboard(Construct):
                         *(
                             metrics.metric(each, "Sum")
                             for each in (
-                                "TasksDispatched",
+                                ACCEPTED.name,
                                 "TasksFinished",
                                 "TasksFailed",
                                 "TasksRedelivered",
@@ -44,9 +43,7 @@ class Dashboard(Construct):
                             )
                         ),
                     ),
-                    _graph(
-                        "Longest waits, s", metrics.metric("QueueWait", "Maximum"), metrics.metric("PushLag", "Maximum")
-                    ),
+                    _graph("Longest waits, s", *(metrics.metric(name, "Maximum") for name in waits)),
                     _graph(
                         "Connected", metrics.metric("ConnectedEndpoints", "Sum"), metrics.metric("Connections", "Sum")
                     ),

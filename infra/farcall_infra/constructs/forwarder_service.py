@@ -3,15 +3,17 @@ API; or all stand behind one load balancer, and then they share its address and 
 
 The container image is a stock Python image. Our code comes as a bundle from the deployment's asset bucket, fetched by
 ``fargate_boot.py``, which travels in the task definition; the bundle's key is in its environment, so every release is
-a new task revision and nobody needs docker to make one.
+a new task revision and nobody needs docker to make one. Who publishes images may have the code in one instead.
 """
 
 from __future__ import annotations
 
-from typing import cast
+import re
+from typing import Final, cast
 
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
@@ -21,11 +23,12 @@ from constructs import Construct
 from farcall_infra.bundles import FORWARDER, WORKSPACE
 from farcall_infra.constructs.accepted import accept
 from farcall_infra.constructs.bundle_asset import bundle_asset
+from farcall_infra.constructs.fleet import SERVICE, cluster_name
 from farcall_infra.constructs.front import Front
 from farcall_infra.constructs.function import retention
 from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import Stores
-from farcall_infra.deployment import Deployment
+from farcall_infra.deployment import SLEEPS_TAG, Deployment
 
 __all__ = ["ForwarderService"]
 
@@ -36,6 +39,7 @@ _DRAIN_S = 100
 # A Fargate task takes up to a minute to pull its image and boot.
 _GRACE_S = 60
 _KEY_SEED_LENGTH = 64  # characters
+_PRIVATE_ECR: Final = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com/([a-z0-9._/-]+)(?:[:@](\S+))?")
 _ON_DEMAND = "FARGATE"
 _SPOT = "FARGATE_SPOT"
 
@@ -48,8 +52,7 @@ class ForwarderService(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         size = deployment.profile.forwarder
-        bundle = bundle_asset(self, "Bundle", bundle=FORWARDER, platform=deployment.target.wheels)
-        cluster = ecs.Cluster(self, "Cluster", vpc=network.vpc)
+        cluster = ecs.Cluster(self, "Cluster", vpc=network.vpc, cluster_name=cluster_name(deployment))
         accept(
             cluster,
             "ECS4",
@@ -85,15 +88,14 @@ class ForwarderService(Construct):
         health_url = f"http://127.0.0.1:{size.health_port}/healthz"
         task.add_container(
             "forwarder",
-            image=ecs.ContainerImage.from_registry(size.image),
+            image=self._image(size.image, task),
             entry_point=["python", "-c", _BOOT.read_text(encoding="utf-8")],
             command=["python", "-m", "farcall_forwarder"],
             environment={
                 **stores.environment(),
                 "AWS_REGION": region,  # for the boot program
                 "AWS_DEFAULT_REGION": region,  # for boto3, which does not look at the other one
-                "FARCALL_BUNDLE_BUCKET": bundle.s3_bucket_name,
-                "FARCALL_BUNDLE_KEY": bundle.s3_object_key,
+                **(self._bundle(task, deployment) if size.code == "bundle" else {}),
                 "FARCALL_FORWARDER_HOST": "0.0.0.0",  # noqa: S104 - the security group decides who gets here
                 "FARCALL_FORWARDER_PORT": str(size.port),
                 "FARCALL_FORWARDER_HEALTH_PORT": str(size.health_port),
@@ -113,15 +115,11 @@ class ForwarderService(Construct):
             ),
             stop_timeout=cdk.Duration.seconds(_STOP_TIMEOUT_S),
         )
-        task.add_to_task_role_policy(
-            iam.PolicyStatement(
-                actions=["s3:GetObject"], resources=[bundle.bucket.arn_for_objects(bundle.s3_object_key)]
-            )
-        )
         stores.grant(task.task_role)
         self.service = ecs.FargateService(
             self,
             "Service",
+            service_name=SERVICE,
             cluster=cluster,
             task_definition=task,
             desired_count=size.tasks,
@@ -139,6 +137,34 @@ class ForwarderService(Construct):
         )
         if front:
             front.add_service(self.service)
+        if size.sleeps:
+            cdk.Tags.of(self.service).add(SLEEPS_TAG, f"after {size.idle_minutes} minutes")
+
+    def _bundle(self, task: ecs.FargateTaskDefinition, deployment: Deployment) -> dict[str, str]:
+        """Where the boot program finds the code, and the right to read it."""
+        bundle = bundle_asset(self, "Bundle", bundle=FORWARDER, platform=deployment.target.wheels)
+        code = bundle.bucket.arn_for_objects(bundle.s3_object_key)
+        task.add_to_task_role_policy(iam.PolicyStatement(actions=["s3:GetObject"], resources=[code]))
+        return {"FARCALL_BUNDLE_BUCKET": bundle.s3_bucket_name, "FARCALL_BUNDLE_KEY": bundle.s3_object_key}
+
+    def _image(self, name: str, task: ecs.FargateTaskDefinition) -> ecs.ContainerImage:
+        """The image of that name; one in a private repository of ECR with the right to pull it."""
+        private = _PRIVATE_ECR.fullmatch(name)
+        if private is None:
+            return ecs.ContainerImage.from_registry(name)
+        account, region, repository, version = private.groups()
+        arn = cdk.Stack.of(self).format_arn(
+            service="ecr", account=account, region=region, resource="repository", resource_name=repository
+        )
+        accept(
+            task.obtain_execution_role(),
+            "IAM5[Resource::*]",
+            "ECR hands out its login for the whole registry; what may be pulled is this repository.",
+        )
+        return ecs.ContainerImage.from_ecr_repository(
+            ecr.Repository.from_repository_attributes(self, "Image", repository_arn=arn, repository_name=repository),
+            version,
+        )
 
     def _shared_key(self) -> ecs.Secret:
         """What every task makes the same CURVE key pair of: a peer cannot tell which task a load balancer chose."""

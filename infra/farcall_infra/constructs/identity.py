@@ -1,7 +1,7 @@
 """Where users come from: the authorizer function's settings.
 
-On AWS that is Globus Auth, by three parameters of the stack; the client's secret stays in Secrets Manager. The offline
-tier has fixed tokens instead, given by a parameter too.
+On AWS that is an OpenID Connect issuer, if the profile names one, and else Globus Auth, by three parameters of the
+stack; the client's secret stays in Secrets Manager. The offline tier has fixed tokens, given by a parameter too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ class Identity(Construct):
                 stack, "DevTokens", no_echo=True, description="JSON object of token to identity_id and username"
             )
             self._environment = {"FARCALL_AUTH_PROVIDER": "dev", "FARCALL_DEV_TOKENS": tokens.value_as_string}
+            return
+        source = deployment.profile.identity
+        if source.oidc_issuer:
+            self._environment = {
+                "FARCALL_AUTH_PROVIDER": "oidc",
+                "FARCALL_OIDC_ISSUER": source.oidc_issuer,
+                "FARCALL_OIDC_AUDIENCE": source.oidc_audience,
+            }
             return
         client_id = cdk.CfnParameter(stack, "GlobusClientId", description="Client id of this service in Globus Auth")
         scope_name = cdk.CfnParameter(stack, "GlobusScope", description="Scope that callers' tokens must carry")

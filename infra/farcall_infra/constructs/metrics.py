@@ -1,4 +1,5 @@
-"""Metrics out of the forwarder's log: it writes one line a minute, and each number in it becomes one metric.
+"""Metrics out of logs: the forwarder writes one line a minute, and each number in it becomes one metric; the API writes
+one for each batch that it accepts, and the canary one a round, with the time that its call took.
 
 There are no dimensions: one per endpoint would cost more than the rest of a deployment.
 """
@@ -13,7 +14,7 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
-__all__ = ["FIELDS", "ForwarderMetrics", "MetricField"]
+__all__ = ["ACCEPTED", "CANARY", "FIELDS", "MetricField", "Metrics"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,6 @@ class MetricField:
 
 
 FIELDS: Final = (
-    MetricField("TasksDispatched", "tasks_dispatched", cloudwatch.Unit.COUNT),
     MetricField("TasksRedelivered", "tasks_redelivered", cloudwatch.Unit.COUNT),
     MetricField("TasksFinished", "tasks_finished", cloudwatch.Unit.COUNT),
     MetricField("TasksFailed", "tasks_failed", cloudwatch.Unit.COUNT),
@@ -38,23 +38,43 @@ FIELDS: Final = (
 )
 
 
-class ForwarderMetrics(Construct):
-    """A metric filter for each of :data:`FIELDS`, in a namespace of the deployment's own."""
+ACCEPTED: Final = MetricField("TasksAccepted", "tasks_accepted", cloudwatch.Unit.COUNT)
+CANARY: Final = MetricField("CanaryTime", "canary_s", cloudwatch.Unit.SECONDS)
 
-    def __init__(self, scope: Construct, construct_id: str, *, deployment: str, log_group: logs.ILogGroup) -> None:
+
+class Metrics(Construct):
+    """A metric filter for each of :data:`FIELDS`, for the API's and, where there is one, for the canary's, in a
+    namespace of the deployment's own."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        deployment: str,
+        forwarder: logs.ILogGroup,
+        api: logs.ILogGroup,
+        canary: logs.ILogGroup | None,
+    ) -> None:
         super().__init__(scope, construct_id)
         self._namespace = f"Farcall/{deployment}"
         for metric in FIELDS:
-            logs.MetricFilter(
-                self,
-                metric.name,
-                log_group=log_group,
-                filter_pattern=logs.FilterPattern.number_value(f"$.{metric.field}", ">=", 0),
-                metric_namespace=self._namespace,
-                metric_name=metric.name,
-                metric_value=f"$.{metric.field}",
-                unit=metric.unit,
-            )
+            self._read(metric, forwarder)
+        self._read(ACCEPTED, api)
+        if canary is not None:
+            self._read(CANARY, canary)
+
+    def _read(self, metric: MetricField, log_group: logs.ILogGroup) -> None:
+        logs.MetricFilter(
+            self,
+            metric.name,
+            log_group=log_group,
+            filter_pattern=logs.FilterPattern.number_value(f"$.{metric.field}", ">=", 0),
+            metric_namespace=self._namespace,
+            metric_name=metric.name,
+            metric_value=f"$.{metric.field}",
+            unit=metric.unit,
+        )
 
     def metric(self, name: str, statistic: str, *, minutes: int = 1) -> cloudwatch.Metric:
         """One of the metrics, by its name, over periods of that many minutes."""

@@ -39,7 +39,6 @@ class Network(Construct):
         *,
         shape: NetworkShape,
         forwarder: ForwarderSize,
-        load_balancer: bool,
         ipv6: bool,
     ) -> None:
         super().__init__(scope, construct_id)
@@ -74,7 +73,7 @@ class Network(Construct):
         self.front: ec2.SecurityGroup | None = None
         reached = self.forwarder
         self.addresses: list[str] = []
-        if load_balancer:
+        if shape.load_balancer:
             self.front = reached = self._group("Front", "The load balancer before the forwarder")
             for port in (forwarder.port, forwarder.health_port):
                 self.forwarder.add_ingress_rule(self.front, ec2.Port.tcp(port), "from the load balancer")

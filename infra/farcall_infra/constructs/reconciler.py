@@ -1,4 +1,4 @@
-"""The reconciler: each minute it repairs what a crash between two stores left behind."""
+"""The reconciler: each minute it repairs what a crash between two stores left, and lets idle forwarders sleep."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from constructs import Construct
 
+from farcall_infra.constructs.fleet import Fleet
 from farcall_infra.constructs.function import PythonFunction
 from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import Stores
@@ -24,18 +25,20 @@ class Reconciler(Construct):
         self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network, stores: Stores
     ) -> None:
         super().__init__(scope, construct_id)
+        fleet = Fleet(deployment)
         reconciler = PythonFunction(
             self,
             "Function",
             deployment=deployment,
             handler="farcall_lambdas.handlers.reconciler.handle",
             description="Re-queues committed tasks that the queue does not have, and clears up",
-            environment=stores.environment(),
+            environment=stores.environment() | fleet.environment(),
             timeout_s=55,  # done before the next one starts
             network=network,
         )
         self.function = reconciler.function
         stores.grant(reconciler.role)
+        fleet.grant(self, reconciler.role)
         rule = events.Rule(self, "EachMinute", schedule=events.Schedule.rate(_PERIOD))
         # A missed run is made up for by the next one.
         rule.add_target(targets.LambdaFunction(reconciler.function, retry_attempts=0))

@@ -15,11 +15,12 @@ __all__ = ["Watched"]
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """``queue_nodes`` are the ids of the queue's nodes."""
+    """``queue_nodes`` are the ids of the queue's nodes. Not every deployment has a canary."""
 
     api: apigateway.RestApi
     api_function: lambda_.Function
     reconciler: lambda_.Function
+    canary: lambda_.Function | None
     forwarder: ecs.FargateService
     forwarder_logs: logs.LogGroup
     database: rds.DatabaseInstance | rds.DatabaseInstanceFromSnapshot

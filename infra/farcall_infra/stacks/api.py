@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import aws_cdk as cdk
+from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
+from farcall_infra.constructs.canary import Canary
+from farcall_infra.constructs.fleet import Fleet
 from farcall_infra.constructs.function import PythonFunction
 from farcall_infra.constructs.identity import Identity
 from farcall_infra.constructs.migration import Migration
@@ -18,7 +21,7 @@ __all__ = ["ApiStack"]
 
 
 class ApiStack(cdk.Stack):
-    """Migration, API function behind API Gateway and its authorizer, reconciler."""
+    """Migration, API function behind API Gateway and its authorizer, reconciler, canary."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network, stores: Stores
@@ -37,24 +40,29 @@ class ApiStack(cdk.Stack):
             environment=identity.environment(),
             timeout_s=10,
         )
+        fleet = Fleet(deployment)
         api = PythonFunction(
             self,
             "Api",
             deployment=deployment,
             handler="farcall_lambdas.handlers.api.handle",
             description="The REST API",
-            environment=stores.environment(),
+            environment=stores.environment() | fleet.environment(),
             timeout_s=size.timeout_s,
             memory_mib=size.memory_mib,
             network=network,
         )
         stores.grant(api.role)
+        fleet.grant(self, api.role)
         api.node.add_dependency(migration)
         self.function = api.function
         self.web_api = WebApi(self, "Web", size=size, handler=api.function, authorizer=authorizer.function)
         reconciler = Reconciler(self, "Reconciler", deployment=deployment, network=network, stores=stores)
         reconciler.node.add_dependency(migration)
         self.reconciler = reconciler.function
+        self.canary: lambda_.Function | None = None
+        if deployment.profile.canary.minutes:
+            self.canary = Canary(self, "Canary", deployment=deployment, api=api.function).function
         cdk.CfnOutput(self, "ApiUrl", value=self.web_api.url)
         cdk.CfnOutput(self, "ApiId", value=self.web_api.api_id)
         cdk.CfnOutput(self, "ApiStage", value=STAGE)

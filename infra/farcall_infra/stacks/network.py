@@ -22,6 +22,5 @@ class NetworkStack(cdk.Stack):
             "Network",
             shape=profile.network,
             forwarder=profile.forwarder,
-            load_balancer=deployment.load_balancer,
             ipv6=deployment.target.ipv6,
         )

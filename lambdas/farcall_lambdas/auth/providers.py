@@ -1,4 +1,5 @@
-"""The identity providers: ``dev`` (tokens from the settings) and ``globus`` (Globus Auth introspection)."""
+"""The identity providers: ``dev`` (tokens from the settings), ``globus`` (Globus Auth introspection), and which of them
+and of :mod:`~farcall_lambdas.auth.oidc` the settings mean."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import globus_sdk
 
 from farcall_common.errors import Unauthenticated, Unavailable
 from farcall_lambdas.auth.cache import CachedProvider
+from farcall_lambdas.auth.oidc import OidcProvider
 from farcall_lambdas.identity import Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings
 
@@ -69,6 +71,7 @@ class GlobusProvider:
             username=str(answer.get("username", "")),
             identity_set=frozenset(map(str, answer.get("identity_set") or ())),
             expires_at=expires_at,
+            provider="globus",
         )
 
 
@@ -76,6 +79,8 @@ def provider_from_settings(settings: AuthSettings, *, clock: Callable[[], float]
     """The provider that the settings name, with a cache in front of it where asking is expensive."""
     if settings.provider == "dev":
         return DevProvider(settings.dev_identities)
+    if settings.provider == "oidc":
+        return OidcProvider(settings.oidc_issuer, audience=settings.oidc_audience)
     client = globus_sdk.ConfidentialAppAuthClient(settings.globus_client_id, settings.globus_client_secret)
     globus = GlobusProvider(client, client_id=settings.globus_client_id, scope=settings.globus_scope, clock=clock)
     return CachedProvider(globus, clock=clock)

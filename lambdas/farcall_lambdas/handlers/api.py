@@ -11,6 +11,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.store import StoreSettings, open_stores
 from farcall_lambdas.app import Application
+from farcall_lambdas.fleet import EcsFleet
 from farcall_lambdas.logs import configure
 from farcall_lambdas.settings import ApiSettings
 
@@ -28,4 +29,5 @@ def _application() -> Application:
     return Application.over(
         open_stores(StoreSettings.from_environment(os.environ), max_connections=1),
         ApiSettings.from_environment(os.environ),
+        fleet=EcsFleet.from_environment(os.environ),
     )

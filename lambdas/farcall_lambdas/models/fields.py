@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 import uuid
@@ -10,13 +11,33 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
-__all__ = ["Id", "IdKey", "JsonObject", "Maybe", "PublicKey", "Shape", "Text", "UserBytes"]
+__all__ = [
+    "Cursor",
+    "FunctionKey",
+    "Id",
+    "Instant",
+    "JsonObject",
+    "Maybe",
+    "Name",
+    "NumberCursor",
+    "PublicKey",
+    "Reference",
+    "Shape",
+    "SmallJsonObject",
+    "Text",
+    "UserBytes",
+]
 
 _CANONICAL_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_VERSION: Final = "(@[1-9][0-9]{0,8})?"
+_NAME: Final = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+_REFERENCE: Final = f"{_CANONICAL_UUID.pattern}{_VERSION}|{_NAME}"
 _Z85: Final = r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$"
 
 #: How deep objects and arrays of free-form JSON may be nested.
 MAX_DEPTH: Final = 64
+#: How long small free-form JSON may be.
+MAX_SMALL_BYTES: Final = 4096
 
 T = TypeVar("T")
 
@@ -34,6 +55,22 @@ def _canonical(text: str) -> str:
         return str(uuid.UUID(text))
     except ValueError:
         raise ValueError("not a UUID") from None
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(_NAME, text):
+        raise ValueError("not a name: up to 100 letters, digits, hyphens, dots and underscores")
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return text
+    raise ValueError("a UUID, which cannot be a name")
+
+
+def _reference(text: str) -> str:
+    if not re.fullmatch(_REFERENCE, text):
+        raise ValueError("neither an id nor a name")
+    return text
 
 
 def _encodable(text: str) -> str:
@@ -68,11 +105,26 @@ def _storable(value: Any, depth: int = 0) -> Any:
     return value
 
 
+def _small(value: dict[str, Any]) -> dict[str, Any]:
+    if len(json.dumps(value)) > MAX_SMALL_BYTES:
+        raise ValueError(f"has more than {MAX_SMALL_BYTES} bytes")
+    return value
+
+
 #: A UUID in its canonical form, lower case with hyphens; other spellings are turned into it.
 Id = Annotated[str, AfterValidator(_canonical), WithJsonSchema({"type": "string", "format": "uuid"})]
 
-#: A UUID as the key of an object. Must be canonical: two spellings of one id would silently become one entry.
-IdKey = Annotated[str, Field(pattern=f"^{_CANONICAL_UUID.pattern}$", json_schema_extra={"format": "uuid"})]
+#: A function's UUID, or that and ``@`` and a version, as the key of an object. The UUID must be canonical: two
+#: spellings of one id would silently become one entry.
+FunctionKey = Annotated[str, Field(pattern=f"^{_CANONICAL_UUID.pattern}{_VERSION}$")]
+
+#: A name that people give to something of theirs. Nothing that could be an id of anything, or a version.
+Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})]
+
+#: An id or a name; that of a function may have a version.
+Reference = Annotated[
+    str, AfterValidator(_reference), WithJsonSchema({"type": "string", "pattern": f"^({_REFERENCE})$"})
+]
 
 #: User bytes, which are text; stored as bytes and never looked into.
 UserBytes = Annotated[str, AfterValidator(_encodable)]
@@ -82,6 +134,16 @@ Text = Annotated[str, AfterValidator(_storable_text)]
 
 #: Free-form JSON that is stored as it is.
 JsonObject = Annotated[dict[str, Any], AfterValidator(lambda value: _storable(value))]
+
+#: Free-form JSON of which each task of a submit keeps a copy, in memory while it waits.
+SmallJsonObject = Annotated[JsonObject, AfterValidator(lambda value: _small(value))]
+
+#: Epoch seconds, up to the last year that a date has.
+Instant = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
+
+#: Where a page of a list ended, as an answer gave it: microseconds, and the id or number of an entry.
+Cursor = Annotated[str, Field(pattern="^[0-9]{1,17}:[0-9a-f-]{1,36}$")]
+NumberCursor = Annotated[str, Field(pattern="^[0-9]{1,17}:[0-9]{1,18}$")]
 
 #: A CURVE public key in Z85.
 PublicKey = Annotated[str, Field(pattern=_Z85)]

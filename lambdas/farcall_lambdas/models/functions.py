@@ -1,4 +1,4 @@
-"""Functions."""
+"""Functions, their versions and their aliases."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from farcall_lambdas.models.fields import Id, JsonObject, Shape, Text, UserBytes
+from farcall_lambdas.models.fields import Id, JsonObject, Name, Shape, Text, UserBytes
 
-__all__ = ["FunctionAnswer", "FunctionEntry", "FunctionList", "FunctionRegistered", "RegisterFunction", "Removed"]
+__all__ = [
+    "AliasEntry",
+    "AliasList",
+    "FunctionAnswer",
+    "FunctionEntry",
+    "FunctionFound",
+    "FunctionList",
+    "FunctionRegistered",
+    "FunctionUpdated",
+    "FunctionVersions",
+    "PutAlias",
+    "RegisterFunction",
+    "Removed",
+    "UpdateFunction",
+    "VersionEntry",
+]
+
+Version = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class RegisterFunction(Shape):
@@ -26,8 +43,27 @@ class RegisterFunction(Shape):
     memoize: bool = False
 
 
+class UpdateFunction(Shape):
+    """What is to change; what is left out stays as it is. Other code or ``meta`` make a new version, which has the
+    ``meta`` given and no other."""
+
+    function_name: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
+    function_code: Annotated[UserBytes, Field(min_length=1)] | None = None
+    serialized: bool = True
+    description: Text | None = None
+    meta: JsonObject | None = None
+    public: bool | None = None
+    memoize: bool | None = None
+
+
 class FunctionRegistered(Shape):
     function_uuid: str
+
+
+class FunctionUpdated(FunctionRegistered):
+    """``version`` is the newest one: a new one if code or ``meta`` are others than before."""
+
+    version: int
 
 
 class FunctionAnswer(Shape):
@@ -39,7 +75,8 @@ class FunctionAnswer(Shape):
 
 
 class FunctionEntry(Shape):
-    """A function in a list: everything but its code. ``created_at`` in epoch seconds."""
+    """A function in a list: everything but its code. ``version`` is the newest one, and so how many there are;
+    ``created_at`` in epoch seconds."""
 
     function_uuid: str
     function_name: str
@@ -53,6 +90,48 @@ class FunctionEntry(Shape):
 
 class FunctionList(Shape):
     functions: list[FunctionEntry]
+
+
+class FunctionFound(FunctionEntry):
+    """The version of a function that a reference means; ``reference`` is what to submit it by."""
+
+    reference: str
+
+
+class VersionEntry(Shape):
+    """``created_at`` in epoch seconds."""
+
+    version: int
+    function_hash: str
+    metadata: dict[str, Any]
+    created_at: float | None
+
+
+class FunctionVersions(Shape):
+    """Newest first."""
+
+    function_uuid: str
+    versions: list[VersionEntry]
+
+
+class PutAlias(Shape):
+    """Without ``version``, the alias follows the newest."""
+
+    name: Name
+    function_id: Id
+    version: Version | None = None
+
+
+class AliasEntry(Shape):
+    """``version`` is null when the alias follows the newest."""
+
+    name: str
+    function_uuid: str
+    version: int | None
+
+
+class AliasList(Shape):
+    aliases: list[AliasEntry]
 
 
 class Removed(Shape):

@@ -6,7 +6,17 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from farcall_lambdas.models.fields import Id, IdKey, JsonObject, Maybe, Shape, Text, UserBytes
+from farcall_lambdas.models.fields import (
+    FunctionKey,
+    Id,
+    JsonObject,
+    Maybe,
+    Reference,
+    Shape,
+    SmallJsonObject,
+    Text,
+    UserBytes,
+)
 
 __all__ = [
     "BatchStatus",
@@ -14,9 +24,12 @@ __all__ = [
     "BlobRefShape",
     "CancelAnswer",
     "CancelBatchAnswer",
+    "DiscardAnswer",
     "Payload",
     "RequestBlob",
     "ResultRefShape",
+    "Retry",
+    "RetryAnswer",
     "Submit",
     "SubmitAnswer",
     "SubmitV2",
@@ -36,6 +49,8 @@ __all__ = [
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Size = Annotated[int, Field(ge=0, lt=2**53)]
+#: W3C's trace context: version, trace id, span id, flags.
+TraceParent = Annotated[str, Field(pattern="^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 
 
 class BlobRefShape(Shape):
@@ -59,19 +74,23 @@ class _SubmitOptions(Shape):
     create_queue: bool | None = None
     user_runtime: JsonObject | None = None
     user_endpoint_config: JsonObject | None = None
-    resource_specification: JsonObject | None = None
-    result_serializers: list[Text] | None = None
+    resource_specification: SmallJsonObject | None = None
+    result_serializers: Annotated[list[Annotated[Text, Field(max_length=100)]], Field(max_length=32)] | None = None
     idempotent: bool = True
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     walltime_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     memoize: bool | None = None
+    container: Reference | None = None
 
 
 class Submit(_SubmitOptions):
-    """Tasks for one endpoint. ``task_ids`` runs parallel to ``tasks``; sending the same ids again is harmless."""
+    """Tasks for one endpoint. ``task_ids`` runs parallel to ``tasks``; sending the same ids again is harmless.
+    ``traceparents``, too: the spans below which the tasks run. A function is named by its id, which means its newest
+    version, or by ``<id>@<version>``."""
 
-    tasks: Annotated[dict[IdKey, list[Payload]], Field(min_length=1)]
-    task_ids: dict[IdKey, list[Id]] | None = None
+    tasks: Annotated[dict[FunctionKey, list[Payload]], Field(min_length=1)]
+    task_ids: dict[FunctionKey, list[Id]] | None = None
+    traceparents: dict[FunctionKey, list[TraceParent | None]] | None = None
 
 
 class SubmitAnswer(Shape):
@@ -132,8 +151,10 @@ class TaskAnswer(Shape):
     task_group_id: Maybe[str] = None
     endpoint_id: Maybe[str] = None
     function_id: Maybe[str] = None
+    function_version: Maybe[int] = None
     attempt: Maybe[int] = None
     timings: Maybe[dict[str, float]] = None
+    retry_of: Maybe[str] = None
 
 
 class BatchStatus(Shape):
@@ -159,21 +180,27 @@ class TaskGroupAnswer(Shape):
 
 
 class TaskEntry(Shape):
-    """A task in a list. Instants are epoch seconds."""
+    """A task in a list. Instants are epoch seconds. ``owner_id`` is there when the task is somebody else's."""
 
     task_id: str
     status: str
     task_group_id: str
     endpoint_id: str
     function_id: str
+    function_version: int
     attempt: int
     submitted_at: float | None
     finished_at: float | None
     error: Maybe[dict[str, Any]] = None
+    retry_of: Maybe[str] = None
+    owner_id: Maybe[str] = None
 
 
 class TaskList(Shape):
+    """With ``next`` there may be more: ask again with that as ``before``."""
+
     tasks: list[TaskEntry]
+    next: Maybe[str] = None
 
 
 class TaskEventShape(Shape):
@@ -207,6 +234,25 @@ class CancelAnswer(Shape):
 
 class CancelBatchAnswer(Shape):
     results: dict[str, CancelAnswer]
+
+
+class Retry(Shape):
+    """``task_id`` is for the new task; sending the same one again is harmless."""
+
+    task_id: Id | None = None
+
+
+class RetryAnswer(Shape):
+    """``task_id`` is the new task."""
+
+    task_id: str
+    retry_of: str
+    task_group_id: str
+
+
+class DiscardAnswer(Shape):
+    task_id: str
+    outcome: str = "discarded"
 
 
 class RequestBlob(Shape):

@@ -1,4 +1,4 @@
-"""Routes that read and cancel tasks."""
+"""Routes that read and cancel tasks, and what can be done with those that have ended."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from aws_lambda_powertools.event_handler.openapi.params import Query
 from farcall_common.errors import TaskUnknown
 from farcall_common.store.model import Task
 from farcall_common.wire.states import TaskState
-from farcall_lambdas.models.fields import Id
+from farcall_lambdas import cursor
+from farcall_lambdas.models.fields import Cursor, Id, Instant
 from farcall_lambdas.models.tasks import (
     BatchStatus,
     CancelAnswer,
     CancelBatchAnswer,
+    DiscardAnswer,
     ResultRefShape,
+    Retry,
+    RetryAnswer,
     TaskAnswer,
     TaskBatchAnswer,
     TaskEntry,
@@ -61,10 +65,24 @@ def list_tasks(
     call: CurrentCall,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     state: Annotated[TaskState | None, Query()] = None,
+    endpoint_id: Annotated[Id | None, Query()] = None,
+    since: Annotated[Instant | None, Query()] = None,
+    until: Annotated[Instant | None, Query()] = None,
+    before: Annotated[Cursor | None, Query()] = None,
 ) -> TaskList:
-    return TaskList(
-        tasks=[_entry(task) for task in call.services.results.newest(call.identity, state=state, limit=limit)]
+    """``dead-lettered`` lists what was not discarded; with ``endpoint_id``, to the endpoint's owner, that of others."""
+    tasks = call.services.results.newest(
+        call.identity,
+        state=state,
+        endpoint_id=endpoint_id,
+        since=cursor.instant(since),
+        until=cursor.instant(until),
+        before=cursor.decode(before),
+        limit=limit,
     )
+    last = tasks[-1] if len(tasks) == limit else None
+    next_page = cursor.encode(last.submitted_at, last.task_id) if last and last.submitted_at else None
+    return TaskList(tasks=[_entry(task, call) for task in tasks], next=next_page)
 
 
 @router.get("/v3/tasks/<task_id>/events", summary="The history of a task", tags=["tasks"])
@@ -93,6 +111,19 @@ def cancel_tasks(body: TaskIds, call: CurrentCall) -> CancelBatchAnswer:
     return CancelBatchAnswer(results={task_id: _cancelled(task_id, each) for task_id, each in cancelled.items()})
 
 
+@router.post("/v3/tasks/<task_id>/retry", summary="Run a task that has ended again, as a new task", tags=["tasks"])
+def retry_task(task_id: Id, body: Retry, call: CurrentCall) -> RetryAnswer:
+    submitted = call.services.afterwards.retry(call.identity, task_id, as_task_id=body.task_id)
+    [[new_id]] = submitted.tasks.values()
+    return RetryAnswer(task_id=new_id, retry_of=task_id, task_group_id=submitted.task_group_id)
+
+
+@router.post("/v3/tasks/<task_id>/discard", summary="Forget a dead letter and its arguments", tags=["tasks"])
+def discard_task(task_id: Id, call: CurrentCall) -> DiscardAnswer:
+    call.services.afterwards.discard(call.identity, task_id)
+    return DiscardAnswer(task_id=task_id)
+
+
 def task_answer(view: TaskView, call: Call) -> TaskAnswer:
     """A task as an answer shows it."""
     task = view.task
@@ -110,14 +141,16 @@ def task_answer(view: TaskView, call: Call) -> TaskAnswer:
         task_group_id=task.task_group_id,
         endpoint_id=task.endpoint_id,
         function_id=task.function_id,
+        function_version=task.function_version,
         attempt=task.attempt,
         timings=dict(task.timings),
+        retry_of=task.retry_of,
     )
 
 
 def _status(state: TaskState, call: Call) -> str:
     """A Globus client waits for ever for a task that ended in a state that it does not know."""
-    if call.knows_globus_states_only and state in (TaskState.CANCELLED, TaskState.LOST):
+    if call.knows_globus_states_only and state.is_terminal and state is not TaskState.SUCCESS:
         return TaskState.FAILED.value
     return state.value
 
@@ -144,17 +177,20 @@ def _unknown(task_id: str) -> TaskAnswer:
     return TaskAnswer(task_id=task_id, status=TaskState.FAILED.value, reason=error.message, error=error.to_json())
 
 
-def _entry(task: Task) -> TaskEntry:
+def _entry(task: Task, call: Call) -> TaskEntry:
     return TaskEntry(
         task_id=task.task_id,
         status=task.state.value,
         task_group_id=task.task_group_id,
         endpoint_id=task.endpoint_id,
         function_id=task.function_id,
+        function_version=task.function_version,
         attempt=task.attempt,
         submitted_at=task.submitted_at.timestamp() if task.submitted_at else None,
         finished_at=task.finished_at.timestamp() if task.finished_at else None,
         error=task.error.to_json() if task.error else None,
+        retry_of=task.retry_of,
+        owner_id=None if call.identity.owns(task.owner_id) else task.owner_id,
     )
 
 

@@ -1,10 +1,14 @@
 """What the API does. Services know stores and identities, never HTTP; they raise domain errors."""
 
 from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.account import AccountService
+from farcall_lambdas.services.afterwards import AfterwardsService
+from farcall_lambdas.services.audit import AuditService
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.bundle import Services
 from farcall_lambdas.services.cancel import CancelService
 from farcall_lambdas.services.connect import ConnectService
+from farcall_lambdas.services.containers import ContainerService
 from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.functions import FunctionService
 from farcall_lambdas.services.reconcile import Reconciler
@@ -14,9 +18,13 @@ from farcall_lambdas.services.why import WhyService
 
 __all__ = [
     "Access",
+    "AccountService",
+    "AfterwardsService",
+    "AuditService",
     "BlobService",
     "CancelService",
     "ConnectService",
+    "ContainerService",
     "EndpointService",
     "FunctionService",
     "Reconciler",

@@ -44,25 +44,30 @@ class Access:
         return endpoint
 
     def functions(
-        self, identity: Identity, function_ids: Sequence[str], *, with_bodies: bool = False
+        self, identity: Identity, references: Sequence[str], *, with_bodies: bool = False
     ) -> Mapping[str, Function]:
-        """Functions that the caller may run, by id; without their bodies, which no decision needs.
+        """Functions that the caller may run, by reference: an id, which means the newest version, or
+        ``<id>@<version>``. Without their bodies, which no decision needs.
 
         :raises FunctionUnknown: if one does not exist.
         :raises Forbidden: if the caller may not run one.
         """
-        found = self._records.get_functions(function_ids, with_bodies=with_bodies)
-        for function_id in function_ids:
-            function = found.get(function_id)
+        newest = [reference for reference in references if "@" not in reference]
+        found = dict(self._records.get_functions(newest, with_bodies=with_bodies)) if newest else {}
+        for reference in references:
+            function_id, _, version = reference.partition("@")
+            if version and (one := self._records.get_version(function_id, int(version), with_body=with_bodies)):
+                found[reference] = one
+            function = found.get(reference)
             if function is None:
-                raise FunctionUnknown(f"There is no function {function_id}.")
+                raise FunctionUnknown(f"There is no function {reference}.")
             if not self._may_use(identity, function_id, owner_id=function.owner_id, public=function.public):
                 raise Forbidden(f"You may not run function {function_id}.")
         return found
 
-    def function(self, identity: Identity, function_id: str) -> Function:
+    def function(self, identity: Identity, reference: str) -> Function:
         """One function that the caller may run, whole; the same errors."""
-        return self.functions(identity, [function_id], with_bodies=True)[function_id]
+        return self.functions(identity, [reference], with_bodies=True)[reference]
 
     def own_function(self, identity: Identity, function_id: str) -> Function:
         """A function that belongs to the caller; the same errors."""

@@ -7,12 +7,18 @@ import time
 from collections.abc import Callable
 
 from farcall_common.store import Stores
+from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.account import AccountService
+from farcall_lambdas.services.afterwards import AfterwardsService
+from farcall_lambdas.services.audit import AuditService
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.cancel import CancelService
 from farcall_lambdas.services.connect import ConnectService
+from farcall_lambdas.services.containers import ContainerService
 from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.functions import FunctionService
+from farcall_lambdas.services.idle import IdleWatch
 from farcall_lambdas.services.limits import RateLimit
 from farcall_lambdas.services.reconcile import Reconciler
 from farcall_lambdas.services.results import ResultService
@@ -27,32 +33,51 @@ __all__ = ["Services"]
 class Services:
     """What the routes call. Safe to share between threads as far as the stores are."""
 
+    account: AccountService
     functions: FunctionService
+    containers: ContainerService
     endpoints: EndpointService
     submit: SubmitService
     results: ResultService
     cancel: CancelService
+    afterwards: AfterwardsService
+    audit: AuditService
     connect: ConnectService
     blobs: BlobService
     reconciler: Reconciler
+    idle: IdleWatch
     why: WhyService
     rate_limit: RateLimit
 
     @classmethod
-    def over(cls, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float] = time.time) -> Services:
-        """Services over stores. ``clock`` gives epoch seconds."""
+    def over(
+        cls,
+        stores: Stores,
+        settings: ApiSettings,
+        *,
+        clock: Callable[[], float] = time.time,
+        fleet: Fleet | None = None,
+    ) -> Services:
+        """Services over stores. ``clock`` gives epoch seconds; ``fleet`` are forwarders that may sleep."""
         access = Access(stores.records)
         endpoints = EndpointService(stores.records, access, settings, clock=clock)
         results = ResultService(stores, settings)
+        containers = ContainerService(stores.records, settings, clock=clock)
+        submit = SubmitService(stores, access, containers, settings, clock=clock)
         return cls(
+            account=AccountService(stores.records, settings),
+            containers=containers,
             functions=FunctionService(stores.records, access, settings, clock=clock),
             endpoints=endpoints,
-            submit=SubmitService(stores, access, settings, clock=clock),
+            submit=submit,
             results=results,
             cancel=CancelService(stores, settings, clock=clock),
-            connect=ConnectService(stores, access, settings, clock=clock),
+            afterwards=AfterwardsService(stores, results, submit, clock=clock),
+            audit=AuditService(stores.records),
+            connect=ConnectService(stores, access, settings, clock=clock, fleet=fleet),
             blobs=BlobService(stores.blobs, settings),
             reconciler=Reconciler(stores, settings, clock=clock),
+            idle=IdleWatch(stores.queue, fleet, clock=clock),
             why=WhyService(stores, results, endpoints, clock=clock),
             rate_limit=RateLimit(stores.queue, settings, clock=clock),
         )

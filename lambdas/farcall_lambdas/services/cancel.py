@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from farcall_common.errors import TaskUnknown
 from farcall_common.store import Stores
-from farcall_common.store.model import CancelOutcome, Task
+from farcall_common.store.model import AuditEntry, CancelOutcome, Task
 from farcall_common.store.moves import cancelled_while_waiting
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.limits import check_count
 from farcall_lambdas.settings import ApiSettings
 
@@ -62,10 +63,11 @@ class CancelService:
         outcome |= {id_: Cancellation("finished", task.state) for id_, task in tasks.items() if task.state.is_terminal}
         open_tasks = [task for task in tasks.values() if not task.state.is_terminal]
         for endpoint_id in dict.fromkeys(task.endpoint_id for task in open_tasks):
-            outcome |= self._cancel_at(endpoint_id, [task for task in open_tasks if task.endpoint_id == endpoint_id])
+            there = [task for task in open_tasks if task.endpoint_id == endpoint_id]
+            outcome |= self._cancel_at(identity, endpoint_id, there)
         return outcome
 
-    def _cancel_at(self, endpoint_id: str, tasks: Sequence[Task]) -> Mapping[str, Cancellation]:
+    def _cancel_at(self, identity: Identity, endpoint_id: str, tasks: Sequence[Task]) -> Mapping[str, Cancellation]:
         now = self._clock()
         found = self._stores.queue.cancel(endpoint_id, [task.task_id for task in tasks], now=now)
         outcome: dict[str, Cancellation] = {}
@@ -79,14 +81,22 @@ class CancelService:
                     outcome[task.task_id] = Cancellation("finished")
                 case CancelOutcome.REMOVED | CancelOutcome.UNKNOWN:
                     never_run.append(task.task_id)
-        return {**outcome, **self._end(endpoint_id, never_run, now=now)}
+        done = {
+            task.task_id: entry(identity, "task.cancel", task.task_id, at=now, owner_id=task.owner_id) for task in tasks
+        }
+        requested = [id_ for id_, each in outcome.items() if each.outcome == "requested"]
+        self._stores.records.add_audit([done[id_] for id_ in requested])
+        return {**outcome, **self._end(endpoint_id, never_run, [done[id_] for id_ in never_run], now=now)}
 
-    def _end(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, Cancellation]:
+    def _end(
+        self, endpoint_id: str, task_ids: Sequence[str], entries: Sequence[AuditEntry], *, now: float
+    ) -> Mapping[str, Cancellation]:
         """Record the ends. Should we die before, those that the queue knows of are in its outbox."""
         if not task_ids:
             return {}
         ends = [cancelled_while_waiting(task_id, endpoint_id) for task_id in task_ids]
-        first = self._stores.records.record_results(ends, at=dt.datetime.fromtimestamp(now, dt.UTC))
+        records = self._stores.records.audited(*entries)
+        first = records.record_results(ends, at=dt.datetime.fromtimestamp(now, dt.UTC))
         self._stores.queue.flushed(endpoint_id, task_ids)
         return {
             task_id: Cancellation("cancelled", TaskState.CANCELLED) if task_id in first else Cancellation("finished")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from farcall_common.errors import Forbidden, NoForwarder
+from farcall_common.errors import Forbidden, ForwarderWaking, NoForwarder
 from farcall_common.store import Stores
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
+from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.endpoints import Connect
 from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.audit import entry
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["ConnectService", "WayIn"]
@@ -21,6 +24,8 @@ __all__ = ["ConnectService", "WayIn"]
 #: How many forwarders a peer is told of: enough to survive the loss of two.
 MAX_FORWARDERS: Final = 3
 RETRY_AFTER_S: Final = 2.0
+#: How long to wait for forwarders that wake: Fargate needs half a minute to a minute.
+WAKING_RETRY_AFTER_S: Final = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +38,23 @@ class WayIn:
 
 
 class ConnectService:
-    """Lets agents and clients in."""
+    """Lets agents and clients in. Forwarders of a ``fleet`` may sleep; who asks for one wakes them."""
 
-    def __init__(self, stores: Stores, access: Access, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        access: Access,
+        settings: ApiSettings,
+        *,
+        clock: Callable[[], float],
+        fleet: Fleet | None = None,
+    ) -> None:
         self._stores = stores
         self._access = access
         self._settings = settings
         self._clock = clock
+        self._fleet = fleet
+        self._woken_at = -math.inf
 
     def connect(self, identity: Identity, endpoint_id: str, wanted: Connect) -> WayIn:
         """Let the agent of an endpoint of the caller in, with this CURVE key.
@@ -62,7 +77,16 @@ class ConnectService:
                 dataclasses.replace(endpoint, metadata={**endpoint.metadata, "runtime": runtime})
             )
         now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
-        self._stores.records.add_endpoint_key(endpoint_id, wanted.public_key, at=now)
+        if speaks_for is None:
+            done = entry(
+                identity,
+                "endpoint.key",
+                endpoint_id,
+                at=self._clock(),
+                owner_id=endpoint.owner_id,
+                public_key=wanted.public_key,
+            )
+            self._stores.records.audited(done).add_endpoint_key(endpoint_id, wanted.public_key, at=now)
         return self._let_in(PeerKey(wanted.public_key, PeerKind.AGENT, endpoint_id))
 
     def stream(self, identity: Identity, public_key: str) -> WayIn:
@@ -79,11 +103,27 @@ class ConnectService:
         now = self._clock()
         forwarders = rank(self._stores.queue.forwarders(now=now), peer.subject)
         if not forwarders:
+            self._wake(now)
             raise NoForwarder("No forwarder is running.", retry_after_s=RETRY_AFTER_S)
         ttl_s = self._settings.ticket_ttl_s
         self._stores.queue.admit(peer, ttl_s=ttl_s)
         ticket = self._stores.tickets.issue(peer, expires_at=now + ttl_s)
         return WayIn(forwarders[:MAX_FORWARDERS], ticket, now + ttl_s)
+
+    def _wake(self, now: float) -> None:
+        """Wake the forwarders if they can sleep; not for everybody who asks while they are getting up.
+
+        :raises ForwarderWaking: when they have been told.
+        :raises Unavailable: if they cannot be told.
+        """
+        if self._fleet is None:
+            return
+        if now - self._woken_at >= WAKING_RETRY_AFTER_S:
+            self._fleet.wake()
+            self._woken_at = now
+        raise ForwarderWaking(
+            "The forwarder sleeps while nobody uses it, and is being woken.", retry_after_s=WAKING_RETRY_AFTER_S
+        )
 
 
 def rank(forwarders: Sequence[ForwarderInfo], subject: str) -> Sequence[ForwarderInfo]:

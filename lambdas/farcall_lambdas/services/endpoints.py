@@ -15,6 +15,7 @@ from farcall_common.wire.states import EndpointState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.endpoints import RegisterEndpoint, UpdateEndpoint
 from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.limits import check_quota
 from farcall_lambdas.settings import ApiSettings
 
@@ -45,7 +46,8 @@ class EndpointService:
             created_at=dt.datetime.fromtimestamp(self._clock(), dt.UTC),
         )
         endpoint = dataclasses.replace(endpoint, **_changes(wanted, endpoint))
-        self._records.put_endpoint(endpoint)
+        done = entry(identity, "endpoint.register", endpoint.endpoint_id, at=self._clock(), name=endpoint.name)
+        self._records.audited(done).put_endpoint(endpoint)
         return endpoint
 
     def update(self, identity: Identity, endpoint_id: str, wanted: UpdateEndpoint) -> Endpoint:
@@ -53,7 +55,15 @@ class EndpointService:
         _refuse_unenforceable(wanted)
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         endpoint = dataclasses.replace(endpoint, **_changes(wanted, endpoint))
-        self._records.put_endpoint(endpoint)
+        done = entry(
+            identity,
+            "endpoint.update",
+            endpoint_id,
+            at=self._clock(),
+            owner_id=endpoint.owner_id,
+            changed=sorted(wanted.model_fields_set),
+        )
+        self._records.audited(done).put_endpoint(endpoint)
         return endpoint
 
     def get(self, identity: Identity, endpoint_id: str) -> Endpoint:
@@ -66,8 +76,9 @@ class EndpointService:
 
     def delete(self, identity: Identity, endpoint_id: str) -> None:
         """Forget an endpoint of the caller."""
-        self._access.own_endpoint(identity, endpoint_id)
-        self._records.delete_endpoint(endpoint_id)
+        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        done = entry(identity, "endpoint.delete", endpoint_id, at=self._clock(), owner_id=endpoint.owner_id)
+        self._records.audited(done).delete_endpoint(endpoint_id)
 
     def state(self, endpoint: Endpoint) -> EndpointState:
         """Online while heartbeats come in: a forwarder that died cannot say that its endpoints are gone."""

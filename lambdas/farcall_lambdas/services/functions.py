@@ -1,23 +1,30 @@
-"""Registering, showing and forgetting functions. Their bodies are opaque."""
+"""Registering functions and versions of them, naming, showing and forgetting them. Their bodies are opaque."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime as dt
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from farcall_common.errors import InvalidRequest, PayloadTooLarge
-from farcall_common.store.model import Function
+from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge
+from farcall_common.store.model import Function, FunctionAlias
 from farcall_common.store.ports import Records
-from farcall_common.wire.ids import new_id
+from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.models.functions import RegisterFunction
+from farcall_lambdas.models.functions import PutAlias, RegisterFunction, UpdateFunction
 from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.limits import check_quota
 from farcall_lambdas.services.memo import MEMOIZE
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["FunctionService"]
+
+#: How often a version is numbered anew because another one was added at the same moment.
+_ATTEMPTS: Final = 5
 
 
 class FunctionService:
@@ -39,15 +46,9 @@ class FunctionService:
         if wanted.group or wanted.ha_endpoint_id:
             raise InvalidRequest(
                 "A function cannot be shared with a group or bound to a high-assurance endpoint here.",
-                hint="Leave out group and ha_endpoint_id; make the function public, or grant it to identities.",
+                hint="Leave out group and ha_endpoint_id; a function is its owner's alone, or public.",
             )
-        code = wanted.function_code if wanted.serialized else _packed_source(wanted.function_name, wanted.function_code)
-        body = code.encode()
-        if len(body) > self._settings.max_payload_bytes:
-            raise PayloadTooLarge(
-                f"The function has {len(body)} bytes; {self._settings.max_payload_bytes} are allowed.",
-                hint="Import big data inside the function instead of closing over it.",
-            )
+        body = self._body(wanted.function_name, wanted.function_code, serialized=wanted.serialized)
         limit = self._settings.max_functions
         check_quota("functions", self._records.count_functions(identity.identity_id, limit=limit), limit)
         function = Function(
@@ -59,14 +60,92 @@ class FunctionService:
             description=wanted.description,
             public=wanted.public,
             metadata={**(wanted.meta or {}), **({MEMOIZE: True} if wanted.memoize else {})},
-            created_at=dt.datetime.fromtimestamp(self._clock(), dt.UTC),
+            created_at=self._now(),
         )
-        self._records.add_function(function)
+        done = entry(identity, "function.register", function.function_id, at=self._clock(), name=function.name)
+        self._records.audited(done).add_function(function)
         return function
 
-    def get(self, identity: Identity, function_id: str) -> Function:
-        """A function that the caller may run."""
-        return self._access.function(identity, function_id)
+    def update(self, identity: Identity, function_id: str, wanted: UpdateFunction) -> Function:
+        """Change a function of the caller. Other code or metadata make a new version; asking again changes nothing.
+
+        :raises FunctionUnknown, Forbidden: if the caller has no such function.
+        :raises PayloadTooLarge: for a body over the payload limit.
+        :raises QuotaExceeded: for one version too many.
+        """
+        for _ in range(_ATTEMPTS):
+            newest = self._access.own_function(identity, function_id)
+            updated = self._updated(newest, wanted)
+            if (updated.body_hash, updated.metadata) == (newest.body_hash, newest.metadata):
+                done = entry(identity, "function.update", function_id, at=self._clock(), owner_id=newest.owner_id)
+                self._records.audited(done).update_function(updated)
+                return updated
+            check_quota("versions of this function", newest.version, self._settings.max_versions)
+            added = dataclasses.replace(updated, version=newest.version + 1, created_at=self._now())
+            done = entry(
+                identity,
+                "function.update",
+                function_id,
+                at=self._clock(),
+                owner_id=newest.owner_id,
+                version=added.version,
+            )
+            with contextlib.suppress(Conflict):  # Another version was added at the same moment.
+                self._records.audited(done).add_function(added)
+                return added
+        raise Conflict(f"Function {function_id} is being changed by others.", hint="Try again.")
+
+    def get(self, identity: Identity, reference: str) -> Function:
+        """A function that the caller may run, by its id or ``<id>@<version>``."""
+        return self._access.function(identity, reference)
+
+    def find(self, identity: Identity, reference: str) -> tuple[Function, str]:
+        """A function that the caller may run, by id, ``<id>@<version>`` or an alias of the caller, without its body;
+        and what to submit it by.
+
+        :raises FunctionUnknown: if nothing is called that.
+        """
+        if not is_uuid(reference.partition("@")[0]):
+            alias = self._records.get_alias(identity.identity_id, reference)
+            if alias is None:
+                raise _unknown_alias(reference)
+            reference = alias.function_id if alias.version is None else f"{alias.function_id}@{alias.version}"
+        return self._access.functions(identity, [reference])[reference], reference
+
+    def versions(self, identity: Identity, function_id: str, *, limit: int) -> Sequence[Function]:
+        """The versions of a function that the caller may run, newest first, without their bodies."""
+        self._access.functions(identity, [function_id])
+        return self._records.list_versions(function_id, limit=limit)
+
+    def put_alias(self, identity: Identity, wanted: PutAlias) -> FunctionAlias:
+        """Give a function, or a version of it, a name among those of the caller; it may have named another one before.
+
+        :raises FunctionUnknown: for a function or version that does not exist.
+        :raises QuotaExceeded: for one alias too many.
+        """
+        alias = FunctionAlias(identity.identity_id, wanted.name, wanted.function_id, wanted.version)
+        reference = wanted.function_id if wanted.version is None else f"{wanted.function_id}@{wanted.version}"
+        self._access.functions(identity, [reference])
+        if self._records.get_alias(alias.owner_id, alias.name) is None:
+            check_quota("aliases", len(self._records.list_aliases(alias.owner_id)), self._settings.max_functions)
+        about: dict[str, Any] = {"function_id": alias.function_id, "version": alias.version}
+        done = entry(identity, "alias.put", alias.name, at=self._clock(), **about)
+        self._records.audited(done).put_alias(alias)
+        return alias
+
+    def aliases(self, identity: Identity) -> Sequence[FunctionAlias]:
+        """The caller's aliases, by name."""
+        return self._records.list_aliases(identity.identity_id)
+
+    def delete_alias(self, identity: Identity, name: str) -> None:
+        """Take a name away; what it named stays.
+
+        :raises FunctionUnknown: if the caller has no such alias.
+        """
+        if self._records.get_alias(identity.identity_id, name) is None:
+            raise _unknown_alias(name)
+        done = entry(identity, "alias.delete", name, at=self._clock())
+        self._records.audited(done).delete_alias(identity.identity_id, name)
 
     def search(self, identity: Identity, *, search: str, limit: int) -> Sequence[Function]:
         """The caller's own functions, newest first."""
@@ -74,8 +153,43 @@ class FunctionService:
 
     def delete(self, identity: Identity, function_id: str) -> None:
         """Forget a function of the caller."""
-        self._access.own_function(identity, function_id)
-        self._records.delete_function(function_id)
+        function = self._access.own_function(identity, function_id)
+        done = entry(identity, "function.delete", function_id, at=self._clock(), owner_id=function.owner_id)
+        self._records.audited(done).delete_function(function_id)
+
+    def _updated(self, newest: Function, wanted: UpdateFunction) -> Function:
+        name = wanted.function_name or newest.name
+        body = newest.body
+        if wanted.function_code is not None:
+            body = self._body(name, wanted.function_code, serialized=wanted.serialized)
+        memoize = newest.metadata.get(MEMOIZE) is True if wanted.memoize is None else wanted.memoize
+        metadata = newest.metadata if wanted.meta is None else wanted.meta
+        metadata = {key: value for key, value in metadata.items() if key != MEMOIZE}
+        return dataclasses.replace(
+            newest,
+            name=name,
+            body=body,
+            body_hash=hashlib.sha256(body).hexdigest(),
+            description=newest.description if wanted.description is None else wanted.description,
+            public=newest.public if wanted.public is None else wanted.public,
+            metadata={**metadata, **({MEMOIZE: True} if memoize else {})},
+        )
+
+    def _body(self, name: str, code: str, *, serialized: bool) -> bytes:
+        body = (code if serialized else _packed_source(name, code)).encode()
+        if len(body) > self._settings.max_payload_bytes:
+            raise PayloadTooLarge(
+                f"The function has {len(body)} bytes; {self._settings.max_payload_bytes} are allowed.",
+                hint="Import big data inside the function instead of closing over it.",
+            )
+        return body
+
+    def _now(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+
+
+def _unknown_alias(name: str) -> FunctionUnknown:
+    return FunctionUnknown(f"You have no alias {name}.", hint="`farcall functions aliases` lists yours.")
 
 
 def _packed_source(name: str, source: str) -> str:

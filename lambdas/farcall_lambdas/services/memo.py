@@ -37,7 +37,8 @@ class Memo:
         What the caller wants its result serialised with is part of it: another form of the result is another result.
         """
         payload = task.payload_ref.sha256 if task.payload_ref else hashlib.sha256(task.payload or b"").hexdigest()
-        parts = [task.function_hash, payload, *task.result_serializers]
+        environment = [f"container {task.container_id}"] if task.container_id else []
+        parts = [task.function_hash, payload, *environment, *task.result_serializers]
         return dataclasses.replace(task, memo_key=hashlib.sha256("\n".join(parts).encode()).hexdigest())
 
     def recall(self, owner_id: str, tasks: Sequence[Task]) -> Mapping[str, Task]:

@@ -6,7 +6,7 @@ the outbox. Both repairs may be made by anyone at any time, also beside a living
 queued, and the first recorded end wins. So the reconciler owns nothing and claims nothing. Leases that ran out are not
 its business: whoever serves the endpoint next reaps them.
 
-Besides, it forgets tasks whose time is over.
+Besides, it forgets tasks, and what the audit tells, when their time is over.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ logger = Logger(service=SERVICE, child=True)
 @dataclasses.dataclass(frozen=True)
 class Reconciled:
     """What one run did: endpoints looked at, tasks offered to the queue, ends moved from outboxes to the database,
-    tasks forgotten because they ended long ago."""
+    tasks and entries of the audit forgotten because they are old."""
 
     endpoints: int = 0
     offered: int = 0
     recorded: int = 0
     purged: int = 0
+    audit_purged: int = 0
 
 
 class Reconciler:
@@ -52,11 +53,13 @@ class Reconciler:
 
         :raises Unavailable: when a store cannot be reached; the next round starts over.
         """
-        settled = dt.datetime.fromtimestamp(self._clock() - self._settings.settle_s, dt.UTC)
+        began_at = self._clock()
+        settled = dt.datetime.fromtimestamp(began_at - self._settings.settle_s, dt.UTC)
         endpoint_ids = self._stores.records.list_endpoints_with_open_tasks(older_than=settled)
         recorded = sum(self._record_outbox(endpoint_id) for endpoint_id in endpoint_ids)
         offered = sum(self._offer_tasks(endpoint_id, settled) for endpoint_id in endpoint_ids)
-        done = Reconciled(len(endpoint_ids), offered, recorded, self._purge())
+        purged, audit_purged = self._purge(until=began_at + self._settings.purge_until_s)
+        done = Reconciled(len(endpoint_ids), offered, recorded, purged, audit_purged)
         if done != Reconciled():
             logger.info("reconciled", **dataclasses.asdict(done))
         return done
@@ -87,17 +90,21 @@ class Reconciler:
             offered += len(waiting)
         return offered
 
-    def _purge(self) -> int:
-        """Forget old tasks, in batches that hold no lock for long."""
-        settings = self._settings
-        ended_before = dt.datetime.fromtimestamp(self._clock(), dt.UTC) - dt.timedelta(days=settings.retention_days)
-        purged = 0
-        while purged < settings.purge_per_round:
-            limit = min(settings.purge_batch, settings.purge_per_round - purged)
-            count = self._stores.records.purge_tasks(ended_before=ended_before, limit=limit)
-            purged += count
-            if count < limit:
-                break
+    def _purge(self, *, until: float) -> tuple[int, int]:
+        """Forget old tasks and old entries, in batches that hold no lock for long, until ``until`` (epoch seconds)."""
+        records, settings = self._stores.records, self._settings
+        now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+        ended_before = now - dt.timedelta(days=settings.retention_days)
+        before = now - dt.timedelta(days=settings.audit_days)
+        tasks = self._repeat(lambda limit: records.purge_tasks(ended_before=ended_before, limit=limit), until)
+        return tasks, self._repeat(lambda limit: records.purge_audit(before=before, limit=limit), until)
+
+    def _repeat(self, purge: Callable[[int], int], until: float) -> int:
+        """Batch after batch until one is not full, or it is late; at least one."""
+        limit = self._settings.purge_batch
+        purged = count = purge(limit)
+        while count == limit and self._clock() < until:
+            purged += (count := purge(limit))
         return purged
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -84,9 +85,37 @@ class ResultService:
                 room -= size
         return views
 
-    def newest(self, identity: Identity, *, state: TaskState | None, limit: int) -> Sequence[Task]:
-        """The caller's tasks, newest first, without results."""
-        return self._stores.records.list_tasks(identity.identity_id, state=state, limit=limit)
+    def newest(
+        self,
+        identity: Identity,
+        *,
+        state: TaskState | None = None,
+        endpoint_id: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        before: tuple[dt.datetime, str] | None = None,
+        limit: int,
+    ) -> Sequence[Task]:
+        """The caller's tasks, newest first, without results.
+
+        The owner of an endpoint sees everybody's dead letters there, without what their code printed and raised.
+        """
+        records = self._stores.records
+        sees_all = state is TaskState.DEAD_LETTERED and self._owns_endpoint(identity, endpoint_id)
+        tasks = records.list_tasks(
+            None if sees_all else identity.identity_id,
+            endpoint_id=endpoint_id,
+            state=state,
+            since=since,
+            until=until,
+            before=before,
+            limit=limit,
+        )
+        return [task if identity.owns(task.owner_id) else _for_the_endpoint(task) for task in tasks]
+
+    def _owns_endpoint(self, identity: Identity, endpoint_id: str | None) -> bool:
+        endpoint = self._stores.records.get_endpoint(endpoint_id) if endpoint_id else None
+        return endpoint is not None and identity.owns(endpoint.owner_id)
 
     def group(self, identity: Identity, task_group_id: str) -> Sequence[Task]:
         """The caller's tasks of a group, in the order of submission.
@@ -101,6 +130,10 @@ class ResultService:
     def events(self, identity: Identity, task_id: str) -> Sequence[TaskEvent]:
         """The history of a task; the same error."""
         return self.story(identity, task_id)[1]
+
+    def task(self, identity: Identity, task_id: str) -> Task:
+        """A task as it is recorded; the same error."""
+        return self._own(identity, task_id)
 
     def story(self, identity: Identity, task_id: str) -> tuple[Task, Sequence[TaskEvent]]:
         """A task and its history; the same error."""
@@ -126,6 +159,12 @@ class ResultService:
         url = self._stores.blobs.download_url(ref.blob_key, ttl_s=self._settings.url_ttl_s)
         reason = None if takes_refs else f"The result has {ref.size_bytes} bytes, too many for an answer: GET its url."
         return TaskView(task, result_ref=ref, url=url, reason=reason)
+
+
+def _for_the_endpoint(task: Task) -> Task:
+    """Somebody else's task, as far as it concerns the endpoint that ran it."""
+    error = task.error and dataclasses.replace(task.error, traceback=None, stdout_tail=None, stderr_tail=None)
+    return dataclasses.replace(task, error=error, details={})
 
 
 def _text(data: bytes) -> str:

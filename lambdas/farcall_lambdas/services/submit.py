@@ -10,12 +10,13 @@ import dataclasses
 import datetime as dt
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from aws_lambda_powertools import Logger
 
 from farcall_common.errors import ErrorRecord, Fault, Forbidden, InvalidRequest, TaskIdReused, Unavailable
 from farcall_common.store import Stores
-from farcall_common.store.model import BlobRef, Endpoint, Function, QueuedTask, Task
+from farcall_common.store.model import AuditEntry, BlobRef, Container, Endpoint, Function, QueuedTask, Task
 from farcall_common.store.moves import written_ahead
 from farcall_common.wire.ids import new_id, new_task_id
 from farcall_common.wire.states import TaskState
@@ -23,7 +24,9 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
 from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.blobs import BlobService
+from farcall_lambdas.services.containers import ContainerService
 from farcall_lambdas.services.limits import check_count, check_room
 from farcall_lambdas.services.memo import Memo, is_memoized
 from farcall_lambdas.settings import ApiSettings
@@ -31,6 +34,9 @@ from farcall_lambdas.settings import ApiSettings
 __all__ = ["SubmitService", "Submitted", "queue_tasks", "was_dispatched"]
 
 logger = Logger(service=SERVICE, child=True)
+
+#: Functions of a submit that its entry in the audit names.
+_FUNCTIONS_TOLD: Final = 20
 
 _Stored = bytes | BlobRef
 _Uploads = Mapping[BlobRef, bytes]
@@ -49,20 +55,31 @@ class Submitted:
 class SubmitService:
     """Turns requests into tasks."""
 
-    def __init__(self, stores: Stores, access: Access, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        access: Access,
+        containers: ContainerService,
+        settings: ApiSettings,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
         self._stores = stores
         self._access = access
+        self._containers = containers
         self._settings = settings
         self._clock = clock
         self._blobs = BlobService(stores.blobs, settings)
         self._memo = Memo(stores)
 
-    def submit(self, identity: Identity, endpoint_id: str, wanted: Submit) -> Submitted:
+    def submit(self, identity: Identity, endpoint_id: str, wanted: Submit, *, retry_of: str | None = None) -> Submitted:
         """Accept tasks for an endpoint. Sending the same task ids again gives the same answer.
 
+        :param retry_of: the task that they are tried again for.
         :raises InvalidRequest: for a request that contradicts itself; its subclass PayloadTooLarge over a limit.
         :raises NotFound: for an unknown function, endpoint or blob.
-        :raises InvalidRequest: also for a function that the endpoint's Python cannot run.
+        :raises InvalidRequest: also for a function that the endpoint's Python cannot run, or a container that the
+            endpoint cannot.
         :raises Forbidden: for what the caller may not use, or the endpoint does not allow.
         :raises TaskIdReused: for a task id that already names another task.
         :raises QueueFull: when too many tasks wait for the endpoint already.
@@ -72,41 +89,51 @@ class SubmitService:
         functions = self._access.functions(identity, list(wanted.tasks))
         _check_allowed(endpoint, functions)
         _check_runnable(endpoint, functions)
+        container = self._containers.get(identity, wanted.container) if wanted.container else None
+        _check_container(endpoint, container)
         payloads, uploads = self._payloads(identity, wanted)
+        spans = _spans(wanted)
 
         # Ids that we just made cannot exist; asking for the caller's own is what makes a repeated submit harmless.
         flat_ids = [task_id for of_function in ids.values() for task_id in of_function]
         existing = self._stores.records.get_tasks(flat_ids) if wanted.task_ids else {}
         group_id = wanted.task_group_id or _group_of(existing, identity) or new_id()
-        make_task = self._template(identity, endpoint_id, group_id, wanted)
+        container_id = container.container_id if container else None
+        make_task = self._template(identity, endpoint_id, group_id, container_id, wanted, retry_of)
         tasks = [
             make_task(
                 task_id=task_id,
-                function_id=function_id,
-                function_hash=functions[function_id].body_hash,
+                function_id=functions[reference].function_id,
+                function_version=functions[reference].version,
+                function_hash=functions[reference].body_hash,
                 payload=payload if isinstance(payload, bytes) else None,
                 payload_ref=payload if isinstance(payload, BlobRef) else None,
+                traceparent=span,
             )
-            for function_id, of_function in ids.items()
-            for task_id, payload in zip(of_function, payloads[function_id], strict=True)
+            for reference, of_function in ids.items()
+            for task_id, payload, span in zip(of_function, payloads[reference], spans[reference], strict=True)
         ]
         _check_repeats(tasks, existing)
 
-        memoized = {id_ for id_, function in functions.items() if is_memoized(function, wanted.memoize)}
-        tasks = [self._memo.marked(task) if task.function_id in memoized else task for task in tasks]
+        memoized = {(f.function_id, f.version) for f in functions.values() if is_memoized(f, wanted.memoize)}
+        tasks = [self._memo.marked(task) if _function_of(task) in memoized else task for task in tasks]
         sources = self._memo.recall(identity.identity_id, [task for task in tasks if task.task_id not in existing])
 
         new = sum(task.task_id not in existing and task.task_id not in sources for task in tasks)
         check_room(self._stores.queue, endpoint_id, new, self._settings)
         self._blobs.keep(uploads)
         # A repeat that raced this one got in between the two calls; such tasks are checked like those seen before.
-        raced = self._stores.records.add_tasks(tasks, remembered=sources)
+        done = self._entry(identity, endpoint, tasks)
+        raced = self._stores.records.add_tasks(tasks, remembered=sources, audit=done)
         _check_repeats(tasks, raced)
         known = {**existing, **raced}
         now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
         accepted = [known.get(task.task_id) or written_ahead(task, sources, now=now) for task in tasks]
         self._queue(accepted)
-        remembered = [task for task in accepted if task.function_id in memoized and task.state is TaskState.SUCCESS]
+        # One line for all of them; the metric TasksAccepted is made of it.
+        count = len(tasks) - len(known)
+        logger.info("tasks accepted", tasks_accepted=count, endpoint_id=endpoint_id, task_group_id=group_id)
+        remembered = [task for task in accepted if _function_of(task) in memoized and task.state is TaskState.SUCCESS]
         return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, remembered=remembered)
 
     def _task_ids(self, wanted: Submit) -> Mapping[str, Sequence[str]]:
@@ -120,10 +147,7 @@ class SubmitService:
             raise InvalidRequest(message, record=ErrorRecord("UNSUPPORTED", message, hint, Fault.CALLER))
         if wanted.task_ids is None:
             return {function_id: [new_task_id() for _ in given] for function_id, given in wanted.tasks.items()}
-        parallel = wanted.task_ids.keys() == wanted.tasks.keys() and all(
-            len(wanted.task_ids[function_id]) == len(given) for function_id, given in wanted.tasks.items()
-        )
-        if not parallel:
+        if not _are_parallel(wanted.task_ids, wanted.tasks):
             raise InvalidRequest("task_ids does not run parallel to tasks.")
         if len({task_id for of_function in wanted.task_ids.values() for task_id in of_function}) < count:
             raise InvalidRequest("A task id is used twice in one request.")
@@ -150,7 +174,15 @@ class SubmitService:
         self._blobs.check_references(identity, references - uploads.keys())
         return payloads, uploads
 
-    def _template(self, identity: Identity, endpoint_id: str, group_id: str, wanted: Submit) -> Callable[..., Task]:
+    def _template(
+        self,
+        identity: Identity,
+        endpoint_id: str,
+        group_id: str,
+        container_id: str | None,
+        wanted: Submit,
+        retry_of: str | None,
+    ) -> Callable[..., Task]:
         """Makes tasks from what those of one submit do not have in common."""
         now = self._clock()
         return functools.partial(
@@ -158,6 +190,7 @@ class SubmitService:
             task_group_id=group_id,
             owner_id=identity.identity_id,
             endpoint_id=endpoint_id,
+            container_id=container_id,
             idempotent=wanted.idempotent,
             max_attempts=wanted.max_attempts,
             walltime_s=wanted.walltime_s,
@@ -165,7 +198,21 @@ class SubmitService:
             resource_specification=wanted.resource_specification or {},
             submitted_at=dt.datetime.fromtimestamp(now, dt.UTC),
             timings={"submitted_at": now},
+            retry_of=retry_of,
         )
+
+    def _entry(self, identity: Identity, endpoint: Endpoint, tasks: Sequence[Task]) -> AuditEntry:
+        """What is put down of a submit, also for the owner of the endpoint."""
+        first = tasks[0]
+        about: dict[str, object] = {"endpoint_id": endpoint.endpoint_id, "task_group_id": first.task_group_id}
+        at, owner_id = self._clock(), endpoint.owner_id
+        if first.retry_of is not None:
+            return entry(
+                identity, "task.retry", first.retry_of, at=at, owner_id=owner_id, task_id=first.task_id, **about
+            )
+        functions = list(dict.fromkeys(f"{task.function_id}@{task.function_version}" for task in tasks))
+        about["functions"] = functions[:_FUNCTIONS_TOLD]
+        return entry(identity, "tasks.submit", endpoint.endpoint_id, at=at, owner_id=owner_id, **about)
 
     def _queue(self, tasks: Sequence[Task]) -> None:
         waiting = [task for task in tasks if not was_dispatched(task)]
@@ -173,6 +220,19 @@ class SubmitService:
             queue_tasks(self._stores, waiting, now=self._clock())
         except Unavailable:
             logger.warning("queue unavailable; the reconciler will queue the tasks", count=len(waiting))
+
+
+def _are_parallel(one: Mapping[str, Sequence[object]], other: Mapping[str, Sequence[object]]) -> bool:
+    return one.keys() == other.keys() and all(len(one[key]) == len(values) for key, values in other.items())
+
+
+def _spans(wanted: Submit) -> Mapping[str, Sequence[str | None]]:
+    """The spans above the tasks, by function."""
+    if wanted.traceparents is None:
+        return {function_id: [None] * len(given) for function_id, given in wanted.tasks.items()}
+    if not _are_parallel(wanted.traceparents, wanted.tasks):
+        raise InvalidRequest("traceparents does not run parallel to tasks.")
+    return wanted.traceparents
 
 
 def was_dispatched(task: Task) -> bool:
@@ -195,17 +255,29 @@ def queue_tasks(stores: Stores, tasks: Sequence[Task], *, now: float) -> None:
 def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:
     if endpoint.allowed_functions is None:
         return
-    for function_id in functions:
-        if function_id not in endpoint.allowed_functions:
-            message = f"Endpoint {endpoint.endpoint_id} does not run function {function_id}."
+    for function in functions.values():
+        if function.function_id not in endpoint.allowed_functions:
+            message = f"Endpoint {endpoint.endpoint_id} does not run function {function.function_id}."
             hint = "Ask the endpoint's owner to allow the function; `allowed_functions` lists those that may run."
             raise Forbidden(message, record=ErrorRecord("FUNCTION_NOT_PERMITTED", message, hint, Fault.CALLER))
 
 
+def _check_container(endpoint: Endpoint, container: Container | None) -> None:
+    """A task for a container never runs outside of it: an endpoint that says nothing of containers has none."""
+    if container is None:
+        return
+    runs = _runtime(endpoint).get("containers")
+    if not isinstance(runs, list) or container.technology not in runs:
+        said = f"runs {', '.join(map(str, runs))}" if isinstance(runs, list) and runs else "runs no containers"
+        wanted = f"container {container.name} ({container.technology})"
+        message = f"The tasks ask for {wanted}, and endpoint {endpoint.name} {said}."
+        hint = "Submit without the container, or choose an endpoint whose workers run in that environment."
+        raise InvalidRequest(message, record=ErrorRecord("ENDPOINT_INCOMPATIBLE", message, hint, Fault.CALLER))
+
+
 def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:
     """Compare what is known of both; who registered a function may have said that it is byte code of one Python."""
-    runtime = endpoint.metadata.get("runtime")
-    said = str(runtime.get("python_version", "")) if isinstance(runtime, dict) else ""
+    said = str(_runtime(endpoint).get("python_version", ""))
     runs = ".".join(said.split(".")[:2])
     for function in functions.values():
         wanted = function.metadata.get("byte_code_of_python")
@@ -216,6 +288,16 @@ def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> No
             )
             hint = f"Register it with Python {runs}, or so that it travels as source: no closures, no decorators."
             raise InvalidRequest(message, record=ErrorRecord("ENDPOINT_INCOMPATIBLE", message, hint, Fault.CALLER))
+
+
+def _runtime(endpoint: Endpoint) -> Mapping[str, Any]:
+    """What the endpoint said of itself when it connected last."""
+    runtime = endpoint.metadata.get("runtime")
+    return runtime if isinstance(runtime, dict) else {}
+
+
+def _function_of(task: Task) -> tuple[str, int]:
+    return task.function_id, task.function_version
 
 
 def _group_of(existing: Mapping[str, Task], identity: Identity) -> str | None:

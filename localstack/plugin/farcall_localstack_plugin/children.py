@@ -11,13 +11,14 @@ import pwd
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["Child", "ChildDied", "start", "stop_all", "stopping", "unprivileged_user"]
 
 _LOG_TAIL_BYTES = 4000
 _STOP_TIMEOUT_S = 3.0
+_RESTART_INTERVAL_S = 0.2
 
 _children: list[Child] = []
 _lock = threading.Lock()
@@ -29,13 +30,18 @@ class ChildDied(Exception):
 
 
 class Child:
-    """One running process."""
+    """One running process. ``spawn`` starts it, and another one in its place."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, stop_signal: signal.Signals) -> None:
+    def __init__(
+        self, name: str, spawn: Callable[[], subprocess.Popen[bytes]], log: Path, stop_signal: signal.Signals
+    ) -> None:
         self.name = name
         self.log = log
-        self._process = process
+        self._spawn = spawn
+        self._process = spawn()
         self._stop_signal = stop_signal
+        self._asked = threading.Event()
+        self._swapping = threading.Lock()
 
     @property
     def pid(self) -> int:
@@ -49,6 +55,19 @@ class Child:
         """Block until the process has ended; returns its exit status."""
         return self._process.wait()
 
+    def keep(self) -> None:
+        """From now on start it anew whenever it ends without having been asked to, as AWS does with a server."""
+        threading.Thread(target=self._keep, name=f"keep-{self.name}", daemon=True).start()
+
+    def _keep(self) -> None:
+        while True:
+            self._process.wait()
+            self._asked.wait(_RESTART_INTERVAL_S)
+            with self._swapping:
+                if self._asked.is_set() or _ended.is_set():
+                    return
+                self._process = self._spawn()
+
     def require_alive(self) -> None:
         """:raises ChildDied: if the process has ended."""
         if not self.alive:
@@ -59,6 +78,8 @@ class Child:
 
     def stop(self) -> None:
         """Ask the process to end, and end it if it does not."""
+        with self._swapping:
+            self._asked.set()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(self._stop_signal)
         try:
@@ -86,19 +107,22 @@ def start(
     """
     if _ended.is_set():
         raise ChildDied(f"{name} is not started: LocalStack is stopping")
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=dict(environment),
-            cwd=cwd,
-            user=user,
-            group=pwd.getpwnam(user).pw_gid if user else None,
-            extra_groups=[] if user else None,
-        )
-    child = Child(name, process, log, stop_signal)
+
+    def spawn() -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                cwd=cwd,
+                user=user,
+                group=pwd.getpwnam(user).pw_gid if user else None,
+                extra_groups=[] if user else None,
+            )
+
+    child = Child(name, spawn, log, stop_signal)
     with _lock:
         _children.append(child)
     return child

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from farcall_localstack_plugin import children
+from farcall_localstack_plugin.balancer import TargetGroup, target_group
 from farcall_localstack_plugin.children import Child, ChildDied
+from farcall_localstack_plugin.engines import HOST
 from farcall_localstack_plugin.providers import (
     Event,
     Model,
@@ -28,7 +30,7 @@ from farcall_localstack_plugin.providers import (
 )
 from farcall_localstack_plugin.settings import Settings, settings
 
-__all__ = ["ServiceProvider", "TaskDefinitionProvider"]
+__all__ = ["RunningService", "ServiceProvider", "TaskDefinitionProvider", "find_service"]
 
 LOG = logging.getLogger(__name__)
 
@@ -70,7 +72,8 @@ class ServiceProvider(Provider):
         model = request.desired_state
         name = model.setdefault("ServiceName", new_name(request))
         model["Name"] = name
-        model["ServiceArn"] = f"arn:aws:ecs:{request.region_name}:{request.account_id}:service/{name}"
+        region, account = request.region_name, request.account_id
+        model["ServiceArn"] = f"arn:aws:ecs:{region}:{account}:service/{model['Cluster']}/{name}"
         return self._replace(request, model)
 
     def update(self, request: Request) -> Event:
@@ -79,33 +82,46 @@ class ServiceProvider(Provider):
     def delete(self, request: Request) -> Event:
         model = request.previous_state or request.desired_state
         if service := _services.pop(model["ServiceArn"], None):
-            service.stop()
+            service.scale(0)
         return done(model)
 
     def _replace(self, request: Request, model: Model) -> Event:
         definition = _definitions[model["TaskDefinition"]]
+        groups = [target_group(balancer["TargetGroupArn"]) for balancer in model.get("LoadBalancers", [])]
+        address = groups[0].address if groups else HOST
+        new = RunningService(
+            [
+                _Container(container, request, settings(), address=address)
+                for container in definition["ContainerDefinitions"]
+            ],
+            groups,
+        )
         try:
-            new = RunningService(
-                [
-                    _Container(container, request, settings())
-                    for container in definition["ContainerDefinitions"]
-                    for _ in range(int(model.get("DesiredCount", 1)))
-                ]
-            )
+            new.scale(int(model.get("DesiredCount", 1)))
         except ChildDied as error:
+            new.scale(0)
             return failed(model, str(error))
         old = _services.get(model["ServiceArn"])
         _services[model["ServiceArn"]] = new
         if old:
-            old.stop()
+            old.scale(0)
         return done(model)
 
 
-class _Container:
-    """One container of one task: how to start it, again and again."""
+def find_service(cluster: str, service: str) -> tuple[str, RunningService] | None:
+    """The ARN and the tasks of a service that is given by its name or by its ARN."""
+    for arn, running in _services.items():
+        if service == arn or arn.endswith(f":service/{cluster}/{service}"):
+            return arn, running
+    return None
 
-    def __init__(self, definition: Model, request: Request, config: Settings) -> None:
+
+class _Container:
+    """One container of one task: how to start it, again and again. Peers reach it under ``address``."""
+
+    def __init__(self, definition: Model, request: Request, config: Settings, *, address: str) -> None:
         self._settings = config
+        self._address = address
         self.name: str = definition["Name"]
         self._command = [*definition.get("EntryPoint", []), *definition.get("Command", [])]
         if self._command[0] == "python":
@@ -130,7 +146,8 @@ class _Container:
         storage = directory / "tmp"
         storage.mkdir(parents=True)
         overrides = {
-            name: value.replace("{task}", str(directory)) for name, value in self._settings.task_environment.items()
+            name: value.replace("{task}", str(directory)).replace("{address}", self._address)
+            for name, value in self._settings.task_environment.items()
         }
         child = children.start(
             self.name,
@@ -151,45 +168,78 @@ class _Container:
         return child, directory
 
 
-class RunningService:
-    """The tasks of a service. One that ends without having been asked to is started anew."""
+class _Place:
+    """Where one container of one task runs; after an end that nobody asked for it runs anew."""
 
-    def __init__(self, containers: list[_Container]) -> None:
-        self._stopping = threading.Event()
-        self._running: dict[_Container, Child] = {}
-        try:
-            for container in containers:
-                self._launch(container)
-        except ChildDied:
-            self.stop()
-            raise
+    def __init__(self, container: _Container, groups: list[TargetGroup]) -> None:
+        self._container = container
+        self._groups = groups
+        self._leaving = threading.Event()
+        self._begin()
 
-    def stop(self) -> None:
-        """End every task."""
-        self._stopping.set()
-        for child in list(self._running.values()):
-            child.stop()
+    def leave(self) -> None:
+        """End the container: first it gets no more connections, then it is asked to go."""
+        self._leaving.set()
+        self._deregister()
+        self._child.stop()
 
-    def _launch(self, container: _Container) -> None:
-        child, directory = container.start()
-        self._running[container] = child
-        threading.Thread(
-            target=self._watch, args=(container, child, directory), name=f"ecs-{container.name}", daemon=True
-        ).start()
+    def _begin(self) -> None:
+        """:raises ChildDied: if it does not become ready."""
+        self._child, directory = self._container.start()
+        ready = json.loads((directory / settings().task_ready_file).read_text(encoding="utf-8"))
+        self._port = int(ready["port"])
+        for group in self._groups:
+            group.register(self._port)
+        arguments = (self._child, directory)
+        threading.Thread(target=self._watch, args=arguments, name=f"ecs-{self._container.name}", daemon=True).start()
 
-    def _watch(self, container: _Container, child: Child, directory: Path) -> None:
+    def _deregister(self) -> None:
+        for group in self._groups:
+            group.deregister(self._port)
+
+    def _watch(self, child: Child, directory: Path) -> None:
         status = child.wait()
+        self._deregister()
         with contextlib.suppress(FileNotFoundError):
             (directory / "pid").unlink()
         shutil.rmtree(directory / "tmp", ignore_errors=True)  # a task's storage ends with the task
-        while not self._stopping.wait(_RESTART_INTERVAL_S) and not children.stopping():
-            LOG.warning("task %s ended with status %s; starting it again", container.name, status)
+        while not self._leaving.wait(_RESTART_INTERVAL_S) and not children.stopping():
+            LOG.warning("task %s ended with status %s; starting it again", self._container.name, status)
             try:
-                self._launch(container)
+                self._begin()
             except ChildDied as error:
                 LOG.warning("%s", error)
             else:
                 return
+
+
+class RunningService:
+    """The tasks of a service, members of ``groups`` while they run."""
+
+    def __init__(self, containers: list[_Container], groups: list[TargetGroup]) -> None:
+        self._containers = containers
+        self._groups = groups
+        self._tasks: list[list[_Place]] = []
+        self._lock = threading.Lock()
+        self.desired = 0
+
+    @property
+    def running(self) -> int:
+        """How many tasks there are."""
+        return len(self._tasks)
+
+    def scale(self, tasks: int) -> None:
+        """Start tasks, or end the youngest, until there are that many, or as many as somebody wants after us.
+
+        :raises ChildDied: if one does not become ready; those that did stay.
+        """
+        self.desired = tasks
+        with self._lock:
+            while len(self._tasks) > self.desired:
+                for place in self._tasks.pop():
+                    place.leave()
+            while len(self._tasks) < self.desired:
+                self._tasks.append([_Place(container, self._groups) for container in self._containers])
 
 
 def _secret(reference: str, request: Request) -> str:

@@ -65,6 +65,7 @@ def start_postgres(
             continue
         if database:
             _create_database(server, settings, port, user=user, password=password, database=database)
+        server.keep()
         return server, port
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -86,6 +87,7 @@ def start_valkey(name: str, *, settings: Settings) -> tuple[Child, int]:
             if attempt == _ATTEMPTS:
                 raise
             continue
+        server.keep()
         return server, port
     raise AssertionError("unreachable: the last attempt returns or raises")
 

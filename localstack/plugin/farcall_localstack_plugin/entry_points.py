@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from localstack.services.cloudformation.resource_provider import CloudFormationResourceProviderPlugin
+from localstack.services.plugins import Service as ApiService
+from localstack.services.plugins import aws_provider
 from plux import Plugin  # type: ignore[import-untyped]  # it has no types
 
 __all__ = [
@@ -16,12 +18,27 @@ __all__ = [
     "CustomResource",
     "DBInstance",
     "DBSubnetGroup",
+    "ElasticAddress",
+    "Listener",
+    "LoadBalancer",
     "ProcessExecutorPlugin",
     "ReplicationGroup",
     "SecurityGroupIngress",
     "Service",
+    "TargetGroup",
     "TaskDefinition",
+    "ecs_api",
 ]
+
+
+@aws_provider(api="ecs")
+def ecs_api() -> ApiService:
+    """The few calls of ECS that our programs make."""
+    from localstack.aws.skeleton import create_skeleton
+
+    from farcall_localstack_plugin.ecs_api import EcsApi
+
+    return ApiService("ecs", skeleton=create_skeleton("ecs", EcsApi()))
 
 
 class ProcessExecutorPlugin(Plugin):
@@ -42,12 +59,15 @@ class _ProviderPlugin(CloudFormationResourceProviderPlugin):
     factory: Any = None
 
     def load(self) -> None:
-        from farcall_localstack_plugin import ecs, providers
+        from farcall_localstack_plugin import balancer, ecs, providers
 
         if self.name in providers.RECORDS:
             self.factory = providers.record_provider(self.name, providers.RECORDS[self.name])
             return
         known = (
+            balancer.ListenerProvider,
+            balancer.LoadBalancerProvider,
+            balancer.TargetGroupProvider,
             providers.AuthorizerProvider,
             providers.CustomResourceProvider,
             providers.DBInstanceProvider,
@@ -64,6 +84,10 @@ class Authorizer(_ProviderPlugin):
 
 class CustomResource(_ProviderPlugin):
     name = "AWS::CloudFormation::CustomResource"
+
+
+class ElasticAddress(_ProviderPlugin):
+    name = "AWS::EC2::EIP"
 
 
 class SecurityGroupIngress(_ProviderPlugin):
@@ -92,6 +116,18 @@ class ReplicationGroup(_ProviderPlugin):
 
 class CacheSubnetGroup(_ProviderPlugin):
     name = "AWS::ElastiCache::SubnetGroup"
+
+
+class Listener(_ProviderPlugin):
+    name = "AWS::ElasticLoadBalancingV2::Listener"
+
+
+class LoadBalancer(_ProviderPlugin):
+    name = "AWS::ElasticLoadBalancingV2::LoadBalancer"
+
+
+class TargetGroup(_ProviderPlugin):
+    name = "AWS::ElasticLoadBalancingV2::TargetGroup"
 
 
 class DBInstance(_ProviderPlugin):

@@ -101,6 +101,7 @@ def record_provider(resource_type: str, identifier: str) -> type[Provider]:
 
 # Types that are records only, with the property that ``Ref`` gives.
 RECORDS = {
+    "AWS::EC2::EIP": "AllocationId",
     "AWS::EC2::SecurityGroupIngress": "Id",
     "AWS::ECS::Cluster": "ClusterName",
     "AWS::ElastiCache::ParameterGroup": "CacheParameterGroupName",

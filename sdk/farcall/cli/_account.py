@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Annotated, Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +16,10 @@ from farcall.cli._configfile import config_path, store
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, show_fields, show_json
 from farcall_common.errors import ConfigurationError
+from farcall_common.login_file import LOGIN_FILE
+
+if TYPE_CHECKING:
+    from farcall_common.login import Login
 
 __all__ = ["Provider", "login", "logout", "whoami"]
 
@@ -24,6 +29,7 @@ class Provider(enum.StrEnum):
 
     DEV = "dev"
     GLOBUS = "globus"
+    OIDC = "oidc"
 
 
 def login(
@@ -32,19 +38,43 @@ def login(
         str | None, typer.Option("--api-url", metavar="URL", help="Address of the API, if not configured yet.")
     ] = None,
     provider: Annotated[
-        Provider, typer.Option(help="How: dev takes a token that you were given; globus needs another package.")
-    ] = Provider.DEV,
+        Provider | None,
+        typer.Option(help="dev takes a token that you were given, globus and oidc get one; oidc goes without saying."),
+    ] = None,
+    issuer: Annotated[
+        str | None, typer.Option(envvar="FARCALL_LOGIN_ISSUER", metavar="URL", help="The OpenID Connect issuer.")
+    ] = None,
+    client_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="The provider's client; else FARCALL_CLIENT_ID.")
+    ] = None,
+    scope: Annotated[
+        str | None, typer.Option(envvar="FARCALL_LOGIN_SCOPE", metavar="SCOPE", help="What the token is good for.")
+    ] = None,
+    audience: Annotated[
+        str, typer.Option(envvar="FARCALL_LOGIN_AUDIENCE", metavar="NAME", help="For providers that want it said.")
+    ] = "",
+    browser: Annotated[bool, typer.Option("--browser", help="Log in with a browser on this machine.")] = False,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Ask the API whether it knows the token.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Store a token, asked for without showing it, or read from standard input in a pipe."""
+    """Log in, or store a token.
+
+    With --issuer or --provider globus, the token is got from there, and renewed by itself from then on. If
+    FARCALL_CLIENT_SECRET is set, the client logs in itself and nobody is asked; GLOBUS_COMPUTE_CLIENT_ID and _SECRET do
+    as well. A token of your own is asked for without showing it, or read from standard input in a pipe.
+    """
+    chosen = provider or (Provider.OIDC if issuer else Provider.DEV)
     url = api_url or os.environ.get("FARCALL_API_URL") or read_stored(config_path()).get("api_url")
-    token = _TOKENS[provider]()
+    if chosen is Provider.DEV:
+        got, token = None, _given_token()
+    else:
+        got = _log_in(_address(url), chosen, issuer, client_id, scope, audience, browser=browser)
+        token = got.access_token
     settings = Settings.resolve(url, token, environ={"FARCALL_HOME": str(config_path().parent)})
     if check:
         with connected(context, api_url=settings.api_url, token=settings.token) as client:
-            client.get_endpoints(role="owner")
-    path = store({"api_url": settings.api_url, "token": settings.token})
+            client.whoami()
+    path = _keep(settings, got)
     if as_json:
         show_json({"api_url": settings.api_url, "path": str(path), "checked": check})
     else:
@@ -54,12 +84,20 @@ def login(
 
 
 def logout(as_json: AsJson = False) -> None:
-    """Take the token out of the configuration file. It stays valid until its provider ends it."""
-    was_stored = "token" in read_stored(config_path())
-    if was_stored:
+    """Forget the token, and have its provider end it, if it can. A token that you were given stays valid."""
+    path = _login_path()
+    was_stored, revoked = "token" in read_stored(config_path()) or path.exists(), False
+    if path.exists():
+        from farcall_common.login import client_from, forget, read, revoke
+
+        kept = read(path)
+        client_id, secret = client_from(os.environ)
+        revoked = kept is not None and revoke(kept, secret=secret if kept.client_id == client_id else None)
+        forget(path)
+    if "token" in read_stored(config_path()):
         store({"token": None})
     if as_json:
-        show_json({"path": str(config_path()), "was_logged_in": was_stored})
+        show_json({"path": str(config_path()), "was_logged_in": was_stored, "revoked": revoked})
     else:
         typer.echo("Logged out." if was_stored else "Nobody was logged in.", err=True)
     if os.environ.get("FARCALL_TOKEN"):
@@ -67,18 +105,19 @@ def logout(as_json: AsJson = False) -> None:
 
 
 def whoami(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show which API is called, whose token is used, and whether the API knows it."""
+    """Show which API is called, whose token is used, and the limits in force."""
     settings = Settings.resolve()
-    source = "FARCALL_TOKEN" if os.environ.get("FARCALL_TOKEN") else str(config_path())
+    source = "FARCALL_TOKEN" if os.environ.get("FARCALL_TOKEN") else str(settings.login or config_path())
     with connected(context) as client:
-        owned = client.get_endpoints(role="owner")
-    # The API tells an identity only with what it owns.
-    identity_id = owned[0]["owner"] if owned else None
-    fields = {"api_url": settings.api_url, "token_from": source, "identity_id": identity_id, "endpoints": len(owned)}
+        who = client.whoami()
+    fields: dict[str, Any] = {"api_url": settings.api_url, "token_from": source, **who}
     if as_json:
         show_json(fields)
-    else:
-        show_fields({name.replace("_", " "): value for name, value in fields.items()})
+        return
+    fields["linked"] = ", ".join(who["linked"])
+    limits = fields.pop("limits")
+    fields |= {name: _shown(value) for name, value in limits.items()}
+    show_fields({name.replace("_", " "): value for name, value in fields.items()})
 
 
 def _given_token() -> str:
@@ -91,13 +130,86 @@ def _given_token() -> str:
     return token.strip()
 
 
-def _globus_token() -> str:
-    raise ConfigurationError(
-        "this command line cannot log in with Globus by itself: it does not bring globus-sdk",
-        hint="Log in with globus_sdk.UserApp and pass its authorizer to farcall.Client, "
-        "or give an access token to `farcall login`.",
+def _log_in(
+    api_url: str,
+    provider: Provider,
+    issuer: str | None,
+    client_id: str | None,
+    scope: str | None,
+    audience: str,
+    *,
+    browser: bool,
+) -> Login:
+    """A login with tokens from a provider.
+
+    :raises ConfigurationError: if something has to be said first.
+    :raises Unauthenticated, Unavailable: if the provider gives no token.
+    """
+    import time
+
+    from farcall.cli import _oidc
+    from farcall_common.login import Login, client_from
+
+    if provider is Provider.OIDC and not issuer:
+        raise ConfigurationError("the issuer is not said", hint="Give --issuer, or set FARCALL_LOGIN_ISSUER.")
+    known_id, secret = client_from(os.environ)
+    chosen_id = client_id or known_id
+    if chosen_id is None:
+        raise ConfigurationError("which client logs in is not said", hint="Give --client-id, or set FARCALL_CLIENT_ID.")
+    secret = secret if chosen_id == known_id else None
+    found: Mapping[str, Any] = {}
+    if provider is Provider.GLOBUS:
+        from farcall.cli._globus import globus_tokens, globus_urls
+
+        scope = scope or os.environ.get("FARCALL_GLOBUS_SCOPE")
+        if not scope:
+            raise ConfigurationError("the deployment's scope is not said", hint="Give --scope; its operator knows it.")
+        token_url, revoke_url = globus_urls()
+    else:
+        found = _oidc.discovered(issuer or "")
+        token_url, revoke_url = found["token_endpoint"], found.get("revocation_endpoint", "")
+        scope = scope or ("" if secret else "openid offline_access")
+    wanted = Login(
+        api_url=api_url,
+        provider=provider.value,
+        client_id=chosen_id,
+        scope=scope,
+        token_url=token_url,
+        revoke_url=revoke_url,
+        audience=audience,
     )
+    if provider is Provider.GLOBUS:
+        answer = globus_tokens(wanted, secret, browser=browser)
+    elif secret is not None:
+        answer = _oidc.tokens_of_client(wanted, secret)
+    elif browser or "device_authorization_endpoint" not in found:
+        answer = _oidc.tokens_by_browser(wanted, found)
+    else:
+        answer = _oidc.tokens_by_device(wanted, found)
+    return wanted.with_tokens(answer, now=time.time())
 
 
-#: Where a token comes from: a provider that can log in is one function more.
-_TOKENS: Final[Mapping[Provider, Callable[[], str]]] = {Provider.DEV: _given_token, Provider.GLOBUS: _globus_token}
+def _keep(settings: Settings, got: Login | None) -> Path:
+    """Keep a login or a token, and forget the other. Returns where."""
+    from farcall_common.login import forget, keep
+
+    if got is None:
+        path = store({"api_url": settings.api_url, "token": settings.token})
+        forget(_login_path())
+        return path
+    store({"api_url": settings.api_url, "token": None})
+    keep(_login_path(), got)
+    return _login_path()
+
+
+def _login_path() -> Path:
+    return config_path().with_name(LOGIN_FILE)
+
+
+def _address(url: str | None) -> str:
+    """:raises ConfigurationError: if it is not known; before anybody is asked to log in."""
+    return Settings.resolve(url, "-", environ={"FARCALL_HOME": str(config_path().parent)}).api_url
+
+
+def _shown(value: Any) -> Any:
+    return f"{value['used']} of {value['limit']}" if isinstance(value, dict) else value

@@ -25,11 +25,13 @@ COMMANDS: Final[Mapping[str, Deferred]] = {
     "tasks": Deferred("farcall.cli._tasks:app", "Your tasks."),
     "groups": Deferred("farcall.cli._groups:app", "Tasks that were submitted together."),
     "functions": Deferred("farcall.cli._functions:app", "Your registered functions."),
+    "containers": Deferred("farcall.cli._containers:app", "Environments for your tasks."),
     "endpoints": Deferred("farcall.cli._endpoints:app", "Endpoints that you may use."),
-    "login": Deferred("farcall.cli._account:login", "Store a token."),
-    "logout": Deferred("farcall.cli._account:logout", "Take the token out of the configuration file."),
+    "audit": Deferred("farcall.cli._audit:app", "Who did what, and when."),
+    "login": Deferred("farcall.cli._account:login", "Log in, or store a token."),
+    "logout": Deferred("farcall.cli._account:logout", "Forget the token, and have its provider end it, if it can."),
     "whoami": Deferred(
-        "farcall.cli._account:whoami", "Show which API is called, whose token is used, and whether the API knows it."
+        "farcall.cli._account:whoami", "Show which API is called, whose token is used, and the limits in force."
     ),
     "config": Deferred("farcall.cli._config:app", "Settings in the configuration file."),
     "version": Deferred("farcall.cli._version:version", "Show versions."),

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from farcall._settings import find_home
-from farcall.cli._private import write_private
+from farcall_common.private import write_private
 
 __all__ = ["completes", "remember"]
 

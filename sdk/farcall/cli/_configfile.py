@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from farcall._settings import find_home
-from farcall.cli._private import write_private
 from farcall_common.errors import ConfigurationError
+from farcall_common.private import write_private
 
 __all__ = ["KEYS", "config_path", "store"]
 

@@ -10,11 +10,13 @@ from farcall.cli._cache import completes, remember
 from farcall.cli._connect import connected
 from farcall.cli._load import FunctionName, load_function
 from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+from farcall_common.errors import InvalidRequest
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Your registered functions.", no_args_is_help=True)
 
+FunctionId = Annotated[str, typer.Argument(metavar="FUNCTION", autocompletion=completes("functions"))]
 Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
 FunctionIds = Annotated[list[str], typer.Argument(metavar="FUNCTION...", autocompletion=completes("functions"))]
 
@@ -44,24 +46,22 @@ def search(
 
 
 @app.command()
-def show(
-    context: typer.Context,
-    function_id: Annotated[str, typer.Argument(metavar="FUNCTION", autocompletion=completes("functions"))],
-    as_json: AsJson = False,
-) -> None:
-    """Show a function."""
+def show(context: typer.Context, function: FunctionId, as_json: AsJson = False) -> None:
+    """Show a function: by its id, ID@VERSION, or an alias."""
     with connected(context) as client:
-        function = client.get_function(function_id)
+        found = client.find_function(function)
+        whole = client.get_function(found["function_uuid"], version=found["version"])
     if as_json:
-        show_json(function)
+        show_json(found | whole)
         return
     show_fields(
         {
-            "function": function["function_uuid"],
-            "name": function["function_name"],
-            "description": function["description"],
-            **{name.replace("_", " "): value for name, value in function["metadata"].items()},
-            "size": f"{len(function['function_code'])} bytes",
+            "function": found["function_uuid"],
+            "version": found["version"],
+            "name": found["function_name"],
+            "description": found["description"],
+            **{name.replace("_", " "): value for name, value in found["metadata"].items()},
+            "size": f"{len(whole['function_code'])} bytes",
         }
     )
 
@@ -89,6 +89,80 @@ def register(
         typer.echo(function_id)
 
 
+@app.command()
+def update(
+    context: typer.Context,
+    function_id: FunctionId,
+    function: Annotated[
+        str | None, typer.Argument(metavar="FILE.py:FUNCTION", help="What it is from now on: a new version.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What to call it.")] = None,
+    description: Annotated[str | None, typer.Option(help="What it does.")] = None,
+    public: Annotated[bool | None, typer.Option("--public/--private", help="Whether everybody may run it.")] = None,
+    memoize: Annotated[
+        bool | None, typer.Option("--memoize/--no-memoize", help="Whether equal calls are answered from memory.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a function, and show the number of its newest version. Calls of older versions go on with those."""
+    loaded = None if function is None else load_function(function)
+    with connected(context) as client:
+        version = client.update_function(
+            function_id, loaded, name=name, description=description, public=public, memoize=memoize
+        )
+    if as_json:
+        show_json({"function_uuid": function_id, "version": version})
+    else:
+        typer.echo(version)
+
+
+@app.command()
+def versions(context: typer.Context, function_id: FunctionId, limit: Limit = 50, as_json: AsJson = False) -> None:
+    """List the versions of a function, newest first. ID@VERSION calls one of them."""
+    with connected(context) as client:
+        found = client.get_function_versions(function_id, limit=limit)
+    if as_json:
+        show_json(found)
+        return
+    rows = [(each["version"], instant(each["created_at"]), each["function_hash"][:12]) for each in found]
+    show_table(("version", "registered", "hash"), rows)
+
+
+@app.command()
+def alias(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="What to call it by.")],
+    function: Annotated[
+        str | None, typer.Argument(metavar="FUNCTION", help="An id, for its newest version, or ID@VERSION.")
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Take the name away instead.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give a function a name of yours, or take it away. The name may have meant another function before."""
+    if delete == (function is not None):
+        raise InvalidRequest("either a function or --delete is needed", hint="`farcall functions aliases` lists names.")
+    with connected(context) as client:
+        if function is None:
+            client.delete_alias(name)
+        else:
+            function_id, _, version = function.partition("@")
+            client.set_alias(name, function_id, version=int(version) if version else None)
+    if as_json:
+        show_json({"name": name, "function": function})
+
+
+@app.command()
+def aliases(context: typer.Context, as_json: AsJson = False) -> None:
+    """List your aliases."""
+    with connected(context) as client:
+        found = client.get_aliases()
+    if as_json:
+        show_json(found)
+        return
+    rows = [(each["name"], each["function_uuid"], each["version"] or "newest") for each in found]
+    show_table(("alias", "function", "version"), rows, empty="You have no aliases.")
+
+
 @app.command("rm")
 @app.command("delete", hidden=True)
 def remove(context: typer.Context, function_ids: FunctionIds, as_json: AsJson = False) -> None:
@@ -107,10 +181,16 @@ def _list(context: typer.Context, text: str, limit: int, *, as_json: bool) -> No
     if as_json:
         show_json(functions)
         return
-    columns = ("function", "name", "registered", "description")
+    columns = ("function", "name", "version", "registered", "description")
     show_table(columns, map(_row, functions), empty="You have no such functions.")
 
 
 def _row(function: dict[str, Any]) -> tuple[str, ...]:
     first_line = (function["description"] or "").strip().partition("\n")[0]
-    return function["function_uuid"], function["function_name"], instant(function["created_at"]), first_line
+    return (
+        function["function_uuid"],
+        function["function_name"],
+        str(function["version"]),
+        instant(function["created_at"]),
+        first_line,
+    )

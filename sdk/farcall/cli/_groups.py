@@ -16,6 +16,7 @@ from farcall.cli._connect import bar, connected
 from farcall.cli._exits import FAILED, show_error
 from farcall.cli._output import AsJson, instant, show_json, show_line, show_table
 from farcall_common.errors import FarcallError, TaskPending
+from farcall_common.wire import TERMINAL_STATES
 
 __all__ = ["app"]
 
@@ -23,7 +24,7 @@ app = typer.Typer(help="Tasks that were submitted together.", no_args_is_help=Tr
 
 _POLLING: Final = Backoff(first_s=0.1, cap_s=2.0)
 _IDS_PER_REQUEST: Final = 500
-_ENDED: Final = frozenset({"success", "failed", "cancelled", "lost"})
+_ENDED: Final = frozenset(map(str, TERMINAL_STATES))
 
 GroupId = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=completes("groups"))]
 
@@ -31,30 +32,18 @@ GroupId = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=complete
 @app.command("ls")
 def list_(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many of your newest tasks are looked at.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List the groups of your newest tasks, with how many tasks are in which state."""
+    """List groups, newest first, with how many tasks are in which state."""
     with connected(context) as client:
-        tasks = client.get_tasks(limit=limit)
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for task in tasks:
-        groups.setdefault(task["task_group_id"], []).append(task)
-    remember("groups", groups)
-    found: list[dict[str, Any]] = [
-        {
-            "task_group_id": group_id,
-            "submitted_at": min(each["submitted_at"] or 0.0 for each in members),
-            "tasks": len(members),
-            "states": dict(collections.Counter(each["status"] for each in members)),
-        }
-        for group_id, members in groups.items()
-    ]
+        groups = client.get_task_groups(limit=limit)
+    remember("groups", (each["task_group_id"] for each in groups))
     if as_json:
-        show_json(found)
+        show_json(groups)
         return
     rows = [
-        (each["task_group_id"], instant(each["submitted_at"]), each["tasks"], _counts(each["states"])) for each in found
+        (each["task_group_id"], instant(each["created_at"]), each["tasks"], _counts(each["states"])) for each in groups
     ]
     show_table(("group", "submitted", "tasks", "states"), rows, empty="You have no tasks.")
 

@@ -22,6 +22,7 @@ _STYLES: Final[Mapping[str, str]] = {
     "online": "green",
     "failed": "red",
     "lost": "red",
+    "dead-lettered": "red",
     "running": "cyan",
     "cancelled": "yellow",
     "offline": "yellow",

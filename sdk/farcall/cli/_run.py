@@ -13,14 +13,12 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from farcall._calls import pack_call
 from farcall._client import Client
 from farcall._executor import Executor
 from farcall._future import ComputeFuture
 from farcall.cli._cache import remember
 from farcall.cli._connect import bar, connected, waiting
 from farcall.cli._exits import FAILED, INTERRUPTED, show_error
-from farcall.cli._journal import KEPT, Call, keep
 from farcall.cli._load import FunctionName, load_function, parse_argument, parse_kwargs
 from farcall.cli._output import AsJson, show_json, show_line, show_value
 from farcall.cli._resolve import EndpointName, resolve_endpoint
@@ -66,13 +64,13 @@ def run(
             batch = client.create_batch(walltime_s=walltime)
             task_id = batch.add(client.register_function(called), args, named)
             client.batch_run(endpoint_id, batch)
-            _keep([task_id], [(args, named)], walltime)
+            remember("tasks", [task_id])
             show_json({"task_id": task_id}) if as_json else show_value(task_id)
             return
         with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
             future = executor.submit(called, *args, **named)
             futures.append(future)
-            _keep([future.task_id], [(args, named)], walltime)
+            remember("tasks", [future.task_id])
             with waiting(f"task {future.task_id}"):
                 concurrent.futures.wait(futures, timeout)
             _end_late(futures, timeout)
@@ -115,7 +113,7 @@ def map_(
             return
         with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
             futures.extend(executor.submit(called, *args, **named) for args, named in calls)
-            _keep([future.task_id for future in futures], calls, walltime)
+            remember("tasks", [future.task_id for future in reversed(futures)])
             failed = _show_results(futures, timeout, as_json=as_json)
     if failed:
         raise typer.Exit(FAILED)
@@ -222,21 +220,12 @@ def _submit_only(
         batch = client.create_batch(walltime_s=walltime_s)
         ids = [batch.add(function_id, args, named) for args, named in calls]
         client.batch_run(endpoint_id, batch)
-    _keep(ids, calls, walltime_s)
+    remember("tasks", reversed(ids))
     remember("groups", [batch.task_group_id])
     if as_json:
         show_json({"task_group_id": batch.task_group_id, "task_ids": ids})
     else:
         typer.echo(batch.task_group_id)
-
-
-def _keep(ids: Sequence[str], calls: Sequence[Arguments], walltime_s: float | None) -> None:
-    """Keep what the shell completes and what ``farcall tasks retry`` needs, of the newest tasks."""
-    remember("tasks", reversed(ids[-KEPT:]))
-    keep(
-        Call(task_id, pack_call(tuple(args), named, function_name="it").decode(), walltime_s)
-        for task_id, (args, named) in zip(reversed(ids[-KEPT:]), reversed(calls[-KEPT:]), strict=True)
-    )
 
 
 def _end_late(futures: Sequence[Future], timeout_s: float | None) -> None:

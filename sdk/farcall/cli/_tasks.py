@@ -3,37 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+import itertools
+from typing import Annotated, Any, Final
 
-import msgspec
 import typer
 
-from farcall._client import Client
-from farcall._submission import Prepared, TaskOptions, check_answer, encode_payload, encode_submit
-from farcall.cli import _journal as journal
 from farcall.cli._cache import completes, remember
 from farcall.cli._connect import connected
+from farcall.cli._export import AsLines, Since, Until, moment, write
 from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
-from farcall_common.errors import InvalidRequest, TaskUnknown
-from farcall_common.wire import TaskState, new_task_id
+from farcall_common.errors import TaskUnknown
+from farcall_common.wire import TaskState
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Your tasks.", no_args_is_help=True)
 
+_EXPORTED: Final = (
+    "task_id",
+    "status",
+    "task_group_id",
+    "endpoint_id",
+    "function_id",
+    "function_version",
+    "attempt",
+    "submitted_at",
+    "finished_at",
+    "retry_of",
+    "owner_id",
+    "error",
+)
+
+State = Annotated[TaskState | None, typer.Option(help="Only tasks in this state, like running or failed.")]
+OnEndpoint = Annotated[
+    str | None, typer.Option(metavar="ID", help="Only tasks of this endpoint.", autocompletion=completes("endpoints"))
+]
 TaskId = Annotated[str, typer.Argument(metavar="TASK", autocompletion=completes("tasks"))]
 
 
 @app.command("ls")
 def list_(
     context: typer.Context,
-    state: Annotated[TaskState | None, typer.Option(help="Only tasks in this state, like running or failed.")] = None,
+    state: State = None,
+    endpoint: OnEndpoint = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List tasks, newest first."""
+    """List tasks, newest first.
+
+    With --state dead-lettered, what took down each worker that it ran in, until it is discarded; with --endpoint too,
+    that of everybody, if the endpoint is yours.
+    """
     with connected(context) as client:
-        tasks = client.get_tasks(state=state and str(state), limit=limit)
+        found = client.iter_tasks(state=state and str(state), endpoint_id=endpoint, page=min(limit, 1000))
+        tasks = list(itertools.islice(found, limit))
     remember("tasks", (task["task_id"] for task in tasks))
     if as_json:
         show_json(tasks)
@@ -69,6 +92,7 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         "function": task.function_id,
         "attempt": task.attempt,
         "finished": instant(task.finished_at),
+        "retry of": task.retry_of,
         "result": None if task.exception else repr(task.value),
         **{name.replace("_", " "): value for name, value in task.details.items()},
         "error": error,
@@ -123,14 +147,14 @@ def why(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> Non
 
 @app.command()
 def logs(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
-    """Show the last output of a task that failed: what it wrote to standard output, and on standard error the rest.
+    """Show the last output of a task: what it wrote to standard output, and on standard error the rest.
 
-    Of a task that succeeded no output is kept: what matters should be in what it returns.
+    It is kept of a task that failed, and of one that succeeded if it was submitted with keep_output=True.
     """
     with connected(context) as client:
         task = client._api.get_task(task_id)
-    error = task.get("error") or {}
-    output, errors = error.get("stdout_tail") or "", error.get("stderr_tail") or ""
+    kept = task.get("error") or task.get("details") or {}
+    output, errors = kept.get("stdout_tail") or "", kept.get("stderr_tail") or ""
     if as_json:
         show_json({"task_id": task_id, "status": task["status"], "stdout_tail": output, "stderr_tail": errors})
         return
@@ -164,37 +188,52 @@ def retry(
     task_ids: Annotated[list[str], typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))],
     as_json: AsJson = False,
 ) -> None:
-    """Submit tasks that have ended again: the same function, arguments and endpoint, as new tasks.
+    """Run tasks that have ended again: the same function, arguments, endpoint and options, as new tasks.
 
-    The API never gives arguments back. Those of your last 500 calls by `farcall run` and `farcall map`, if up to
-    64 KiB, are kept on this machine; other tasks must be submitted again where they were submitted.
+    The API keeps the arguments for as long as the task, except for those of a dead letter that was discarded.
     """
     with connected(context) as client:
-        again = {task_id: _resubmitted(client, task_id) for task_id in dict.fromkeys(task_ids)}
+        again = {task_id: client.retry(task_id) for task_id in dict.fromkeys(task_ids)}
+    remember("tasks", again.values())
     if as_json:
         show_json(again)
     else:
         show_table(("task", "again as"), list(again.items()))
 
 
-def _resubmitted(client: Client, task_id: str) -> str:
-    task = client._api.get_task(task_id)
-    if not TaskState(task["status"]).is_terminal:
-        raise InvalidRequest(f"task {task_id} is {task['status']}", hint="Only a task that has ended can be retried.")
-    call = journal.find(task_id)
-    if call is None:
-        raise InvalidRequest(
-            f"what task {task_id} was called with is not known here",
-            hint="Submit it again where it was submitted: the API never gives arguments back.",
-        )
-    fresh = msgspec.structs.replace(call, task_id=new_task_id())
-    prepared = Prepared(fresh.task_id, task["function_id"], encode_payload(call.payload.encode()))
-    options = TaskOptions(walltime_s=call.walltime_s)
-    body, ids = encode_submit([prepared], task_group_id=task["task_group_id"], options=options)
-    check_answer(client._api.submit(task["endpoint_id"], body), ids)
-    journal.keep([fresh])
-    remember("tasks", [fresh.task_id])
-    return fresh.task_id
+@app.command()
+def discard(
+    context: typer.Context,
+    task_ids: Annotated[list[str], typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))],
+    as_json: AsJson = False,
+) -> None:
+    """Forget dead letters: they are listed no more, and their arguments are gone.
+
+    A dead letter is a task each of whose attempts took down its worker, or the endpoint.
+    """
+    with connected(context) as client:
+        for task_id in dict.fromkeys(task_ids):
+            client.discard(task_id)
+    if as_json:
+        show_json({"discarded": task_ids})
+    else:
+        show_table(("discarded",), [(task_id,) for task_id in task_ids])
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    since: Since = None,
+    until: Until = None,
+    state: State = None,
+    endpoint: OnEndpoint = None,
+    as_json: AsLines = True,
+) -> None:
+    """Write all of your tasks, newest first, however many: a JSON object a line, or CSV. Instants are epoch seconds."""
+    first, last = moment(since), moment(until)
+    with connected(context, doing=None) as client:
+        tasks = client.iter_tasks(state=state and str(state), endpoint_id=endpoint, since=first, until=last)
+        write(tasks, _EXPORTED, as_json=as_json)
 
 
 def _duration(task: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import re
 import threading
@@ -17,24 +18,26 @@ import msgspec
 
 from farcall._blobs import INLINE_BYTES, MAX_PAYLOAD_BYTES
 from farcall._client import Client
+from farcall.testing._registry import Registry
 from farcall.testing._shapes import Task, read_json, refusal, unknown_task
 from farcall_common.errors import (
     BlobUnknown,
+    Conflict,
     EndpointUnknown,
     ErrorRecord,
     FarcallError,
-    FunctionUnknown,
     InvalidRequest,
     NoForwarder,
     NotFound,
     PayloadTooLarge,
     TaskCancelled,
+    TaskDeadLettered,
     TaskGroupUnknown,
     TaskIdReused,
     TaskUnknown,
     Unauthenticated,
 )
-from farcall_common.payload import Serializer, describe_exception
+from farcall_common.payload import BINARY_DATA, PickleOutOfBand, Serializer, describe_exception
 from farcall_common.wire import Reporter, TaskState, is_uuid
 
 __all__ = ["FakeCloud"]
@@ -73,36 +76,36 @@ class FakeCloud:
         self.runtime: Json = {}
         self._owner_id = str(uuid.uuid4())
         self._lock = threading.RLock()
-        self._functions: dict[str, Json] = {}
+        self._registry = Registry()
         self._tasks: dict[str, Task] = {}
         self._blobs: dict[str, bytes] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._endpoint_is_deleted = False
-        self._routes: list[tuple[str, re.Pattern[str], Callable[..., Any]]] = [
-            (method, re.compile(pattern), handle)
-            for method, pattern, handle in (
-                ("GET", "/v2/version", self._get_version),
-                ("POST", "/v[23]/functions", self._register_function),
-                ("GET", "/v3/functions", self._list_functions),
-                ("GET", "/v2/functions/([^/]+)", self._get_function),
-                ("DELETE", "/v2/functions/([^/]+)", self._delete_function),
-                ("GET", "/v2/endpoints", self._list_endpoints),
-                ("GET", "/v2/endpoints/([^/]+)", self._get_endpoint),
-                ("DELETE", "/v2/endpoints/([^/]+)", self._delete_endpoint),
-                ("GET", "/v2/endpoints/([^/]+)/status", self._get_endpoint_status),
-                ("GET", "/v3/endpoints/([^/]+)/allowed_functions", self._get_allowed_functions),
-                ("POST", "/v3/endpoints/([^/]+)/submit", self._submit),
-                ("GET", "/v2/tasks/([^/]+)", self._get_task),
-                ("POST", "/v2/batch_status", self._batch_status),
-                ("GET", "/v2/taskgroup/([^/]+)", self._get_group),
-                ("GET", "/v3/tasks", self._list_tasks),
-                ("POST", "/v3/tasks/cancel", self._cancel),
-                ("GET", "/v3/tasks/([^/]+)/events", self._list_events),
-                ("GET", "/v3/tasks/([^/]+)/why", self._why),
-                ("POST", "/v3/blobs", self._grant_blob),
-                ("POST", "/v3/stream", self._open_stream),
-            )
-        ]
+        routes: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+            ("GET", "/v2/version", self._get_version),
+            ("GET", "/v3/whoami", self._whoami),
+            ("GET", "/v3/groups", self._list_groups),
+            *self._registry.routes,
+            ("GET", "/v2/endpoints", self._list_endpoints),
+            ("GET", "/v2/endpoints/([^/]+)", self._get_endpoint),
+            ("DELETE", "/v2/endpoints/([^/]+)", self._delete_endpoint),
+            ("GET", "/v2/endpoints/([^/]+)/status", self._get_endpoint_status),
+            ("GET", "/v3/endpoints/([^/]+)/allowed_functions", self._get_allowed_functions),
+            ("POST", "/v3/endpoints/([^/]+)/submit", self._submit),
+            ("GET", "/v2/tasks/([^/]+)", self._get_task),
+            ("POST", "/v2/batch_status", self._batch_status),
+            ("GET", "/v2/taskgroup/([^/]+)", self._get_group),
+            ("GET", "/v3/tasks", self._list_tasks),
+            ("POST", "/v3/tasks/cancel", self._cancel),
+            ("GET", "/v3/tasks/([^/]+)/events", self._list_events),
+            ("POST", "/v3/tasks/([^/]+)/retry", self._retry),
+            ("POST", "/v3/tasks/([^/]+)/discard", self._discard),
+            ("GET", "/v3/audit", self._list_audit),
+            ("GET", "/v3/tasks/([^/]+)/why", self._why),
+            ("POST", "/v3/blobs", self._grant_blob),
+            ("POST", "/v3/stream", self._open_stream),
+        )
+        self._routes = [(method, re.compile(pattern), handle) for method, pattern, handle in routes]
         if workers:
             self.start(workers=workers)
 
@@ -133,6 +136,16 @@ class FakeCloud:
         for task in waiting:
             self._run(task)
 
+    def bury(self, task_id: str) -> None:
+        """End a task that waits as a dead letter, as if it had taken down its worker in each of its attempts."""
+        with self._lock:
+            task = self._task(task_id)
+            hint = f"`farcall tasks retry {task_id}` runs it again; `farcall tasks discard {task_id}` forgets it."
+            message, reasons = "The worker process died while it ran the task.", ("killed by SIGKILL",)
+            code = TaskDeadLettered.code
+            task.error = ErrorRecord(code, message, hint, endpoint_id=task.endpoint_id, reasons=reasons)
+            task.move(TaskState.DEAD_LETTERED, Reporter.FORWARDER)
+
     def close(self) -> None:
         """Let the calls that run end; those that wait never start."""
         if self._pool is not None:
@@ -146,14 +159,15 @@ class FakeCloud:
                 return
             task.attempt += 1
             task.move(TaskState.RUNNING, Reporter.AGENT)
-            body = self._functions[task.function_id]["function_code"].encode()
+            body = self._registry.function(f"{task.function_id}@{task.function_version}")["function_code"].encode()
         started_at = time.time()
         result: bytes | None = None
         error: ErrorRecord | None = None
         try:
             function = _serializer.unpack_function(body)
             args, kwargs = _serializer.unpack_call(task.payload)
-            result = _serializer.serialize(function(*args, **kwargs))
+            wanted = BINARY_DATA if PickleOutOfBand().id in task.result_serializers else None
+            result = _serializer.serialize(function(*args, **kwargs), strategies=wanted)
         except Exception as raised:  # noqa: BLE001 - user code may raise anything; it is reported
             error = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
         with self._lock:
@@ -199,41 +213,27 @@ class FakeCloud:
             "git_sha": "",
         }
 
-    def _register_function(self, body: Json) -> Json:
-        for field in ("function_name", "function_code"):
-            if not isinstance(body.get(field), str) or not body[field]:
-                raise InvalidRequest(f"{field} is missing")
-        function_id = str(uuid.uuid4())
-        self._functions[function_id] = {
-            "function_uuid": function_id,
-            "function_name": body["function_name"],
-            "function_code": body["function_code"],
-            "function_hash": hashlib.sha256(body["function_code"].encode()).hexdigest(),
-            "description": body.get("description"),
-            "metadata": (body.get("meta") or {}) | ({"memoize": True} if body.get("memoize") else {}),
-            "public": body.get("public", False),
-            "version": 1,
-            "created_at": time.time(),
-        }
-        return {"function_uuid": function_id}
+    def _whoami(self, _: Json) -> Json:
+        limits = self._registry.quotas() | {"max_payload_bytes": MAX_PAYLOAD_BYTES}
+        who: Json = {"identity_id": self._owner_id, "username": "fake", "linked": [], "provider": "dev"}
+        return who | {"limits": limits}
 
-    def _list_functions(self, query: Json) -> Json:
-        search, limit = query.get("search", "").lower(), int(query.get("limit", 100))
-        found = [
-            {key: value for key, value in function.items() if key != "function_code"}
-            for function in reversed(self._functions.values())
-            if search in f"{function['function_name']}\n{function['description'] or ''}".lower()
+    def _list_groups(self, query: Json) -> Json:
+        limit, members = int(query.get("limit", 100)), collections.defaultdict[str, list[Task]](list)
+        for task in self._tasks.values():
+            members[task.task_group_id].append(task)
+        ids = list(reversed(members))
+        page = (ids[ids.index(query["before"]) + 1 :] if "before" in query else ids)[:limit]
+        groups = [
+            {
+                "task_group_id": group_id,
+                "created_at": members[group_id][0].timings["submitted_at"],
+                "tasks": len(members[group_id]),
+                "states": collections.Counter(str(task.state) for task in members[group_id]),
+            }
+            for group_id in page
         ]
-        return {"functions": found[:limit]}
-
-    def _get_function(self, _: Json, function_id: str) -> Json:
-        shown = ("function_uuid", "function_name", "function_code", "description", "metadata")
-        return {key: self._function(function_id)[key] for key in shown}
-
-    def _delete_function(self, _: Json, function_id: str) -> Json:
-        self._function(function_id)
-        del self._functions[function_id]
-        return {"result": 302}
+        return {"groups": groups, "next": page[-1] if len(page) == limit else None}
 
     def _list_endpoints(self, _: Json) -> list[Json]:
         endpoint = {"uuid": self.endpoint_id, "name": "fake", "display_name": None, "owner": self._owner_id}
@@ -287,14 +287,18 @@ class FakeCloud:
         group_id = body.get("task_group_id") or str(uuid.uuid4())
         ids = body.get("task_ids") or {key: [str(uuid.uuid4()) for _ in each] for key, each in body["tasks"].items()}
         tasks = []
-        for function_id, payloads in body["tasks"].items():
-            function = self._function(function_id)
+        self._registry.check_container(body.get("container"))
+        for reference, payloads in body["tasks"].items():
+            function = self._registry.function(reference)
+            function_id = function["function_uuid"]
             memoize = function["metadata"].get("memoize") if body.get("memoize") is None else body["memoize"]
-            for task_id, payload in zip(ids[function_id], payloads, strict=True):
+            for task_id, payload in zip(ids[reference], payloads, strict=True):
                 if not is_uuid(task_id):
                     raise InvalidRequest(f"{task_id!r} is not a UUID")
                 task = Task(task_id, group_id, endpoint_id, function_id, self._payload(payload))
+                task.function_version = function["version"]
                 task.memo_key = (function["function_hash"], task.payload) if memoize else None
+                task.result_serializers = body.get("result_serializers") or ()
                 known = self._tasks.get(task_id)
                 if known is None:
                     tasks.append(task)
@@ -346,9 +350,20 @@ class FakeCloud:
         return {"taskgroup_id": task_group_id, "create_websockets_queue": False, "tasks": entries}
 
     def _list_tasks(self, query: Json) -> Json:
-        state, limit = query.get("state"), int(query.get("limit", 100))
-        tasks = [task for task in reversed(self._tasks.values()) if state in (None, str(task.state))]
-        return {
+        state, limit, last = query.get("state"), int(query.get("limit", 100)), query.get("before")
+        since, until = float(query.get("since", 0)), float(query.get("until", "inf"))
+        tasks = [
+            task
+            for task in reversed(self._tasks.values())
+            if state in (None, str(task.state))
+            and not task.discarded
+            and query.get("endpoint_id") in (None, task.endpoint_id)
+            and since <= task.timings["submitted_at"] < until
+        ]
+        if last is not None:
+            tasks = tasks[[task.task_id for task in tasks].index(last.partition(":")[2]) + 1 :]
+        more = {"next": f"0:{tasks[limit - 1].task_id}"} if len(tasks) >= limit else {}
+        return more | {
             "tasks": [
                 {
                     "task_id": task.task_id,
@@ -356,6 +371,7 @@ class FakeCloud:
                     "task_group_id": task.task_group_id,
                     "endpoint_id": task.endpoint_id,
                     "function_id": task.function_id,
+                    "function_version": task.function_version,
                     "attempt": task.attempt,
                     "submitted_at": task.timings["submitted_at"],
                     "finished_at": task.events[-1]["at"] if task.state.is_terminal else None,
@@ -367,6 +383,39 @@ class FakeCloud:
 
     def _list_events(self, _: Json, task_id: str) -> Json:
         return {"task_id": task_id, "events": self._task(task_id).events}
+
+    def _retry(self, body: Json, task_id: str) -> Json:
+        task = self._task(task_id)
+        if not task.state.is_terminal or task.discarded:
+            raise Conflict(f"task {task_id} is {task.state}" + (" and discarded" if task.discarded else ""))
+        new_id = body.get("task_id") or str(uuid.uuid4())
+        again = {"task_group_id": task.task_group_id, "memoize": False, "task_ids": {task.function_id: [new_id]}}
+        self._submit(again | {"tasks": {task.function_id: [task.payload.decode()]}}, task.endpoint_id)
+        self._tasks[new_id].retry_of = task_id
+        return {"task_id": new_id, "retry_of": task_id, "task_group_id": task.task_group_id}
+
+    def _discard(self, _: Json, task_id: str) -> Json:
+        task = self._task(task_id)
+        if task.state is not TaskState.DEAD_LETTERED:
+            raise Conflict(f"task {task_id} is {task.state}", hint="Only a dead letter can be discarded.")
+        task.discarded, task.payload = True, b""
+        return {"task_id": task_id, "outcome": "discarded"}
+
+    def _list_audit(self, query: Json) -> Json:
+        since, until = float(query.get("since", 0)), float(query.get("until", "inf"))
+        entries = [
+            {
+                "at": task.timings["submitted_at"],
+                "identity_id": self._owner_id,
+                "action": "task.retry" if task.retry_of else "tasks.submit",
+                "object_id": task.retry_of or task.endpoint_id,
+                "owner_id": self._owner_id,
+                "detail": {"task_group_id": task.task_group_id, "tasks": 1},
+            }
+            for task in self._tasks.values()
+            if since <= task.timings["submitted_at"] < until
+        ]
+        return {"entries": entries}
 
     def _why(self, _: Json, task_id: str) -> Json:
         task, online = self._task(task_id), self._pool is not None
@@ -417,11 +466,6 @@ class FakeCloud:
     def _open_stream(self, _: Json) -> Json:
         raise NoForwarder("results are polled here", retry_after_s=60.0)
 
-    def _function(self, function_id: str) -> Json:
-        if function_id not in self._functions:
-            raise FunctionUnknown(f"there is no function {function_id}")
-        return self._functions[function_id]
-
     def _task(self, task_id: str) -> Task:
         if task_id not in self._tasks:
             raise TaskUnknown(f"there is no task {task_id}")
@@ -438,9 +482,11 @@ class FakeCloud:
             "task_group_id": task.task_group_id,
             "endpoint_id": task.endpoint_id,
             "function_id": task.function_id,
+            "function_version": task.function_version,
             "attempt": task.attempt,
             "details": task.details,
             "timings": task.timings,
+            **({"retry_of": task.retry_of} if task.retry_of else {}),
         }
         if task.state.is_terminal:
             shown["completion_t"] = str(task.events[-1]["at"])

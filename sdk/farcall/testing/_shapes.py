@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import httpx
@@ -20,13 +20,16 @@ Json = dict[str, Any]
 _STATUS: Final[Mapping[str, int]] = {
     "UNAUTHENTICATED": 401,
     "FUNCTION_UNKNOWN": 404,
+    "CONTAINER_UNKNOWN": 404,
     "ENDPOINT_UNKNOWN": 404,
     "TASK_UNKNOWN": 404,
     "TASK_GROUP_UNKNOWN": 404,
     "BLOB_UNKNOWN": 404,
     "NOT_FOUND": 404,
     "TASK_ID_REUSED": 409,
+    "CONFLICT": 409,
     "PAYLOAD_TOO_LARGE": 413,
+    "FORWARDER_WAKING": 503,
     "NO_FORWARDER": 503,
 }
 
@@ -46,6 +49,10 @@ class Task:
     events: list[Json] = dataclasses.field(default_factory=list)
     details: Json = dataclasses.field(default_factory=dict)
     memo_key: tuple[str, bytes] | None = None
+    function_version: int = 1
+    result_serializers: Sequence[str] = ()
+    retry_of: str | None = None
+    discarded: bool = False
 
     def ended(self) -> bool:
         return self.state.is_terminal

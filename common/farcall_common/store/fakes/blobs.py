@@ -41,6 +41,9 @@ class FakeBlobs(Reach):
                 raise BlobUnknown(f"there is no blob {blob_key}")
             return self._blobs[blob_key]
 
+    def read_part(self, blob_key: str, *, offset_bytes: int, length_bytes: int) -> bytes:
+        return self.read(blob_key)[offset_bytes : offset_bytes + length_bytes]
+
     def write(self, blob_key: str, data: bytes) -> BlobRef:
         with self._call():
             self._blobs[blob_key] = data
@@ -56,3 +59,8 @@ class FakeBlobs(Reach):
     def fetch(self, url: str) -> bytes:
         """What a reader does with a download URL."""
         return self.read(url.removeprefix(_SCHEME).partition("?")[0])
+
+    def expire(self) -> None:
+        """What a lifecycle rule does: every blob is gone."""
+        with self._call():
+            self._blobs.clear()

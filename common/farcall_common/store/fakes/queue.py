@@ -16,6 +16,7 @@ from farcall_common.store.model import (
     AckOutcome,
     CancelOutcome,
     ForwarderInfo,
+    Holding,
     LeasedTask,
     PeerKey,
     QueuedTask,
@@ -24,6 +25,7 @@ from farcall_common.store.model import (
     SharedEnds,
     Taken,
     TaskResult,
+    Tended,
 )
 
 __all__ = ["FakeQueue"]
@@ -184,6 +186,20 @@ class FakeQueue(Reach):
                     found.append(endpoint_id)
         return found
 
+    def tend(
+        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float, now: float
+    ) -> Mapping[str, Tended | Fenced | QueueDataLost]:
+        found: dict[str, Tended | Fenced | QueueDataLost] = {}
+        for endpoint_id, holding in held.items():
+            try:
+                self.keep(endpoint_id, forwarder_id, holding.fence, spool_id=holding.spool_id, ttl_s=ttl_s, now=now)
+                self.renew(endpoint_id, holding.fence, holding.leases, lease_s=lease_s, now=now)
+                reaped = self.reap(endpoint_id, holding.fence, now=now)
+                found[endpoint_id] = Tended(reaped, self.outbox(endpoint_id))
+            except (Fenced, QueueDataLost) as refusal:
+                found[endpoint_id] = refusal
+        return found
+
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:  # noqa: ARG002
         with self._call():
             lane = self._lane(endpoint_id)
@@ -200,6 +216,17 @@ class FakeQueue(Reach):
                 lane.entries[task_id].leased_at = now
                 lane.leases[task_id] = now + lease_s
             return [lane.view(task_id, leased_at=now) for task_id in task_ids]
+
+    def lease_many(
+        self, wanted: Mapping[str, tuple[int, int]], *, lease_s: float, now: float
+    ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
+        leased: dict[str, Sequence[LeasedTask] | Fenced | QueueDataLost] = {}
+        for endpoint_id, (fence, limit) in wanted.items():
+            try:
+                leased[endpoint_id] = self.lease(endpoint_id, fence, limit=limit, lease_s=lease_s, now=now)
+            except (Fenced, QueueDataLost) as refusal:
+                leased[endpoint_id] = refusal
+        return leased
 
     def renew(
         self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float, now: float
@@ -261,6 +288,19 @@ class FakeQueue(Reach):
                     outcomes[result.task_id] = AckOutcome.FIRST
         return outcomes
 
+    def ack_many(
+        self, ends: Sequence[tuple[int, Sequence[TaskResult]]], *, now: float
+    ) -> Sequence[Fenced | QueueDataLost | None]:
+        refusals: list[Fenced | QueueDataLost | None] = []
+        for fence, results in ends:
+            try:
+                self.ack(fence, results, now=now)
+            except (Fenced, QueueDataLost) as refusal:
+                refusals.append(refusal)
+            else:
+                refusals.append(None)
+        return refusals
+
     def outbox(self, endpoint_id: str, *, limit: int = 200) -> Sequence[TaskResult]:
         with self._call():
             lane = self._lane(endpoint_id)
@@ -271,6 +311,10 @@ class FakeQueue(Reach):
             lane = self._lane(endpoint_id)
             for task_id in task_ids:
                 lane.outbox.pop(task_id, None)
+
+    def flushed_many(self, task_ids: Mapping[str, Sequence[str]]) -> None:
+        for endpoint_id, ids in task_ids.items():
+            self.flushed(endpoint_id, ids)
 
     def restore(
         self,

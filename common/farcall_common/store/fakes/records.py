@@ -2,69 +2,31 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime as dt
 from collections.abc import Mapping, Sequence
 
 from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store import moves
-from farcall_common.store.fakes.reach import Reach
-from farcall_common.store.model import Endpoint, EndpointStatus, Function, Task, TaskEvent, TaskResult
+from farcall_common.store.fakes.catalogue import FakeCatalogue
+from farcall_common.store.model import AuditEntry, Endpoint, EndpointStatus, Task, TaskEvent, TaskGroup, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 
 __all__ = ["FakeRecords"]
 
 
-class FakeRecords(Reach):
+class FakeRecords(FakeCatalogue):
     """:class:`~farcall_common.store.ports.Records` that last as long as the object."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._functions: dict[str, dict[int, Function]] = {}
         self._endpoints: dict[str, Endpoint] = {}
         self._keys: dict[str, str] = {}
         self._grants: set[tuple[str, str]] = set()
         self._tasks: dict[str, Task] = {}
+        self._dead_letters: set[str] = set()
         self._events: list[TaskEvent] = []
-
-    # functions
-
-    def add_function(self, function: Function) -> None:
-        with self._call():
-            versions = self._functions.setdefault(function.function_id, {})
-            if versions and _newest(versions).owner_id != function.owner_id:
-                raise Conflict(f"function {function.function_id} belongs to someone else")
-            if function.version in versions:
-                raise Conflict(f"function {function.function_id} has a version {function.version} already")
-            first = _newest(versions).created_at if versions else function.created_at or dt.datetime.now(dt.UTC)
-            versions[function.version] = dataclasses.replace(function, created_at=first)
-
-    def get_function(self, function_id: str) -> Function | None:
-        return self.get_functions([function_id]).get(function_id)
-
-    def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
-        with self._call():
-            found = {id_: _newest(self._functions[id_]) for id_ in function_ids if id_ in self._functions}
-        if with_bodies:
-            return found
-        return {id_: dataclasses.replace(function, body=b"") for id_, function in found.items()}
-
-    def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
-        with self._call():
-            found = [
-                function
-                for function in map(_newest, self._functions.values())
-                if function.owner_id == owner_id
-                and search.lower() in f"{function.name}\n{function.description or ''}".lower()
-            ]
-        return sorted(found, key=lambda f: (_moment(f.created_at), f.function_id), reverse=True)[:limit]
-
-    def count_functions(self, owner_id: str, *, limit: int) -> int:
-        return len(self.list_functions(owner_id, limit=limit))
-
-    def delete_function(self, function_id: str) -> bool:
-        with self._call():
-            return self._functions.pop(function_id, None) is not None
 
     # endpoints and keys
 
@@ -136,7 +98,13 @@ class FakeRecords(Reach):
 
     # tasks
 
-    def add_tasks(self, tasks: Sequence[Task], *, remembered: Mapping[str, Task] | None = None) -> Mapping[str, Task]:
+    def add_tasks(
+        self,
+        tasks: Sequence[Task],
+        *,
+        remembered: Mapping[str, Task] | None = None,
+        audit: AuditEntry | None = None,
+    ) -> Mapping[str, Task]:
         if any((task.payload is None) == (task.payload_ref is None) for task in tasks):
             raise Conflict("a task has either a payload or a reference to one")
         with self._call():
@@ -152,6 +120,8 @@ class FakeRecords(Reach):
                 )
                 if new.finished_at is not None:
                     self._events.append(TaskEvent(task.task_id, new.state, Reporter.API, new.finished_at))
+            if audit is not None and (added := len({task.task_id for task in tasks} - known.keys())):
+                self.add_audit([dataclasses.replace(audit, detail={**audit.detail, "tasks": added})])
             return known
 
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
@@ -168,15 +138,59 @@ class FakeRecords(Reach):
         with self._call():
             return {task_id: self._tasks[task_id] for task_id in task_ids if task_id in self._tasks}
 
-    def list_tasks(self, owner_id: str, *, state: TaskState | None = None, limit: int = 100) -> Sequence[Task]:
+    def list_tasks(
+        self,
+        owner_id: str | None = None,
+        *,
+        endpoint_id: str | None = None,
+        state: TaskState | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        before: tuple[dt.datetime, str] | None = None,
+        limit: int = 100,
+    ) -> Sequence[Task]:
         with self._call():
-            found = [t for t in self._tasks.values() if t.owner_id == owner_id and state in (None, t.state)]
+            found = [
+                task
+                for task in self._tasks.values()
+                if owner_id in (None, task.owner_id)
+                and endpoint_id in (None, task.endpoint_id)
+                and state in (None, task.state)
+                and (state is not TaskState.DEAD_LETTERED or task.task_id in self._dead_letters)
+                and (since is None or _moment(task.submitted_at) >= since)
+                and (until is None or _moment(task.submitted_at) < until)
+                and (before is None or _by_submission(task) < before)
+            ]
         return [_light(task) for task in sorted(found, key=_by_submission, reverse=True)[:limit]]
+
+    def discard_tasks(self, task_ids: Sequence[str]) -> Sequence[str]:
+        with self._call():
+            discarded = sorted(self._dead_letters & set(task_ids))
+            self._dead_letters -= set(discarded)
+            for task_id in discarded:
+                self._tasks[task_id] = dataclasses.replace(self._tasks[task_id], payload=None, payload_ref=None)
+            return discarded
 
     def get_group(self, task_group_id: str) -> Sequence[Task]:
         with self._call():
             found = [task for task in self._tasks.values() if task.task_group_id == task_group_id]
         return [_light(task) for task in sorted(found, key=_by_submission)]
+
+    def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
+        with self._call():
+            tasks = [task for task in self._tasks.values() if task.owner_id == owner_id]
+        members: dict[str, list[Task]] = {}
+        for task in tasks:
+            members.setdefault(task.task_group_id, []).append(task)
+        groups = [
+            TaskGroup(id_, min(_moment(task.submitted_at) for task in each), collections.Counter(t.state for t in each))
+            for id_, each in members.items()
+        ]
+        groups.sort(key=lambda group: (group.created_at, group.task_group_id), reverse=True)
+        if before is not None:
+            ids = [group.task_group_id for group in groups]
+            groups = groups[ids.index(before) + 1 :] if before in ids else []
+        return groups[:limit]
 
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
         with self._call():
@@ -205,6 +219,8 @@ class FakeRecords(Reach):
             for task_id, result in first.items():
                 self._tasks[task_id] = _as_ended(self._tasks[task_id], result, at)
                 self._events.append(moves.end_event(result, at=at))
+                if result.state is TaskState.DEAD_LETTERED:
+                    self._dead_letters.add(task_id)
             return first
 
     def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:
@@ -213,6 +229,7 @@ class FakeRecords(Reach):
             gone = {task.task_id for task in sorted(ended, key=lambda task: _moment(task.finished_at))[:limit]}
             self._tasks = {task_id: task for task_id, task in self._tasks.items() if task_id not in gone}
             self._events = [event for event in self._events if event.task_id not in gone]
+            self._dead_letters -= gone
             return len(gone)
 
     def list_events(self, task_id: str) -> Sequence[TaskEvent]:
@@ -224,10 +241,6 @@ class FakeRecords(Reach):
             task_id: moves.Standing(task.state, task.attempt, task.endpoint_id, task.owner_id, task.task_group_id)
             for task_id, task in self.get_tasks(task_ids).items()
         }
-
-
-def _newest(versions: Mapping[int, Function]) -> Function:
-    return versions[max(versions)]
 
 
 def _moment(at: dt.datetime | None) -> dt.datetime:

@@ -1,6 +1,6 @@
 -- ARGV: fence, then (id, result) per task. Returns an outcome per task.
 require_owner(ARGV[1])
-local outcomes = {}
+local outcomes, ended = {}, {}
 for i = 2, #ARGV, 2 do
   local id, result = ARGV[i], ARGV[i + 1]
   local state = redis.call('HGET', TASK .. id, 'state')
@@ -9,8 +9,10 @@ for i = 2, #ARGV, 2 do
     outcome = 'duplicate'
   elseif state then
     finish(id, state, result)
+    ended[#ended + 1] = id
     outcome = 'first'
   end
   outcomes[#outcomes + 1] = outcome
 end
+let_go(ended)
 return outcomes

@@ -51,16 +51,18 @@ local function put_back(ids)
   end
 end
 
--- End a task that is queued or leased.
+-- End a task that is queued or leased; let_go has to follow. In two parts, because a batch lets go in three calls.
 local function finish(id, state, result)
-  if state == 'queued' then
-    redis.call('LREM', QUEUE, -1, id)
-  else
-    redis.call('ZREM', LEASES, id)
-  end
-  redis.call('SREM', STOPS, id)
+  if state == 'queued' then redis.call('LREM', QUEUE, -1, id) end
   redis.call('HSET', TASK .. id, 'state', 'done', 'result', result)
-  redis.call('RPUSH', OUTBOX, id)
+end
+
+-- Nobody leases these ended tasks any more; whether they are in the database is still to be seen.
+local function let_go(ids)
+  if #ids == 0 then return end
+  redis.call('ZREM', LEASES, unpack(ids))
+  redis.call('SREM', STOPS, unpack(ids))
+  redis.call('RPUSH', OUTBOX, unpack(ids))
 end
 
 -- Tell the forwarder that owns the endpoint, if one does, to look into the queue.

@@ -1,0 +1,71 @@
+"""The inputs of the simulation, read once."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from farcall_infra.profiles import load_profile
+
+__all__ = ["INPUTS", "Deployment", "Inputs", "deployment", "read_inputs"]
+
+INPUTS: Final = Path(__file__).with_name("inputs.toml")
+#: Processors that a size of ours has, and the share of one that a burstable size may use for good.
+_DATABASE_VCPUS: Final = {
+    "t4g.micro": (2, 0.10),
+    "t4g.small": (2, 0.20),
+    "t4g.medium": (2, 0.20),
+    "t4g.large": (2, 0.30),
+}
+_GIB: Final = {"cache.t4g.micro": 0.5, "cache.t4g.small": 1.37, "cache.m7g.large": 6.38}
+_VALKEY_SHARE: Final = 0.75
+"""What a node may use for data: the rest is for replication and snapshots."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The tables of ``inputs.toml``, numbers by name."""
+
+    per_task: dict[str, float]
+    per_endpoint: dict[str, float]
+    forwarder: dict[str, float]
+    policy: dict[str, float]
+    limits: dict[str, float]
+
+
+def read_inputs(path: Path = INPUTS) -> Inputs:
+    """Read them."""
+    tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return Inputs(**tables)
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """What of a deployment bounds it. A processor is taken for one of those that the costs were measured on."""
+
+    forwarders: int
+    forwarder_vcpus: float
+    forwarder_mib: float
+    database_vcpus: float
+    database_share: float
+    database_gib: float
+    queue_gib: float
+    requests_per_s: int
+
+
+def deployment(profile: str) -> Deployment:
+    """That of a profile as it is."""
+    size = load_profile(profile)
+    vcpus, share = _DATABASE_VCPUS[size.database.instance_type]
+    return Deployment(
+        forwarders=size.forwarder.tasks,
+        forwarder_vcpus=min(1.0, size.forwarder.cpu_units / 1024),  # it is one process, which uses one at most
+        forwarder_mib=size.forwarder.memory_mib,
+        database_vcpus=vcpus,
+        database_share=share,
+        database_gib=size.database.storage_gib,
+        queue_gib=_GIB[size.queue.node_type] * _VALKEY_SHARE,
+        requests_per_s=size.api.throttle_rate_per_s,
+    )

@@ -1,0 +1,98 @@
+"""How full each part of a deployment is under a steady load: what it uses of what it has."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final
+
+from benchmarks.cloud_scale.inputs import Deployment, Inputs
+
+__all__ = ["Load", "Use", "database_gib", "forwarders_needed", "most_endpoints", "most_tasks", "uses"]
+
+_S_PER_MONTH: Final = 86_400 * 30
+_MIB: Final = 2**20
+_GIB: Final = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """Endpoints that are connected, and tasks per second over all of them."""
+
+    endpoints: int
+    tasks_per_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """What is used of a resource, and how much of it there is, in the same unit."""
+
+    resource: str
+    used: float
+    available: float
+    unit: str
+
+    @property
+    def share(self) -> float:
+        """Above 1 it cannot be."""
+        return self.used / self.available
+
+
+def uses(load: Load, size: Deployment, inputs: Inputs) -> list[Use]:
+    """The resources of a deployment, the fullest first."""
+    task, endpoint, limits = inputs.per_task, inputs.per_endpoint, inputs.limits
+    presences_per_s = load.endpoints / inputs.policy["presence_s"]
+    commits_per_s = presences_per_s + load.tasks_per_s * task["transactions"]
+    database = load.tasks_per_s * task["postgres_us"] + presences_per_s * endpoint["presence_postgres_us"]
+    forwarder = load.tasks_per_s * task["forwarder_us"] + load.endpoints * inputs.forwarder["resting_us_per_s"]
+    memory_mib = load.endpoints * inputs.forwarder["endpoint_kib"] / 1024
+    # A submit and a read for each batch; a request lasts as long as the handler and the database work for it.
+    requests_per_s = 2 * load.tasks_per_s / inputs.policy["batch"]
+    request_s = inputs.policy["batch"] * (task["api_us"] + task["postgres_us"]) / 1e6
+    found = [
+        Use("forwarders' connections", load.endpoints, size.forwarders * inputs.forwarder["endpoints"], "endpoints"),
+        Use("forwarders' processors", forwarder / 1e6, size.forwarders * size.forwarder_vcpus, "vCPU"),
+        Use("load balancer's ports", load.endpoints, size.forwarders * limits["balancer_ports"], "connections"),
+        Use("forwarders' memory", memory_mib, size.forwarders * size.forwarder_mib, "MiB"),
+        Use("database's processor, for hours", database / 1e6, size.database_vcpus * size.database_share, "vCPU"),
+        Use("database's processor, for minutes", database / 1e6, size.database_vcpus, "vCPU"),
+        Use("database's commits", commits_per_s, limits["volume_iops"], "/s"),
+        Use("database's log", load.tasks_per_s * task["wal_bytes"] / _MIB, limits["volume_mib_per_s"], "MiB/s"),
+        Use("queue's processor", load.tasks_per_s * task["valkey_us"] / 1e6, 1.0, "vCPU"),
+        Use("requests to the API", requests_per_s, size.requests_per_s, "/s"),
+        Use("Lambda's concurrency", requests_per_s * request_s, limits["lambda_concurrency"], "functions"),
+        Use("database's disk, after 30 days", database_gib(load, inputs), size.database_gib, "GiB"),
+        Use(
+            "queue's memory, an hour behind",
+            3600 * load.tasks_per_s * task["waiting_bytes"] / _GIB,
+            size.queue_gib,
+            "GiB",
+        ),
+    ]
+    return sorted(found, key=lambda use: -use.share)
+
+
+def forwarders_needed(load: Load, size: Deployment, inputs: Inputs) -> int:
+    """How many forwarders of that size a load takes, none of them fuller than four fifths."""
+    by_name = {use.resource: use.share for use in uses(load, dataclasses.replace(size, forwarders=1), inputs)}
+    fullest = max(share for name, share in by_name.items() if name.startswith("forwarders'"))
+    return max(1, math.ceil(fullest / 0.8))
+
+
+def database_gib(load: Load, inputs: Inputs) -> float:
+    """What the tasks of 30 days take of the disk: they are kept for as long as that."""
+    return load.tasks_per_s * _S_PER_MONTH * inputs.per_task["database_bytes"] / _GIB
+
+
+def most_endpoints(size: Deployment, inputs: Inputs) -> tuple[int, str]:
+    """How many endpoints at rest a deployment holds, and what keeps it from holding more."""
+    fullest = uses(Load(1_000_000, 0), size, inputs)[0]
+    return int(1_000_000 / fullest.share), fullest.resource
+
+
+def most_tasks(size: Deployment, inputs: Inputs, *, passing: bool) -> tuple[int, str]:
+    """How many tasks per second a deployment takes, and what keeps it from more; ``passing``: for minutes, with
+    nothing waiting and a disk that is large enough."""
+    lasting = ("database's disk, after 30 days", "database's processor, for hours", "queue's memory, an hour behind")
+    found = [use for use in uses(Load(0, 1000), size, inputs) if not (passing and use.resource in lasting)]
+    return int(1000 / found[0].share), found[0].resource

@@ -1,0 +1,98 @@
+"""Who did what, in PostgreSQL: rows that are appended in the transaction of what they tell of, and never change."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Self
+
+from farcall_common.store.model import AuditEntry
+from farcall_common.store.postgres import Database, to_json
+
+__all__ = ["AUDIT_OF_BATCH", "NO_AUDIT", "PostgresAudit", "audit_parameters"]
+
+_ADD: Final = """
+    INSERT INTO audit (at, identity_id, owner_id, action, object_id, detail)
+    SELECT at, identity_id, owner_id, action, object_id, detail::json FROM unnest(
+        %(at)s::timestamptz[], %(identity_id)s::text[], %(owner_id)s::text[], %(action)s::text[], %(object_id)s::text[],
+        %(detail)s::text[]
+    ) AS new (at, identity_id, owner_id, action, object_id, detail)
+"""
+
+#: For a statement that has ``added`` rows: one entry about all of them, if there are any, which says how many.
+AUDIT_OF_BATCH: Final = """
+    INSERT INTO audit (at, identity_id, owner_id, action, object_id, detail)
+    SELECT %(audit_at)s::timestamptz, %(audit_identity_id)s::text, %(audit_owner_id)s::text, %(audit_action)s::text,
+        %(audit_object_id)s::text, (%(audit_detail)s::jsonb || jsonb_build_object('tasks', count(*)))::json
+    FROM added WHERE %(audit_identity_id)s::text IS NOT NULL HAVING count(*) > 0
+"""
+
+_ENTRY: Final = "audit_id, at, identity_id, owner_id, action, object_id, detail"
+_WITHIN: Final = """
+    (%(since)s::timestamptz IS NULL OR at >= %(since)s) AND (%(until)s::timestamptz IS NULL OR at < %(until)s)
+    AND (%(after_at)s::timestamptz IS NULL OR (at, audit_id) > (%(after_at)s, %(after_id)s))
+"""
+#: Two halves that share nothing, each by an index of its own.
+_LIST: Final = f"""
+    SELECT * FROM (
+        (SELECT {_ENTRY} FROM audit WHERE identity_id = ANY(%(ids)s) AND {_WITHIN}
+         ORDER BY at, audit_id LIMIT %(limit)s)
+        UNION ALL
+        (SELECT {_ENTRY} FROM audit
+         WHERE owner_id = ANY(%(ids)s) AND owner_id <> identity_id AND NOT identity_id = ANY(%(ids)s) AND {_WITHIN}
+         ORDER BY at, audit_id LIMIT %(limit)s)
+    ) AS entries ORDER BY at, audit_id LIMIT %(limit)s
+"""  # noqa: S608 - put together from the constants above
+
+_PURGE: Final = """
+    DELETE FROM audit WHERE audit_id IN (SELECT audit_id FROM audit WHERE at < %(before)s LIMIT %(limit)s)
+"""
+
+
+def audit_parameters(entry: AuditEntry | None) -> dict[str, Any]:
+    """The parameters of AUDIT_OF_BATCH; None appends nothing."""
+    values = {**vars(entry), "detail": to_json(entry.detail)} if entry else {}
+    names = ("at", "identity_id", "owner_id", "action", "object_id", "detail")
+    return {f"audit_{name}": values.get(name) for name in names}
+
+
+NO_AUDIT: Final = audit_parameters(None)
+
+
+class PostgresAudit:
+    """The part of the records that tells who did what."""
+
+    _database: Database
+
+    def audited(self, *entries: AuditEntry) -> Self:
+        view = copy.copy(self)
+        view._database = self._database.followed_by(_ADD, _columns(entries))
+        return view
+
+    def add_audit(self, entries: Sequence[AuditEntry]) -> None:
+        if entries:
+            self._database.run(_ADD, _columns(entries))
+
+    def list_audit(
+        self,
+        identity_ids: Collection[str],
+        *,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        after: tuple[dt.datetime, int] | None = None,
+        limit: int = 100,
+    ) -> Sequence[AuditEntry]:
+        after_at, after_id = after or (None, None)
+        parameters = {"since": since, "until": until, "after_at": after_at, "after_id": after_id, "limit": limit}
+        rows = self._database.rows(_LIST, {**parameters, "ids": sorted(identity_ids)})
+        return [AuditEntry(**row) for row in rows]
+
+    def purge_audit(self, *, before: dt.datetime, limit: int) -> int:
+        return self._database.run(_PURGE, {"before": before, "limit": limit})
+
+
+def _columns(entries: Sequence[AuditEntry]) -> Mapping[str, Any]:
+    names = ("at", "identity_id", "owner_id", "action", "object_id")
+    columns: dict[str, Any] = {name: [getattr(entry, name) for entry in entries] for name in names}
+    return {**columns, "detail": [to_json(entry.detail) for entry in entries]}

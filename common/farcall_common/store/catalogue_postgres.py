@@ -1,0 +1,197 @@
+"""What tasks are made of, in PostgreSQL: functions with their versions and aliases, and containers."""
+
+# ruff: noqa: S608 - statements are put together from the constants in this file, never from values
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from farcall_common.errors import Conflict, FunctionUnknown
+from farcall_common.store.model import Container, Function, FunctionAlias
+from farcall_common.store.postgres import Database, to_json
+
+__all__ = ["PostgresCatalogue"]
+
+_FUNCTION: Final = """
+    SELECT function_id, owner_id, name, body, body_hash, version, description, public, metadata, f.created_at
+    FROM function f JOIN LATERAL (
+        SELECT version, body, body_hash, metadata FROM function_version v
+        WHERE v.function_id = f.function_id ORDER BY version DESC LIMIT 1
+    ) newest ON true
+"""
+_FUNCTION_WITHOUT_BODY: Final = _FUNCTION.replace("name, body,", "name, ''::bytea AS body,")
+_VERSION: Final = """
+    SELECT f.function_id, f.owner_id, f.name, v.body, v.body_hash, v.version, f.description, f.public, v.metadata,
+        v.created_at
+    FROM function f JOIN function_version v USING (function_id)
+"""
+_VERSION_WITHOUT_BODY: Final = _VERSION.replace("v.body,", "''::bytea AS body,")
+_ALIAS: Final = "SELECT owner_id, name, function_id, version FROM function_alias WHERE owner_id = %(owner_id)s"
+
+
+class PostgresCatalogue:
+    """The half of the records that does not know tasks."""
+
+    _database: Database
+
+    # functions
+
+    def add_function(self, function: Function) -> None:
+        row = {**vars(function), "metadata": to_json(function.metadata)}
+        with self._database.connection() as connection, connection.transaction():
+            owned = connection.execute(
+                """
+                INSERT INTO function (function_id, owner_id, name, description, public, created_at)
+                VALUES (%(function_id)s, %(owner_id)s, %(name)s, %(description)s, %(public)s,
+                        coalesce(%(created_at)s, now()))
+                ON CONFLICT (function_id) DO UPDATE
+                    SET name = excluded.name, description = excluded.description, public = excluded.public
+                    WHERE function.owner_id = excluded.owner_id
+                """,
+                row,
+            )
+            if owned.rowcount == 0:
+                raise Conflict(f"function {function.function_id} belongs to someone else")
+            connection.execute(
+                """
+                INSERT INTO function_version (function_id, version, body, body_hash, metadata, created_at)
+                VALUES (%(function_id)s, %(version)s, %(body)s, %(body_hash)s, %(metadata)s,
+                        coalesce(%(created_at)s, now()))
+                """,
+                row,
+            )
+
+    def get_function(self, function_id: str) -> Function | None:
+        return self.get_functions([function_id]).get(function_id)
+
+    def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
+        query = _FUNCTION if with_bodies else _FUNCTION_WITHOUT_BODY
+        rows = self._database.rows(f"{query} WHERE function_id = ANY(%(ids)s)", {"ids": list(function_ids)})
+        return {row["function_id"]: Function(**row) for row in rows}
+
+    def update_function(self, function: Function) -> None:
+        self._database.run(
+            """
+            UPDATE function SET name = %(name)s, description = %(description)s, public = %(public)s
+            WHERE function_id = %(function_id)s
+            """,
+            {name: getattr(function, name) for name in ("function_id", "name", "description", "public")},
+        )
+
+    def get_version(self, function_id: str, version: int, *, with_body: bool = True) -> Function | None:
+        query = _VERSION if with_body else _VERSION_WITHOUT_BODY
+        rows = self._database.rows(
+            f"{query} WHERE f.function_id = %(id)s AND v.version = %(version)s",
+            {"id": function_id, "version": version},
+        )
+        return Function(**rows[0]) if rows else None
+
+    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, tuple[str, bytes]]:
+        rows = self._database.rows(
+            """
+            SELECT DISTINCT ON (body_hash) body_hash, name, body
+            FROM unnest(%(ids)s::text[], %(hashes)s::text[]) AS wanted (function_id, body_hash)
+                JOIN function_version USING (function_id, body_hash) JOIN function USING (function_id)
+            """,
+            {"ids": [function_id for function_id, _ in wanted], "hashes": [body_hash for _, body_hash in wanted]},
+        )
+        return {row["body_hash"]: (row["name"], row["body"]) for row in rows}
+
+    def list_versions(self, function_id: str, *, limit: int = 100) -> Sequence[Function]:
+        rows = self._database.rows(
+            f"{_VERSION_WITHOUT_BODY} WHERE f.function_id = %(id)s ORDER BY v.version DESC LIMIT %(limit)s",
+            {"id": function_id, "limit": limit},
+        )
+        return [Function(**row) for row in rows]
+
+    def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
+        rows = self._database.rows(
+            f"""{_FUNCTION}
+            WHERE owner_id = %(owner_id)s
+                AND strpos(lower(concat_ws(E'\\n', name, description)), lower(%(search)s)) > 0
+            ORDER BY f.created_at DESC, function_id DESC LIMIT %(limit)s
+            """,
+            {"owner_id": owner_id, "search": search, "limit": limit},
+        )
+        return [Function(**row) for row in rows]
+
+    def count_functions(self, owner_id: str, *, limit: int) -> int:
+        return self._count("function", owner_id, limit)
+
+    def delete_function(self, function_id: str) -> bool:
+        return self._database.run("DELETE FROM function WHERE function_id = %(id)s", {"id": function_id}) > 0
+
+    def put_alias(self, alias: FunctionAlias) -> None:
+        with self._database.connection() as connection:
+            try:
+                connection.execute(
+                    """
+                    INSERT INTO function_alias (owner_id, name, function_id, version)
+                    VALUES (%(owner_id)s, %(name)s, %(function_id)s, %(version)s)
+                    ON CONFLICT (owner_id, name)
+                        DO UPDATE SET function_id = excluded.function_id, version = excluded.version
+                    """,
+                    vars(alias),
+                )
+            except psycopg.errors.ForeignKeyViolation as error:
+                raise FunctionUnknown(f"there is no function {alias.function_id}") from error
+
+    def get_alias(self, owner_id: str, name: str) -> FunctionAlias | None:
+        rows = self._database.rows(f"{_ALIAS} AND name = %(name)s", {"owner_id": owner_id, "name": name})
+        return FunctionAlias(**rows[0]) if rows else None
+
+    def list_aliases(self, owner_id: str) -> Sequence[FunctionAlias]:
+        rows = self._database.rows(f"{_ALIAS} ORDER BY name", {"owner_id": owner_id})
+        return [FunctionAlias(**row) for row in rows]
+
+    def delete_alias(self, owner_id: str, name: str) -> bool:
+        query = "DELETE FROM function_alias WHERE owner_id = %(owner_id)s AND name = %(name)s"
+        return self._database.run(query, {"owner_id": owner_id, "name": name}) > 0
+
+    # containers
+
+    def add_container(self, container: Container) -> None:
+        self._database.run(
+            """
+            INSERT INTO container (container_id, owner_id, name, technology, image, description, created_at)
+            VALUES (%(container_id)s, %(owner_id)s, %(name)s, %(technology)s, %(image)s, %(description)s,
+                    coalesce(%(created_at)s, now()))
+            """,
+            vars(container),
+        )
+
+    def get_container(self, container_id: str) -> Container | None:
+        return self._container("container_id = %(id)s", {"id": container_id})
+
+    def find_container(self, owner_id: str, name: str) -> Container | None:
+        return self._container("owner_id = %(owner_id)s AND name = %(name)s", {"owner_id": owner_id, "name": name})
+
+    def list_containers(self, owner_id: str, *, limit: int = 100) -> Sequence[Container]:
+        rows = self._database.rows(
+            """
+            SELECT * FROM container WHERE owner_id = %(owner_id)s
+            ORDER BY created_at DESC, container_id DESC LIMIT %(limit)s
+            """,
+            {"owner_id": owner_id, "limit": limit},
+        )
+        return [Container(**row) for row in rows]
+
+    def count_containers(self, owner_id: str, *, limit: int) -> int:
+        return self._count("container", owner_id, limit)
+
+    def delete_container(self, container_id: str) -> bool:
+        return self._database.run("DELETE FROM container WHERE container_id = %(id)s", {"id": container_id}) > 0
+
+    def _container(self, condition: str, parameters: Mapping[str, Any]) -> Container | None:
+        rows = self._database.rows(f"SELECT * FROM container WHERE {condition}", parameters)
+        return Container(**rows[0]) if rows else None
+
+    def _count(self, table: str, owner_id: str, limit: int) -> int:
+        [row] = self._database.rows(
+            f"SELECT count(*) FROM (SELECT FROM {table} WHERE owner_id = %(owner_id)s LIMIT %(limit)s) AS owned",
+            {"owner_id": owner_id, "limit": limit},
+        )
+        return int(row["count"])

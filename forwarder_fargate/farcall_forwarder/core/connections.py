@@ -1,0 +1,141 @@
+"""Who is connected: sessions by routing id, how they begin, and the three ways in which they end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+from farcall_common import wire
+from farcall_common.errors import ErrorRecord, FarcallError
+from farcall_forwarder.core import actions as do
+from farcall_forwarder.core import events as ev
+from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.policy import Instant, Policy
+from farcall_forwarder.core.sessions import PeerSession
+
+__all__ = ["Chance", "Connections"]
+
+#: Routing ids that were refused and are not answered again until they greet properly.
+_MAX_REFUSED: Final = 10_000
+
+
+class Chance(Protocol):
+    """Where ids and random spreads come from."""
+
+    def new_id(self) -> str: ...
+
+    def fraction(self) -> float:
+        """At least 0, less than 1."""
+
+
+class Connections:
+    """The sessions of all peers that have greeted.
+
+    :param detach: makes that nobody is served through a session any more.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        chance: Chance,
+        counters: Counter[str],
+        detach: Callable[[PeerSession, Instant], list[Action]],
+        now: Instant,
+    ) -> None:
+        self._policy = policy
+        self._chance = chance
+        self._counters = counters
+        self._detach = detach
+        self._sessions: dict[bytes, PeerSession] = {}
+        self._refused: dict[bytes, None] = {}
+        #: Epoch second since when nobody has been connected; None while somebody is.
+        self.idle_since: float | None = now.epoch
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[PeerSession]:
+        return iter(list(self._sessions.values()))
+
+    def get(self, routing_id: bytes) -> PeerSession | None:
+        """The session of a connection whose peer has greeted."""
+        return self._sessions.get(routing_id)
+
+    def admit(self, session: PeerSession) -> None:
+        """The peer has greeted as it should."""
+        self._sessions[session.routing_id] = session
+        self._refused.pop(session.routing_id, None)
+
+    def session_of(self, event: ev.Received | ev.Garbled, now: Instant) -> PeerSession:
+        """The session of a connection, or a fresh one that nobody has greeted in."""
+        session = self._sessions.get(event.routing_id)
+        if session is not None:
+            return session
+        return PeerSession.begin(
+            event.routing_id,
+            event.peer,
+            session_id=self._chance.new_id(),
+            heartbeat_s=self._policy.max_heartbeat_s,
+            now=now,
+        )
+
+    def forget_former(self, event: ev.Received | ev.Garbled, now: Instant) -> list[Action]:
+        """Close the session of another peer that had the same routing id; a ROUTER does not say when one is free."""
+        former = self._sessions.get(event.routing_id)
+        if former is None or former.peer == event.peer:
+            return []
+        self._refused.pop(event.routing_id, None)
+        return self.close(former, now)
+
+    def illegal(self, session: PeerSession, error: FarcallError, now: Instant) -> list[Action]:
+        """A peer broke the protocol. It is told once, however often it goes on."""
+        self._counters["protocol_errors"] += 1
+        if session.routing_id in self._refused:
+            return []
+        return self.refuse(session, error.record, now)
+
+    def refuse(self, session: PeerSession, error: ErrorRecord, now: Instant) -> list[Action]:
+        """Serve a peer no longer, and say why."""
+        self._counters[f"refused.{error.code}"] += 1
+        self._refused[session.routing_id] = None
+        if len(self._refused) > _MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        note = do.Note("refused", {**session.names, "code": error.code, "reason": error.message})
+        return [note, *self.close(session, now), *session.refuse(error, now)]
+
+    def close(self, session: PeerSession, now: Instant) -> list[Action]:
+        """A connection is over."""
+        actions: list[Action] = [do.DropBacklog(session.routing_id), *self._detach(session, now)]
+        if self._sessions.get(session.routing_id) is session:
+            del self._sessions[session.routing_id]
+            actions.append(do.Note("disconnected", session.names))
+        return actions
+
+    def send_away(self, session: PeerSession, reason: str, now: Instant) -> list[Action]:
+        """Serve a peer no longer; it shall connect again, somewhere."""
+        move = self.move(session, reason, now)
+        return [*self._detach(session, now), *move]
+
+    def move(self, session: PeerSession, reason: str, now: Instant) -> list[Action]:
+        """Ask a peer to connect again, somewhere, after what is on the way."""
+        if not session.may_send(wire.Move):
+            return []
+        retry_after_s = self._chance.fraction() * self._policy.move_spread_s
+        return [session.send(wire.Move(reason=reason, retry_after_s=retry_after_s), now)]
+
+    def tick(self, now: Instant) -> list[Action]:
+        """End the sessions of peers that are silent for too long, and let the others hear that we are alive."""
+        actions: list[Action] = []
+        for session in self:
+            if session.wire.is_dead(now=now.mono):
+                self._counters["peers_silent"] += 1
+                actions += self.close(session, now)
+            elif session.wire.heartbeat_due(now=now.mono):
+                actions.append(session.send(wire.Heartbeat(at=now.epoch), now))
+        if self._sessions:
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = now.epoch
+        return actions

@@ -1,0 +1,168 @@
+"""From the queue of one endpoint to its agent: as many tasks as it can take, each with what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from farcall_common.store.model import LeasedTask, TaskResult
+from farcall_common.wire import Reporter, TaskState
+from farcall_forwarder.core import actions as do
+from farcall_forwarder.core import events as ev
+from farcall_forwarder.core import results
+from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.dispatch import dispatches, orders, with_payload
+from farcall_forwarder.core.leases import Lease, Stage
+from farcall_forwarder.core.policy import Instant
+from farcall_forwarder.core.served import Phase, Served
+from farcall_forwarder.core.sessions import PeerSession
+
+__all__ = ["Dispatcher"]
+
+
+class Dispatcher:
+    """Leases tasks while the agent has credit and the queue may have some; one step at a time."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._is_leasing = False
+        self._may_have_work = True
+        #: How many tasks are being prepared for this session: they will take their credit.
+        self._preparing = 0
+
+    def expect_work(self) -> None:
+        """The queue may have tasks."""
+        self._may_have_work = True
+
+    def forget_step(self) -> None:
+        """What is under way belongs to a former claim: its answer will not be heard."""
+        self._is_leasing = False
+
+    def lease(self) -> list[Action]:
+        """Ask the queue for tasks, if there may be some and the agent can take them."""
+        if self._is_leasing or not self._may_have_work or self._served.phase is not Phase.SERVING:
+            return []
+        if (session := self._served.willing_session()) is None:
+            return []
+        credit = session.wire.credit - self._preparing
+        if credit <= 0:
+            return []
+        self._is_leasing, self._may_have_work = True, False
+        policy = self._served.shared.policy
+        return [
+            do.LeaseTasks(
+                self._served.endpoint_id, self._served.fence, min(credit, policy.max_lease_batch), policy.lease_s
+            )
+        ]
+
+    def on_leased(self, event: ev.TasksLeased, now: Instant) -> list[Action]:
+        """Send what has all that it needs, and fetch for the others."""
+        self._is_leasing = False
+        if (session := self._served.willing_session()) is None:
+            return self._served.requeue([leased.task.task_id for leased in event.tasks])
+        if len(event.tasks) == event.limit:
+            self._may_have_work = True
+        ready: list[LeasedTask] = []
+        unready: list[LeasedTask] = []
+        expires_at = now.epoch + self._served.shared.policy.lease_s
+        for leased in event.tasks:
+            task = leased.task
+            if leased.cancel_requested:
+                self._served.end(
+                    results.cancelled(task.task_id, endpoint_id=self._served.endpoint_id, attempt=leased.attempt)
+                )
+                continue
+            is_ready = (
+                task.idempotent and task.payload is not None and self._served.has_function(session, task.function_hash)
+            )
+            stage = Stage.SENT if is_ready else Stage.PREPARING
+            self._served.table[task.task_id] = Lease.of_leased(leased, stage=stage, expires_at=expires_at)
+            (ready if is_ready else unready).append(leased)
+        return [*self._run(session, ready, {}, now), *self._prepare(session, unready, now), *self.lease()]
+
+    def _prepare(self, session: PeerSession, tasks: Sequence[LeasedTask], now: Instant) -> list[Action]:
+        if not tasks:
+            return []
+        functions = {(t.task.function_id, t.task.function_hash) for t in tasks}
+        policy = self._served.shared.policy
+        self._preparing += len(tasks)
+        return [
+            do.PrepareTasks(
+                endpoint_id=self._served.endpoint_id,
+                life=self._served.life,
+                session_id=session.session_id,
+                spool_id=self._served.spool_id,
+                tasks=tasks,
+                functions=sorted(each for each in functions if not self._served.has_function(session, each[1])),
+                blob_keys=sorted({t.task.payload_ref.blob_key for t in tasks if t.task.payload_ref}),
+                dispatches=dispatches(tasks, spool_id=self._served.spool_id, at=now.epoch),
+                url_ttl_s=policy.download_url_ttl_s,
+            )
+        ]
+
+    def on_prepared(self, event: ev.TasksPrepared, now: Instant) -> list[Action]:
+        """What these tasks needed is there, and dispatches that may happen once are on record."""
+        for function_hash, (name, body) in event.bodies.items():
+            self._served.shared.functions.add(function_hash, name, body)
+        if self._served.session is None or self._served.session.session_id != event.order.session_id:
+            return []  # The end of that session has given the leases back.
+        self._preparing -= len(event.order.tasks)
+        if (session := self._served.willing_session()) is None:
+            return self._served.requeue(self._served.table.pop_at(Stage.PREPARING))
+        ready: list[LeasedTask] = []
+        for leased in event.order.tasks:
+            task = leased.task
+            lease = self._served.table.get(task.task_id)
+            if lease is None or lease.stage is not Stage.PREPARING or lease.attempt != leased.attempt:
+                continue
+            if end := self._unfit(session, leased, lease, event):
+                self._served.end(end)
+            else:
+                lease.stage = Stage.SENT
+                ready.append(with_payload(leased, event.payloads) if task.is_spilled else leased)
+        return [*self._run(session, ready, event.bodies, now, event.urls), *self.lease()]
+
+    def _unfit(
+        self, session: PeerSession, leased: LeasedTask, lease: Lease, event: ev.TasksPrepared
+    ) -> TaskResult | None:
+        """The end of a task that turns out not to be for sending."""
+        task = leased.task
+        if lease.cancelled:
+            return results.cancelled(task.task_id, endpoint_id=self._served.endpoint_id, attempt=leased.attempt)
+        if task.task_id in event.refused:
+            reason = "The task was sent to the endpoint before, and the endpoint has lost it."
+            return results.lost(
+                task.task_id, endpoint_id=self._served.endpoint_id, attempt=leased.attempt, reason=reason
+            )
+        if task.function_hash not in event.bodies and not self._served.has_function(session, task.function_hash):
+            return results.unknown_function(task, endpoint_id=self._served.endpoint_id, attempt=leased.attempt)
+        if task.is_spilled and task.task_id not in event.payloads:
+            return results.unknown_task(task, endpoint_id=self._served.endpoint_id, attempt=leased.attempt)
+        return None
+
+    def _run(
+        self,
+        session: PeerSession,
+        tasks: Sequence[LeasedTask],
+        fetched: Mapping[str, tuple[str, bytes]],
+        now: Instant,
+        urls: Mapping[str, str] | None = None,
+    ) -> list[Action]:
+        """Send tasks whose functions are fetched, cached or known to the agent."""
+        new = {leased.task.function_hash for leased in tasks} - session.functions
+        bodies = {h: body for h in sorted(new) if (body := fetched.get(h) or self._served.shared.functions.get(h))}
+        session.functions |= new
+        for leased in tasks:
+            if leased.task.idempotent:  # The others' dispatch was committed before.
+                self._served.shared.moves.add(
+                    leased.task.task_id,
+                    TaskState.WAITING_FOR_NODES,
+                    Reporter.FORWARDER,
+                    at=leased.leased_at,
+                    attempt=leased.attempt,
+                    now_mono=now.mono,
+                )
+        limit = self._served.shared.policy.max_run_bytes
+        return [
+            session.send(order, now, frames=frames)
+            for order, frames in orders(tasks, bodies=bodies, urls=urls or {}, limit_bytes=limit)
+        ]

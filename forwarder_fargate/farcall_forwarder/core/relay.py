@@ -1,0 +1,303 @@
+"""Blobs of agents whose site lets them reach the forwarder and not the blob store: passed on in pieces.
+
+A download is stateless for the agent: it asks for piece after piece, from wherever it is, and may go on at another
+forwarder. An upload is collected here and stored whole, because only then its length and hash can be checked; after a
+cut it starts again. Either way one message of a transfer is answered before the next is sent, and what all transfers
+may hold in memory is reserved before the first piece: whoever finds no room waits for it, in the order of arrival.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from farcall_common.errors import ErrorRecord, Fault, LimitExceeded, ProtocolError, TaskUnknown
+from farcall_common.store.model import BlobRef
+from farcall_common.wire import BlobPiece, BlobPull, BlobPush, BlobRequest, BlobTaken
+from farcall_forwarder.core import uploads
+from farcall_forwarder.core.actions import Action, StoreStep
+from farcall_forwarder.core.events import Event
+from farcall_forwarder.core.leases import Lease, Stage
+from farcall_forwarder.core.policy import Instant, Policy
+from farcall_forwarder.core.results import blob_key
+from farcall_forwarder.core.sessions import PeerSession
+
+__all__ = ["BlobStored", "PieceRead", "ReadPiece", "Relay", "StoreBlob"]
+
+_MAX_PER_SESSION: Final = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadPiece(StoreStep):
+    """Read a part of a blob. Answered by PieceRead."""
+
+    transfer_id: int
+    blob_key: str
+    offset_bytes: int
+    length_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreBlob(StoreStep):
+    """Store a blob, if it is what it should be. Answered by BlobStored."""
+
+    transfer_id: int
+    ref: BlobRef
+    pieces: Sequence[bytes] = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PieceRead(Event):
+    """A part of a blob, or why it cannot be had."""
+
+    transfer_id: int
+    piece: bytes = dataclasses.field(default=b"", repr=False)
+    error: ErrorRecord | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlobStored(Event):
+    """A blob is in the store, or why it is not."""
+
+    transfer_id: int
+    error: ErrorRecord | None = None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Transfer:
+    """A blob on its way through. ``at_bytes`` is how far it is; ``due_at`` is when a silent agent is given up."""
+
+    transfer_id: int
+    session: PeerSession
+    message: BlobPull | BlobPush
+    ref: BlobRef
+    room_bytes: int
+    due_at: float
+    at_bytes: int = 0
+    pieces: list[bytes] = dataclasses.field(default_factory=list)
+    has_room: bool = False
+    #: Whether the blob store is being asked, and whether nobody waits for its answer any more.
+    is_busy: bool = False
+    is_over: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, type]:
+        """One transfer of a task each way, in a session."""
+        return self.session.session_id, self.message.task_id, type(self.message)
+
+
+class Relay:
+    """All transfers of a process. They hold at most ``policy.relay_bytes`` of blobs at once."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._free_bytes = max(policy.relay_bytes, policy.max_result_bytes)
+        self._ids = itertools.count(1)
+        self._transfers: dict[tuple[str, str, type], _Transfer] = {}
+        self._busy: dict[int, _Transfer] = {}
+        self._waiting: deque[_Transfer] = deque()
+
+    def __len__(self) -> int:
+        return len(self._transfers)
+
+    # -- what agents say -----------------------------------------------------------------------------------------------
+
+    def pull(self, session: PeerSession, message: BlobPull, lease: Lease | None, now: Instant) -> list[Action]:
+        """Send a piece of the payload of a task that this endpoint leases."""
+        ref = lease.payload_ref if lease and lease.stage is not Stage.RETURNED else None
+        if ref is None:
+            return self._say(session, _piece(message, error=_not_leased(message)), now)
+        transfer = self._transfers.get((session.session_id, message.task_id, BlobPull))
+        if transfer is None:
+            if message.offset_bytes >= ref.size_bytes:
+                return []
+            room_bytes = min(ref.size_bytes, self._policy.relay_piece_bytes)
+            return self._begin(session, message, ref, room_bytes, now)
+        if transfer.is_busy or not transfer.has_room:
+            return []  # It is being answered.
+        transfer.message = message
+        return self._ask(transfer) if message.offset_bytes < ref.size_bytes else self._end(transfer, now)
+
+    def push(
+        self, session: PeerSession, message: BlobPush, frames: Sequence[bytes], lease: Lease | None, now: Instant
+    ) -> list[Action]:
+        """Take a piece of a result of a task that this endpoint leases; or, without a piece, say when one may come."""
+        former = self._transfers.get((session.session_id, message.task_id, BlobPush))
+        if message.piece is not None:
+            return self._take(former, session, message, frames[message.piece], now)
+        error = (
+            _not_leased(message)
+            if lease is None
+            else uploads.refusal(_asked(message), is_leased=True, policy=self._policy)
+        )
+        ended = self._end(former, now) if former else []
+        if error or lease is None:
+            return [*ended, *self._say(session, _taken(message, error=error), now)]
+        ref = BlobRef(blob_key(lease.owner_id, message.sha256), message.size_bytes, message.sha256)
+        return [*ended, *self._begin(session, message, ref, message.size_bytes, now)]
+
+    def close(self, session: PeerSession, now: Instant) -> list[Action]:
+        """A session is over, and its transfers with it."""
+        ended = [transfer for transfer in self._transfers.values() if transfer.session is session]
+        return [action for transfer in ended for action in self._end(transfer, now)]
+
+    # -- what the blob store and the clock say -------------------------------------------------------------------------
+
+    def on_read(self, event: PieceRead, now: Instant) -> list[Action]:
+        """A piece for an agent."""
+        transfer = self._busy.pop(event.transfer_id)
+        transfer.is_busy = False
+        if transfer.is_over:
+            return self._leave(transfer, now)
+        transfer.due_at = now.mono + self._policy.relay_patience_s
+        frames = () if event.error else (event.piece,)
+        actions = self._say(transfer.session, _piece(transfer.message, error=event.error), now, frames=frames)
+        return [*actions, *(self._end(transfer, now) if event.error else [])]
+
+    def on_stored(self, event: BlobStored, now: Instant) -> list[Action]:
+        """A result is in the blob store, or is not."""
+        transfer = self._busy.pop(event.transfer_id)
+        transfer.is_busy = False
+        if transfer.is_over:
+            return self._leave(transfer, now)
+        key = "" if event.error else transfer.ref.blob_key
+        answer = _taken(transfer.message, at_bytes=transfer.at_bytes, blob_key=key, error=event.error)
+        return [*self._say(transfer.session, answer, now), *self._end(transfer, now)]
+
+    def tick(self, now: Instant) -> list[Action]:
+        """Give up agents that have stopped in the middle. They may begin again."""
+        late = [t for t in self._transfers.values() if t.has_room and not t.is_busy and now.mono >= t.due_at]
+        return [action for transfer in late for action in self._end(transfer, now)]
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _begin(
+        self, session: PeerSession, message: BlobPull | BlobPush, ref: BlobRef, room_bytes: int, now: Instant
+    ) -> list[Action]:
+        if sum(1 for transfer in self._transfers.values() if transfer.session is session) >= _MAX_PER_SESSION:
+            error = LimitExceeded(f"more than {_MAX_PER_SESSION} blobs of one agent at once").record
+            failed = _piece(message, error=error) if isinstance(message, BlobPull) else _taken(message, error=error)
+            return self._say(session, failed, now)
+        transfer = _Transfer(next(self._ids), session, message, ref, room_bytes, due_at=now.mono)
+        self._transfers[transfer.key] = transfer
+        self._waiting.append(transfer)
+        return self._admit(now)
+
+    def _admit(self, now: Instant) -> list[Action]:
+        """Let in those for whom there is room, in their order."""
+        actions: list[Action] = []
+        while self._waiting and (self._waiting[0].is_over or self._waiting[0].room_bytes <= self._free_bytes):
+            transfer = self._waiting.popleft()
+            if transfer.is_over:
+                continue
+            self._free_bytes -= transfer.room_bytes
+            transfer.has_room = True
+            if isinstance(transfer.message, BlobPull):
+                actions += self._ask(transfer)
+            else:
+                transfer.due_at = now.mono + self._policy.relay_patience_s
+                actions += self._say(transfer.session, _taken(transfer.message), now)
+        return actions
+
+    def _ask(self, transfer: _Transfer) -> list[Action]:
+        offset_bytes = transfer.message.offset_bytes
+        length_bytes = min(self._policy.relay_piece_bytes, transfer.ref.size_bytes - offset_bytes)
+        return self._perform(
+            transfer, ReadPiece(transfer.transfer_id, transfer.ref.blob_key, offset_bytes, length_bytes)
+        )
+
+    def _take(
+        self, transfer: _Transfer | None, session: PeerSession, message: BlobPush, piece: bytes, now: Instant
+    ) -> list[Action]:
+        promised = None if transfer is None else (transfer.ref.size_bytes, transfer.ref.sha256, transfer.at_bytes)
+        if (
+            transfer is None
+            or not transfer.has_room
+            or transfer.is_busy
+            or promised != (message.size_bytes, message.sha256, message.offset_bytes)
+            or len(piece) > min(self._policy.relay_piece_bytes, message.size_bytes - message.offset_bytes)
+        ):
+            ended = self._end(transfer, now) if transfer else []
+            return [*ended, *self._say(session, _taken(message, error=_out_of_step(message)), now)]
+        transfer.pieces.append(piece)
+        transfer.at_bytes += len(piece)
+        transfer.message = message
+        transfer.due_at = now.mono + self._policy.relay_patience_s
+        if transfer.at_bytes < transfer.ref.size_bytes:
+            return self._say(session, _taken(message, at_bytes=transfer.at_bytes), now)
+        pieces, transfer.pieces = transfer.pieces, []
+        return self._perform(transfer, StoreBlob(transfer.transfer_id, transfer.ref, pieces))
+
+    def _perform(self, transfer: _Transfer, step: StoreStep) -> list[Action]:
+        transfer.is_busy = True
+        self._busy[transfer.transfer_id] = transfer
+        return [step]
+
+    def _end(self, transfer: _Transfer, now: Instant) -> list[Action]:
+        self._transfers.pop(transfer.key, None)
+        transfer.is_over = True
+        # What the store is being asked for, or given, is in memory until it has answered.
+        return [] if transfer.is_busy else self._leave(transfer, now)
+
+    def _leave(self, transfer: _Transfer, now: Instant) -> list[Action]:
+        transfer.pieces.clear()
+        if transfer.has_room:
+            transfer.has_room = False
+            self._free_bytes += transfer.room_bytes
+        return self._admit(now)
+
+    @staticmethod
+    def _say(
+        session: PeerSession, message: BlobPiece | BlobTaken, now: Instant, *, frames: tuple[bytes, ...] = ()
+    ) -> list[Action]:
+        return [session.send(message, now, frames=frames)] if session.may_send(type(message)) else []
+
+
+def _asked(message: BlobPush) -> BlobRequest:
+    return BlobRequest(
+        task_id=message.task_id, attempt=message.attempt, size_bytes=message.size_bytes, sha256=message.sha256
+    )
+
+
+def _piece(message: BlobPull | BlobPush, *, error: ErrorRecord | None) -> BlobPiece:
+    return BlobPiece(
+        task_id=message.task_id,
+        attempt=message.attempt,
+        offset_bytes=message.offset_bytes,
+        piece=None if error else 0,
+        error=error.to_json() if error else None,
+    )
+
+
+def _taken(
+    message: BlobPull | BlobPush, *, at_bytes: int = 0, blob_key: str = "", error: ErrorRecord | None = None
+) -> BlobTaken:
+    return BlobTaken(
+        task_id=message.task_id,
+        attempt=message.attempt,
+        offset_bytes=at_bytes,
+        blob_key=blob_key,
+        error=error.to_json() if error else None,
+    )
+
+
+def _not_leased(message: BlobPull | BlobPush) -> ErrorRecord:
+    return ErrorRecord(
+        code=TaskUnknown.code,
+        message=f"This endpoint has no task {message.task_id} with such a blob.",
+        hint="Drop the task from the spool.",
+        fault=Fault.PEER,
+    )
+
+
+def _out_of_step(message: BlobPush) -> ErrorRecord:
+    return ErrorRecord(
+        code=ProtocolError.code,
+        message=f"A piece at byte {message.offset_bytes} was not expected.",
+        hint="Begin the upload again.",
+        fault=Fault.PEER,
+        retryable=True,
+    )

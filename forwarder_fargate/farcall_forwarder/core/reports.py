@@ -1,0 +1,91 @@
+"""What an agent says of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from farcall_common import wire
+from farcall_common.wire import Reporter, TaskState, is_uuid
+from farcall_forwarder.core import events as ev
+from farcall_forwarder.core import results, uploads
+from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.leases import Stage
+from farcall_forwarder.core.policy import Instant
+from farcall_forwarder.core.served import Served
+from farcall_forwarder.core.untrusted import clean_map, clean_time
+
+__all__ = ["Reports"]
+
+#: States that an agent may report on the way.
+_ON_THE_WAY: Final = frozenset(
+    state for state in TaskState if Reporter.AGENT in wire.REPORTERS[state] and not state.is_terminal
+)
+
+
+class Reports:
+    """Takes an agent's words for the tasks that it has, and ends for what may be one of its tasks."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def accepted(self, tasks: Sequence[wire.TaskRef], now: Instant) -> None:
+        """These tasks are in the agent's spool."""
+        for ref in tasks:
+            lease = self._served.table.get(ref.task_id)
+            if lease and lease.stage is Stage.SENT:
+                lease.stage = Stage.ACCEPTED
+                lease.timings["accepted_at"] = now.epoch
+
+    def moved(self, moves: Sequence[wire.TaskMove], now: Instant) -> None:
+        """Tasks have reached states on the way."""
+        for move in moves:
+            lease = self._served.table.get(move.task_id)
+            if lease and lease.stage is not Stage.RETURNED and move.state in _ON_THE_WAY:
+                self._served.shared.moves.add(
+                    move.task_id,
+                    move.state,
+                    Reporter.AGENT,
+                    at=clean_time(move.at, now=now.epoch) or now.epoch,
+                    attempt=min(move.attempt, lease.attempt),
+                    detail=clean_map(move.detail) if move.detail else None,
+                    now_mono=now.mono,
+                )
+
+    def returned(self, specs: Sequence[wire.ResultSpec], frames: Sequence[bytes], now: Instant) -> None:
+        """Tasks have ended; what was never leased here is looked up before it counts."""
+        for spec in specs:
+            lease = self._served.table.get(spec.task_id)
+            if lease is None and not (is_uuid(spec.task_id) and spec.attempt < results.MAX_ATTEMPTS):
+                continue
+            result = results.read_result(
+                spec, frames, endpoint_id=self._served.endpoint_id, lease=lease, returned_at=now.epoch
+            )
+            if lease:
+                lease.stage = Stage.RETURNED
+            self._served.shared.moves.drop(spec.task_id)
+            self._served.shared.outbox.add(result, verified=lease is not None)
+
+    def grant(self, request: wire.BlobRequest, now: Instant) -> list[Action]:
+        """A result is too big to travel inline: permit an upload, or say why not."""
+        lease = self._served.table.get(request.task_id)
+        error = uploads.refusal(request, is_leased=lease is not None, policy=self._served.shared.policy)
+        if error:
+            return self._served.say(uploads.refused(request, error), now)
+        owner_id = lease.owner_id if lease else None
+        ttl_s = self._served.shared.policy.upload_url_ttl_s
+        return [uploads.order(request, self._served.endpoint_id, self._served.life, owner_id=owner_id, ttl_s=ttl_s)]
+
+    def on_granted(self, event: ev.UploadGranted, now: Instant) -> list[Action]:
+        """The upload has its address."""
+        return self._served.say(uploads.granted(event), now)
+
+    def on_recorded(self, recorded: ev.BatchFlushed, now: Instant) -> list[Action]:
+        """The database has these ends."""
+        refs = tuple(
+            wire.TaskRef(task_id=result.task_id, attempt=result.attempt)
+            for result in recorded.batch.results
+            if result.task_id not in recorded.foreign
+        )
+        self._served.table.drop(ref.task_id for ref in refs)
+        return self._served.say(wire.ResultsRecorded(tasks=refs), now) if refs else []

@@ -1,0 +1,52 @@
+"""What wakes the forwarders and puts them to sleep: the names of their service, and the right to scale it.
+
+The names are fixed because the functions that do it are in a stack before the service's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from farcall_infra.deployment import Deployment
+
+__all__ = ["SERVICE", "Fleet", "cluster_name"]
+
+SERVICE: Final = "forwarder"
+
+
+def cluster_name(deployment: Deployment) -> str:
+    """The name of the deployment's ECS cluster."""
+    return deployment.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """The forwarders of a deployment whose profile lets them sleep."""
+
+    deployment: Deployment
+
+    def environment(self) -> dict[str, str]:
+        """What :mod:`farcall_lambdas.fleet` reads; nothing where the forwarders never sleep."""
+        size = self.deployment.profile.forwarder
+        if not size.sleeps:
+            return {}
+        return {
+            "FARCALL_FLEET_CLUSTER": cluster_name(self.deployment),
+            "FARCALL_FLEET_SERVICE": SERVICE,
+            "FARCALL_FLEET_TASKS": str(size.tasks),
+            "FARCALL_FLEET_IDLE_S": str(60 * size.idle_minutes),
+        }
+
+    def grant(self, scope: Construct, role: iam.IRole) -> None:
+        """Let ``role`` scale the service, and do nothing else to it or any other."""
+        if not self.deployment.profile.forwarder.sleeps:
+            return
+        service = cdk.Stack.of(scope).format_arn(
+            service="ecs", resource="service", resource_name=f"{cluster_name(self.deployment)}/{SERVICE}"
+        )
+        role.add_to_principal_policy(iam.PolicyStatement(actions=["ecs:UpdateService"], resources=[service]))

@@ -1,0 +1,266 @@
+"""The canary: one call through the whole cloud tier, and how long it took.
+
+It is a user and an endpoint at once. As a user it registers a function, submits a task, opens a result stream and reads
+the record; as an endpoint it connects to a forwarder by the real protocol, takes the task and reports its result. So
+the API, PostgreSQL, Valkey and a forwarder have to work, and nobody's endpoint has to be there. Nothing is run: the
+"result" is made up here.
+
+``python -m farcall_lambdas.canary`` asks the deployment of ``FARCALL_API_URL`` with the token of ``FARCALL_TOKEN``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import zmq
+
+from farcall_common import wire
+from farcall_common.errors import (
+    ConfigurationError,
+    ErrorRecord,
+    FarcallError,
+    ProtocolError,
+    Unavailable,
+    error_from_record,
+)
+
+__all__ = ["NAME", "Ask", "Canary", "failure", "http_caller"]
+
+Json = dict[str, Any]
+#: Makes one request to the API (method, path, body) and returns the answer's body.
+Ask = Callable[[str, str, Json | None], Any]
+M = TypeVar("M", bound=wire.Message)
+
+#: What the canary's function and endpoints are called.
+NAME: Final = "farcall-canary"
+_HEARTBEAT_S: Final = 30.0
+#: A packed buffer that nobody opens.
+_CODE: Final = "01\nfarcall-canary"
+
+
+class Canary:
+    """Makes one round after the other.
+
+    :param ask: how the API is reached.
+    :param within_s: seconds that each message may take to come.
+    """
+
+    def __init__(self, ask: Ask, *, within_s: float = 20.0) -> None:
+        self._ask = ask
+        self._within_s = within_s
+        self._step = ""
+
+    def run(self) -> dict[str, float]:
+        """One round: seconds by step, and as ``canary_s`` those from the submit to the record of its end.
+
+        :raises FarcallError: if a step fails; a note says which.
+        """
+        try:
+            with zmq.Context() as context, contextlib.ExitStack() as stack:
+                return self._run(context, stack)
+        except FarcallError as error:
+            error.add_note(f"during: {self._step}")
+            raise
+
+    def _run(self, context: zmq.Context[zmq.Socket[bytes]], stack: contextlib.ExitStack) -> dict[str, float]:
+        took: dict[str, float] = {}
+        payload, result = f"01\n{wire.new_id()}", f"01\n{wire.new_id()}".encode()
+        with self._timed("register_s", took):
+            function_id = self._function()
+            endpoint_id = self._endpoint()
+        stack.callback(self._forget_endpoints)
+        with self._timed("connect_s", took):
+            agent = stack.enter_context(_Line.open(context, self._ask, f"/v3/endpoints/{endpoint_id}/connect"))
+            client = stack.enter_context(_Line.open(context, self._ask, "/v3/stream"))
+            group_id = wire.new_id()
+            agent.say(
+                wire.Hello(
+                    endpoint_id=endpoint_id,
+                    ticket=agent.ticket,
+                    instance_id=wire.new_id(),
+                    spool_id=wire.new_id(),
+                    protocol_versions=(wire.PROTOCOL_VERSION,),
+                    heartbeat_s=_HEARTBEAT_S,
+                )
+            )
+            client.say(
+                wire.OpenStream(
+                    ticket=client.ticket,
+                    protocol_versions=(wire.PROTOCOL_VERSION,),
+                    heartbeat_s=_HEARTBEAT_S,
+                    task_group_ids=(group_id,),
+                )
+            )
+            agent.hear(wire.Welcome, within_s=self._within_s)
+            client.hear(wire.StreamOpened, within_s=self._within_s)
+            agent.say(wire.Credit(tasks=1))
+        with self._timed("canary_s", took):
+            with self._timed("submit_s", took):
+                body = {"tasks": {function_id: [payload]}, "task_group_id": group_id, "memoize": False}
+                [task_id] = self._ask("POST", f"/v3/endpoints/{endpoint_id}/submit", body)["tasks"][function_id]
+            with self._timed("dispatch_s", took):
+                order, frames = agent.hear(wire.RunTasks, within_s=self._within_s)
+                ref = _check_order(order, frames, task_id, payload)
+            with self._timed("record_s", took):
+                agent.say(wire.TasksAccepted(tasks=(ref,)))
+                end = wire.ResultSpec(
+                    task_id=task_id, attempt=ref.attempt, state=wire.TaskState.SUCCESS, result=0, started_at=time.time()
+                )
+                agent.say(wire.TaskResults(results=(end,)), result)
+                agent.hear(wire.ResultsRecorded, within_s=self._within_s)
+            with self._timed("push_s", took):
+                pushed, bodies = client.hear(wire.ResultsReady, within_s=self._within_s)
+                _check(
+                    "the stream", [(each.task_id, each.state) for each in pushed.results], task_id, bodies[0], result
+                )
+            with self._timed("read_s", took):
+                task = self._ask("GET", f"/v2/tasks/{task_id}", None)
+                state = [(task["task_id"], wire.TaskState(task["status"]))]
+                _check("the API", state, task_id, str(task.get("result")).encode(), result)
+        agent.say(wire.Goodbye(reason="done"))
+        client.say(wire.Goodbye(reason="done"))
+        return {name: round(seconds, 4) for name, seconds in took.items()}
+
+    @contextlib.contextmanager
+    def _timed(self, step: str, took: dict[str, float]) -> Iterator[None]:
+        self._step = step.removesuffix("_s")
+        began = time.monotonic()
+        yield
+        took[step] = time.monotonic() - began
+
+    def _function(self) -> str:
+        """The canary's function; the one of the last round, if it is still there."""
+        known = self._ask("GET", f"/v3/functions?search={NAME}", None)["functions"]
+        for each in known:
+            if each["function_name"] == NAME:
+                return str(each["function_uuid"])
+        registered = self._ask("POST", "/v3/functions", {"function_name": NAME, "function_code": _CODE})
+        return str(registered["function_uuid"])
+
+    def _endpoint(self) -> str:
+        """An endpoint of this round's own: two rounds at once do not take it from each other."""
+        return str(self._ask("POST", "/v3/endpoints", {"endpoint_name": NAME})["endpoint_id"])
+
+    def _forget_endpoints(self) -> None:
+        """Forget the endpoint of this round, and those of rounds that were cut short."""
+        for each in self._ask("GET", "/v2/endpoints", None):
+            if each["name"] == NAME:
+                self._ask("DELETE", f"/v2/endpoints/{each['uuid']}", None)
+
+
+class _Line:
+    """One connection to a forwarder. ``ticket`` lets in whoever shows it on this line."""
+
+    def __init__(self, socket: zmq.Socket[bytes], ticket: str) -> None:
+        self._socket = socket
+        self.ticket = ticket
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, context: zmq.Context[zmq.Socket[bytes]], ask: Ask, path: str) -> Iterator[_Line]:
+        """A line with a key of its own, by the way that the API tells."""
+        public_key, secret_key = zmq.curve_keypair()
+        way = ask("POST", path, {"public_key": public_key.decode()})
+        forwarder = way["forwarders"][0]
+        with context.socket(zmq.DEALER) as socket:
+            socket.linger = 200  # milliseconds, for the last word
+            socket.sndtimeo = 1000
+            socket.curve_publickey, socket.curve_secretkey = public_key, secret_key
+            socket.curve_serverkey = forwarder["server_key"].encode()
+            socket.connect(forwarder["address"])
+            yield cls(socket, way["ticket"])
+
+    def say(self, message: wire.Message, *frames: bytes) -> None:
+        """Send a message."""
+        try:
+            self._socket.send_multipart(wire.encode(wire.Envelope(message, frames)))
+        except zmq.Again:
+            raise Unavailable("the forwarder takes no message") from None
+
+    def hear(self, kind: type[M], *, within_s: float) -> tuple[M, Sequence[bytes]]:
+        """Wait for a message of this kind; others but a refusal are passed over.
+
+        :raises Unavailable: if none comes in time.
+        :raises FarcallError: the forwarder's, if it refuses.
+        """
+        give_up_at = time.monotonic() + within_s
+        while (left_s := give_up_at - time.monotonic()) > 0:
+            if not self._socket.poll(round(left_s * 1000)):
+                break
+            envelope = wire.decode(self._socket.recv_multipart())
+            if isinstance(envelope.message, kind):
+                return envelope.message, envelope.frames
+            if isinstance(envelope.message, wire.Refused):
+                raise error_from_record(ErrorRecord.from_json(envelope.message.error))
+        raise Unavailable(f"no {kind.__name__} came from the forwarder within {within_s:g} s")
+
+
+def _check_order(order: wire.RunTasks, frames: Sequence[bytes], task_id: str, payload: str) -> wire.TaskRef:
+    [spec] = order.tasks
+    if spec.task_id != task_id or spec.payload is None or frames[spec.payload] != payload.encode():
+        raise ProtocolError("the forwarder sent something else than was submitted")
+    if hashlib.sha256(frames[order.functions[0].body]).hexdigest() != spec.function_hash:
+        raise ProtocolError("the forwarder sent another function than was registered")
+    return wire.TaskRef(task_id=task_id, attempt=spec.attempt)
+
+
+def _check(where: str, ends: Sequence[tuple[str, wire.TaskState]], task_id: str, got: bytes, expected: bytes) -> None:
+    if list(ends) != [(task_id, wire.TaskState.SUCCESS)] or got != expected:
+        raise ProtocolError(f"{where} has another end of the task than was reported")
+
+
+def http_caller(api_url: str, token: str, *, timeout_s: float = 30.0) -> Ask:
+    """The API over HTTP, as its users reach it."""
+
+    def ask(method: str, path: str, body: Json | None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{api_url.rstrip('/')}{path}", data, headers, method=method)  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310 - the user's own address
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise failure(error.code, error.read()) from None
+        except OSError as error:
+            raise Unavailable(f"the API at {api_url} does not answer: {error}") from error
+
+    return ask
+
+
+def failure(status: int, body: bytes) -> FarcallError:
+    """The error that an answer of the API tells of."""
+    try:
+        told = json.loads(body)
+        return error_from_record(ErrorRecord(str(told["code"]), str(told["message"]), str(told.get("hint", ""))))
+    except (ValueError, TypeError, KeyError):
+        return Unavailable(f"the API answered with {status} and no error of ours")
+
+
+def main(environ: Mapping[str, str]) -> int:
+    """One round, told on standard output; 1 if it failed."""
+    try:
+        ask = http_caller(environ["FARCALL_API_URL"], environ["FARCALL_TOKEN"])
+    except KeyError as error:
+        raise ConfigurationError(f"{error.args[0]} is not set") from None
+    try:
+        took = Canary(ask).run()
+    except FarcallError as error:
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        print(json.dumps({"canary": "failed", "code": error.record.code, "message": f"{error} ({notes})"}))  # noqa: T201
+        return 1
+    print(json.dumps({"canary": "well", **took}))  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.environ))

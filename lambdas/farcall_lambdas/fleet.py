@@ -1,0 +1,92 @@
+"""The forwarders as something that can be woken and put to sleep: their ECS service, scaled up from nothing and back.
+
+=============================  =========================================================================================
+variable                       meaning
+=============================  =========================================================================================
+``FARCALL_FLEET_CLUSTER``      the ECS cluster of the forwarders; without it they never sleep, and nobody wakes them
+``FARCALL_FLEET_SERVICE``      their service in it
+``FARCALL_FLEET_TASKS``        how many of them run while they are awake
+``FARCALL_FLEET_IDLE_S``       how long nobody has been connected, in seconds, when they are put to sleep
+=============================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from farcall_common.errors import ConfigurationError, Unavailable
+
+__all__ = ["EcsFleet", "Fleet"]
+
+_TIMEOUT_S: Final = 5.0  # API Gateway waits for 29 s at most
+
+
+class Fleet(Protocol):
+    """``idle_s`` is how long nobody has been connected, in seconds, when the forwarders may sleep."""
+
+    @property
+    def idle_s(self) -> float: ...
+
+    def wake(self) -> None:
+        """Let the forwarders start; harmless while they do, or run.
+
+        :raises Unavailable: if they cannot be woken now.
+        """
+
+    def sleep(self) -> None:
+        """Let the forwarders end; they drain first.
+
+        :raises Unavailable: if they cannot be told now.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class EcsFleet:
+    """The tasks of one ECS service."""
+
+    cluster: str
+    service: str
+    tasks: int
+    idle_s: float
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> EcsFleet | None:
+        """The fleet that the variables name; None where the forwarders always run.
+
+        :raises ConfigurationError: if a variable is missing or no number.
+        """
+        if not (cluster := environ.get("FARCALL_FLEET_CLUSTER")):
+            return None
+        try:
+            return cls(
+                cluster,
+                environ["FARCALL_FLEET_SERVICE"],
+                tasks=int(environ["FARCALL_FLEET_TASKS"]),
+                idle_s=float(environ["FARCALL_FLEET_IDLE_S"]),
+            )
+        except (KeyError, ValueError) as error:
+            raise ConfigurationError(
+                f"FARCALL_FLEET_CLUSTER is set, but of its companions one is wrong: {error}"
+            ) from error
+
+    def wake(self) -> None:
+        """See :class:`Fleet`."""
+        self._scale(self.tasks)
+
+    def sleep(self) -> None:
+        """See :class:`Fleet`."""
+        self._scale(0)
+
+    def _scale(self, tasks: int) -> None:
+        import boto3  # imported by the few calls that need it: it takes longer than they do
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        config = Config(connect_timeout=_TIMEOUT_S, read_timeout=_TIMEOUT_S, retries={"max_attempts": 1})
+        try:
+            ecs = boto3.client("ecs", config=config)
+            ecs.update_service(cluster=self.cluster, service=self.service, desiredCount=tasks)
+        except (BotoCoreError, ClientError) as error:
+            raise Unavailable(f"The forwarders cannot be told to {'wake' if tasks else 'sleep'}: {error}") from error

@@ -1,0 +1,64 @@
+"""The canary, run by a schedule. Outside of the VPC, as users and endpoints are."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+import boto3
+from aws_lambda_powertools import Logger
+from aws_lambda_powertools.utilities.typing import LambdaContext
+from botocore.config import Config
+
+from farcall_common.errors import ConfigurationError, FarcallError
+from farcall_lambdas.canary import NAME, Ask, Canary, failure
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.logs import SERVICE, configure
+from farcall_lambdas.proxy_event import proxy_event
+
+__all__ = ["handle"]
+
+logger = Logger(service=SERVICE, child=True)
+
+#: Whoever may invoke the API's function may say who is calling. This is nobody's identity at a provider.
+_IDENTITY: Final = Identity("fa2ca11c-0000-4000-8000-ca0a2700ca0a", NAME)
+
+
+def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, float]:  # noqa: ARG001  # Lambda's signature
+    """One round; the line that it writes becomes a metric, and a failure an error of the function."""
+    try:
+        took = _canary().run()
+    except FarcallError as error:
+        logger.error("canary failed", code=error.record.code, reason=str(error), notes=getattr(error, "__notes__", []))
+        raise
+    logger.info("canary", extra=took)
+    return took
+
+
+@functools.cache
+def _canary() -> Canary:
+    configure(os.environ.get("FARCALL_LOG_LEVEL", "INFO"))
+    function = os.environ.get("FARCALL_API_FUNCTION")
+    if not function:
+        raise ConfigurationError("FARCALL_API_FUNCTION is not set.")
+    return Canary(_invoker(function))
+
+
+def _invoker(function: str) -> Ask:
+    """The API by way of its function, as API Gateway calls it: no token of anybody's is needed."""
+    client = boto3.client("lambda", config=Config(read_timeout=30, retries={"total_max_attempts": 2}))
+
+    def ask(method: str, path: str, body: dict[str, Any] | None) -> Any:
+        text = None if body is None else json.dumps(body)
+        event = proxy_event(method, path, text, caller=_IDENTITY)
+        answer = json.load(client.invoke(FunctionName=function, Payload=json.dumps(event).encode())["Payload"])
+        status = int(answer.get("statusCode", 500))  # a function that failed answers with something else
+        content = str(answer.get("body", ""))
+        if status >= 400:
+            raise failure(status, content.encode())
+        return json.loads(content)
+
+    return ask

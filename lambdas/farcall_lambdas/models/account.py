@@ -1,0 +1,55 @@
+"""Who is calling, and what that identity has."""
+
+from __future__ import annotations
+
+from farcall_lambdas.models.fields import Shape
+
+__all__ = ["GroupEntry", "GroupList", "Limits", "Quota", "WhoAmI"]
+
+
+class Quota(Shape):
+    used: int
+    limit: int
+
+
+class Limits(Shape):
+    """What is in force for the caller: bytes, numbers of tasks, requests per second."""
+
+    functions: Quota
+    endpoints: Quota
+    containers: Quota
+    max_payload_bytes: int
+    max_inline_bytes: int
+    max_request_bytes: int
+    max_tasks_per_request: int
+    max_queue_depth: int
+    rate_per_s: float
+    rate_burst: int
+    retention_days: float
+
+
+class WhoAmI(Shape):
+    """``linked`` are the other identities of the same person; what belongs to one of them belongs to the caller.
+    ``provider`` is who vouches for it: dev, globus or oidc."""
+
+    identity_id: str
+    username: str
+    linked: list[str]
+    provider: str
+    limits: Limits
+
+
+class GroupEntry(Shape):
+    """``states`` counts the tasks that are in each state; ``created_at`` in epoch seconds."""
+
+    task_group_id: str
+    created_at: float
+    tasks: int
+    states: dict[str, int]
+
+
+class GroupList(Shape):
+    """``next`` is what to ask for as ``before`` to get those that are older, or null if there are none."""
+
+    groups: list[GroupEntry]
+    next: str | None

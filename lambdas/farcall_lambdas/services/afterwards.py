@@ -1,0 +1,87 @@
+"""What can be done with a task that has ended: to run it again as a new one, and to forget a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farcall_common.errors import Conflict, InvalidRequest
+from farcall_common.store import Stores
+from farcall_common.store.model import Task
+from farcall_common.wire.ids import new_task_id
+from farcall_common.wire.states import TaskState
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
+from farcall_lambdas.services.audit import entry
+from farcall_lambdas.services.results import ResultService
+from farcall_lambdas.services.submit import SubmitService, Submitted
+
+__all__ = ["AfterwardsService"]
+
+
+class AfterwardsService:
+    """Tasks of the caller after their end, which stays what it is."""
+
+    def __init__(
+        self, stores: Stores, results: ResultService, submit: SubmitService, *, clock: Callable[[], float]
+    ) -> None:
+        self._stores = stores
+        self._results = results
+        self._submit = submit
+        self._clock = clock
+
+    def retry(self, identity: Identity, task_id: str, *, as_task_id: str | None = None) -> Submitted:
+        """Submit a task that has ended again: the same version of the function, arguments, endpoint, group and options,
+        as a new task. Doing it again with the same ``as_task_id`` is harmless.
+
+        :raises TaskUnknown: if the caller has no such task.
+        :raises Conflict: while it has not ended, and when its arguments are not kept any more.
+        :raises FarcallError: whatever a submit raises.
+        """
+        task = self._results.task(identity, task_id)
+        if not task.state.is_terminal:
+            hint = "Only a task that has ended can be retried: wait for its end, or cancel it."
+            raise Conflict(f"Task {task_id} is {task.state}.", hint=hint)
+        if as_task_id == task_id:
+            raise InvalidRequest("A task that has ended stays ended.", hint="Choose a new id for the new task.")
+        reference = f"{task.function_id}@{task.function_version}"
+        wanted = Submit(
+            task_group_id=task.task_group_id,
+            tasks={reference: [self._payload(task)]},
+            task_ids={reference: [as_task_id or new_task_id()]},
+            idempotent=task.idempotent,
+            max_attempts=task.max_attempts,
+            walltime_s=task.walltime_s,
+            result_serializers=list(task.result_serializers),
+            resource_specification=dict(task.resource_specification),
+            container=task.container_id,
+            memoize=False,  # whoever asks for it again wants it to run
+        )
+        return self._submit.submit(identity, task.endpoint_id, wanted, retry_of=task_id)
+
+    def discard(self, identity: Identity, task_id: str) -> None:
+        """Take a dead letter off the list and free its arguments; doing it again is harmless.
+
+        :raises TaskUnknown: if the caller has no such task.
+        :raises Conflict: if it is no dead letter.
+        """
+        task = self._results.task(identity, task_id)
+        if task.state is not TaskState.DEAD_LETTERED:
+            raise Conflict(f"Task {task_id} is {task.state}.", hint="Only a dead letter can be discarded.")
+        if _has_payload(task):
+            done = entry(identity, "task.discard", task_id, at=self._clock(), owner_id=task.owner_id)
+            self._stores.records.audited(done).discard_tasks([task_id])
+
+    def _payload(self, task: Task) -> Payload:
+        ref = task.payload_ref
+        if ref is not None and self._stores.blobs.size_bytes(ref.blob_key) is not None:
+            return BlobRefShape(blob_key=ref.blob_key, size_bytes=ref.size_bytes, sha256=ref.sha256)
+        if task.payload is not None:
+            return task.payload.decode()
+        raise Conflict(
+            f"The arguments of task {task.task_id} are not kept any more.",
+            hint="Submit the function again with its arguments.",
+        )
+
+
+def _has_payload(task: Task) -> bool:
+    return task.payload is not None or task.payload_ref is not None

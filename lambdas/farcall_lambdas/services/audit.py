@@ -1,0 +1,39 @@
+"""Who did what: the entries that services append to what they change, and reading them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+
+from farcall_common.store.model import AuditEntry
+from farcall_common.store.ports import Records
+from farcall_lambdas.identity import Identity
+
+__all__ = ["AuditService", "entry"]
+
+
+def entry(
+    identity: Identity, action: str, object_id: str, *, at: float, owner_id: str = "", **detail: object
+) -> AuditEntry:
+    """What the caller does at ``at`` (epoch seconds), to something of its own unless it says whose."""
+    now = dt.datetime.fromtimestamp(at, dt.UTC)
+    return AuditEntry(now, identity.identity_id, action, object_id, owner_id or identity.identity_id, detail)
+
+
+class AuditService:
+    """What the caller did, and what others did to what is the caller's."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def since(
+        self,
+        identity: Identity,
+        *,
+        since: dt.datetime | None,
+        until: dt.datetime | None,
+        after: tuple[dt.datetime, int] | None,
+        limit: int,
+    ) -> Sequence[AuditEntry]:
+        """Entries from ``since`` to before ``until`` and behind ``after``, oldest first."""
+        return self._records.list_audit(identity.identity_set, since=since, until=until, after=after, limit=limit)

@@ -1,0 +1,87 @@
+"""Registering containers, and finding them by id or name. Images are the caller's matter: none is built or fetched."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Sequence
+
+from farcall_common.errors import Conflict, ContainerUnknown
+from farcall_common.store.model import Container
+from farcall_common.store.ports import Records
+from farcall_common.wire.ids import is_uuid, new_id
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.models.containers import RegisterContainer
+from farcall_lambdas.services.audit import entry
+from farcall_lambdas.services.limits import check_quota
+from farcall_lambdas.settings import ApiSettings
+
+__all__ = ["ContainerService"]
+
+
+class ContainerService:
+    """Containers of the caller; someone else's do not exist."""
+
+    def __init__(self, records: Records, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+        self._records = records
+        self._settings = settings
+        self._clock = clock
+
+    def register(self, identity: Identity, wanted: RegisterContainer) -> Container:
+        """Register a container. Doing it again, all the same, gives the one that is there.
+
+        :raises Conflict: for a name that another container of the caller has.
+        :raises QuotaExceeded: for one container too many.
+        """
+        owner_id, container_id = identity.identity_id, new_id()
+        known = self._records.find_container(owner_id, wanted.name) if wanted.name else None
+        if known is not None:
+            if (known.technology, known.image) != (wanted.type, wanted.location):
+                raise Conflict(
+                    f"You have a container named {known.name} already, and it is another one.",
+                    hint="Choose another name, or delete that one first.",
+                )
+            return known
+        limit = self._settings.max_containers
+        check_quota("containers", self._records.count_containers(owner_id, limit=limit), limit)
+        container = Container(
+            container_id=container_id,
+            owner_id=owner_id,
+            name=wanted.name or container_id,
+            technology=wanted.type,
+            image=wanted.location,
+            description=wanted.description,
+            created_at=dt.datetime.fromtimestamp(self._clock(), dt.UTC),
+        )
+        about = {"name": container.name, "image": container.image}
+        done = entry(identity, "container.register", container.container_id, at=self._clock(), **about)
+        self._records.audited(done).add_container(container)
+        return container
+
+    def get(self, identity: Identity, reference: str, *, technology: str | None = None) -> Container:
+        """A container of the caller by id or name; with ``technology``, only if it is of that.
+
+        :raises ContainerUnknown: if there is none.
+        """
+        if is_uuid(reference):
+            found = self._records.get_container(reference)
+        else:
+            found = self._records.find_container(identity.identity_id, reference)
+        if found is None or not identity.owns(found.owner_id) or technology not in (None, found.technology):
+            kind = f" of type {technology}" if technology else ""
+            raise ContainerUnknown(f"You have no container {reference}{kind}.")
+        return found
+
+    def newest(self, identity: Identity, *, limit: int) -> Sequence[Container]:
+        """The caller's containers, newest first."""
+        return self._records.list_containers(identity.identity_id, limit=limit)
+
+    def delete(self, identity: Identity, reference: str) -> None:
+        """Forget a container of the caller. Tasks that were submitted still ask for it.
+
+        :raises ContainerUnknown: if there is none.
+        """
+        container = self.get(identity, reference)
+        done = entry(
+            identity, "container.delete", container.container_id, at=self._clock(), owner_id=container.owner_id
+        )
+        self._records.audited(done).delete_container(container.container_id)

@@ -1,0 +1,137 @@
+"""A call as OpenTelemetry's spans: the call itself, and below it the stations of its way.
+
+The spans of the way are made here, when the result is back, out of the times that came with it: no part of the cloud
+tier and no endpoint needs an exporter. Clocks differ between machines. What lies outside of what must contain it is
+moved by the least that brings it in, and the span says by how much.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from farcall._future import ComputeFuture
+from farcall._version import __version__
+from farcall_common.errors import FarcallError
+
+__all__ = ["Hop", "hops", "trace_call", "traceparent"]
+
+_propagator: Final = TraceContextTextMapPropagator()
+_CLOUD: Final = (
+    ("service", "submitted_at", "enqueued_at"),
+    ("queue", "enqueued_at", "leased_at"),
+    ("endpoint", "leased_at", "returned_at"),
+    ("record", "returned_at", "recorded_at"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hop:
+    """A part of a task's way. Times are epoch seconds; ``shift_s`` was added to both, to make up for a clock."""
+
+    name: str
+    start_at: float
+    end_at: float
+    shift_s: float = 0.0
+    inside: tuple[Hop, ...] = ()
+
+
+def traceparent(context: Context | None = None) -> str | None:
+    """The span of a context, else the current one, as W3C writes it; None if there is none."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, context)
+    return carrier.get("traceparent")
+
+
+def trace_call(future: ComputeFuture[Any], function_name: str) -> None:
+    """Let a span begin with this call, below the current one, and end with its future."""
+    span = trace.get_tracer("farcall", __version__).start_span(
+        f"call {function_name}",
+        kind=trace.SpanKind.CLIENT,
+        attributes={
+            "farcall.task_id": future.task_id,
+            "farcall.task_group_id": future.task_group_id,
+            "farcall.endpoint_id": future.endpoint_id,
+            "farcall.function": function_name,
+        },
+    )
+    future._traceparent = traceparent(trace.set_span_in_context(span))
+    if span.is_recording():
+        future.add_done_callback(functools.partial(_end, span, future))
+
+
+def hops(timings: Mapping[str, float]) -> list[Hop]:
+    """The parts of a task's way, as far as their times are known (see :attr:`ComputeFuture.timings`)."""
+    found = [Hop("submit", *times)] if (times := _times(timings, "client_submitted_at", "client_accepted_at")) else []
+    cloud = [(name, *times) for name, start, end in _CLOUD if (times := _times(timings, start, end))]
+    if not cloud:
+        return found
+    seen = _times(timings, "client_submitted_at", "client_received_at")
+    shift_s = _shift(cloud[0][1], cloud[-1][2], seen) if seen else 0.0
+    for name, start_at, end_at in cloud:
+        inside = tuple(_at_endpoint(timings, shift_s)) if name == "endpoint" else ()
+        found.append(Hop(name, start_at + shift_s, end_at + shift_s, shift_s, inside))
+    return found
+
+
+def _at_endpoint(timings: Mapping[str, float], shift_s: float) -> Iterator[Hop]:
+    """Inside of the endpoint's part: until it had the task on its disk, and the function itself."""
+    leased_at, returned_at = timings["leased_at"] + shift_s, timings["returned_at"] + shift_s
+    accepted_at = min(timings.get("accepted_at", timings["leased_at"]) + shift_s, returned_at)
+    if "accepted_at" in timings:
+        yield Hop("delivery", leased_at, accepted_at, shift_s)
+    if times := _times(timings, "started_at", "ended_at"):
+        started_at, ended_at = times
+        # A short task may be over before its receipt is here.
+        own_s = _shift(started_at, ended_at, (leased_at, returned_at))
+        yield Hop("execution", started_at + own_s, ended_at + own_s, own_s)
+
+
+def _times(timings: Mapping[str, float], start: str, end: str) -> tuple[float, float] | None:
+    """Both moments, the later one not before the earlier; None unless both are known."""
+    if start not in timings or end not in timings:
+        return None
+    return timings[start], max(timings[start], timings[end])
+
+
+def _shift(start_at: float, end_at: float, within: tuple[float, float]) -> float:
+    """The least that must be added to an interval for it to lie within another; if it is longer, to begin with it."""
+    earliest, latest = within[0] - start_at, within[1] - end_at
+    return max(earliest, min(0.0, latest))
+
+
+def _end(span: trace.Span, call: ComputeFuture[Any], done: Future[Any]) -> None:
+    """The future is done: the spans of its way, and the end of its own."""
+    _record(hops(call.timings), trace.set_span_in_context(span))
+    span.set_attribute("farcall.attempt", call.attempt)
+    if done.cancelled():
+        span.set_attribute("farcall.state", "cancelled")
+    elif (error := done.exception()) is None:
+        span.set_attribute("farcall.state", "success")
+    else:
+        code = error.record.code if isinstance(error, FarcallError) else type(error).__name__
+        span.set_attribute("farcall.state", "failed")
+        span.set_attribute("error.type", code)
+        span.set_status(trace.StatusCode.ERROR, str(error))
+    span.end(time.time_ns())
+
+
+def _record(parts: list[Hop] | tuple[Hop, ...], context: Context) -> None:
+    tracer = trace.get_tracer("farcall", __version__)
+    for hop in parts:
+        moved = {"farcall.clock_shift_s": hop.shift_s} if hop.shift_s else {}
+        span = tracer.start_span(hop.name, context, attributes=moved, start_time=_ns(hop.start_at))
+        _record(hop.inside, trace.set_span_in_context(span, context))
+        span.end(_ns(hop.end_at))
+
+
+def _ns(at: float) -> int:
+    return round(at * 1e9)

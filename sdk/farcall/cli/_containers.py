@@ -1,0 +1,75 @@
+"""``farcall containers``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from farcall.cli._connect import connected
+from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Environments for your tasks.", no_args_is_help=True)
+
+Container = Annotated[str, typer.Argument(metavar="NAME|ID")]
+
+
+@app.command("ls")
+def list_(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List containers, newest first."""
+    with connected(context) as client:
+        found = client.get_containers(limit=limit)
+    if as_json:
+        show_json(found)
+        return
+    keys = ("container_uuid", "name", "type", "location")
+    rows = [(*(each[key] for key in keys), instant(each["created_at"])) for each in found]
+    show_table(("container", "name", "type", "image", "registered"), rows, empty="You have no containers.")
+
+
+@app.command()
+def register(
+    context: typer.Context,
+    image: Annotated[str, typer.Argument(help="What the type calls the image: a reference, or a path.")],
+    type_: Annotated[str, typer.Option("--type", help="docker, podman, apptainer, singularity, ...")] = "docker",
+    name: Annotated[str, typer.Option(help="What to call it; else its id.")] = "",
+    description: Annotated[str, typer.Option(help="What is in it.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Register a container and show its id."""
+    with connected(context) as client:
+        container_id = client.register_container(image, type_, name, description)
+    if as_json:
+        show_json({"container_id": container_id})
+    else:
+        typer.echo(container_id)
+
+
+@app.command()
+def show(context: typer.Context, container: Container, as_json: AsJson = False) -> None:
+    """Show a container."""
+    with connected(context) as client:
+        found = client.get_container(container)
+    if as_json:
+        show_json(found)
+        return
+    show_fields({name.replace("_", " "): value for name, value in (found | _instant(found["created_at"])).items()})
+
+
+@app.command("rm")
+def remove(context: typer.Context, container: Container, as_json: AsJson = False) -> None:
+    """Forget a container. Its image stays where it is."""
+    with connected(context) as client:
+        client.delete_container(container)
+    if as_json:
+        show_json({"deleted": container})
+
+
+def _instant(created_at: float | None) -> dict[str, str]:
+    return {"created_at": instant(created_at)}

@@ -1,0 +1,87 @@
+"""The page that goes through Globus Compute's features forgets none, and what it calls there is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from typing import Final
+
+import pytest
+
+import farcall
+from farcall_common import payload
+from tests.docs.pages import DOCS
+
+ROWS: Final = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in (DOCS / "features.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| ") and not line.startswith("| feature |")
+]
+GLOBUS_PYTHON: Final = os.environ.get("FARCALL_GLOBUS_PYTHON")
+#: What Globus Compute's package shows: names, and arguments of the classes that programs make.
+SURFACE: Final = """
+import inspect, json
+import globus_compute_sdk as sdk
+from globus_compute_sdk import errors, serialize
+
+def own(cls):
+    shown = {name for base in cls.__mro__ if base.__module__.startswith("globus") for name in vars(base)}
+    return [name for name in dir(cls) if name in shown and not name.startswith("_")]
+
+def arguments(cls):
+    return [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "kwargs", "client")]
+
+print(json.dumps({
+    "names": list(sdk.__all__),
+    "methods": {cls.__name__: own(cls) for cls in (sdk.Client, sdk.Executor)},
+    "arguments": [name for cls in (sdk.Client, sdk.Executor, sdk.ShellFunction) for name in arguments(cls)],
+    "errors": [name for name in dir(errors) if name[0].isupper()],
+    "strategies": [cls.__name__ for cls in serialize.concretes.SELECTABLE_STRATEGIES]
+    if hasattr(serialize.concretes, "SELECTABLE_STRATEGIES") else
+    [name for name in serialize.__all__ if name.startswith(("Dill", "JSON", "Pure", "All", "Combined"))
+     and name != "AllowlistWildcard"],
+}))
+"""
+
+
+def names_in(text: str) -> set[str]:
+    return {each.rpartition(".")[2] for each in re.findall(r"`([\w.]+)`", text)}
+
+
+def test_every_row_has_a_verdict_and_a_no_has_a_reason() -> None:
+    assert len(ROWS) > 60
+    assert {row[1] for row in ROWS} == {"yes", "better", "no"}
+    assert [row[0] for row in ROWS if row[1] == "better" and not row[2]] == []
+    assert [row[0] for row in ROWS if row[1] == "no" and not row[2]] == ["macOS endpoints"]
+    assert all(len(row) == 3 for row in ROWS)
+
+
+def test_what_it_says_is_here_is_here() -> None:
+    named = set()
+    for feature, verdict, why in ROWS:
+        text = why if verdict == "no" else f"{feature} {why}"
+        named |= set(re.findall(r"`(Client|Executor|ComputeFuture)\.(\w+)`", text))
+    assert len(named) > 40
+    missing = {f"{owner}.{name}" for owner, name in named if not hasattr(getattr(farcall, owner), name)}
+    assert missing == set()
+
+
+def test_every_strategy_is_here() -> None:
+    named = set().union(*(names_in(row[0]) for row in ROWS))
+    assert {name for name in named if re.match(r"(Dill|JSON|Pure|All[CD]|Combined|Pickle)", name)} <= set(
+        payload.__all__
+    )
+
+
+@pytest.mark.skipif(GLOBUS_PYTHON is None, reason="FARCALL_GLOBUS_PYTHON names no Python with globus-compute-sdk")
+def test_nothing_that_their_package_shows_is_left_out() -> None:
+    assert GLOBUS_PYTHON is not None
+    shown = subprocess.run([GLOBUS_PYTHON, "-c", SURFACE], stdout=subprocess.PIPE, check=True, timeout=60).stdout
+    surface = json.loads(shown.splitlines()[-1])
+    on_the_page = set().union(*(names_in(row[0]) for row in ROWS))
+    wanted = {*surface["names"], *surface["arguments"], *surface["errors"], *surface["strategies"]}
+    wanted |= {name for names in surface["methods"].values() for name in names}
+    assert len(wanted) > 60
+    assert wanted - on_the_page == set()

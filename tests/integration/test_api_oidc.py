@@ -1,0 +1,175 @@
+"""The provider ``oidc``, against an issuer over HTTP: what is let in, and above all what is not."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from farcall_common.errors import Unauthenticated, Unavailable
+from farcall_lambdas.auth import OidcProvider, provider_from_settings
+from farcall_lambdas.auth.oidc import identity_id_of
+from farcall_lambdas.settings import AuthSettings
+from tests.integration.identity_provider import IdentityProvider, serving
+
+
+@pytest.fixture
+def issuer() -> Iterator[IdentityProvider]:
+    with serving() as provider:
+        yield provider
+
+
+@pytest.fixture
+def oidc(issuer: IdentityProvider) -> OidcProvider:
+    return OidcProvider(issuer.issuer, audience=issuer.audience, cooldown_s=0)
+
+
+def test_a_token_of_the_issuer_names_its_subject(issuer: IdentityProvider) -> None:
+    settings = AuthSettings.from_environment(
+        {"FARCALL_AUTH_PROVIDER": "oidc", "FARCALL_OIDC_ISSUER": issuer.issuer, "FARCALL_OIDC_AUDIENCE": "farcall"}
+    )
+    provider = provider_from_settings(settings)
+    identity = provider.authenticate(issuer.token(aud=["other", "farcall"]))
+    assert identity.identity_id == str(uuid.uuid5(uuid.uuid5(uuid.NAMESPACE_URL, issuer.issuer), "ada"))
+    assert (identity.username, identity.provider) == ("ada@example.org", "oidc")
+    assert identity.expires_at == pytest.approx(time.time() + 3600, abs=60)
+    assert provider.authenticate(issuer.token(preferred_username=None)).username == "ada"
+    assert provider.authenticate(issuer.token(sub="bob")).identity_id != identity.identity_id
+    assert issuer.asked == ["/.well-known/openid-configuration", "/jwks"], "keys are kept"
+
+
+def test_an_identity_is_of_one_subject_of_one_issuer() -> None:
+    assert identity_id_of("https://a.example", "x") == identity_id_of("https://a.example", "x")
+    others = [
+        ("https://a.example", "y"),
+        ("https://b.example", "x"),
+        ("https://a.examplex", ""),
+        ("https://a.exampl", "ex"),
+    ]
+    ids = {identity_id_of(*each) for each in [("https://a.example", "x"), *others]}
+    assert len(ids) == 5
+
+
+def test_elliptic_keys(issuer: IdentityProvider, oidc: OidcProvider) -> None:
+    issuer.rotate("curve", elliptic=True)
+    assert oidc.authenticate(issuer.token()).username == "ada@example.org"
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"exp": time.time() - 120},
+        {"nbf": time.time() + 3600},
+        {"aud": "another"},
+        {"aud": None},
+        {"iss": "https://elsewhere.example"},
+        {"iss": None},
+        {"exp": None},
+        {"sub": None},
+    ],
+    ids=str,
+)
+def test_claims_that_are_wrong(issuer: IdentityProvider, oidc: OidcProvider, claims: dict[str, Any]) -> None:
+    with pytest.raises(Unauthenticated):
+        oidc.authenticate(issuer.token(**claims))
+
+
+def test_clocks_may_differ_a_little(issuer: IdentityProvider, oidc: OidcProvider) -> None:
+    now = time.time()
+    assert oidc.authenticate(issuer.token(exp=now - 10, nbf=now + 20, iat=now + 20)).username == "ada@example.org"
+
+
+def test_forged_tokens(issuer: IdentityProvider, oidc: OidcProvider) -> None:
+    claims = jwt.decode(issuer.token(), options={"verify_signature": False})
+    kid, key = issuer.keys[0]
+    stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    good = issuer.token()
+    body = _part(claims | {"sub": "somebody else"})
+    forged = {
+        "another key": jwt.encode(claims, stranger, algorithm="RS256", headers={"kid": kid}),
+        "another subject": ".".join((good.split(".")[0], body, good.split(".")[2])),
+        "no signature": f"{_part({'alg': 'none', 'kid': kid})}.{body}.",
+        "public key as secret": _hs256(claims, public, kid),
+        "another algorithm": jwt.encode(claims, key, algorithm="PS256", headers={"kid": kid}),
+        "no key id": jwt.encode(claims, key, algorithm="RS256"),
+        "its own key": jwt.encode(
+            claims, stranger, algorithm="RS256", headers={"kid": kid, "jku": "https://evil.example/jwks"}
+        ),
+        "no token": "x",
+        "not text": "\ud800.x.y",
+    }
+    let_in = []
+    for how, token in forged.items():
+        try:
+            oidc.authenticate(token)
+        except Unauthenticated:
+            continue
+        let_in.append(how)
+    assert let_in == []
+    assert oidc.authenticate(good).username == "ada@example.org"
+
+
+def test_a_key_that_is_published_as_a_secret_signs_nothing(
+    issuer: IdentityProvider, oidc: OidcProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = b"a secret of thirty-two bytes, all"
+    octets = {"kty": "oct", "kid": "open", "alg": "HS256", "k": base64.urlsafe_b64encode(secret).decode().rstrip("=")}
+    monkeypatch.setattr(issuer, "jwks", lambda: {"keys": [octets]})
+    claims = jwt.decode(issuer.token(), options={"verify_signature": False})
+    for header in ({"alg": "RS256", "kid": "open"}, {"alg": "HS256", "kid": "open"}):
+        with pytest.raises(Unauthenticated):
+            oidc.authenticate(_hs256(claims, secret, "open", header))
+
+
+def test_keys_may_be_rotated(issuer: IdentityProvider, oidc: OidcProvider) -> None:
+    before = issuer.token()
+    oidc.authenticate(before)
+    issuer.rotate("second")
+    assert oidc.authenticate(issuer.token()).username == "ada@example.org"
+    with pytest.raises(Unauthenticated):
+        oidc.authenticate(before)
+
+
+def test_unknown_keys_do_not_make_a_flood_of_requests(issuer: IdentityProvider) -> None:
+    oidc = OidcProvider(issuer.issuer, audience=issuer.audience, cooldown_s=60)
+    oidc.authenticate(issuer.token())
+    issuer.rotate("second")
+    for _ in range(20):
+        with pytest.raises(Unauthenticated):
+            oidc.authenticate(issuer.token())
+    assert issuer.asked.count("/jwks") == 1
+
+
+def test_an_issuer_that_does_not_answer_is_no_refusal(issuer: IdentityProvider, oidc: OidcProvider) -> None:
+    issuer.broken = True
+    with pytest.raises(Unavailable):
+        oidc.authenticate(issuer.token())
+    issuer.broken = False
+    assert oidc.authenticate(issuer.token()).username == "ada@example.org"
+    issuer.broken = True
+    assert oidc.authenticate(issuer.token()).username == "ada@example.org", "its keys are known"
+
+
+def test_an_issuer_by_another_name_is_not_believed(issuer: IdentityProvider) -> None:
+    with pytest.raises(Unavailable, match="another name"):
+        OidcProvider(f"{issuer.issuer}/", audience="farcall").authenticate(issuer.token())
+
+
+def _part(value: dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+
+def _hs256(claims: dict[str, Any], secret: bytes, kid: str, header: dict[str, str] | None = None) -> str:
+    """A token with an HMAC; PyJWT refuses to make one with a public key."""
+    text = f"{_part(header or {'alg': 'HS256', 'kid': kid})}.{_part(claims)}"
+    signature = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256).sign(text.encode(), secret)
+    return f"{text}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"

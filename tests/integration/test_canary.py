@@ -1,0 +1,206 @@
+"""The canary against the whole local tier: well when it is well, and telling where it is not."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+
+import farcall
+from farcall_common.errors import FarcallError, ProtocolError, Unauthenticated, Unavailable
+from farcall_lambdas.canary import NAME, Ask, Canary, http_caller
+from farcall_local.tier import LocalTier
+
+STEPS: Final = ("register_s", "connect_s", "submit_s", "dispatch_s", "record_s", "push_s", "read_s")
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTier]:
+    with LocalTier(tmp_path_factory.mktemp("canary") / "tier", users=("ada",)) as running:
+        yield running
+
+
+@pytest.fixture
+def ask(tier: LocalTier) -> Ask:
+    return http_caller(tier.api_url, tier.tokens["ada"])
+
+
+def left_behind(tier: LocalTier) -> list[str]:
+    with farcall.Client(tier.api_url, tier.tokens["ada"]) as client:
+        return [each["name"] for each in client.get_endpoints()]
+
+
+def program(tier: LocalTier, **environment: str) -> tuple[int, dict[str, Any]]:
+    variables = {"FARCALL_API_URL": tier.api_url, "FARCALL_TOKEN": tier.tokens["ada"], **environment}
+    command = [sys.executable, "-W", "error", "-m", "farcall_lambdas.canary"]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.count("\n") == 1, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_one_round_by_the_program(tier: LocalTier) -> None:
+    status, told = program(tier)
+    assert (status, told.pop("canary")) == (0, "well")
+    assert set(told) == {*STEPS, "canary_s"}
+    assert 0 < told["canary_s"] < 10
+    assert sum(told[step] for step in STEPS[2:]) == pytest.approx(told["canary_s"], abs=0.05)
+    assert left_behind(tier) == []
+
+
+def test_rounds_leave_one_function_and_no_endpoint(tier: LocalTier, ask: Ask) -> None:
+    canary = Canary(ask)
+    for _ in range(3):
+        canary.run()
+    with farcall.Client(tier.api_url, tier.tokens["ada"]) as client:
+        assert len(client.get_functions(search=NAME)) == 1
+    assert left_behind(tier) == []
+
+
+def test_what_a_round_that_was_cut_short_left_is_cleared_by_the_next(tier: LocalTier, ask: Ask) -> None:
+    ask("POST", "/v3/endpoints", {"endpoint_name": NAME})
+    ask("POST", "/v3/endpoints", {"endpoint_name": "somebody's own"})
+    Canary(ask).run()
+    assert left_behind(tier) == ["somebody's own"]
+    [own] = ask("GET", "/v2/endpoints", None)
+    ask("DELETE", f"/v2/endpoints/{own['uuid']}", None)
+
+
+def test_a_forwarder_that_hangs_is_told_of(tier: LocalTier, ask: Ask) -> None:
+    forwarder = psutil.Process(tier.state.processes["forwarder"].pid)
+    forwarder.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(Unavailable, match="no Welcome came from the forwarder") as caught:
+            Canary(ask, within_s=1.0).run()
+    finally:
+        forwarder.send_signal(signal.SIGCONT)
+    assert caught.value.__notes__ == ["during: connect"]
+    assert left_behind(tier) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "changed"),
+    [("/v2/tasks/", {"result": "01\nsomething else"}), ("/v2/tasks/", {"status": "failed"})],
+)
+def test_a_record_that_is_wrong_is_told_of(ask: Ask, path: str, changed: dict[str, Any]) -> None:
+    def tampered(method: str, asked: str, body: dict[str, Any] | None) -> Any:
+        answer = ask(method, asked, body)
+        return {**answer, **changed} if asked.startswith(path) else answer
+
+    with pytest.raises(ProtocolError, match="the API has another end") as caught:
+        Canary(tampered).run()
+    assert caught.value.__notes__ == ["during: read"]
+
+
+def test_a_forwarder_that_sends_another_payload_is_told_of(ask: Ask) -> None:
+    def tampered(method: str, path: str, body: dict[str, Any] | None) -> Any:
+        if path.endswith("/submit"):
+            assert body is not None
+            body = {**body, "tasks": {key: ["01\nanother"] for key in body["tasks"]}}
+        return ask(method, path, body)
+
+    with pytest.raises(ProtocolError, match="something else than was submitted") as caught:
+        Canary(tampered).run()
+    assert caught.value.__notes__ == ["during: dispatch"]
+
+
+def test_an_api_that_refuses_or_is_away_is_told_of(tier: LocalTier) -> None:
+    status, told = program(tier, FARCALL_TOKEN="nobody's")
+    assert (status, told["canary"], told["code"]) == (1, "failed", Unauthenticated.code)
+    assert "during: register" in told["message"]
+    status, told = program(tier, FARCALL_API_URL="http://127.0.0.1:9")
+    assert (status, told["code"]) == (1, Unavailable.code)
+
+
+# -- as a Lambda -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def invocations(tier: LocalTier) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Lambda's own interface, with the tier's API as the only function; and the events that came in."""
+    events: list[dict[str, Any]] = []
+    ask = http_caller(tier.api_url, tier.tokens["ada"])
+
+    class Invoke(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            events.append(event)
+            answer: dict[str, Any]
+            if not self.path.endswith("/functions/farcall-api/invocations"):
+                answer = {"errorMessage": "no such function"}
+            else:
+                try:
+                    body = json.loads(event["body"]) if event["body"] else None
+                    query = "&".join(f"{key}={value}" for key, value in (event["queryStringParameters"] or {}).items())
+                    found = ask(event["httpMethod"], f"{event['path']}?{query}".rstrip("?"), body)
+                    answer = {"statusCode": 200, "body": json.dumps(found)}
+                except FarcallError as error:
+                    answer = {"statusCode": 400, "body": json.dumps(error.record.to_json())}
+            told = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Invoke) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", events
+        server.shutdown()
+        thread.join()
+
+
+HANDLE: Final = "import json; from farcall_lambdas.handlers.canary import handle; print(json.dumps(handle({}, None)))"
+
+
+def run_handler(address: str, function: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    variables = {
+        "AWS_ENDPOINT_URL_LAMBDA": address,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "FARCALL_API_FUNCTION": function,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", HANDLE],
+        env=os.environ | variables,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_round_as_a_lambda_writes_the_line_that_is_the_metric(
+    invocations: tuple[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    address, events = invocations
+    done = run_handler(address, "farcall-api", tmp_path)
+    assert done.returncode == 0, done.stderr
+    took = json.loads(done.stdout)
+    [line] = [json.loads(line) for line in done.stderr.splitlines() if '"canary"' in line]
+    assert line["message"] == "canary"
+    assert line["canary_s"] == took["canary_s"] > 0
+    assert {event["requestContext"]["authorizer"]["username"] for event in events} == {NAME}
+
+
+def test_a_round_that_fails_is_an_error_of_the_lambda(
+    invocations: tuple[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    done = run_handler(invocations[0], "another", tmp_path)
+    assert done.returncode != 0
+    assert '"message":"canary failed"' in done.stderr
+    assert "canary_s" not in done.stderr

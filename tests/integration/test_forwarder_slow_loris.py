@@ -1,0 +1,390 @@
+"""Connections that cost the forwarder a place and nothing else: those that never finish a handshake, and those that do
+and then say nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import zmq
+
+from farcall_common.store import StoreSettings, open_stores
+from farcall_common.store.settings import Stores
+from farcall_common.wire import TaskState
+from farcall_forwarder.adapters.door import Door, _received_bytes, allow_connections
+from tests.integration.forwarder_peers import TIMEOUT_S, Agent, Cloud, real_environment, until
+from tests.integration.test_forwarder_process import ForwarderProcess
+
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+GREETING = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
+HELLO_BYTES = 202
+#: What the forwarder gives a handshake, and as much again for a busy machine.
+GONE_WITHIN_S = 20.0
+GREETS_WITHIN_S = 5.0
+
+
+@pytest.fixture
+def environ(request: pytest.FixtureRequest) -> dict[str, str]:
+    return real_environment(request)
+
+
+@pytest.fixture
+def stores(environ: dict[str, str]) -> Iterator[Stores]:
+    opened = open_stores(StoreSettings.from_environment(environ))
+    yield opened
+    opened.close()
+
+
+@contextlib.contextmanager
+def running(environ: dict[str, str], directory: Path, **variables: str) -> Iterator[ForwarderProcess]:
+    forwarder = ForwarderProcess(environ | variables, directory)
+    try:
+        yield forwarder
+        assert forwarder.process.poll() is None, forwarder.log.read_text()
+    finally:
+        forwarder.process.kill()
+        forwarder.process.wait()
+
+
+def where(address: str) -> tuple[str, int]:
+    host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    return host, int(port)
+
+
+def curve_hello(server_key: str) -> bytes:
+    """How a real peer begins its CURVE handshake, caught on the wire. It may be said any number of times."""
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as dealer,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        dealer.linger = 0
+        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+        dealer.curve_serverkey = server_key.encode()
+        dealer.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+        listener.settimeout(TIMEOUT_S)
+        peer = listener.accept()[0]
+        peer.settimeout(TIMEOUT_S)
+        with peer:
+            peer.sendall(SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\x01" + bytes(31))
+            heard = b""
+            while len(heard) < len(GREETING) + HELLO_BYTES:
+                heard += peer.recv(4096)
+    return heard
+
+
+Connect = Callable[[str, int, bytes], list[socket.socket]]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes so many connections that say something, or fewer when the forwarder takes no more."""
+    connections: list[socket.socket] = []
+
+    def make(address: str, count: int, first_words: bytes) -> list[socket.socket]:
+        before = len(connections)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(count):
+                connections.append(socket.create_connection(where(address), timeout=TIMEOUT_S))
+                connections[-1].sendall(first_words)
+                connections[-1].setblocking(False)
+        return connections[before:]
+
+    yield make
+    for connection in connections:
+        connection.close()
+
+
+def open_ones(connections: Sequence[socket.socket], *, drip: bytes = b"") -> list[socket.socket]:
+    """Those that the forwarder has not ended; each says one byte more."""
+    still_open = []
+    for connection in connections:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while connection.recv(4096):
+                    pass
+            except ConnectionError:
+                pass
+            connection.close()
+            continue
+        with contextlib.suppress(OSError):
+            connection.send(drip)
+        still_open.append(connection)
+    return still_open
+
+
+@pytest.mark.slow
+def test_thousands_of_half_open_connections_hold_up_nobody(
+    environ: dict[str, str], stores: Stores, tmp_path: Path, connect: Connect
+) -> None:
+    cloud = Cloud(stores)
+    endpoint_id = cloud.add_endpoint()
+    room = allow_connections(3000)
+    assert room == 3000
+    with running(environ, tmp_path) as forwarder:
+        hello = curve_hello(forwarder.server_key)
+        process = psutil.Process(forwarder.process.pid)
+        descriptors, memory_bytes = process.num_fds(), process.memory_info().rss
+        silent = connect(forwarder.address, 500, b"")
+        dripping = connect(forwarder.address, 500, SIGNATURE[:1])
+        half = connect(forwarder.address, 500, GREETING)
+        curving = connect(forwarder.address, 500, hello)
+        until(lambda: process.num_fds() >= descriptors + 2000, "all are connected")
+
+        began = time.monotonic()
+        with Agent(cloud, endpoint_id, forwarder) as agent:
+            agent.greet(credit=20)
+            greeted_s = time.monotonic() - began
+            assert greeted_s < GREETS_WITHIN_S
+            task_ids = cloud.submit_new(endpoint_id, 20)
+            agent.serve(20)
+        assert time.monotonic() - began < 2 * GREETS_WITHIN_S
+        cloud.until_all(task_ids, TaskState.SUCCESS)
+        grown_bytes = process.memory_info().rss - memory_bytes
+        print(f"a peer is in after {greeted_s:.2f} s, 2,000 others take {grown_bytes / 1e6:.0f} MB")
+        assert grown_bytes < 2000 * 32 * 1024
+
+        deadline = time.monotonic() + GONE_WITHIN_S
+        lazy = silent + half + curving
+        sent = 1
+        while lazy or dripping:
+            assert time.monotonic() < deadline, f"{len(lazy)} and {len(dripping)} are still connected"
+            lazy = open_ones(lazy)
+            dripping = open_ones(dripping, drip=GREETING[sent : sent + 1])
+            sent += 1
+            time.sleep(0.25)  # the pace of the slow ones
+        until(lambda: process.num_fds() <= descriptors + 20, "their descriptors are free again")
+
+
+def health(forwarder: ForwarderProcess) -> dict[str, Any]:
+    return dict(httpx.get(forwarder.health_url, timeout=TIMEOUT_S, trust_env=False).json())
+
+
+def test_a_crowd_keeps_nobody_out(environ: dict[str, str], stores: Stores, tmp_path: Path, connect: Connect) -> None:
+    """More connections than there may be: who is in is served, who comes gets in, and descriptors do not run out."""
+    cloud = Cloud(stores)
+    served_id, late_id = cloud.add_endpoint(), cloud.add_endpoint()
+    with running(environ, tmp_path, FARCALL_FORWARDER_CONNECTIONS="100") as forwarder:
+        process = psutil.Process(forwarder.process.pid)
+        descriptors = process.num_fds()
+        with Agent(cloud, served_id, forwarder) as agent:
+            agent.greet(credit=100)
+            connect(forwarder.address, 1000, SIGNATURE)
+            until(lambda: health(forwarder)["refused"]["crowded_out"] >= 900, "the crowd is thinned out")
+            until(lambda: process.num_fds() <= descriptors + 120, "their descriptors are free again")
+            began = time.monotonic()
+            with Agent(cloud, late_id, forwarder) as late:
+                late.greet(credit=1)
+            assert time.monotonic() - began < GREETS_WITHIN_S
+            task_ids = cloud.submit_new(served_id, 50)
+            agent.serve(50)
+        cloud.until_all(task_ids, TaskState.SUCCESS)
+
+
+class Scene:
+    """A ROUTER with a door, two peers, and a clock that stands still unless it is moved."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], *, limit: int) -> None:
+        self.now = 100.0
+        self.router = context.socket(zmq.ROUTER)
+        self.router.linger = 0
+        self.port = self.router.bind_to_random_port("tcp://127.0.0.1")
+        self.door = Door(context, self.router, limit=limit, clock=lambda: self.now)
+        self._context = context
+        self._peers: list[zmq.Socket[bytes]] = []
+
+    def join(self) -> zmq.Socket[bytes]:
+        peer = self._context.socket(zmq.DEALER)
+        peer.linger = 0
+        peer.setsockopt(zmq.RECONNECT_IVL, -1)
+        peer.connect(f"tcp://127.0.0.1:{self.port}")
+        self._peers.append(peer)
+        return peer
+
+    async def hear(self) -> None:
+        """Take a message, as the forwarder does."""
+        await self.until(lambda: bool(self.router.poll(0)), "a message comes in")
+        first = self.router.recv(zmq.DONTWAIT, copy=False)
+        self.router.recv_multipart(zmq.DONTWAIT)
+        self.door.heard(first.bytes, int(first.get(zmq.SRCFD)))
+        self.door.spoke.add(first.bytes)
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, what
+            await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        for peer in self._peers:
+            peer.close()
+        self.door.close()
+        self.router.close()
+
+
+def at_the_door(talk: Callable[[Scene], Any], *, limit: int = 100) -> None:
+    async def play() -> None:
+        with zmq.Context() as context:
+            scene = Scene(context, limit=limit)
+            keeping = asyncio.create_task(scene.door.run())
+            try:
+                await talk(scene)
+            finally:
+                keeping.cancel()
+                scene.close()
+
+    asyncio.run(play())
+
+
+def test_who_says_nothing_is_cut_off_and_who_spoke_stays() -> None:
+    async def talk(scene: Scene) -> None:
+        silent, speaking = scene.join(), scene.join()
+        speaking.send(b"hello")
+        await scene.hear()
+        await scene.until(lambda: scene.door.connections == 2, "both are connected")
+        scene.now += 21.0
+        await scene.until(lambda: scene.door.silenced == 1, "one is cut off")
+        await scene.until(lambda: scene.door.connections == 1, "one is left")
+        scene.now += 3600.0
+        speaking.send(b"still here")
+        await scene.hear()
+        assert (scene.door.connections, scene.door.silenced, len(scene.door.known)) == (1, 1, 1)
+        speaking.close()
+        await scene.until(lambda: not scene.door.known, "nobody is left")
+        assert silent.poll(0) == 0
+
+    at_the_door(talk)
+
+
+def test_only_connections_to_this_port_are_cut() -> None:
+    """A descriptor may have become another connection's in the instant between the two."""
+
+    async def talk(scene: Scene) -> None:
+        left, right = socket.socketpair()
+        with left, right, socket.create_server(("127.0.0.1", 0)) as listener:
+            away = socket.create_connection(listener.getsockname())
+            with away:
+                for descriptor in (left.fileno(), away.fileno(), 10**6):
+                    scene.door._cut(descriptor)
+                left.send(b"still")
+                away.send(b"here")
+                assert right.recv(10) == b"still"
+
+    at_the_door(talk)
+
+
+def test_the_oldest_of_the_silent_make_room() -> None:
+    async def talk(scene: Scene) -> None:
+        speaking = scene.join()
+        speaking.send(b"hello")
+        await scene.hear()
+        crowd = [scene.join() for _ in range(5)]
+        await scene.until(lambda: scene.door.crowded_out == 3, "three are cut off")
+        assert scene.door.connections == 3
+        late = scene.join()
+        late.send(b"hello")
+        await scene.hear()
+        await scene.until(lambda: scene.door.crowded_out == 4, "another is cut off")
+        assert len(scene.door.known) == 2
+        assert all(peer.poll(0) == 0 for peer in crowd)
+
+    at_the_door(talk, limit=3)
+
+
+class RawPeer:
+    """A peer that speaks ZMTP 3.0 by itself, without a mechanism: no library would send half a message."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        self._socket.sendall(SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+        ready = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+        self._socket.sendall(b"\x04" + bytes([len(ready)]) + ready)
+
+    def send(self, frame: bytes, *, more: bool) -> None:
+        self._socket.sendall(bytes([2 | more]) + len(frame).to_bytes(8, "big") + frame)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_a_descriptor_that_is_closed_or_no_connection_says_nothing() -> None:
+    ends = os.pipe()
+    closed = os.dup(ends[0])
+    os.close(closed)
+    with socket.socket(socket.AF_UNIX) as other:
+        assert [_received_bytes(each) for each in (*ends, closed, other.fileno())] == [0, 0, 0, 0]
+        other.getsockname()  # still ours
+    for end in ends:
+        os.close(end)
+
+
+def test_a_message_without_an_end_ends_the_connection() -> None:
+    megabyte = bytes(2**20)
+
+    async def talk(scene: Scene) -> None:
+        honest = scene.join()
+        busy, endless, fresh = (RawPeer(scene.port) for _ in range(3))
+        try:
+            for _ in range(5):  # a lot, in messages that end
+                for _ in range(30):
+                    await asyncio.to_thread(busy.send, megabyte, more=False)
+                    await scene.hear()
+                scene.now += 2.0
+                await asyncio.sleep(0.05)  # the door's turn
+            endless.send(b"hello", more=False)
+            await scene.hear()
+            scene.now += 2.0
+            await scene.until(lambda: not scene.door.spoke, "the door has looked")
+            for peer in (endless, fresh):
+                with contextlib.suppress(ConnectionError):
+                    for _ in range(80):
+                        await asyncio.to_thread(peer.send, megabyte, more=True)
+                scene.now += 2.0
+            await scene.until(lambda: scene.door.endless == 2, "both are cut off")
+            honest.send(b"still here")
+            await scene.hear()
+            busy.send(b"still here", more=False)
+            await scene.hear()
+            await scene.until(lambda: scene.door.connections == 2, "two are left")
+        finally:
+            for peer in (busy, endless, fresh):
+                peer.close()
+
+    at_the_door(talk)
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "allowed", "soft"),
+    [
+        ((1024, 20_000), 10_000, 10_000, 12_048),
+        ((1024, 4096), 10_000, 2048, 4096),
+        ((15_000, 20_000), 10_000, 10_000, 15_000),
+        ((1024, 1024), 10_000, 512, 1024),
+    ],
+)
+def test_as_many_connections_as_the_machine_permits(
+    limits: tuple[int, int], wanted: int, allowed: int, soft: int
+) -> None:
+    """In a process of its own: limits that were lowered cannot be raised again."""
+    program = (
+        "import resource, sys\n"
+        "from farcall_forwarder.adapters.door import allow_connections\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n"
+        f"print(allow_connections({wanted}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+    )
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < limits[1]:
+        pytest.skip("this machine permits fewer")
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout.split() == [str(allowed), str(soft)]

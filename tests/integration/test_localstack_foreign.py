@@ -1,0 +1,117 @@
+"""Deploying to a LocalStack that somebody else started: with our command line, and with ``cdklocal``.
+
+The LocalStack here is a process that knows the plugin and nothing of a driver; what deploys knows only its address.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+import farcall
+from farcall_infra.bundles import WORKSPACE
+from farcall_infra.jsii_node import choose
+from farcall_local.deployment import Deployment
+from farcall_local.endpoint import LocalEndpoint
+from farcall_localstack.deploy import ACCOUNT, REGION, Deployer
+from farcall_localstack.environment import ensure_environment
+from farcall_localstack.server import LocalStackServer, group_members
+from farcall_localstack.synth import ensure_assembly
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+_CDKLOCAL = WORKSPACE / ".tools" / "cdklocal" / "node_modules" / "aws-cdk-local" / "bin" / "cdklocal"
+_DEV = {"identity_id": "5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a", "username": "dev"}
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Iterator[LocalStackServer]:
+    directory = tmp_path / "foreign"
+    directory.mkdir()
+    server = LocalStackServer(ensure_environment(), directory=directory, follow_me=True)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+def _engines(server: LocalStackServer) -> list[str]:
+    names = [psutil.Process(pid).name() for pid in group_members(server.pid)]
+    return [name for name in names if "postgres" in name or "valkey" in name]
+
+
+def _double(number: int) -> int:
+    return 2 * number
+
+
+def _runs_a_task(api_url: str, token: str, tmp_path: Path) -> None:
+    deployment = Deployment(api_url, {"dev": token}, tmp_path)
+    endpoint = LocalEndpoint("own", home=tmp_path / "home", environment=deployment.environment("dev"))
+    with endpoint, farcall.Client(api_url, token) as client, farcall.Executor(client=client) as executor:
+        executor.endpoint_id = endpoint.endpoint_id
+        assert executor.submit(_double, 21).result(timeout=60) == 42
+
+
+def test_the_command_line_deploys_to_it_and_leaves_it_as_it_was(foreign: LocalStackServer, tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "farcall_localstack", *arguments, "--directory", str(directory)]
+        environment = {**os.environ, "AWS_ENDPOINT_URL": foreign.url}
+        return subprocess.run(
+            command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=300
+        ).stdout
+
+    said = dict(re.findall(r"export (\w+)=(\S+)", run("up", "--mode", "endpoint")))
+    assert said["FARCALL_API_URL"].startswith(foreign.url)
+    assert "not ours" in run("status")
+    _runs_a_task(said["FARCALL_API_URL"], said["FARCALL_TOKEN"], tmp_path)
+    run("down")
+    assert _engines(foreign) == []
+    assert Deployer(foreign.url).client("cloudformation").list_exports()["Exports"] == []
+    assert psutil.pid_exists(foreign.pid)  # it is not ours to end
+
+
+@pytest.mark.skipif(not _CDKLOCAL.exists(), reason="cdklocal is not installed: make .tools/cdklocal/.made")
+def test_cdklocal_deploys_to_it_and_destroys(foreign: LocalStackServer, tmp_path: Path) -> None:
+    choose()  # the Node of our environment: the system's may be older than the CDK wants
+    environment = {**os.environ, **_credentials(foreign.url)}
+    assembly = str(ensure_assembly())
+
+    def cdklocal(*arguments: str) -> None:
+        command = [os.environ["JSII_NODE"], str(_CDKLOCAL), *arguments, "--app", assembly]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    tokens = json.dumps({"a-token": _DEV})
+    cdklocal("bootstrap", f"aws://{ACCOUNT}/{REGION}")
+    cdklocal("deploy", "--all", "--require-approval", "never", "--parameters", f"farcall-api:DevTokens={tokens}")
+    described = Deployer(foreign.url).client("cloudformation").describe_stacks(StackName="farcall-api")["Stacks"][0]
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in described["Outputs"]}
+    api_url = f"{foreign.url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}"
+    _runs_a_task(api_url, "a-token", tmp_path)
+    cdklocal("destroy", "--all", "--force")
+    assert _engines(foreign) == []
+
+
+def _credentials(url: str) -> Mapping[str, str]:
+    """What cdklocal wants to know; the second address is for S3, whose buckets would else be in the host's name."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ENDPOINT_URL_S3": url,
+        "AWS_ACCESS_KEY_ID": ACCOUNT,
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": REGION,
+        "AWS_DEFAULT_REGION": REGION,
+    }

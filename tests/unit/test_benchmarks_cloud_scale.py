@@ -1,0 +1,120 @@
+"""The simulation behind docs/scale.md: its arithmetic, its two models, and that the page says what it gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cloud_scale.__main__ import PAGE, SECTIONS, with_figures
+from benchmarks.cloud_scale.inputs import Deployment, Inputs, deployment, read_inputs
+from benchmarks.cloud_scale.load import Load, forwarders_needed, most_endpoints, most_tasks, uses
+from benchmarks.cloud_scale.queueing import latency
+from benchmarks.cloud_scale.storm import storm
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "forwarder.json"
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Inputs:
+    return read_inputs()
+
+
+@pytest.fixture(scope="module")
+def size() -> Deployment:
+    return deployment("facility")
+
+
+def test_the_page_says_what_the_simulation_gives() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_figures(text) == text, "run: python -m benchmarks.cloud_scale"
+    assert all(f"<!-- {name} -->\n|" in text for name in SECTIONS)
+
+
+def test_the_inputs_are_near_what_was_measured_last(inputs: Inputs) -> None:
+    figures = {figure["name"]: figure["value"] for figure in json.loads(RESULTS.read_text())["figures"]}
+    handshake_us = 1000 * figures["4,000 clients at once: forwarder's time for each"]
+    assert handshake_us / 4 < inputs.forwarder["handshake_us"] < 4 * handshake_us
+
+
+# -- how full things are -----------------------------------------------------------------------------------------------
+
+
+def test_twice_the_load_is_twice_the_use(size: Deployment, inputs: Inputs) -> None:
+    once = {use.resource: use.used for use in uses(Load(500, 300), size, inputs)}
+    twice = {use.resource: use.used for use in uses(Load(1000, 600), size, inputs)}
+    linear = {name: twice[name] / used for name, used in once.items() if used and name != "Lambda's concurrency"}
+    assert linear == pytest.approx(dict.fromkeys(linear, 2.0))
+
+
+def test_the_fullest_comes_first_and_bounds_what_a_deployment_holds(size: Deployment, inputs: Inputs) -> None:
+    endpoints, bound = most_endpoints(size, inputs)
+    at_most = uses(Load(endpoints, 0), size, inputs)
+    assert at_most[0].resource == bound
+    assert at_most[0].share == pytest.approx(1.0, abs=0.01)
+    assert [use.share for use in at_most] == sorted((use.share for use in at_most), reverse=True)
+    tasks, bound = most_tasks(size, inputs, passing=False)
+    assert uses(Load(0, tasks), size, inputs)[0].resource == bound
+    assert most_tasks(size, inputs, passing=True)[0] > tasks
+
+
+def test_as_many_forwarders_as_are_needed_are_enough_and_one_fewer_is_not(size: Deployment, inputs: Inputs) -> None:
+    load = Load(100_000, 5_000)
+    count = forwarders_needed(load, size, inputs)
+
+    def fullest(forwarders: int) -> float:
+        found = uses(load, dataclasses.replace(size, forwarders=forwarders), inputs)
+        return max(use.share for use in found if use.resource.startswith("forwarders'"))
+
+    assert fullest(count) <= 0.8 < fullest(count - 1)
+
+
+# -- a reconnect storm -------------------------------------------------------------------------------------------------
+
+
+def test_a_storm_is_the_same_each_time_and_everybody_comes_back(size: Deployment, inputs: Inputs) -> None:
+    first = storm(5_000, size, inputs, asks_api=True)
+    assert storm(5_000, size, inputs, asks_api=True) == first
+    assert first.most_s <= first.settled_s < 60
+    assert storm(5_000, size, inputs, asks_api=True, seed=2) != first
+
+
+def test_nobody_is_faster_than_the_slowest_part(size: Deployment, inputs: Inputs) -> None:
+    """10,000 endpoints at 1,000 requests a second; as many handshakes of 0.748 ms on two processors."""
+    by_api = storm(10_000, size, inputs, asks_api=True)
+    assert by_api.settled_s >= 10_000 / size.requests_per_s
+    directly = storm(10_000, size, inputs, asks_api=False)
+    assert directly.settled_s >= 10_000 * 748e-6 / 2
+    assert (directly.turned_away, directly.settled_s < by_api.settled_s) == (0, True)
+
+
+def test_more_room_means_less_waiting(size: Deployment, inputs: Inputs) -> None:
+    roomy = dataclasses.replace(size, requests_per_s=10 * size.requests_per_s, forwarders=20)
+    narrow, wide = (storm(20_000, each, inputs, asks_api=True) for each in (size, roomy))
+    assert wide.settled_s < narrow.settled_s
+    assert wide.turned_away < narrow.turned_away
+
+
+def test_whoever_stands_in_line_for_too_long_starts_over(size: Deployment, inputs: Inputs) -> None:
+    slow = dataclasses.replace(size, forwarders=1, forwarder_vcpus=0.1)
+    found = storm(5_000, slow, inputs, asks_api=False)  # 37 s of handshakes, and a greeting may take 15
+    assert found.timed_out > 0
+    assert found.settled_s >= 5_000 * 748e-6 / 0.1
+
+
+# -- tasks in line -----------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_cloud_tier_takes_as_long_as_the_work_does(size: Deployment, inputs: Inputs) -> None:
+    task = inputs.per_task
+    work_ms = 100 * sum(task[f"{part}_us"] for part in ("api", "postgres", "valkey", "forwarder")) / 1000
+    assert latency(100, size, inputs).p50_ms == pytest.approx(work_ms, rel=0.01)
+
+
+def test_it_gets_slower_with_the_load_and_ends_at_the_slowest_part(size: Deployment, inputs: Inputs) -> None:
+    slowest_per_s = 1e6 / inputs.per_task["valkey_us"]
+    below, above = latency(0.9 * slowest_per_s, size, inputs), latency(1.2 * slowest_per_s, size, inputs)
+    assert latency(1000, size, inputs).p99_ms < below.p99_ms < above.p99_ms
+    assert (below.settled, above.settled) == (True, False)

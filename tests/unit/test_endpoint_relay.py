@@ -1,0 +1,325 @@
+"""Blobs by way of the forwarder, from the agent's side."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from farcall_common import wire
+from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, Message
+from farcall_endpoint.agent.blobs import Blobs, BlobsMode
+from farcall_endpoint.agent.relay import Relay
+from farcall_endpoint.agent.tasks import End, Stage, Task
+from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+
+PIECE = 1000
+DATA = bytes(range(256)) * 10
+BLOB = BlobLocation(
+    blob_key="o/k", size_bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest(), url="http://s3.example/get"
+)
+AWAY = {"code": "UNAVAILABLE", "message": "away", "fault": "us", "retryable": True}
+NO = {"code": "TASK_UNKNOWN", "message": "no such task", "fault": "peer", "retryable": False}
+
+
+class Line:
+    """What an agent says to its forwarder, and a forwarder that answers."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[Message, tuple[bytes, ...]]] = []
+        self.outcomes: list[bytes | TransferFailed] = []
+        self.now = 100.0
+        self.relay = Relay(lambda message, frames: self.said.append((message, frames)))
+        self.stored = b""
+
+    def open(self, piece_bytes: int = PIECE) -> None:
+        self.relay.opened(piece_bytes, now=self.now)
+
+    def download(self, task_id: str = "t1") -> None:
+        self.relay.download(task_id, 1, BLOB, self.outcomes.append, now=self.now)
+
+    def upload(self, task_id: str = "t1", data: bytes = DATA) -> None:
+        self.relay.upload(task_id, 1, BLOB, data, self.outcomes.append, now=self.now)
+
+    def piece(self, data: bytes, *, task_id: str = "t1", offset: int = 0, error: dict[str, Any] | None = None) -> None:
+        message = BlobPiece(task_id=task_id, attempt=1, offset_bytes=offset, piece=None if error else 0, error=error)
+        self.relay.received(message, () if error else (data,), now=self.now)
+
+    def taken(self, offset: int, *, blob_key: str = "", error: dict[str, Any] | None = None) -> None:
+        message = BlobTaken(task_id="t1", attempt=1, offset_bytes=offset, blob_key=blob_key, error=error)
+        self.relay.received(message, (), now=self.now)
+
+    def answer(self) -> None:
+        """Do what a forwarder does, until nothing is asked any more."""
+        while self.said:
+            message, frames = self.said.pop(0)
+            match message:
+                case BlobPull(task_id=task_id, offset_bytes=offset) if offset < len(DATA):
+                    self.piece(DATA[offset : offset + PIECE], task_id=task_id, offset=offset)
+                case BlobPush(piece=None):
+                    self.stored = b""
+                    self.taken(0)
+                case BlobPush(offset_bytes=offset):
+                    assert offset == len(self.stored)
+                    self.stored += frames[0]
+                    self.taken(len(self.stored), blob_key="o/k" if len(self.stored) == len(DATA) else "")
+                case _:
+                    pass
+
+    def after(self, seconds: float) -> None:
+        self.now += seconds
+        self.relay.tick(now=self.now)
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+def test_a_payload_comes_in_pieces(line: Line) -> None:
+    line.download()
+    assert line.said == []  # no session yet
+    line.open()
+    line.answer()
+    assert line.outcomes == [DATA]
+    assert line.relay.next_deadline() is None
+
+
+def test_the_end_of_a_download_is_said(line: Line) -> None:
+    line.open()
+    line.download()
+    for offset in range(0, len(DATA), PIECE):
+        line.piece(DATA[offset : offset + PIECE], offset=offset)
+    assert line.said[-1][0] == BlobPull(task_id="t1", attempt=1, offset_bytes=len(DATA))
+
+
+def test_a_result_goes_out_in_pieces(line: Line) -> None:
+    line.open()
+    line.upload()
+    line.answer()
+    assert (line.stored, line.outcomes) == (DATA, [DATA])
+
+
+def test_a_download_goes_on_where_it_was_and_an_upload_ends_with_its_session(line: Line) -> None:
+    line.open()
+    line.download("t2")
+    line.upload()
+    line.piece(DATA[:PIECE], task_id="t2")
+    line.taken(0)
+    line.relay.closed()
+    line.said.clear()
+    line.piece(DATA[PIECE : 2 * PIECE], task_id="t2", offset=PIECE)  # of the former session
+    line.open(2 * PIECE)
+    assert [message for message, _ in line.said] == [BlobPull(task_id="t2", attempt=1, offset_bytes=PIECE)]
+    line.answer()
+    assert line.outcomes == [DATA]
+
+
+def test_few_are_under_way_at_once(line: Line) -> None:
+    line.open()
+    for number in range(5):
+        line.download(f"t{number}")
+    assert len(line.said) == 2
+    line.answer()
+    assert line.outcomes == [DATA] * 5
+
+
+def test_an_upload_that_is_asked_for_twice_is_made_once(line: Line) -> None:
+    line.open()
+    line.upload()
+    line.upload()
+    line.answer()
+    assert line.outcomes == [DATA]
+
+
+def test_an_older_forwarder_is_a_reason(line: Line) -> None:
+    line.open(0)
+    line.download()
+    line.upload()
+    assert [(str(each), each.retryable) for each in line.outcomes if isinstance(each, TransferFailed)] == [
+        ("the forwarder passes no blobs on; it is older than this endpoint", False)
+    ] * 2
+    assert line.said == []
+
+
+def test_what_may_help_is_tried_again_later_and_not_for_ever(line: Line) -> None:
+    line.open()
+    line.download()
+    for pause_s in (0.5, 1.0, 2.0, 4.0):
+        line.said.clear()
+        line.piece(b"", error=AWAY)
+        assert line.said == []
+        line.after(pause_s)
+        assert len(line.said) == 1
+    line.piece(b"", error=AWAY)
+    [failure] = line.outcomes
+    assert isinstance(failure, TransferFailed)
+    assert str(failure) == "away"
+
+
+def test_what_cannot_help_is_not_tried_again(line: Line) -> None:
+    line.open()
+    line.download()
+    line.piece(b"", error=NO)
+    line.upload()
+    line.taken(0, error=NO)
+    assert [str(each) for each in line.outcomes] == ["no such task"] * 2
+
+
+@pytest.mark.parametrize("answer", [bytes(PIECE), b""], ids=["other bytes", "nothing"])
+def test_other_bytes_are_noticed(line: Line, answer: bytes) -> None:
+    line.open()
+    line.download()
+    for _ in range(5):
+        offset = 0
+        while line.said and not line.outcomes:
+            message = line.said.pop(0)[0]
+            assert isinstance(message, BlobPull)
+            if message.offset_bytes < len(DATA):
+                offset = message.offset_bytes
+                line.piece(answer[: len(DATA) - offset], offset=offset)
+        line.after(60.0)
+    [failure] = line.outcomes
+    assert isinstance(failure, TransferFailed)
+    assert "SHA-256 differ" in str(failure)
+
+
+def test_silence_is_a_failure(line: Line) -> None:
+    line.open()
+    line.upload()
+    line.after(121.0)
+    [failure] = line.outcomes
+    assert isinstance(failure, TransferFailed)
+    assert failure.retryable
+
+
+# -- which way ---------------------------------------------------------------------------------------------------------
+
+
+class Core:
+    """What the agent's core hears of blobs."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, object]] = []
+
+    def fetched(self, task: Task, payload: bytes) -> None:
+        self.heard.append(("fetched", payload))
+
+    def fetch_failed(self, task: Task, reason: str) -> None:
+        self.heard.append(("fetch failed", reason))
+
+    def uploaded(self, task: Task, location: BlobLocation) -> None:
+        self.heard.append(("uploaded", location.blob_key))
+
+    def upload_failed(self, task: Task, reason: str, *, retryable: bool, now: float) -> None:
+        self.heard.append(("upload failed", retryable))
+
+
+class AtOnce:
+    """Jobs that are done when they are given."""
+
+    def submit(self, job: Any) -> None:
+        job()()
+
+
+class StillClock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def epoch(self) -> float:
+        return self.now
+
+
+class Site:
+    """An agent's blobs at a site where the blob store answers, or cannot be reached."""
+
+    def __init__(self, mode: BlobsMode = "auto") -> None:
+        self.reachable = False
+        self.asked = 0
+        self.core, self.clock, self.line = Core(), StillClock(), Line()
+        transfers = Transfers(transport=httpx.MockTransport(self._serve), pause=lambda _: None, connect_tries=2)
+        parts: dict[str, Any] = {"core": self.core, "background": AtOnce(), "transfers": transfers, "clock": self.clock}
+        self.blobs = Blobs(mode, say=lambda message, frames: self.line.said.append((message, frames)), **parts)
+        self.line.relay = self.blobs._relay
+        self.blobs.opened(PIECE)
+        spec = wire.TaskSpec(task_id="t1", attempt=1, function_id="f", function_hash="h", payload_blob=BLOB)
+        self.task = Task(1, spec, 1, Stage.FETCHING, 0.0)
+        self.task.end = End(wire.TaskState.SUCCESS, size_bytes=len(DATA), sha256=BLOB.sha256)
+
+    def _serve(self, request: httpx.Request) -> httpx.Response:
+        self.asked += 1
+        if not self.reachable:
+            raise httpx.ConnectTimeout("the firewall says nothing")
+        return httpx.Response(200, content=DATA if request.method == "GET" else b"")
+
+    def fetch(self) -> None:
+        self.blobs.fetch(self.task)
+        self.line.answer()
+
+    def upload(self) -> None:
+        grant = wire.BlobGrant(task_id="t1", attempt=1, blob_key="o/k", upload_url="http://s3.example/put")
+        self.blobs.upload(self.task, grant, DATA)
+        self.line.answer()
+
+
+def test_a_store_that_cannot_be_reached_is_gone_around_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site()
+    with caplog.at_level(logging.WARNING):
+        site.fetch()
+        site.upload()
+        site.fetch()
+    assert site.core.heard == [("fetched", DATA), ("uploaded", "o/k"), ("fetched", DATA)]
+    assert site.asked == 2  # both at the first time
+    [record] = caplog.records
+    assert "the firewall says nothing" in record.getMessage()
+
+
+def test_after_a_while_the_store_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site()
+    site.fetch()
+    site.clock.now += 601.0
+    site.reachable = True
+    site.fetch()
+    site.upload()
+    assert site.asked == 4
+    site.reachable = False
+    site.upload()
+    assert [what for what, _ in site.core.heard] == ["fetched", "fetched", "uploaded", "uploaded"]
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("mode", ["direct", "relay"])
+def test_a_mode_that_was_chosen_is_kept_to(mode: BlobsMode) -> None:
+    site = Site(mode)
+    site.fetch()
+    site.upload()
+    if mode == "relay":
+        assert (site.asked, [what for what, _ in site.core.heard]) == (0, ["fetched", "uploaded"])
+    else:
+        assert (site.line.stored, [what for what, _ in site.core.heard]) == (b"", ["fetch failed", "upload failed"])
+
+
+def test_when_neither_way_is_open_both_are_named() -> None:
+    site = Site()
+    site.blobs.closed()
+    site.blobs.opened(0)
+    site.fetch()
+    [(what, reason)] = site.core.heard
+    assert what == "fetch failed"
+    assert "older than this endpoint" in str(reason)
+    assert "the firewall says nothing" in str(reason)
+
+
+def test_a_store_that_refuses_is_not_gone_around() -> None:
+    """It was reached: the forwarder would get the same answer."""
+    site = Site()
+    site.blobs._transfers = Transfers(
+        transport=httpx.MockTransport(lambda _: httpx.Response(403)), pause=lambda _: None, connect_tries=2
+    )
+    site.fetch()
+    assert site.core.heard == [("fetch failed", "HTTP 403")]

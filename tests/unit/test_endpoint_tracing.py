@@ -1,0 +1,61 @@
+"""A task runs below the span of whoever submitted it, with OpenTelemetry and without, and leaves nothing of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+from opentelemetry import trace
+
+from farcall_endpoint.worker.tracing import below
+
+SPAN: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def current() -> tuple[int, int]:
+    context = trace.get_current_span().get_span_context()
+    return context.trace_id, context.span_id
+
+
+@pytest.mark.parametrize("former", [None, "of whoever started the endpoint"])
+def test_inside_it_is_the_current_span_and_outside_it_is_not(
+    former: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if former is None:
+        monkeypatch.delenv("TRACEPARENT", raising=False)
+    else:
+        monkeypatch.setenv("TRACEPARENT", former)
+    seen = []
+
+    def task() -> None:
+        with below(SPAN):
+            seen.append((*current(), os.environ["TRACEPARENT"]))
+            raise ValueError("of the task")
+
+    with pytest.raises(ValueError, match="of the task"):
+        task()
+    assert seen == [(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7, SPAN)]
+    assert current() == (0, 0)
+    assert os.environ.get("TRACEPARENT") == former
+
+
+@pytest.mark.parametrize("broken", ["", "nonsense", SPAN.replace("4", "x"), "00-" + 32 * "0" + "-" + 16 * "0" + "-01"])
+def test_what_is_no_span_leaves_none(broken: str) -> None:
+    with below(broken):
+        assert current() == (0, 0)
+
+
+def test_without_opentelemetry_programs_find_the_variable() -> None:
+    program = f"""
+import os, sys
+sys.modules["opentelemetry"] = None  # as if it were not installed
+from farcall_endpoint.worker.tracing import below
+with below({SPAN!r}):
+    assert os.environ["TRACEPARENT"] == {SPAN!r}
+assert "TRACEPARENT" not in os.environ
+"""
+    environ = {name: value for name, value in os.environ.items() if name != "TRACEPARENT"}
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60, env=environ)

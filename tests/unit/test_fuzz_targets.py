@@ -1,0 +1,34 @@
+"""What ``make fuzz`` begins with holds, and its targets can fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from farcall_common import wire
+from tests.fuzz.targets import TARGETS, pack, seeds
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_the_seeds_keep_every_promise(name: str) -> None:
+    found = seeds(name)
+    assert len(found) > 20
+    for seed in found:
+        TARGETS[name](seed)
+
+
+def test_golden_bytes_are_read_and_not_refused() -> None:
+    kinds = {kind.__name__ for kind in wire.Message.__subclasses__()}
+    found = b"".join(seeds("codec"))
+    assert {kind for kind in kinds if kind.encode() not in found} == set()
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+@pytest.mark.parametrize("data", [b"", b"\0", b"\xff" * 100, bytes(1000), b"\0\x01\0" * 50])
+def test_noise_is_survived(name: str, data: bytes) -> None:
+    TARGETS[name](data)
+
+
+def test_a_broken_promise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "decode", lambda frames: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        TARGETS["codec"](pack([b"\x01"]))

@@ -1,0 +1,73 @@
+"""Who is calling, the limits in force, and task groups."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.testing import ALICE, BOB, MemoryApi
+
+
+def test_an_identity_is_told_who_it_is_and_what_it_may() -> None:
+    api = MemoryApi(settings=ApiSettings(max_functions=5, rate_per_s=7.5))
+    for _ in range(2):
+        api.call("POST", "/v3/functions", {"function_name": "f", "function_code": "x"})
+    caller = Identity(ALICE.identity_id, "alice", frozenset({"other", "third"}), provider="globus")
+    said = api.call("GET", "/v3/whoami", caller=caller).body
+    limits = said.pop("limits")
+    assert said == {
+        "identity_id": ALICE.identity_id,
+        "username": "alice",
+        "linked": ["other", "third"],
+        "provider": "globus",
+    }
+    assert limits["functions"] == {"used": 2, "limit": 5}
+    assert limits["endpoints"] == {"used": 0, "limit": 1000}
+    assert (limits["rate_per_s"], limits["max_payload_bytes"]) == (7.5, 10 * 1024 * 1024)
+    assert api.call("GET", "/v3/whoami", caller=None).status == 401
+
+
+@pytest.fixture
+def api() -> MemoryApi:
+    return MemoryApi()
+
+
+def submit(api: MemoryApi, group_id: str, count: int, *, caller: Identity = ALICE) -> Any:
+    api.clock.now += 1
+    code = {"function_name": "f", "function_code": "x"}
+    function_id = api.call("POST", "/v3/functions", code, caller=caller).body["function_uuid"]
+    endpoint_id = api.call("POST", "/v3/endpoints", {"endpoint_name": "e"}, caller=caller).body["endpoint_id"]
+    body = {"tasks": {function_id: ["p"] * count}, "task_group_id": group_id}
+    answer = api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", body, caller=caller)
+    return answer.body["tasks"][function_id]
+
+
+def test_groups_are_listed_newest_first_with_their_states(api: MemoryApi) -> None:
+    first, second = str(uuid.uuid4()), str(uuid.uuid4())
+    task_ids = submit(api, first, 3)
+    submit(api, second, 1)
+    submit(api, str(uuid.uuid4()), 1, caller=BOB)
+    api.call("POST", f"/v3/tasks/{task_ids[0]}/cancel")
+    answer = api.call("GET", "/v3/groups").body
+    assert [(each["task_group_id"], each["tasks"], each["states"]) for each in answer["groups"]] == [
+        (second, 1, {"received": 1}),
+        (first, 3, {"received": 2, "cancelled": 1}),
+    ]
+    assert answer["next"] is None
+
+
+def test_groups_are_paged(api: MemoryApi) -> None:
+    ids = [str(uuid.uuid4()) for _ in range(5)]
+    for group_id in ids:
+        submit(api, group_id, 1)
+    seen, page = [], "/v3/groups?limit=2"
+    for _ in range(3):
+        answer = api.call("GET", page).body
+        seen += [each["task_group_id"] for each in answer["groups"]]
+        page = f"/v3/groups?limit=2&before={answer['next']}"
+    assert seen == ids[::-1]
+    assert answer["next"] is None

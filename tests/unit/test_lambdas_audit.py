@@ -1,0 +1,113 @@
+"""Who did what."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.testing import ALICE, BOB, MemoryApi
+
+KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+
+
+class Lab:
+    def __init__(self) -> None:
+        self.api = MemoryApi()
+
+    def do(self, method: str, path: str, body: object = None, *, caller: Identity = ALICE) -> Any:
+        self.api.clock.now += 1
+        answer = self.api.call(method, path, body, caller=caller)
+        assert answer.status == 200, answer.body
+        return answer.body
+
+    def actions(self, *, caller: Identity = ALICE, query: str = "") -> list[tuple[str, str]]:
+        entries = self.api.call("GET", f"/v3/audit{query}", caller=caller).body["entries"]
+        return [(entry["action"], entry["object_id"]) for entry in entries]
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def test_whatever_somebody_changes_is_put_down(lab: Lab) -> None:
+    function = {"function_name": "f", "function_code": "4\n01\nf"}
+    function_id = lab.do("POST", "/v3/functions", function)["function_uuid"]
+    lab.do("PUT", f"/v3/functions/{function_id}", {"function_code": "4\n01\ng"})
+    lab.do("PUT", f"/v3/functions/{function_id}", {"public": True})
+    lab.do("POST", "/v3/aliases", {"name": "fit", "function_id": function_id})
+    lab.do("DELETE", "/v3/aliases/fit")
+    endpoint_id = lab.do("POST", "/v3/endpoints", {"endpoint_name": "laptop"})["endpoint_id"]
+    lab.do("PUT", f"/v3/endpoints/{endpoint_id}", {"public": True})
+    submit = {"tasks": {function_id: ["p", "q"]}}
+    [task_id, other_id] = lab.do("POST", f"/v3/endpoints/{endpoint_id}/submit", submit)["tasks"][function_id]
+    lab.do("POST", f"/v3/tasks/{task_id}/cancel")
+    retried = lab.do("POST", f"/v3/tasks/{task_id}/retry", {})["task_id"]
+    lab.do("DELETE", f"/v2/functions/{function_id}")
+    lab.do("DELETE", f"/v2/endpoints/{endpoint_id}")
+
+    assert lab.actions() == [
+        ("function.register", function_id),
+        ("function.update", function_id),
+        ("function.update", function_id),
+        ("alias.put", "fit"),
+        ("alias.delete", "fit"),
+        ("endpoint.register", endpoint_id),
+        ("endpoint.update", endpoint_id),
+        ("tasks.submit", endpoint_id),
+        ("task.cancel", task_id),
+        ("task.retry", task_id),
+        ("function.delete", function_id),
+        ("endpoint.delete", endpoint_id),
+    ]
+    entries = lab.api.call("GET", "/v3/audit").body["entries"]
+    [submitted] = [entry for entry in entries if entry["action"] == "tasks.submit"]
+    assert (submitted["detail"]["tasks"], submitted["detail"]["functions"]) == (2, [f"{function_id}@2"])
+    [retry] = [entry for entry in entries if entry["action"] == "task.retry"]
+    assert (retry["detail"]["task_id"], retry["detail"]["tasks"]) == (retried, 1)
+    assert other_id not in str(entries)
+
+
+def test_a_key_is_put_down_when_it_is_new(lab: Lab) -> None:
+    endpoint_id = lab.do("POST", "/v3/endpoints", {"endpoint_name": "laptop"})["endpoint_id"]
+    for _ in range(2):
+        lab.api.call("POST", f"/v3/endpoints/{endpoint_id}/connect", {"public_key": KEY})
+    assert [action for action, _ in lab.actions()] == ["endpoint.register", "endpoint.key"]
+
+
+def test_what_is_refused_or_changes_nothing_leaves_nothing(lab: Lab) -> None:
+    lab.api.call("DELETE", f"/v2/functions/{uuid.uuid4()}")
+    lab.api.call("POST", f"/v3/endpoints/{uuid.uuid4()}/submit", {"tasks": {str(uuid.uuid4()): ["p"]}})
+    lab.do("GET", "/v3/tasks")
+    lab.do("POST", "/v3/tasks/cancel", {"task_ids": [str(uuid.uuid4())]})
+    assert lab.actions() == []
+
+
+def test_an_owner_sees_what_others_do_with_its_endpoint(lab: Lab) -> None:
+    endpoint = lab.do("POST", "/v3/endpoints", {"endpoint_name": "laptop", "public": True})
+    function = {"function_name": "f", "function_code": "4\n01\nf"}
+    function_id = lab.do("POST", "/v3/functions", function, caller=BOB)["function_uuid"]
+    lab.do("POST", f"/v3/endpoints/{endpoint['endpoint_id']}/submit", {"tasks": {function_id: ["p"]}}, caller=BOB)
+
+    assert [action for action, _ in lab.actions()] == ["endpoint.register", "tasks.submit"]
+    assert [action for action, _ in lab.actions(caller=BOB)] == ["function.register", "tasks.submit"]
+    last = lab.api.call("GET", "/v3/audit").body["entries"][-1]
+    assert (last["identity_id"], last["owner_id"]) == (BOB.identity_id, ALICE.identity_id)
+
+
+def test_it_is_read_to_any_size_page_by_page(lab: Lab) -> None:
+    ids = [lab.do("POST", "/v3/endpoints", {"endpoint_name": f"e{n}"})["endpoint_id"] for n in range(7)]
+    found: list[str] = []
+    page = lab.api.call("GET", "/v3/audit?limit=3").body
+    while True:
+        found += [entry["object_id"] for entry in page["entries"]]
+        if "next" not in page:
+            break
+        page = lab.api.call("GET", f"/v3/audit?limit=3&after={page['next']}").body
+    assert found == ids
+    since = lab.api.clock.now - 1
+    assert [object_id for _, object_id in lab.actions(query=f"?since={since}")] == ids[-2:]
+    assert [object_id for _, object_id in lab.actions(query=f"?since={since}&until={since + 1}")] == ids[-2:-1]

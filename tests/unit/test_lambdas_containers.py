@@ -1,0 +1,108 @@
+"""Containers by id and name, and tasks that ask for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farcall_common.store.model import Task
+from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.testing import BOB, Answer, MemoryApi
+
+XTAL = {"name": "xtal", "type": "singularity", "location": "/images/xtal.sif", "description": "diffraction"}
+
+
+@pytest.fixture
+def api() -> MemoryApi:
+    return MemoryApi()
+
+
+def register(api: MemoryApi, **changes: Any) -> str:
+    answer = api.call("POST", "/v2/containers", XTAL | changes)
+    assert answer.status == 200, answer.body
+    return str(answer.body["container_id"])
+
+
+def test_a_container_is_found_as_globus_compute_does_it(api: MemoryApi) -> None:
+    container_id = register(api)
+    shown = api.call("GET", f"/v2/containers/{container_id}/singularity").body["container"]
+    known = {key: shown[key] for key in ("name", "type", "location", "description")}
+    assert (known, shown["container_uuid"]) == (XTAL, container_id)
+    assert api.call("GET", f"/v2/containers/{container_id}/docker").body["code"] == "CONTAINER_UNKNOWN"
+    built = api.call("GET", f"/v2/containers/build/{container_id}").body
+    assert built == {"container_id": container_id, "status": "provided"}
+
+
+def test_a_container_is_found_by_name_and_forgotten(api: MemoryApi) -> None:
+    container_id = register(api)
+    nameless = register(api, name="")
+    assert api.call("GET", "/v3/containers/xtal").body["container_uuid"] == container_id
+    assert api.call("GET", f"/v3/containers/{nameless}").body["name"] == nameless
+    listed = api.call("GET", "/v3/containers").body["containers"]
+    assert {each["container_uuid"] for each in listed} == {container_id, nameless}
+    assert api.call("DELETE", "/v3/containers/xtal").body == {"result": 302}
+    assert api.call("GET", "/v3/containers/xtal").body["code"] == "CONTAINER_UNKNOWN"
+
+
+def test_a_name_is_of_one_container(api: MemoryApi) -> None:
+    assert register(api) == register(api, description="the same")
+    other = api.call("POST", "/v3/containers", XTAL | {"location": "/images/other.sif"})
+    assert (other.status, other.body["code"]) == (409, "CONFLICT")
+
+
+def test_containers_are_their_owners(api: MemoryApi) -> None:
+    container_id = register(api)
+    for reference in (container_id, "xtal"):
+        assert api.call("GET", f"/v3/containers/{reference}", caller=BOB).status == 404
+        assert api.call("DELETE", f"/v3/containers/{reference}", caller=BOB).status == 404
+    assert api.call("GET", "/v3/containers", caller=BOB).body == {"containers": []}
+
+
+def test_containers_have_a_quota() -> None:
+    api = MemoryApi(settings=ApiSettings(max_containers=1))
+    register(api)
+    assert register(api)  # the same one
+    assert api.call("POST", "/v2/containers", XTAL | {"name": "b"}).body["code"] == "QUOTA_EXCEEDED"
+
+
+@pytest.mark.parametrize("change", [{"name": "a b"}, {"type": ""}, {"type": "Docker"}, {"location": ""}])
+def test_what_is_no_container(api: MemoryApi, change: dict[str, str]) -> None:
+    assert api.call("POST", "/v2/containers", XTAL | change).status == 422
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def submit(api: MemoryApi, container: str, runs: object = None) -> Answer:
+    function = {"function_name": "f", "function_code": "x"}
+    function_id = api.call("POST", "/v3/functions", function).body["function_uuid"]
+    metadata = {} if runs is None else {"runtime": {"containers": runs}}
+    endpoint = {"endpoint_name": "e", "metadata": metadata}
+    endpoint_id = api.call("POST", "/v3/endpoints", endpoint).body["endpoint_id"]
+    body = {"tasks": {function_id: ["p"]}, "container": container}
+    return api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", body)
+
+
+@pytest.mark.parametrize("runs", [None, [], ["docker"], "singularity", {"singularity": 1}])
+def test_an_endpoint_that_cannot_run_the_container_is_refused_at_once(api: MemoryApi, runs: object) -> None:
+    register(api)
+    refused = submit(api, "xtal", runs)
+    assert (refused.status, refused.body["code"]) == (400, "ENDPOINT_INCOMPATIBLE")
+    said = "runs docker" if runs == ["docker"] else "runs no containers"
+    assert refused.body["message"] == f"The tasks ask for container xtal (singularity), and endpoint e {said}."
+    assert api.call("GET", "/v3/tasks").body["tasks"] == []
+
+
+def test_a_task_asks_for_its_container(api: MemoryApi) -> None:
+    container_id = register(api)
+    for reference in ("xtal", container_id):
+        answer = submit(api, reference, ["docker", "singularity"])
+        [[task_id]] = answer.body["tasks"].values()
+        task: Task = api.stores.records.get_tasks([task_id])[task_id]
+        assert task.container_id == container_id
+
+
+def test_a_container_that_is_not_there(api: MemoryApi) -> None:
+    refused = submit(api, "xtal", ["singularity"])
+    assert (refused.status, refused.body["code"]) == (404, "CONTAINER_UNKNOWN")
