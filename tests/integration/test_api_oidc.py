@@ -75,7 +75,7 @@ def test_elliptic_keys(issuer: IdentityProvider, oidc: OidcProvider) -> None:
         {"exp": None},
         {"sub": None},
     ],
-    ids=str,
+    ids=["expired", "early", "for another", "for nobody", "of another", "of nobody", "without end", "about nobody"],
 )
 def test_claims_that_are_wrong(issuer: IdentityProvider, oidc: OidcProvider, claims: dict[str, Any]) -> None:
     with pytest.raises(Unauthenticated):
