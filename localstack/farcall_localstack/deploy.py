@@ -21,6 +21,8 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from farcall_common.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from mypy_boto3_cloudformation import CloudFormationClient
     from mypy_boto3_cloudformation.type_defs import ParameterTypeDef, StackTypeDef
@@ -254,6 +256,8 @@ def _zipped(directory: Path) -> Path:
     """The directory as a zip file beside it, made once per assembly."""
     archive = directory.with_name(f"{directory.name}.zip")
     if not archive.exists():
+        if not directory.is_dir():
+            raise ConfigurationError(f"the assembly has no {directory}", hint=f"Remove {directory.parent}.")
         with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
             made = Path(temporary) / archive.name
             with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as zipped:

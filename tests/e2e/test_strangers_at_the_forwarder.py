@@ -70,8 +70,10 @@ def connected(
         dealer.setsockopt(zmq.RCVTIMEO, WITHIN_MS)
         dealer.setsockopt(zmq.CURVE_SERVERKEY, way["forwarders"][0]["server_key"].encode())
         dealer.curve_publickey, dealer.curve_secretkey = keys
-        dealer.connect(way["forwarders"][0]["address"])
-        yield dealer
+        with dealer.get_monitor_socket():  # before there is anything to be missed
+            dealer.connect(way["forwarders"][0]["address"])
+            yield dealer
+            dealer.disable_monitor()
 
 
 def stream_way(web: httpx.Client, public_key: bytes) -> dict[str, Any]:
@@ -106,7 +108,8 @@ def expect_refusal(dealer: zmq.Socket[bytes]) -> dict[str, Any]:
 
 def test_an_unknown_curve_key_does_not_get_in(context: zmq.Context[zmq.Socket[bytes]], as_grace: httpx.Client) -> None:
     way = stream_way(as_grace, zmq.curve_keypair()[0])
-    with connected(context, way, zmq.curve_keypair()) as dealer, dealer.get_monitor_socket() as monitor:
+    with connected(context, way, zmq.curve_keypair()) as dealer:
+        monitor = dealer.get_monitor_socket()
         monitor.setsockopt(zmq.RCVTIMEO, WITHIN_MS)
         deadline = time.monotonic() + WITHIN_MS / 1000
         event = zmq.Event.CONNECTED
@@ -114,7 +117,6 @@ def test_an_unknown_curve_key_does_not_get_in(context: zmq.Context[zmq.Socket[by
             assert event is not zmq.Event.HANDSHAKE_SUCCEEDED
             assert time.monotonic() < deadline
             event = zmq.Event(recv_monitor_message(monitor)["event"])
-        dealer.disable_monitor()
 
 
 def test_a_key_cannot_claim_another_endpoint(

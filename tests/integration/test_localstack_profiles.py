@@ -74,15 +74,20 @@ def _with_new_code(assembly: Path, copy: Path) -> Path:
         (changed,) = copy.glob(f"asset.*/{package}/{file}")
         text = changed.read_text(encoding="utf-8")
         assert old in text
-        changed.unlink()  # a link; the original keeps its contents
-        changed.write_text(text.replace(old, new, 1), encoding="utf-8")
+        _rewrite(changed, text.replace(old, new, 1))
         bundle = changed.parents[1]
         digest = bundle.name.removeprefix("asset.")
         other = digest[::-1]
         bundle.rename(bundle.with_name(f"asset.{other}"))
         for document in copy.glob("*.json"):
-            document.write_text(document.read_text(encoding="utf-8").replace(digest, other), encoding="utf-8")
+            _rewrite(document, document.read_text(encoding="utf-8").replace(digest, other))
     return copy
+
+
+def _rewrite(link: Path, text: str) -> None:
+    """Give a file that is a link other contents; the original keeps its own."""
+    link.unlink()
+    link.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("profile", profile_names())
