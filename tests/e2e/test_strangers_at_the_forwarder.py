@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -68,12 +70,23 @@ def connected(
     with context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVTIMEO, WITHIN_MS)
-        dealer.setsockopt(zmq.CURVE_SERVERKEY, way["forwarders"][0]["server_key"].encode())
+        forwarder = next(filter(is_there, way["forwarders"]))
+        dealer.setsockopt(zmq.CURVE_SERVERKEY, forwarder["server_key"].encode())
         dealer.curve_publickey, dealer.curve_secretkey = keys
         with dealer.get_monitor_socket():  # before there is anything to be missed
-            dealer.connect(way["forwarders"][0]["address"])
+            dealer.connect(forwarder["address"])
             yield dealer
             dealer.disable_monitor()
+
+
+def is_there(forwarder: dict[str, Any]) -> bool:
+    """Whether it can be reached. One that was killed is named for some seconds after."""
+    address = urlsplit(forwarder["address"])
+    try:
+        socket.create_connection((address.hostname, address.port), timeout=WITHIN_MS / 1000).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def stream_way(web: httpx.Client, public_key: bytes) -> dict[str, Any]:
