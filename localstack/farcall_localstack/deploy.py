@@ -25,7 +25,7 @@ from farcall_common.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mypy_boto3_cloudformation import CloudFormationClient
-    from mypy_boto3_cloudformation.type_defs import ParameterTypeDef, StackTypeDef
+    from mypy_boto3_cloudformation.type_defs import ParameterTypeDef
     from mypy_boto3_s3 import S3Client
 
 __all__ = ["ACCOUNT", "REGION", "DeployFailed", "Deployer", "stack_names"]
@@ -134,10 +134,25 @@ class Deployer:
             raise DeployFailed(f"{stack.name}: {error}") from error
         if self._has_changes(stack.name, change_set):
             self._cloudformation.execute_change_set(ChangeSetName=change_set)
-        description = self._wait(stack.name)
+        self._wait(stack.name)
         self._require_real(stack.name, template)
-        assert description is not None  # only a deleted stack has none
-        return {output["OutputKey"]: output["OutputValue"] for output in description.get("Outputs", [])}
+        return self._outputs(stack.name, template)
+
+    def _outputs(self, name: str, template: Mapping[str, Any]) -> dict[str, str]:
+        """What a stack at rest tells. LocalStack says that it is at rest a moment before it tells.
+
+        :raises DeployFailed: if it does not.
+        """
+        declared = {key for key, output in template.get("Outputs", {}).items() if "Condition" not in output}
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            described = self._cloudformation.describe_stacks(StackName=name)["Stacks"][0]
+            outputs = {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", [])}
+            if declared <= outputs.keys():
+                return outputs
+            if time.monotonic() > deadline:
+                raise DeployFailed(f"{name} does not tell {', '.join(sorted(declared - outputs.keys()))}")
+            time.sleep(_POLL_S)
 
     def _exists(self, name: str) -> bool:
         try:
@@ -168,7 +183,7 @@ class Deployer:
                 raise DeployFailed(f"{name}: its change set is not ready after {self._timeout_s:.0f} s")
             time.sleep(_POLL_S)
 
-    def _wait(self, name: str, *, gone_is_done: bool = False) -> StackTypeDef | None:
+    def _wait(self, name: str, *, gone_is_done: bool = False) -> None:
         """Wait until the stack is at rest.
 
         :raises DeployFailed: if it came to rest anywhere but where it should, or too late.
@@ -179,7 +194,7 @@ class Deployer:
                 stack = self._cloudformation.describe_stacks(StackName=name)["Stacks"][0]
             except ClientError:
                 if gone_is_done:
-                    return None
+                    return
                 raise
             status = stack["StackStatus"]
             if not status.endswith("_IN_PROGRESS"):
@@ -190,7 +205,6 @@ class Deployer:
         wanted = ("DELETE_COMPLETE",) if gone_is_done else ("CREATE_COMPLETE", "UPDATE_COMPLETE")
         if status not in wanted:
             raise DeployFailed(f"{name} is {status}: {self._reasons(name) or stack.get('StackStatusReason', '')}")
-        return stack
 
     def _reasons(self, name: str) -> str:
         events = self._cloudformation.describe_stack_events(StackName=name)["StackEvents"]
