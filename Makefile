@@ -52,7 +52,7 @@ CDKLOCAL := localstack/cdklocal
 	@test -e $(@D)/node_modules/aws-cdk-local
 	@touch $@
 
-test-unit test-e2e test-localstack: export FARCALL_GLOBUS_PYTHON := $(CURDIR)/.venv-globus/bin/python
+test-unit test-e2e test-localstack test-docs: export FARCALL_GLOBUS_PYTHON := $(CURDIR)/.venv-globus/bin/python
 
 # The only place where the system's package manager is used: what has no wheel.
 setup-system:
@@ -127,7 +127,7 @@ fuzz: setup
 	$(RUN) tests.fuzz $(FUZZ_SECONDS)
 
 # The site, and the code on its pages, on local tiers of its own.
-test-docs: setup
+test-docs: setup .venv-globus/.made
 	$(RUN) pytest tests/docs -q -n 2 --dist loadfile
 
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
