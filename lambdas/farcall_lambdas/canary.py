@@ -14,9 +14,11 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -43,6 +45,7 @@ M = TypeVar("M", bound=wire.Message)
 #: What the canary's function and endpoints are called.
 NAME: Final = "farcall-canary"
 _HEARTBEAT_S: Final = 30.0
+_REACH_S: Final = 2.0
 #: A packed buffer that nobody opens.
 _CODE: Final = "01\nfarcall-canary"
 
@@ -157,6 +160,19 @@ class Canary:
                 self._ask("DELETE", f"/v2/endpoints/{each['uuid']}", None)
 
 
+def _reachable(forwarders: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
+    """The first that takes a connection: one that was killed is named for some seconds after.
+
+    :raises Unavailable: if none does.
+    """
+    for forwarder in forwarders:
+        address = urllib.parse.urlsplit(forwarder["address"])
+        with contextlib.suppress(OSError):
+            socket.create_connection((address.hostname or "", address.port or 0), timeout=_REACH_S).close()
+            return forwarder
+    raise Unavailable("no forwarder takes a connection")
+
+
 class _Line:
     """One connection to a forwarder. ``ticket`` lets in whoever shows it on this line."""
 
@@ -170,14 +186,14 @@ class _Line:
         """A line with a key of its own, by the way that the API tells."""
         public_key, secret_key = zmq.curve_keypair()
         way = ask("POST", path, {"public_key": public_key.decode()})
-        forwarder = way["forwarders"][0]
-        with context.socket(zmq.DEALER) as socket:
-            socket.linger = 200  # milliseconds, for the last word
-            socket.sndtimeo = 1000
-            socket.curve_publickey, socket.curve_secretkey = public_key, secret_key
-            socket.curve_serverkey = forwarder["server_key"].encode()
-            socket.connect(forwarder["address"])
-            yield cls(socket, way["ticket"])
+        forwarder = _reachable(way["forwarders"])
+        with context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 200  # milliseconds, for the last word
+            dealer.sndtimeo = 1000
+            dealer.curve_publickey, dealer.curve_secretkey = public_key, secret_key
+            dealer.curve_serverkey = forwarder["server_key"].encode()
+            dealer.connect(forwarder["address"])
+            yield cls(dealer, way["ticket"])
 
     def say(self, message: wire.Message, *frames: bytes) -> None:
         """Send a message."""

@@ -34,9 +34,8 @@ _SCONTROL_S: Final = 30.0
 class RanksImpossible(Exception):
     """What a task asks for is not there, or contradicts itself; ``record`` is how it ends."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message)
-        hint = "num_ranks is num_nodes times ranks_per_node; two of them are enough."
         self.record = ErrorRecord("LIMIT_INVALID", message, hint, Fault.CALLER)
 
 
@@ -68,7 +67,10 @@ class Ranks:
             per_node = max(1, total // nodes) if total else 1
         ranks = cls(nodes, per_node)
         if total not in (None, ranks.total):
-            raise RanksImpossible(f"{total} ranks cannot be {per_node} on each of {nodes} nodes.")
+            raise RanksImpossible(
+                f"{total} ranks cannot be {per_node} on each of {nodes} nodes.",
+                hint="num_ranks is num_nodes times ranks_per_node; two of them are enough.",
+            )
         return ranks
 
 
@@ -92,7 +94,8 @@ class Nodes:
         """
         if count > len(self._names):
             raise RanksImpossible(
-                f"The task asks for {count} nodes, and a block of this endpoint has {len(self._names)}."
+                f"The task asks for {count} nodes, and a block of this endpoint has {len(self._names)}.",
+                hint="Ask for fewer, or let the endpoint's administrator raise nodes_per_block.",
             )
         taken: list[int] = []
         try:
@@ -150,7 +153,10 @@ def variables(launcher: str, ranks: Ranks, nodes: Sequence[str]) -> dict[str, st
     elif name == "aprun":
         options = f"-n {ranks.total} -N {ranks.per_node} -node-list {hosts}"
     else:
-        raise RanksImpossible(f"The endpoint's {LAUNCHER} is {launcher!r}, and must be srun, mpiexec or aprun.")
+        raise RanksImpossible(
+            f"The endpoint's {LAUNCHER} is {launcher!r}, and must be srun, mpiexec or aprun.",
+            hint="Its administrator sets it in worker_init.",
+        )
     prefix = f"{launcher} {options}"
     return {
         "PARSL_MPI_PREFIX": prefix,

@@ -72,13 +72,14 @@ def tokens_by_device(login: Login, provider: Json) -> Json:
         )
         codes = answer.json()
         device, code, address = codes["device_code"], codes["user_code"], codes["verification_uri"]
+        interval_s = float(codes.get("interval", _INTERVAL_S))
+        patience_s = float(codes.get("expires_in", _PATIENCE_S))
     except httpx.TransportError as error:
         raise Unavailable(f"the provider cannot be reached: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise Unauthenticated("the provider gives no device code", hint="Try --browser.") from error
     typer.echo(f"Open {codes.get('verification_uri_complete') or address} and confirm the code {code}.", err=True)
-    interval_s = float(codes.get("interval", _INTERVAL_S))
-    give_up_at = time.monotonic() + float(codes.get("expires_in", _PATIENCE_S))
+    give_up_at = time.monotonic() + patience_s
     form = {"grant_type": _DEVICE, "device_code": device}
     while time.monotonic() < give_up_at:
         time.sleep(interval_s)
@@ -100,6 +101,8 @@ def tokens_by_browser(login: Login, provider: Json) -> Json:
 
     :raises Unauthenticated: if the login is refused, or takes too long.
     """
+    if "authorization_endpoint" not in provider:
+        raise Unauthenticated("the provider lets nobody log in by a browser", hint="Leave --browser out.")
     verifier, state = secrets.token_urlsafe(48), secrets.token_urlsafe(16)
     challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
     with _Listener(("127.0.0.1", 0), _Answer) as listener:
