@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from farcall_common.payload.bytecode import THIS_PYTHON
+from farcall_common.payload.foreign import THIS_PYTHON
 from farcall_common.payload.origin import travels_by_value
 from farcall_common.payload.pickling import PROTOCOL
 

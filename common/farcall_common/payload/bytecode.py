@@ -8,24 +8,16 @@ it, so it is checked before anything is loaded. It may have ``sources`` (see
 from __future__ import annotations
 
 import binascii
-import dis
 import json
-import opcode
 import pickle
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farcall_common.errors import DeserializationError
+from farcall_common.payload.foreign import THIS_PYTHON
 from farcall_common.payload.source import remember_lines
 
-__all__ = ["THIS_PYTHON", "check", "dump", "is_foreign", "load", "written"]
-
-THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-
-_BEFORE_RESUME = frozenset(
-    {"CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "MAKE_CELL", "NOP", "POP_TOP", "RETURN_GENERATOR"}
-)
+__all__ = ["check", "dump", "load", "written"]
 
 
 def dump(value: object, *, with_sources: bool) -> bytes:
@@ -74,33 +66,3 @@ def load(text: bytes) -> object:
     for filename, first_line, lines in head.get("sources", ()):
         remember_lines(filename, first_line, lines)
     return pickle.loads(binascii.a2b_base64(pickled, strict_mode=True))
-
-
-def is_foreign(code: bytes) -> bool:
-    """Whether instructions are plainly not of this Python version. Merely making a code object of such ones can
-    overwrite memory, so they are looked at before that.
-
-    For byte code that does not name its version. It is a sieve, not a proof: every code object starts with RESUME,
-    whose number changes between versions, holds no operation that this version lacks, and has room for exactly the
-    caches that this version keeps behind each operation.
-    """
-    operations = code[::2]
-    started = False
-    position = 0
-    while position < len(operations):
-        name = dis.opname[operations[position]]
-        behind = position + 1 + _caches_behind(name)
-        if name.startswith("<") or behind > len(operations) or any(operations[position + 1 : behind]):
-            return True
-        if not started and name not in _BEFORE_RESUME:
-            if name != "RESUME":
-                return True
-            started = True
-        position = behind
-    return not started
-
-
-def _caches_behind(name: str) -> int:
-    """How many units of cache follow an operation. The table changed from numbers to names in Python 3.13."""
-    table: Any = getattr(opcode, "_inline_cache_entries", {})
-    return int(table.get(name, 0) if isinstance(table, dict) else table[opcode.opmap.get(name, 0)])

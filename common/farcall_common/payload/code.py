@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from farcall_common.errors import DeserializationError, SerializationError
 from farcall_common.payload import bytecode, dilling
+from farcall_common.payload.foreign import THIS_PYTHON
 from farcall_common.payload.pickling import dumps_by_reference
 from farcall_common.payload.source import function_from_source, self_contained_source
 from farcall_common.payload.strategy import Combination, Strategy
@@ -64,7 +65,7 @@ class DillCode(Strategy):
             return dilling.loads(pickled)
         except (SystemError, TypeError, ValueError) as error:  # how byte code of another version shows itself
             raise DeserializationError(
-                f"This is byte code of another version, and here runs Python {bytecode.THIS_PYTHON}: {error}.",
+                f"This is byte code of another version, and here runs Python {THIS_PYTHON}: {error}.",
                 hint="Register the function with the Python version of the endpoint, or as source text.",
             ) from error
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any
 
-from farcall_common.payload.bytecode import is_foreign
+from farcall_common.payload.foreign import is_foreign
 
 __all__ = ["ForeignCode", "dumps", "get_source", "loads"]
 
