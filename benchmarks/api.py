@@ -25,7 +25,7 @@ from typing import Any, Final
 import psutil
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from benchmarks.machine import facts
+from benchmarks.machine import circumstances, facts
 from farcall_common.store import StoreSettings, open_stores
 from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.app import Application
@@ -133,7 +133,7 @@ def as_table(report: Report) -> str:
     single = report["single_ms"]
     where = (
         f"Measured at {report['measured_at']} on {machine['cores']} cores of {machine['cpu']}, Python "
-        f"{machine['python']}, load before {machine['load_1min_before']}; PostgreSQL and Valkey on the same cores."
+        f"{machine['python']}, {circumstances(machine)}; PostgreSQL and Valkey on the same cores."
     )
     lines = [
         where,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
-__all__ = ["facts", "pss_mib"]
+__all__ = ["circumstances", "facts", "pss_mib"]
+
+_STEPS: Final = 300_000
 
 
 def facts() -> dict[str, Any]:
@@ -23,12 +28,31 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "byte_code_cached": not sys.dont_write_bytecode,
         "load_1min_before": round(os.getloadavg()[0], 2),
+        "python_step_ns": round(_python_step_ns(), 1),
     }
+
+
+def circumstances(machine: Mapping[str, Any]) -> str:
+    """What figures of one machine that were measured at different times differ by: its load, and how fast it was."""
+    load = f"load before {machine['load_1min_before']}"
+    step_ns = machine.get("python_step_ns")  # not in older results
+    return load if step_ns is None else f"{load}, {step_ns:.0f} ns for a step of a Python loop"
 
 
 def pss_mib(pid: int) -> float:
     """The memory of a process in MiB, shared pages divided among those who share them."""
     return float(psutil.Process(pid).memory_full_info().pss) / 2**20
+
+
+def _python_step_ns() -> float:
+    """Processor time of a step of a loop that adds, the median of nine: a shared core is not always equally fast."""
+    rounds = []
+    for _ in range(9):
+        total, before = 0, time.process_time()
+        for number in range(_STEPS):
+            total += number
+        rounds.append((time.process_time() - before) / _STEPS * 1e9)
+    return statistics.median(rounds)
 
 
 def _cpu_model() -> str:

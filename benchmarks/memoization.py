@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import farcall
 from benchmarks.end_to_end import deployment
-from benchmarks.machine import facts
+from benchmarks.machine import circumstances, facts
 
 SHARES: Final = (0, 25, 50, 75, 100)
 POOL: Final = 1000
@@ -84,7 +84,7 @@ def _run(executor: farcall.Executor, numbers: Sequence[int], task_s: float) -> f
 def as_table(report: dict[str, Any]) -> str:
     """Markdown."""
     machine, seconds = report["machine"], {int(share): value for share, value in report["seconds"].items()}
-    where = f"{machine['cores']} cores of {machine['cpu']}, load before {machine['load_1min_before']}"
+    where = f"{machine['cores']} cores of {machine['cpu']}, {circumstances(machine)}"
     what = f"{report['requests']:,} requests of {report['task_ms']:g} ms, 2 workers"
     of_all = [f"{value / seconds[0]:.0%}" for value in seconds.values()]
     lines = [

@@ -15,6 +15,7 @@ from benchmarks import api, memoization, sdk, serialization
 from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
+from benchmarks.machine import circumstances
 
 __all__ = ["as_markdown", "filled", "main"]
 
@@ -30,7 +31,7 @@ def as_markdown(report: Report) -> str:
     where = (
         f"Measured at {report['measured_at']} on {machine['cores']} cores of {machine['cpu']}, "
         f"{machine['memory_gib']} GiB, Linux {machine['kernel']}, Python {machine['python']} (byte code {cached}), "
-        f"load before {machine['load_1min_before']}."
+        f"{circumstances(machine)}."
     )
     lines = [where, "", "| figure | measured | wish | reached |", "|---|--:|--:|---|"]
     for figure in report["figures"]:

@@ -29,7 +29,7 @@ import msgspec
 import farcall
 from benchmarks.end_to_end import deployment
 from benchmarks.engine.functions import noop
-from benchmarks.machine import facts
+from benchmarks.machine import circumstances, facts
 from benchmarks.sdk_bursts import ROUNDS, WORKERS, measured
 from farcall_common.wire import Envelope, ResultsReady, StreamResult, TaskState, decode, encode
 
@@ -213,7 +213,7 @@ def as_tables(report: Report) -> str:
     }
     where = (
         f"Measured at {report['measured_at']} on {machine['cores']} cores of {machine['cpu']}, Python "
-        f"{machine['python']}, load before {machine['load_1min_before']}; {WORKERS} workers."
+        f"{machine['python']}, {circumstances(machine)}; {WORKERS} workers."
     )
     lines = [
         where,

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.machine import facts
+from benchmarks.machine import circumstances, facts
 from benchmarks.serialization_cases import CONTESTANTS, DATA, FUNCTIONS
 
 __all__ = ["as_tables", "main"]
@@ -96,7 +96,7 @@ def as_tables(report: Report) -> str:
     machine = report["machine"]
     where = (
         f"Measured at {report['measured_at']} on {machine['cores']} cores of {machine['cpu']}, Python "
-        f"{machine['python']}, numpy {report['numpy']}, load before {machine['load_1min_before']}; medians of "
+        f"{machine['python']}, numpy {report['numpy']}, {circumstances(machine)}; medians of "
         f"{report['rounds']} rounds of medians (lowest to highest), in microseconds."
     )
     contestants = report["contestants"]

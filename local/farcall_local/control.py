@@ -88,8 +88,16 @@ def stop(directory: Path, *, within_s: float = 30.0) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(supervisor_pid, signal_number)
         if _wait_until_down(directory, within_s=within_s):
+            _reap(supervisor_pid)
             return True
     raise Unavailable(f"the supervisor, process {supervisor_pid}, cannot be ended")
+
+
+def _reap(supervisor_pid: int) -> None:
+    """Take note of the end of a supervisor that this process had left running: it lets go of its lock as it ends."""
+    for each in [each for each in _left_running if each.pid == supervisor_pid]:
+        each.wait()
+        _left_running.remove(each)
 
 
 def _wait_until_down(directory: Path, *, within_s: float) -> bool:
