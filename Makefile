@@ -108,8 +108,10 @@ test: test-unit test-integration test-e2e test-localstack test-docs
 test-unit: setup .venv-globus/.made
 	$(RUN) pytest tests/unit tests/contract -q -n 2
 
+# The files that may take longest come first (conftest.py): by itself xdist begins with those of many tests, and ends with
+# one worker that has a LocalStack before it.
 test-integration: setup .tools/cdklocal/.made
-	$(RUN) pytest tests/integration -q -n 2 --dist loadfile
+	$(RUN) pytest tests/integration -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test-e2e: setup .venv-globus/.made
 	$(RUN) pytest tests/e2e -q --tier local

@@ -39,7 +39,9 @@ PROCESSES: Final = (1, 2, 4)
 #: A call with one small argument.
 PAYLOAD: Final = "33\n11\neyJhIjogMX0=aaaaaaaaaaaaaaaaaaaa\n"
 #: The limits are looked at as always, and never reached.
-SETTINGS: Final = ApiSettings(max_queue_depth=100_000_000, rate_per_s=1e6, rate_burst=100_000_000)
+SETTINGS: Final = ApiSettings(
+    max_queue_depth=100_000_000, max_waiting=100_000_000, rate_per_s=1e6, rate_burst=100_000_000
+)
 
 Report = dict[str, Any]
 

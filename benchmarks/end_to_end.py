@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import farcall
+from benchmarks.figure import Figure
 from benchmarks.machine import facts, pss_mib
 from examples import latency
 from farcall_local.control import wipe
@@ -43,17 +44,6 @@ console = Console(stderr=True)
 
 def nothing() -> None:
     """A no-op."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """One measured value, what was wished for, and whether it was reached (None: there was no wish)."""
-
-    name: str
-    value: float
-    unit: str
-    wish: str = ""
-    reached: bool | None = None
 
 
 @contextlib.contextmanager

@@ -55,8 +55,8 @@ _CAUSES: Final[Mapping[str, tuple[str, str]]] = {
         "more forwarders, long before",
     ),
     "database's commits": (
-        "the presence of each endpoint is a small transaction twice a minute, and each commit reaches the disk",
-        "a volume with more IOPS; presences of a forwarder in one statement; beyond that, cells",
+        "each forwarder records twice a second who is there, and ends in batches; each commit reaches the disk",
+        "a volume with more IOPS; beyond that, cells",
     ),
     "database's processor, for hours": (
         "a burstable size may use a part of its processors for good; the rest is credit",
@@ -69,6 +69,10 @@ _CAUSES: Final[Mapping[str, tuple[str, str]]] = {
     "database's disk, after 30 days": (
         "a task stays for 30 days after its end",
         "keep tasks for a shorter time (`FARCALL_RETENTION_DAYS`), a larger `database.storage_gib`",
+    ),
+    "queue's memory, what has ended": (
+        "an end is remembered for two minutes, so that nobody queues its task again",
+        "larger nodes: `-c queue.node_type=…`",
     ),
     "queue's memory, an hour behind": (
         "tasks wait in memory while their endpoints are away or full",
@@ -119,7 +123,7 @@ def _sizes(inputs: Inputs) -> str:
     rows = []
     for scenario, load in _SCENARIOS.items():
         count = forwarders_needed(load, size, inputs)
-        found = {use.resource: use for use in uses(load, size, inputs)}
+        found = {use.resource: use for use in uses(load, dataclasses.replace(size, forwarders=count), inputs)}
         processor, commits = found["database's processor, for minutes"], found["database's commits"]
         hourly = size.forwarder_vcpus * prices.fargate.cpu_usd_per_hour
         hourly += size.forwarder_mib / 1024 * prices.fargate.memory_usd_per_gib_hour

@@ -42,7 +42,10 @@ def uses(load: Load, size: Deployment, inputs: Inputs) -> list[Use]:
     """The resources of a deployment, the fullest first."""
     task, endpoint, limits = inputs.per_task, inputs.per_endpoint, inputs.limits
     presences_per_s = load.endpoints / inputs.policy["presence_s"]
-    commits_per_s = presences_per_s + load.tasks_per_s * task["transactions"]
+    # What comes due at a forwarder between two looks at the clock is one transaction, up to a size.
+    due = presences_per_s / size.forwarders * inputs.policy["presence_tick_s"]
+    presences_in_one = min(max(due, 1.0), inputs.policy["presence_batch"])
+    commits_per_s = presences_per_s / presences_in_one + load.tasks_per_s * task["transactions"]
     database = load.tasks_per_s * task["postgres_us"] + presences_per_s * endpoint["presence_postgres_us"]
     forwarder = load.tasks_per_s * task["forwarder_us"] + load.endpoints * inputs.forwarder["resting_us_per_s"]
     memory_mib = load.endpoints * inputs.forwarder["endpoint_kib"] / 1024
@@ -62,6 +65,12 @@ def uses(load: Load, size: Deployment, inputs: Inputs) -> list[Use]:
         Use("requests to the API", requests_per_s, size.requests_per_s, "/s"),
         Use("Lambda's concurrency", requests_per_s * request_s, limits["lambda_concurrency"], "functions"),
         Use("database's disk, after 30 days", database_gib(load, inputs), size.database_gib, "GiB"),
+        Use(
+            "queue's memory, what has ended",
+            load.tasks_per_s * inputs.policy["marker_s"] * task["marker_bytes"] / _GIB,
+            size.queue_gib,
+            "GiB",
+        ),
         Use(
             "queue's memory, an hour behind",
             3600 * load.tasks_per_s * task["waiting_bytes"] / _GIB,

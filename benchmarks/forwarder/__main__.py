@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import psutil
 
+from benchmarks.figure import Figure
 from benchmarks.forwarder.peers import Crowd, SimulatedClient, SimulatedEndpoint, SimulatedPeer, Tally
 from benchmarks.machine import facts, pss_mib
 from farcall_common import wire
@@ -50,17 +51,6 @@ _PAGE: Final = 1000
 _PATIENCE_S: Final = 300.0
 #: A peer that was not let in for so long connects anew.
 _TRY_AGAIN_S: Final = 30.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """One measured value, what was wished for, and whether it was reached (None: there was no wish)."""
-
-    name: str
-    value: float
-    unit: str
-    wish: str = ""
-    reached: bool | None = None
 
 
 class Bench:

@@ -22,7 +22,7 @@ from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.router import Router
 from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.adapters.wakeups import WakeUpThread
-from farcall_forwarder.adapters.zap import Authenticator, find_peer
+from farcall_forwarder.adapters.zap import Authenticator, find_peers
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.settings import Settings
@@ -76,7 +76,7 @@ class Service:
         stack.callback(context.term)
         pool = StorePool(StoreSteps(stores, forwarder_id=self.forwarder_id, clock=time.time))
         stack.callback(pool.close)
-        look_up = functools.partial(pool.look_up, functools.partial(find_peer, stores.queue, stores.records))
+        look_up = functools.partial(pool.look_up, functools.partial(find_peers, stores.queue, stores.records))
         authenticator = Authenticator(context, lookup=look_up, clock=time.monotonic)
         stack.callback(authenticator.close)
         router = Router(

@@ -27,8 +27,16 @@ __all__ = ["Chance", "Shell"]
 
 #: Messages that are taken from the socket before anything is done about them.
 _BATCH: Final = 500
-#: Endpoints whose tasks are leased, or whose leases are prolonged, in one round trip.
-_TOGETHER: Final = 64
+#: Steps that many endpoints have at once, and how many of them are done in one.
+_TOGETHER: Final[Mapping[type[do.StoreStep], int]] = {
+    do.ClaimEndpoint: 64,
+    do.ReadLeases: 64,
+    do.RestoreQueue: 64,
+    do.ReadTasks: 64,
+    do.SetPresence: 256,
+    do.LeaseTasks: 64,
+    do.KeepEndpoint: 64,
+}
 #: A ROUTER does not say which peer can take more; those that could not are tried again this often.
 _BACKLOG_RETRY_S: Final = 0.005
 #: After a drain, store steps that are still under way have this long.
@@ -57,8 +65,7 @@ class Shell:
         self._pool = pool
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._steps: set[asyncio.Task[None]] = set()
-        self._leases: Together[do.LeaseTasks] = Together(pool.lease, limit=_TOGETHER)
-        self._upkeep: Together[do.KeepEndpoint] = Together(pool.keep, limit=_TOGETHER)
+        self._together = {kind: Together(pool.perform_together, limit=limit) for kind, limit in _TOGETHER.items()}
         self._rearm = asyncio.Event()
         self._has_backlog = asyncio.Event()
         self._deadline = 0.0
@@ -79,15 +86,15 @@ class Shell:
                 self._serve_peers(),
                 self._serve_backlogs(),
                 self._keep_time(),
-                self._leases.run(self._handle),
-                self._upkeep.run(self._handle),
+                *(together.run(self._handle) for together in self._together.values()),
             )
             self._group = group
             tasks = [group.create_task(loop) for loop in loops]
             try:
                 await self._end
-                if self._steps:
-                    await asyncio.wait(self._steps, timeout=_LAST_STEPS_S)
+                settling = [group.create_task(together.settle()) for together in self._together.values()]
+                tasks += settling
+                await asyncio.wait([*self._steps, *settling], timeout=_LAST_STEPS_S)
             finally:
                 self._is_over = True  # what is heard from now on begins nothing
             for task in (*tasks, *self._steps):
@@ -168,10 +175,8 @@ class Shell:
                 return self._router.send(routing_id, encode(envelope))
             case do.DropBacklog(routing_id=routing_id):
                 self._router.drop(routing_id)
-            case do.LeaseTasks():
-                self._leases.add(action)
-            case do.KeepEndpoint():
-                self._upkeep.add(action)
+            case do.StoreStep() if together := self._together.get(type(action)):
+                together.add(action)
             case do.StoreStep():
                 assert self._group is not None, "nothing happens before run() does"
                 task = self._group.create_task(self._step(action))

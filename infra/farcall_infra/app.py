@@ -9,7 +9,7 @@ import aws_cdk as cdk
 from cdk_nag import AwsSolutionsChecks
 
 from farcall_infra.constructs.watched import Watched
-from farcall_infra.deployment import Deployment, deployment_from_context, stack_name
+from farcall_infra.deployment import DEPLOYMENT_TAG, Deployment, deployment_from_context, stack_name
 from farcall_infra.stacks.api import ApiStack
 from farcall_infra.stacks.data import DataStack
 from farcall_infra.stacks.forwarder import ForwarderStack
@@ -39,7 +39,7 @@ def add_stacks(app: cdk.App, deployment: Deployment) -> None:
         )
         ObservabilityStack(app, named("observability"), deployment=deployment, watched=watched)
     forwarder.add_stack_dependency(api, "the forwarder needs the schema that the API's migration makes")
-    cdk.Tags.of(app).add("farcall:deployment", deployment.name)
+    cdk.Tags.of(app).add(DEPLOYMENT_TAG, deployment.name)
 
 
 def synthesize(*, outdir: Path | None = None, context: dict[str, object] | None = None) -> Path:

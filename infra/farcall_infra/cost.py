@@ -151,10 +151,13 @@ def _balancer(properties: Properties, _template: Template, prices: Prices) -> _L
     yield "network load balancer, one unit of load", hourly * prices.hours_per_month
 
 
-def _endpoint(properties: Properties, _template: Template, _prices: Prices) -> _Lines:
-    if properties["VpcEndpointType"] != "Gateway":
+def _endpoint(properties: Properties, _template: Template, prices: Prices) -> _Lines:
+    if properties["VpcEndpointType"] == "Gateway":
+        return  # it is free
+    if properties["VpcEndpointType"] != "Interface":
         raise _unpriced(f"a VPC endpoint of type {properties['VpcEndpointType']}")
-    yield from ()  # it is free
+    zones = len(properties["SubnetIds"])
+    yield f"VPC endpoint in {zones} zones", zones * prices.network.endpoint_usd_per_hour * prices.hours_per_month
 
 
 def _secret(_properties: Properties, _template: Template, prices: Prices) -> _Lines:

@@ -13,13 +13,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from farcall_common.errors import ConfigurationError
-from farcall_infra.bundles import ARM64, HOST, WheelPlatform
+from farcall_infra.bundles import ARM64, HOST, X86_64, WheelPlatform
 from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile, setting_names
 
-__all__ = ["SLEEPS_TAG", "STACKS", "TARGETS", "Deployment", "Target", "deployment_from_context", "stack_name"]
+__all__ = [
+    "DEPLOYMENT_TAG",
+    "SLEEPS_TAG",
+    "STACKS",
+    "TARGETS",
+    "Deployment",
+    "Target",
+    "deployment_from_context",
+    "stack_name",
+]
 
 #: The stacks of a deployment, in the order in which they are made.
 STACKS: Final = ("network", "data", "api", "forwarder", "observability")
+#: The tag of everything that a deployment makes; its value is the deployment's name.
+DEPLOYMENT_TAG: Final = "farcall:deployment"
 #: The tag of a service that ends while nobody uses it; the price of doing nothing depends on it.
 SLEEPS_TAG: Final = "farcall:sleeps"
 
@@ -45,29 +56,36 @@ class Target:
     deletable: bool
 
 
+_AWS: Final = Target(
+    "aws",
+    wheels=ARM64,
+    store_tls=True,
+    ipv6=True,
+    dev_tokens=False,
+    checked=True,
+    observed=True,
+    deletable=False,
+)
+# The wheels of PostgreSQL and Valkey have no TLS, LocalStack's CloudFormation has no Fn::Cidr, its core has no
+# dashboards or budgets, and there is no Globus offline.
+_LOCALSTACK: Final = Target(
+    "localstack",
+    wheels=HOST,
+    store_tls=False,
+    ipv6=False,
+    dev_tokens=True,
+    checked=False,
+    observed=False,
+    deletable=True,
+)
 TARGETS: Final = {
-    "aws": Target(
-        "aws",
-        wheels=ARM64,
-        store_tls=True,
-        ipv6=True,
-        dev_tokens=False,
-        checked=True,
-        observed=True,
-        deletable=False,
-    ),
-    # The wheels of PostgreSQL and Valkey have no TLS, LocalStack's CloudFormation has no Fn::Cidr, its core has no
-    # dashboards or budgets, and there is no Globus offline.
-    "localstack": Target(
-        "localstack",
-        wheels=HOST,
-        store_tls=False,
-        ipv6=False,
-        dev_tokens=True,
-        checked=False,
-        observed=False,
-        deletable=True,
-    ),
+    target.name: target
+    for target in (
+        _AWS,
+        _LOCALSTACK,
+        # A LocalStack that runs functions and tasks in containers, of Lambda's image for that processor.
+        *(dataclasses.replace(_LOCALSTACK, name=f"localstack-{each.name}", wheels=each) for each in (ARM64, X86_64)),
+    )
 }
 
 
@@ -94,7 +112,7 @@ def deployment_from_context(context: Mapping[str, Any]) -> Deployment:
     """Read the deployment out of the CDK context (``-c key=value``).
 
     Keys: ``profile`` (default ``lab``), ``profiles`` (a TOML file), ``name`` (default ``farcall``; the prefix of the
-    stacks' names, so that several deployments fit into one account), ``target`` (``aws`` or ``localstack``), and
+    stacks' names, so that several deployments fit into one account), ``target`` (one of :data:`TARGETS`), and
     ``section.key`` for every setting of a profile. Keys of anybody else's (CDK's have colons) are left alone.
 
     :raises ConfigurationError: if one of them is wrong.

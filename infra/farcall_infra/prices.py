@@ -41,6 +41,7 @@ class _Network(_Section):
     address_usd_per_hour: float
     balancer_usd_per_hour: float
     balancer_unit_usd_per_hour: float
+    endpoint_usd_per_hour: float
     egress_usd_per_gb: float
 
 

@@ -21,6 +21,7 @@ from farcall_common.errors import ConfigurationError
 
 __all__ = [
     "DEFAULT_PROFILES",
+    "ZONES",
     "ApiSize",
     "Budget",
     "CanarySchedule",
@@ -36,6 +37,8 @@ __all__ = [
     "setting_names",
 ]
 
+#: The availability zones of a deployment. A synth without an account knows no more of a region than two.
+ZONES: Final = 2
 DEFAULT_PROFILES: Final = Path(__file__).resolve().parents[1] / "profiles.toml"
 
 # What Fargate sells: CPU units (1024 = one vCPU) and the memory in MiB that each may have.
@@ -89,10 +92,21 @@ class _Section(BaseModel):
 
 class NetworkShape(_Section):
     """Who may reach the forwarder's port from outside the VPC, and whether a load balancer with addresses that never
-    change stands before it. Without one, each task has an address of its own, and peers ask the API for it."""
+    change stands before it. Without one, each task has an address of its own, and peers ask the API for it.
+
+    ``zones`` are the two availability zones by name, or none for the first two of the region. They have to stay what
+    they were when the network was made. With ``secrets_endpoint`` Secrets Manager has an address in the network, for
+    regions where nothing answers over IPv6.
+    """
 
     forwarder_cidrs: tuple[Annotated[str, AfterValidator(_cidr)], ...] = Field(min_length=1)
     load_balancer: bool
+    secrets_endpoint: bool
+    zones: tuple[Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$")], ...]
+
+    def model_post_init(self, _context: object, /) -> None:
+        if self.zones and (len(self.zones) != ZONES or len(set(self.zones)) != ZONES):
+            raise ValueError(f"name {ZONES} different zones, or none for the region's first")
 
 
 class DatabaseSize(_Section):
@@ -111,10 +125,18 @@ class DatabaseSize(_Section):
 
 
 class QueueSize(_Section):
-    """The Valkey replication group; more than one node means a replica in another zone and automatic fail-over."""
+    """The Valkey replication group. With ``failover`` a replica in another zone takes the place of a node that is lost.
+
+    It is a setting of its own because CloudFormation cannot add the first replica and turn it on in one update.
+    """
 
     node_type: Annotated[str, AfterValidator(_node_type)]
     nodes: Annotated[int, Field(ge=1, le=6)]
+    failover: bool
+
+    def model_post_init(self, _context: object, /) -> None:
+        if self.failover and self.nodes == 1:
+            raise ValueError("fail-over needs a second node")
 
 
 class ApiSize(_Section):

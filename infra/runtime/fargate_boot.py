@@ -17,6 +17,7 @@ import io
 import ipaddress
 import json
 import os
+import socket
 import sys
 import tempfile
 import urllib.parse
@@ -85,6 +86,14 @@ def public_address() -> str:
     return str(ipaddress.IPv4Address(fetch(ADDRESS_SERVICE).decode().strip()))
 
 
+def own_address(endpoint: str) -> str:
+    """The address that we reach ``endpoint`` from: where AWS is not Amazon's, nobody maps it to another one."""
+    parts = urllib.parse.urlsplit(endpoint)
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname, parts.port or 80))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
 def fetch_bundle(environ: Mapping[str, str]) -> str:
     """The directory that the code bundle was unpacked into."""
     access_key, secret, token = credentials(environ)
@@ -103,7 +112,9 @@ def main(command: list[str], environ: Mapping[str, str]) -> None:
     prepared = dict(environ)
     if "FARCALL_BUNDLE_BUCKET" in environ:
         prepared["PYTHONPATH"] = fetch_bundle(environ)
-    prepared["FARCALL_FORWARDER_ADVERTISE"] = environ.get("FARCALL_FORWARDER_ADVERTISE") or public_address()
+    if not environ.get("FARCALL_FORWARDER_ADVERTISE"):
+        endpoint = environ.get("AWS_ENDPOINT_URL")
+        prepared["FARCALL_FORWARDER_ADVERTISE"] = own_address(endpoint) if endpoint else public_address()
     os.execvpe(command[0], command, prepared)  # noqa: S606 - no shell is what we want
 
 

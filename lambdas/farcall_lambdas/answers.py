@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
@@ -50,6 +51,9 @@ STATUS: Final[Mapping[type[Exception], int]] = {
     Exception: 500,
 }
 
+#: Of the place in a request that is wrong, so many characters are told.
+_PLACE_CHARACTERS: Final = 200
+
 
 def status_of(error: Exception) -> int:
     """The HTTP status of an error."""
@@ -68,7 +72,7 @@ def error_response(error: Exception, *, request_id: str) -> Response[str]:
             retryable=True,
         )
     else:
-        record = _record(error)
+        record = _without_cause(_record(error), error.__cause__, request_id=request_id)
     answer = ErrorAnswer(
         code=record.code,
         message=record.message,
@@ -86,6 +90,15 @@ def error_response(error: Exception, *, request_id: str) -> Response[str]:
     return Response(status, content_type=content_types.APPLICATION_JSON, body=answer.model_dump_json(), headers=headers)
 
 
+def _without_cause(record: ErrorRecord, cause: BaseException | None, *, request_id: str) -> ErrorRecord:
+    """The record without the words of a driver: addresses and rows of tables are for the log."""
+    said = f": {cause}"
+    if cause is None or not record.message.endswith(said):
+        return record
+    logger.warning("request refused", reason=record.message, request_id=request_id)
+    return dataclasses.replace(record, message=f"{record.message.removesuffix(said)}.")
+
+
 def _record(error: Exception) -> ErrorRecord:
     if isinstance(error, FarcallError):
         return error.record
@@ -97,7 +110,8 @@ def _record(error: Exception) -> ErrorRecord:
 
 
 def _validation_message(error: RequestValidationError) -> str:
-    """Where the request is wrong, and how; never the value, which may be a payload."""
-    problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+    """Where the request is wrong, and how; never the value, which may be a payload. A place can have a key in it that
+    the caller made up, of any length."""
+    problems = [f"{'.'.join(map(str, each['loc']))[:_PLACE_CHARACTERS]}: {each['msg']}" for each in error.errors()]
     shown = "; ".join(problems[:5])
     return shown if len(problems) <= 5 else f"{shown}; and {len(problems) - 5} more"

@@ -10,17 +10,37 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from aws_lambda_powertools.event_handler import ApiGatewayResolver, APIGatewayRestResolver, Response
+from aws_lambda_powertools.event_handler.api_gateway import ResponseBuilder
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.errors import InvalidRequest, RequestTooLarge
+from farcall_common.errors import FarcallError, InvalidRequest, RequestTooLarge
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.routes import ROUTERS
+from farcall_lambdas.routes.call import CALLER
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["Application", "JsonReader", "assemble", "rest_resolver"]
+__all__ = ["AdmittingResolver", "Application", "JsonReader", "assemble", "rest_resolver"]
+
+
+class AdmittingResolver(ApiGatewayResolver):
+    """A resolver that looks at who is calling before it looks at the request: Powertools validates the whole body
+    before any code of a route, its dependencies included."""
+
+    def _resolve(self) -> ResponseBuilder[Any]:
+        event, services = self.current_event, self.context["services"]
+        try:
+            self.context[CALLER] = services.admission.admit(event["requestContext"].get("authorizer"))
+        except FarcallError as error:
+            request_id = str(event["requestContext"].get("requestId", ""))
+            return ResponseBuilder(error_response(error, request_id=request_id), serializer=self._serializer)
+        return super()._resolve()
+
+
+class _RestResolver(AdmittingResolver, APIGatewayRestResolver):
+    """The resolver for REST API (v1) proxy events."""
 
 
 class JsonReader:
@@ -56,9 +76,7 @@ def assemble(resolver: ApiGatewayResolver) -> None:
 
 def rest_resolver(settings: ApiSettings) -> APIGatewayRestResolver:
     """The resolver for REST API (v1) proxy events. Like a Lambda it answers one request at a time."""
-    resolver = APIGatewayRestResolver(
-        enable_validation=True, json_body_deserializer=JsonReader(settings.max_request_bytes)
-    )
+    resolver = _RestResolver(enable_validation=True, json_body_deserializer=JsonReader(settings.max_request_bytes))
     assemble(resolver)
     return resolver
 

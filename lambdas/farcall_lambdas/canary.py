@@ -28,6 +28,7 @@ import zmq
 from farcall_common import wire
 from farcall_common.errors import (
     ConfigurationError,
+    EndpointUnknown,
     ErrorRecord,
     FarcallError,
     ProtocolError,
@@ -44,6 +45,9 @@ M = TypeVar("M", bound=wire.Message)
 
 #: What the canary's function and endpoints are called.
 NAME: Final = "farcall-canary"
+#: An endpoint older than this was left behind by a round that did not come to its end.
+_CUT_SHORT_S: Final = 600.0
+_SINCE: Final = "canary since "
 _HEARTBEAT_S: Final = 30.0
 _REACH_S: Final = 2.0
 #: A packed buffer that nobody opens.
@@ -55,11 +59,13 @@ class Canary:
 
     :param ask: how the API is reached.
     :param within_s: seconds that each message may take to come.
+    :param clock: epoch seconds.
     """
 
-    def __init__(self, ask: Ask, *, within_s: float = 20.0) -> None:
+    def __init__(self, ask: Ask, *, within_s: float = 20.0, clock: Callable[[], float] = time.time) -> None:
         self._ask = ask
         self._within_s = within_s
+        self._clock = clock
         self._step = ""
 
     def run(self) -> dict[str, float]:
@@ -80,7 +86,7 @@ class Canary:
         with self._timed("register_s", took):
             function_id = self._function()
             endpoint_id = self._endpoint()
-        stack.callback(self._forget_endpoints)
+        stack.callback(self._forget_endpoints, endpoint_id)
         with self._timed("connect_s", took):
             agent = stack.enter_context(_Line.open(context, self._ask, f"/v3/endpoints/{endpoint_id}/connect"))
             client = stack.enter_context(_Line.open(context, self._ask, "/v3/stream"))
@@ -150,14 +156,24 @@ class Canary:
         return str(registered["function_uuid"])
 
     def _endpoint(self) -> str:
-        """An endpoint of this round's own: two rounds at once do not take it from each other."""
-        return str(self._ask("POST", "/v3/endpoints", {"endpoint_name": NAME})["endpoint_id"])
+        """An endpoint of this round's own: rounds at once do not share one. Its name says since when it is."""
+        body = {"endpoint_name": NAME, "display_name": f"{_SINCE}{self._clock():.0f}"}
+        return str(self._ask("POST", "/v3/endpoints", body)["endpoint_id"])
 
-    def _forget_endpoints(self) -> None:
-        """Forget the endpoint of this round, and those of rounds that were cut short."""
+    def _forget_endpoints(self, own_id: str) -> None:
+        """Forget the endpoint of this round, and those of rounds that were cut short: no round lasts so long."""
         for each in self._ask("GET", "/v2/endpoints", None):
-            if each["name"] == NAME:
-                self._ask("DELETE", f"/v2/endpoints/{each['uuid']}", None)
+            is_old = self._clock() - _since(each["display_name"] or "") > _CUT_SHORT_S
+            if each["uuid"] == own_id or (each["name"] == NAME and is_old):
+                with contextlib.suppress(EndpointUnknown):  # a round beside this one was faster
+                    self._ask("DELETE", f"/v2/endpoints/{each['uuid']}", None)
+
+
+def _since(display_name: str) -> float:
+    """The epoch second at which a round's endpoint was registered, as its name says; long ago if it does not."""
+    with contextlib.suppress(ValueError):
+        return float(display_name.removeprefix(_SINCE))
+    return 0.0
 
 
 def _reachable(forwarders: Sequence[Mapping[str, str]]) -> Mapping[str, str]:

@@ -40,6 +40,7 @@ class Identity:
             "username": self.username,
             "identity_set": " ".join(sorted(self.identity_set)),
             "provider": self.provider,
+            "expires_at": "" if self.expires_at is None else f"{self.expires_at:.0f}",
         }
 
     @classmethod
@@ -55,6 +56,7 @@ class Identity:
             str(context["identity_id"]),
             str(context.get("username", "")),
             identities,
+            expires_at=float(context["expires_at"]) if context.get("expires_at") else None,
             provider=str(context.get("provider", "")),
         )
 

@@ -34,7 +34,7 @@ from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 from farcall_common.errors import ConfigurationError, InvalidRequest, RequestTooLarge, Unavailable
 from farcall_common.store import StoreSettings, open_stores
 from farcall_lambdas.answers import error_response
-from farcall_lambdas.app import JsonReader, assemble
+from farcall_lambdas.app import AdmittingResolver, JsonReader, assemble
 from farcall_lambdas.auth import provider_from_settings
 from farcall_lambdas.authorizer import Authorizer
 from farcall_lambdas.logs import configure, logger
@@ -51,7 +51,7 @@ Message = MutableMapping[str, Any]
 THREADS: Final = 8
 
 
-class LocalResolver(HttpResolverLocal):
+class LocalResolver(AdmittingResolver, HttpResolverLocal):
     """Answers requests on a pool of threads, behind the authorizer, as the Lambda does behind API Gateway."""
 
     def __init__(self, services: Services, settings: ApiSettings, authorizer: Authorizer) -> None:

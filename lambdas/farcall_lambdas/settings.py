@@ -16,12 +16,16 @@ variable                                meaning (default)
 ``FARCALL_MAX_RESPONSE_BYTES``          of the results in one answer (5 MB)
 ``FARCALL_MAX_TASKS_PER_REQUEST``       submitted, read or cancelled at once (10,000)
 ``FARCALL_MAX_QUEUE_DEPTH``             tasks that may wait for one endpoint (100,000)
-``FARCALL_MAX_FUNCTIONS``               of one identity (20,000)
+``FARCALL_MAX_WAITING``                 tasks that may wait for all endpoints of one identity (1,000,000)
+``FARCALL_MAX_FUNCTIONS``               of one identity, each version counted (20,000)
+``FARCALL_MAX_FUNCTION_BYTES``          of all functions of one identity (2 GiB)
 ``FARCALL_MAX_VERSIONS``                of one function (1,000)
 ``FARCALL_MAX_ENDPOINTS``               of one identity (1,000)
 ``FARCALL_MAX_CONTAINERS``              of one identity (1,000)
 ``FARCALL_RATE_PER_S``                  requests of one identity per second, in the long run (500)
 ``FARCALL_RATE_BURST``                  requests of one identity at once (2,000)
+``FARCALL_KEY_RATE_PER_S``              new keys of agents and clients of one identity per second, in the long run (1)
+``FARCALL_KEY_BURST``                   such keys at once (10,000)
 ``FARCALL_HEARTBEAT_S``                 what agents and clients are told to keep to (30)
 ``FARCALL_ONLINE_WINDOW_S``             how old the last heartbeat of an online endpoint may be (120)
 ``FARCALL_TICKET_TTL_S``                how long a ticket lets a peer in (86400)
@@ -47,7 +51,7 @@ from urllib.parse import urlsplit
 from farcall_common.errors import ConfigurationError
 from farcall_lambdas.identity import Identity
 
-__all__ = ["ApiSettings", "AuthSettings"]
+__all__ = ["ApiSettings", "AuthSettings", "is_safe_address"]
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -61,9 +65,11 @@ class ApiSettings:
 
     A payload over ``max_payload_bytes`` is refused, one over ``max_inline_bytes`` goes to the blob store instead of
     the database. ``max_response_bytes`` bounds the results in one answer (a Lambda answers 6 MB at most).
-    More than ``max_queue_depth`` tasks do not wait for one endpoint, and an identity owns ``max_functions`` (with as
-    many aliases, and ``max_versions`` of each), ``max_endpoints`` and ``max_containers`` at most. It may make
-    ``rate_per_s`` requests per second, and ``rate_burst`` after a silence.
+    More than ``max_queue_depth`` tasks do not wait for one endpoint, nor ``max_waiting`` for all those of one owner. An
+    identity owns ``max_functions``, each version counted (with as many aliases, and ``max_versions`` of each) of
+    ``max_function_bytes`` together, ``max_endpoints`` and ``max_containers`` at most. It may make ``rate_per_s``
+    requests per second, and ``rate_burst`` after a silence; and so it is with ``key_rate_per_s`` and ``key_burst`` for
+    keys of agents and clients.
     ``online_window_s`` is how old an endpoint's last heartbeat may be. ``settle_s`` is how long a submit or a
     forwarder is left to finish its own work before the reconciler takes an interest, ``reconcile_period_s`` is how
     often it looks where no schedule runs it. A task is forgotten ``retention_days`` after its end: ``purge_batch`` in
@@ -77,12 +83,16 @@ class ApiSettings:
     max_response_bytes: int = 5_000_000
     max_tasks_per_request: int = 10_000
     max_queue_depth: int = 100_000
+    max_waiting: int = 1_000_000
     max_functions: int = 20_000
+    max_function_bytes: int = 2048 * MIB
     max_versions: int = 1_000
     max_endpoints: int = 1_000
     max_containers: int = 1_000
     rate_per_s: float = 500.0
     rate_burst: int = 2_000
+    key_rate_per_s: float = 1.0
+    key_burst: int = 10_000
     heartbeat_s: float = 30.0
     online_window_s: float = 120.0
     ticket_ttl_s: int = 86_400
@@ -156,11 +166,16 @@ def _dev_identities(text: str) -> Mapping[str, Identity]:
         ) from None
 
 
+def is_safe_address(text: str) -> bool:
+    """Whether keys may be fetched from there. Keys that anybody on the way could replace prove nothing: the way must be
+    encrypted, or not leave the machine."""
+    address = urlsplit(text)
+    return address.scheme == "https" or (address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1"))
+
+
 def _issuer(environ: Mapping[str, str]) -> str:
-    """Keys that anybody on the way could replace prove nothing: the way must be encrypted, or not leave the machine."""
     issuer = _required(environ, "FARCALL_OIDC_ISSUER")
-    address = urlsplit(issuer)
-    if address.scheme == "https" or (address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1")):
+    if is_safe_address(issuer):
         return issuer
     raise ConfigurationError(f"FARCALL_OIDC_ISSUER is {issuer!r}; it must be an https address.")
 

@@ -9,9 +9,11 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from farcall_common.errors import FarcallError
-from farcall_localstack.deploy import Deployer, DeployFailed
+from farcall_common.errors import ConfigurationError, FarcallError
+from farcall_localstack.bundles import AUTO, BUNDLES, target_named
+from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.synth import ensure_assembly
 from farcall_localstack.tier import LocalStackTier, Tier
@@ -30,15 +32,27 @@ _HOME = Path(os.environ.get("FARCALL_HOME", Path.home() / ".farcall")) / "locals
 
 DirectoryOption = Annotated[Path, typer.Option("--directory", help="Where logs and state go.")]
 ProfileOption = Annotated[str, typer.Option("--profile", help="Profile of infra/profiles.toml.")]
+BundlesOption = Annotated[
+    str,
+    typer.Option(
+        "--bundles",
+        help=f"Wheels for this Python or Lambda's image: {', '.join(BUNDLES)}; {AUTO} (mode endpoint) asks LocalStack.",
+    ),
+]
 ModeOption = Annotated[str, typer.Option("--mode", help="host: start LocalStack; endpoint: use AWS_ENDPOINT_URL.")]
 
 
 @app.command()
-def up(*, directory: DirectoryOption = _HOME, profile: ProfileOption = "lab", mode: ModeOption = "host") -> None:
+def up(
+    *,
+    directory: DirectoryOption = _HOME,
+    profile: ProfileOption = "lab",
+    mode: ModeOption = "host",
+    bundles: BundlesOption = AUTO,
+) -> None:
     """Start LocalStack in the background and deploy the cloud tier to it."""
     with _console.status("starting LocalStack and deploying"):
-        tier = _or_exit(LocalStackTier(directory, profile=profile, mode=mode, follow_me=False).up)
-    tier.save()
+        tier = _or_exit(lambda: LocalStackTier(directory, profile=profile, mode=mode, bundles=bundles).stay())
     _console.print(f"export FARCALL_API_URL={tier.api_url}", soft_wrap=True)
     _console.print(f"export FARCALL_TOKEN={tier.token}", soft_wrap=True)
 
@@ -63,16 +77,19 @@ def status(*, directory: DirectoryOption = _HOME) -> None:
 
 
 @app.command()
-def synth(*, profile: ProfileOption = "lab") -> None:
+def synth(*, profile: ProfileOption = "lab", bundles: BundlesOption = "host") -> None:
     """Synthesise the templates for LocalStack and print where they are."""
-    _console.print(str(_or_exit(lambda: ensure_assembly(profile=profile))), soft_wrap=True)
+    target = _or_exit(lambda: target_named(bundles))
+    _console.print(str(_or_exit(lambda: ensure_assembly(profile=profile, target=target))), soft_wrap=True)
 
 
 @app.command()
-def deploy(*, directory: DirectoryOption = _HOME, profile: ProfileOption = "lab") -> None:
+def deploy(
+    *, directory: DirectoryOption = _HOME, profile: Annotated[str, typer.Option(help="Another than that of up.")] = ""
+) -> None:
     """Deploy the sources as they are now to the tier that ``up`` started."""
     tier = _or_exit(lambda: Tier.load(directory))
-    assembly = _or_exit(lambda: ensure_assembly(profile=profile))
+    assembly = _or_exit(lambda: ensure_assembly(name=tier.name, profile=profile or tier.profile, target=tier.target))
     _or_exit(lambda: Deployer(tier.endpoint_url).deploy(assembly, parameters=tier.parameters()))
 
 
@@ -85,6 +102,13 @@ def environment() -> None:
 def _or_exit(action: Callable[[], T]) -> T:
     try:
         return action()
-    except (FarcallError, DeployFailed) as error:
-        _errors.print(f"[red]{type(error).__name__}[/red]: {error}", soft_wrap=True)
-        raise typer.Exit(1) from error
+    except FarcallError as error:
+        raise _said(error) from error
+    except OSError as error:
+        hint = "Make room or mend the rights, or name another --directory."
+        raise _said(ConfigurationError(str(error), hint=hint)) from error
+
+
+def _said(error: FarcallError) -> typer.Exit:
+    _errors.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", soft_wrap=True)
+    return typer.Exit(1)

@@ -6,48 +6,41 @@ pretends to have made fails the deployment: LocalStack gives types it does not k
 
 from __future__ import annotations
 
-import dataclasses
-import graphlib
+import contextlib
 import json
-import tempfile
 import time
 import uuid
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
-from farcall_common.errors import ConfigurationError
+from farcall_common.errors import FarcallError
+from farcall_localstack.assembly import ACCOUNT, REGION, Stack, assets, in_order, stack_names, zipped
 
 if TYPE_CHECKING:
     from mypy_boto3_cloudformation import CloudFormationClient
     from mypy_boto3_cloudformation.type_defs import ParameterTypeDef
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["ACCOUNT", "REGION", "DeployFailed", "Deployer", "stack_names"]
+__all__ = ["DeployFailed", "Deployer"]
 
-ACCOUNT: Final = "000000000000"
-REGION: Final = "us-east-1"
 _CAPABILITIES: Final = ("CAPABILITY_IAM", "CAPABILITY_NAMED_IAM")
 _BOOTSTRAP_VERSION: Final = "30"
 _POLL_S: Final = 0.1
+_WHOLE: Final = ("CREATE_COMPLETE", "UPDATE_COMPLETE")
+_HALF_MADE: Final = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED")
+_PLANNED: Final = "REVIEW_IN_PROGRESS"  # a change set would make it, and nobody has had it done
 
 
-class DeployFailed(Exception):
+class DeployFailed(FarcallError):
     """A stack could not be deployed; the message has the reasons of the resources that failed."""
 
-
-@dataclasses.dataclass(frozen=True)
-class _Stack:
-    artifact: str
-    name: str
-    template: Path
-    assets: Path
-    dependencies: tuple[str, ...]
+    code = "DEPLOYMENT_FAILED"
+    default_hint = "The logs of LocalStack and of what it runs say more. Is there room on the disk?"
 
 
 class Deployer:
@@ -76,11 +69,12 @@ class Deployer:
 
         :raises DeployFailed: if a stack cannot be created or updated, or has a resource that does not exist.
         """
-        self._pretend_bootstrap()
         outputs: dict[str, str] = {}
-        for stack in _in_order(assembly):
-            self._upload(assembly, stack)
-            outputs |= self._apply(stack, parameters)
+        with self._failing_as_ours():
+            self._pretend_bootstrap()
+            for stack in in_order(assembly):
+                self._upload(assembly, stack)
+                outputs |= self._apply(stack, parameters)
         return outputs
 
     def delete(self, assembly: Path) -> None:
@@ -95,9 +89,21 @@ class Deployer:
 
         :raises DeployFailed: if one cannot be deleted.
         """
-        for name in names:
-            self._cloudformation.delete_stack(StackName=name)
-            self._wait(name, gone_is_done=True)
+        with self._failing_as_ours():
+            for name in names:
+                self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        self._cloudformation.delete_stack(StackName=name)
+        self._require(name, None, "DELETE_COMPLETE")
+
+    @contextlib.contextmanager
+    def _failing_as_ours(self) -> Iterator[None]:
+        """What the endpoint refuses, and that it has gone, are failures of the deployment."""
+        try:
+            yield
+        except (BotoCoreError, ClientError) as error:
+            raise DeployFailed(f"{self._endpoint_url}: {error}") from error
 
     def _pretend_bootstrap(self) -> None:
         """Templates look up the version of the bootstrap stack, which we do without."""
@@ -105,36 +111,33 @@ class Deployer:
             Name="/cdk-bootstrap/hnb659fds/version", Value=_BOOTSTRAP_VERSION, Type="String", Overwrite=True
         )
 
-    def _upload(self, assembly: Path, stack: _Stack) -> None:
+    def _upload(self, assembly: Path, stack: Stack) -> None:
         s3: S3Client = self.client("s3")
-        for source, bucket, key in _assets(assembly, stack):
+        for source, bucket, key in assets(assembly, stack):
             s3.create_bucket(Bucket=bucket)
             listed = s3.list_objects_v2(Bucket=bucket, Prefix=key)
             if listed["KeyCount"] == 0:
-                with (source if source.is_file() else _zipped(source)).open("rb") as body:
+                with (source if source.is_file() else zipped(source)).open("rb") as body:
                     s3.put_object(Bucket=bucket, Key=key, Body=body)
 
-    def _apply(self, stack: _Stack, parameters: Mapping[str, str]) -> dict[str, str]:
+    def _apply(self, stack: Stack, parameters: Mapping[str, str]) -> dict[str, str]:
         body = stack.template.read_text(encoding="utf-8")
         template = json.loads(body)
         declared = template.get("Parameters", {})
         given: list[ParameterTypeDef] = [
             {"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items() if key in declared
         ]
-        try:
-            change_set = self._cloudformation.create_change_set(
-                StackName=stack.name,
-                ChangeSetName=f"deploy-{uuid.uuid4().hex}",
-                ChangeSetType="UPDATE" if self._exists(stack.name) else "CREATE",
-                TemplateBody=body,
-                Parameters=given,
-                Capabilities=list(_CAPABILITIES),
-            )["Id"]
-        except ClientError as error:
-            raise DeployFailed(f"{stack.name}: {error}") from error
+        change_set = self._cloudformation.create_change_set(
+            StackName=stack.name,
+            ChangeSetName=f"deploy-{uuid.uuid4().hex}",
+            ChangeSetType="UPDATE" if self._can_be_updated(stack.name) else "CREATE",
+            TemplateBody=body,
+            Parameters=given,
+            Capabilities=list(_CAPABILITIES),
+        )["Id"]
         if self._has_changes(stack.name, change_set):
             self._cloudformation.execute_change_set(ChangeSetName=change_set)
-        self._wait(stack.name)
+        self._require(stack.name, *_WHOLE)
         self._require_real(stack.name, template)
         return self._outputs(stack.name, template)
 
@@ -154,12 +157,12 @@ class Deployer:
                 raise DeployFailed(f"{name} does not tell {', '.join(sorted(declared - outputs.keys()))}")
             time.sleep(_POLL_S)
 
-    def _exists(self, name: str) -> bool:
-        try:
-            found = self._cloudformation.describe_stacks(StackName=name)["Stacks"]
-        except ClientError:
-            return False
-        return found[0]["StackStatus"] not in ("DELETE_COMPLETE", "REVIEW_IN_PROGRESS")
+    def _can_be_updated(self, name: str) -> bool:
+        """Whether the stack is there. One that an interrupted deployment left is waited for, and goes if it failed."""
+        status = self._at_rest(name, or_planned=True)
+        if status in _HALF_MADE:
+            self._delete(name)
+        return status not in (None, "DELETE_COMPLETE", _PLANNED, *_HALF_MADE)
 
     def _has_changes(self, name: str, change_set: str) -> bool:
         """Whether there is anything to do. Change sets and not plain updates, as the CDK's command line does it:
@@ -183,28 +186,29 @@ class Deployer:
                 raise DeployFailed(f"{name}: its change set is not ready after {self._timeout_s:.0f} s")
             time.sleep(_POLL_S)
 
-    def _wait(self, name: str, *, gone_is_done: bool = False) -> None:
-        """Wait until the stack is at rest.
+    def _at_rest(self, name: str, *, or_planned: bool = False) -> str | None:
+        """Wait until nothing happens to the stack any more; its status then, None if there is no such stack.
+        ``or_planned`` takes one whose making nobody has begun for one at rest.
 
-        :raises DeployFailed: if it came to rest anywhere but where it should, or too late.
+        :raises DeployFailed: if that takes too long.
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                stack = self._cloudformation.describe_stacks(StackName=name)["Stacks"][0]
+                status = self._cloudformation.describe_stacks(StackName=name)["Stacks"][0]["StackStatus"]
             except ClientError:
-                if gone_is_done:
-                    return
-                raise
-            status = stack["StackStatus"]
-            if not status.endswith("_IN_PROGRESS"):
-                break
+                return None
+            if not status.endswith("_IN_PROGRESS") or (or_planned and status == _PLANNED):
+                return status
             if time.monotonic() > deadline:
                 raise DeployFailed(f"{name} is still {status} after {self._timeout_s:.0f} s")
             time.sleep(_POLL_S)
-        wanted = ("DELETE_COMPLETE",) if gone_is_done else ("CREATE_COMPLETE", "UPDATE_COMPLETE")
+
+    def _require(self, name: str, *wanted: str | None) -> None:
+        """:raises DeployFailed: if the stack comes to rest anywhere but there, or too late."""
+        status = self._at_rest(name)
         if status not in wanted:
-            raise DeployFailed(f"{name} is {status}: {self._reasons(name) or stack.get('StackStatusReason', '')}")
+            raise DeployFailed(f"{name} is {status}: {self._reasons(name)}")
 
     def _reasons(self, name: str) -> str:
         events = self._cloudformation.describe_stack_events(StackName=name)["StackEvents"]
@@ -226,57 +230,3 @@ class Deployer:
         ]
         if missing:
             raise DeployFailed(f"{name}: the endpoint does not know these resources: {', '.join(sorted(missing))}")
-
-
-def stack_names(assembly: Path) -> tuple[str, ...]:
-    """The names of the assembly's stacks in the order in which they are made."""
-    return tuple(stack.name for stack in _in_order(assembly))
-
-
-def _in_order(assembly: Path) -> Iterator[_Stack]:
-    """The assembly's stacks, dependencies first."""
-    artifacts = json.loads((assembly / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
-    stacks = {
-        key: _Stack(
-            artifact=key,
-            name=artifact["properties"].get("stackName", key),
-            template=assembly / artifact["properties"]["templateFile"],
-            assets=assembly / f"{key}.assets.json",
-            dependencies=tuple(artifact.get("dependencies", ())),
-        )
-        for key, artifact in artifacts.items()
-        if artifact["type"] == "aws:cloudformation:stack"
-    }
-    graph = {key: [name for name in stack.dependencies if name in stacks] for key, stack in stacks.items()}
-    for key in graphlib.TopologicalSorter(graph).static_order():
-        yield stacks[key]
-
-
-def _assets(assembly: Path, stack: _Stack) -> Iterator[tuple[Path, str, str]]:
-    """What the stack's resources refer to: a file or directory, its bucket and its key. Templates go inline."""
-    files = json.loads(stack.assets.read_text(encoding="utf-8"))["files"]
-    for file in files.values():
-        source = assembly / file["source"]["path"]
-        if source != stack.template:
-            destination = next(iter(file["destinations"].values()))
-            yield source, _resolved(destination["bucketName"]), destination["objectKey"]
-
-
-def _resolved(name: str) -> str:
-    return name.replace("${AWS::AccountId}", ACCOUNT).replace("${AWS::Region}", REGION)
-
-
-def _zipped(directory: Path) -> Path:
-    """The directory as a zip file beside it, made once per assembly."""
-    archive = directory.with_name(f"{directory.name}.zip")
-    if not archive.exists():
-        if not directory.is_dir():
-            raise ConfigurationError(f"the assembly has no {directory}", hint=f"Remove {directory.parent}.")
-        with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
-            made = Path(temporary) / archive.name
-            with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as zipped:
-                for path in sorted(directory.rglob("*")):
-                    if path.is_file():
-                        zipped.write(path, path.relative_to(directory))
-            made.replace(archive)
-    return archive

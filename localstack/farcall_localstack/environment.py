@@ -44,4 +44,8 @@ def _digest() -> str:
 def _uv(*arguments: str) -> None:
     done = subprocess.run([uv.find_uv_bin(), *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ConfigurationError(f"uv {' '.join(arguments[:2])} failed: {done.stderr.strip()}")
+        raise ConfigurationError(
+            f"uv {' '.join(arguments[:2])} failed: {done.stderr.strip()}",
+            hint=f"LocalStack's environment needs a network once, room on the disk, and Python 3.11 (this is "
+            f"{sys.version_info[0]}.{sys.version_info[1]}).",
+        )

@@ -25,7 +25,7 @@ _PARTS: Final = {
     "postgres": "/bin/postgres",
     "valkey": "valkey-server",
 }
-_LOOK_EVERY_S: Final = 0.02
+_LOOK_EVERY_S: Final = 0.1  # a look goes through all processes of the machine
 
 
 class Faults:

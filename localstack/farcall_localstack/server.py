@@ -20,9 +20,19 @@ from typing import Final
 import psutil
 
 from farcall_common.errors import Unavailable
+from farcall_localstack.bundles import THIS_PYTHON
 from farcall_localstack.engines import postgres_bin, valkey_server
 
-__all__ = ["HOST", "READY_FILE", "LocalStackServer", "answers", "end_group", "group_members", "remove_state"]
+__all__ = [
+    "HOST",
+    "READY_FILE",
+    "LocalStackServer",
+    "answers",
+    "end_group",
+    "group_members",
+    "is_localstack",
+    "remove_state",
+]
 
 HOST: Final = "127.0.0.1"
 READY_FILE: Final = "ready.json"
@@ -31,6 +41,8 @@ _STOP_TIMEOUT_S: Final = 6.0
 _POLL_S: Final = 0.05
 _ATTEMPTS: Final = 3  # another process may take a free port between our look and LocalStack's bind
 _LOG_TAIL_BYTES: Final = 4000
+
+_PROGRAM: Final = "localstack.runtime.main"
 
 # What LocalStack and the plugin keep in the directory besides logs.
 _SCRATCH: Final = "tmp"
@@ -50,14 +62,13 @@ _TASK_ENVIRONMENT: Final = {
 class LocalStackServer:
     """One LocalStack in host mode with our plugin, its state in ``directory``.
 
-    It leads a process group of its own, in which its children stay, so that ending the group ends all of it. With
-    ``follow_me`` it also ends when this process does, however this process ends.
+    It leads a process group of its own, in which its children stay, so that ending the group ends all of it. It also
+    ends when this process does, however this process ends, unless it has been let go.
     """
 
-    def __init__(self, python: Path, *, directory: Path, follow_me: bool) -> None:
+    def __init__(self, python: Path, *, directory: Path) -> None:
         self._python = python
         self.directory = directory
-        self._follow_me = follow_me
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None
         # Not below the state directory: root runs PostgreSQL as another user, who must be able to enter it.
@@ -93,6 +104,11 @@ class LocalStackServer:
             else:
                 return
 
+    def let_go(self) -> None:
+        """Leave it running when this process ends."""
+        assert self._lifeline is not None
+        os.write(self._lifeline, b".")
+
     def stop(self) -> None:
         """End LocalStack and everything it started, and remove all but the logs."""
         self._end()
@@ -100,27 +116,21 @@ class LocalStackServer:
 
     def _launch(self) -> None:
         self._scratch.mkdir(exist_ok=True)
-        environment = self._environment()
-        lifeline: tuple[int, ...] = ()
-        if self._follow_me:
-            theirs, self._lifeline = os.pipe()
-            environment["FARCALL_LOCALSTACK_LIFELINE_FD"] = str(theirs)
-            lifeline = (theirs,)
+        theirs, self._lifeline = os.pipe()
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [self._python, "-m", "localstack.runtime.main"],
+                    [self._python, "-m", _PROGRAM],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=environment,
+                    env={**self._environment(), "FARCALL_LOCALSTACK_LIFELINE_FD": str(theirs)},
                     cwd=self.directory,
-                    pass_fds=lifeline,
+                    pass_fds=(theirs,),
                     start_new_session=True,
                 )
         finally:
-            for descriptor in lifeline:
-                os.close(descriptor)
+            os.close(theirs)
 
     def _end(self) -> None:
         if self._process is not None:
@@ -155,6 +165,7 @@ class LocalStackServer:
             "DNS_ADDRESS": "0",
             "LAMBDA_RUNTIME_EXECUTOR": "process",
             "FARCALL_LOCALSTACK_PYTHON": sys.executable,
+            "FARCALL_LOCALSTACK_PYTHON_TAG": THIS_PYTHON,
             "FARCALL_LOCALSTACK_POSTGRES_BIN": str(postgres_bin()),
             "FARCALL_LOCALSTACK_VALKEY": str(valkey_server()),
             "FARCALL_LOCALSTACK_DIRECTORY": str(self.directory),
@@ -179,10 +190,22 @@ class LocalStackServer:
         return self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
 
-def remove_state(directory: Path, database_directory: Path) -> None:
+def remove_state(directory: Path, database_directory: Path | None = None) -> None:
     """Remove what a LocalStack that has ended left behind, except its logs."""
-    for leftover in (database_directory, *(directory / name for name in _STATE), *directory.glob("tasks/*/tmp")):
-        shutil.rmtree(leftover, ignore_errors=True)
+    leftovers = [*(directory / name for name in _STATE), *directory.glob("tasks/*/tmp"), *directory.glob("tasks/*/pid")]
+    for leftover in (*leftovers, *([database_directory] if database_directory else [])):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def is_localstack(pid: int) -> bool:
+    """Whether that process runs and is a LocalStack: numbers of processes are given out again."""
+    try:
+        return _PROGRAM in psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
 
 
 def answers(url: str, *, token: str | None = None, timeout_s: float = 30.0) -> bool:
@@ -202,11 +225,11 @@ def end_group(group: int) -> None:
     LocalStack's shutdown stops our children at once, but it then may wait for threads of its own; there is nothing in
     them that we would miss, so it is not waited for once it is alone.
     """
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError):  # of one that was killed there is nobody to ask
         os.kill(group, signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while time.monotonic() < deadline and group_members(group) - {group}:
-        time.sleep(_POLL_S)
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        while time.monotonic() < deadline and group_members(group) - {group}:
+            time.sleep(_POLL_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + _STOP_TIMEOUT_S

@@ -5,35 +5,41 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from farcall_common.errors import ConfigurationError
+from farcall_localstack.assembly import is_whole
 from farcall_localstack.locks import locked
 from farcall_localstack.workspace import ASSEMBLIES, SOURCES, WORKSPACE
 
 __all__ = ["ensure_assembly"]
 
 _KEPT: Final = 5  # assemblies: of three profiles and a second deployment, which tests use at once, and one older
+_IN_USE_S: Final = 900.0  # whoever asked for an assembly may be deploying it for so long
 
 
-def ensure_assembly(*, name: str = "farcall", profile: str = "lab", directory: Path = ASSEMBLIES) -> Path:
-    """The directory of an assembly for ``-c target=localstack``, from an earlier run if no source has changed.
+def ensure_assembly(
+    *, name: str = "farcall", profile: str = "lab", target: str = "localstack", directory: Path = ASSEMBLIES
+) -> Path:
+    """The directory of an assembly for ``-c target=…``, from an earlier run if no source has changed.
 
     :raises ConfigurationError: if the app does not synthesise.
     """
-    context = {"name": name, "profile": profile, "target": "localstack"}
+    context = {"name": name, "profile": profile, "target": target}
     assembly = directory / _digest(context)
     with locked(directory / "synth"):
-        if not assembly.exists():
+        if not is_whole(assembly):
+            _remove(assembly)
             with tempfile.TemporaryDirectory(dir=directory) as temporary:
                 made = Path(temporary) / "cdk.out"
                 _synthesize(made, context)
+                _adopt_archives(made, directory)
                 made.rename(assembly)
             _forget_old(directory)
         os.utime(assembly)
@@ -53,7 +59,18 @@ def _synthesize(out: Path, context: dict[str, str]) -> None:
         [sys.executable, "-m", "farcall_infra"], env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise ConfigurationError(f"synth failed: {done.stderr.strip()[-4000:]}")
+        raise ConfigurationError(
+            f"synth failed: {done.stderr.strip()[-4000:]}",
+            hint="New bundles need a network, or uv's cache, and room on the disk.",
+        )
+
+
+def _adopt_archives(made: Path, directory: Path) -> None:
+    """Link zip files of other assemblies: their names are hashes of what is in them."""
+    for bundle in made.glob("asset.*"):
+        for archive in directory.glob(f"*/{bundle.name}.zip"):
+            os.link(archive, made / archive.name)
+            break
 
 
 def _digest(context: dict[str, str]) -> str:
@@ -78,4 +95,12 @@ def _forget_old(directory: Path) -> None:
     assemblies = [path for path in directory.iterdir() if (path / "manifest.json").exists()]
     assemblies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for old in assemblies[_KEPT:]:
-        shutil.rmtree(old)
+        if time.time() - old.stat().st_mtime > _IN_USE_S:
+            _remove(old)
+
+
+def _remove(assembly: Path) -> None:
+    """All of it or, if we are interrupted, all of it for those who look here: never a part."""
+    if assembly.exists():
+        with tempfile.TemporaryDirectory(dir=assembly.parent) as temporary:
+            assembly.rename(Path(temporary) / assembly.name)

@@ -15,16 +15,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from farcall_common.errors import ConfigurationError, Unavailable
-from farcall_localstack.deploy import Deployer, stack_names
+import psutil
+
+from farcall_common.errors import ConfigurationError, Conflict, Unavailable
+from farcall_localstack.assembly import stack_names
+from farcall_localstack.bundles import AUTO, target_of
+from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment
-from farcall_localstack.server import READY_FILE, LocalStackServer, answers, end_group, remove_state
+from farcall_localstack.locks import locked
+from farcall_localstack.server import READY_FILE, LocalStackServer, answers, end_group, is_localstack, remove_state
 from farcall_localstack.synth import ensure_assembly
 
 __all__ = ["DEFAULT_USER", "LocalStackTier", "Tier"]
 
 DEFAULT_USER: Final = "dev@localhost"
 _STATE_FILE: Final = "state.json"
+_BESIDE: Final = "For another one beside it name another --directory."
 # Identity ids are made from user names, so that a user keeps theirs from one tier to the next.
 _IDENTITIES: Final = uuid.UUID("5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a")
 
@@ -32,6 +38,7 @@ _IDENTITIES: Final = uuid.UUID("5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a")
 @dataclasses.dataclass(frozen=True)
 class Tier:
     """A deployed cloud tier; the names of its ``stacks``, in the order of their making, begin with ``name``.
+    ``profile`` and ``target`` are what the app was told.
 
     ``api_url`` and ``token`` are what a client needs; ``tokens`` has one for each user. ``endpoint_url`` is
     LocalStack's own address, ``localstack_pid`` its process (None if it is somebody else's), and ``directory`` holds
@@ -39,6 +46,8 @@ class Tier:
     """
 
     name: str
+    profile: str
+    target: str
     stacks: tuple[str, ...]
     api_url: str
     token: str
@@ -54,11 +63,11 @@ class Tier:
 
     def forwarder_pids(self) -> list[int]:
         """The process ids of the forwarders that are running now. One that dies is started anew after a second."""
-        return [int((task / "pid").read_text(encoding="utf-8")) for task in self._tasks()]
+        return [int(pid) for _, pid in self._said("pid")]
 
     def forwarder_addresses(self) -> list[str]:
         """Where the running forwarders listen (``tcp://host:port``)."""
-        return [str(json.loads((task / READY_FILE).read_text(encoding="utf-8"))["address"]) for task in self._tasks()]
+        return [str(json.loads(text)["address"]) for _, text in self._said(READY_FILE)]
 
     def environment(self) -> dict[str, str]:
         """The API function's variables: where database, queue and bucket are, for tests that break them."""
@@ -71,11 +80,11 @@ class Tier:
     def require_healthy(self) -> None:
         """:raises Unavailable: if the API does not answer, or a forwarder does not say that it is well."""
         if not answers(f"{self.api_url}/v2/version", token=self.token):
-            raise Unavailable(f"the API at {self.api_url} does not answer")
-        for task in self._tasks():
-            url = json.loads((task / READY_FILE).read_text(encoding="utf-8"))["health_url"]
+            raise Unavailable(f"the API at {self.api_url} does not answer", hint=f"The logs are in {self.directory}.")
+        for task, text in self._said(READY_FILE):
+            url = json.loads(text)["health_url"]
             if not answers(url):
-                raise Unavailable(f"the forwarder at {url} is not well")
+                raise Unavailable(f"the forwarder at {url} is not well", hint=f"Its log is in {task}.")
 
     def save(self) -> None:
         """Write ``state.json`` into the directory; it holds tokens, so only its owner may read it."""
@@ -83,40 +92,66 @@ class Tier:
         state["directory"] = str(self.directory)
         state["database_directory"] = str(self.database_directory) if self.database_directory else None
         path = self.directory / _STATE_FILE
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(state, indent=2), encoding="utf-8")
+        whole = path.with_suffix(".new")
+        whole.touch(mode=0o600)
+        whole.write_text(json.dumps(state, indent=2), encoding="utf-8")
+        whole.replace(path)
 
     @classmethod
     def load(cls, directory: Path) -> Tier:
         """Read what :meth:`save` wrote.
 
-        :raises ConfigurationError: if no tier was started with this directory.
+        :raises ConfigurationError: if no tier was started with this directory, or not by this version.
         """
+        path = directory / _STATE_FILE
         try:
-            state = json.loads((directory / _STATE_FILE).read_text(encoding="utf-8"))
+            state = json.loads(path.read_text(encoding="utf-8"))
+            database = state["database_directory"]
+            state["stacks"] = tuple(state["stacks"])
+            state["directory"] = Path(state["directory"])
+            state["database_directory"] = Path(database) if database else None
+            return cls(**state)
         except FileNotFoundError as error:
             raise ConfigurationError(
                 f"no tier runs with {directory}", hint="start one with: python -m farcall_localstack up"
             ) from error
-        database = state["database_directory"]
-        state["stacks"] = tuple(state["stacks"])
-        state["directory"] = Path(state["directory"])
-        state["database_directory"] = Path(database) if database else None
-        return cls(**state)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"{path} is not of this version: {error}",
+                hint="End the process that it names as localstack_pid, if that is a LocalStack, and remove the file.",
+            ) from error
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its LocalStack still runs."""
+        if self.localstack_pid is not None:
+            return is_localstack(self.localstack_pid)
+        return answers(f"{self.endpoint_url}/_localstack/health")
 
     def destroy(self) -> None:
-        """End the LocalStack of a saved tier and all that it started; of somebody else's only our stacks."""
-        if self.localstack_pid is not None:
-            end_group(self.localstack_pid)
-        else:
+        """End the LocalStack of a saved tier and all that it started; of somebody else's only our stacks.
+
+        :raises Unavailable: if somebody else's does not answer.
+        """
+        if self.localstack_pid is None:
+            if not self.is_there:
+                raise Unavailable(
+                    f"the LocalStack at {self.endpoint_url} does not answer",
+                    hint=f"If it is gone for good, so are the stacks: remove {self.directory / _STATE_FILE}.",
+                )
             Deployer(self.endpoint_url).delete_stacks(reversed(self.stacks))
+        elif self.is_there or not psutil.pid_exists(self.localstack_pid):  # else the number is somebody else's by now
+            end_group(self.localstack_pid)
         if self.database_directory is not None:
             remove_state(self.directory, self.database_directory)
         (self.directory / _STATE_FILE).unlink(missing_ok=True)
 
-    def _tasks(self) -> Iterator[Path]:
+    def _said(self, name: str) -> Iterator[tuple[Path, str]]:
+        """The directories of the running tasks, and what is in one of their files. A task may end at any moment, and
+        takes its files along."""
         for pid_file in sorted(self.directory.glob("tasks/*/pid")):
-            yield pid_file.parent
+            with contextlib.suppress(FileNotFoundError):
+                yield pid_file.parent, (pid_file.parent / name).read_text(encoding="utf-8")
 
 
 class LocalStackTier:
@@ -129,8 +164,9 @@ class LocalStackTier:
 
     State and logs go to ``directory``, or to a temporary one that goes with the tier. ``users`` are the names that get
     a token; the first one's is :attr:`token`. With ``endpoint_url`` (or ``AWS_ENDPOINT_URL``, if ``mode`` is
-    ``"endpoint"``) the stacks go to a LocalStack that is already running, and only they are removed at the end.
-    ``follow_me=False`` leaves LocalStack running when this process ends.
+    ``"endpoint"``) the stacks go to a LocalStack that is already running, and only they are removed at the end;
+    ``bundles`` are then chosen as :func:`~farcall_localstack.bundles.target_of` does. However this process ends, the
+    LocalStack that it started ends with it, unless it was told to :meth:`stay`.
     """
 
     def __init__(
@@ -143,19 +179,24 @@ class LocalStackTier:
         mode: str = "host",
         endpoint_url: str | None = None,
         assembly: Path | None = None,
-        follow_me: bool = True,
+        bundles: str = AUTO,
     ) -> None:
         if mode not in ("host", "endpoint"):
             raise ConfigurationError(f"there is no mode {mode!r}", hint="choose one of: host, endpoint")
         self._endpoint_url = endpoint_url or (os.environ.get("AWS_ENDPOINT_URL") if mode == "endpoint" else None)
         if mode == "endpoint" and not self._endpoint_url:
             raise ConfigurationError("mode endpoint needs a running LocalStack", hint="set AWS_ENDPOINT_URL")
+        if self._endpoint_url is None and bundles not in (AUTO, "host"):
+            raise ConfigurationError(
+                f"a LocalStack of our own cannot run bundles for {bundles}", hint="They are for --mode endpoint."
+            )
         self._directory = directory
         self._tokens = {user: secrets.token_urlsafe(24) for user in users}
         self._name = name
         self._profile = profile
         self._assembly = assembly
-        self._follow_me = follow_me
+        self._bundles = bundles
+        self._server: LocalStackServer | None = None
         self._undo = contextlib.ExitStack()
         self._tier: Tier | None = None
 
@@ -172,6 +213,28 @@ class LocalStackTier:
             self.close()
             raise
         return self._tier
+
+    def stay(self) -> Tier:
+        """Like :meth:`up`, and then leave it running when this process ends: :meth:`Tier.load` finds it.
+
+        :raises Conflict: if one runs with this directory already, or is being started with it.
+        """
+        assert self._directory is not None, "a temporary one would go with this process"
+        directory = self._make_directory()
+        try:
+            with locked(directory / "up", wait=False):
+                _clear(directory)
+                tier = self.up()
+                try:
+                    tier.save()
+                except BaseException:
+                    self.close()
+                    raise
+                if self._server:
+                    self._server.let_go()
+                return tier
+        except BlockingIOError as error:
+            raise Conflict(f"another `up` is at work with {directory}", hint=_BESIDE) from error
 
     def close(self) -> None:
         """End everything that :meth:`up` started, and remove the directory if it was a temporary one."""
@@ -218,12 +281,13 @@ class LocalStackTier:
 
     def _up(self) -> Tier:
         directory = self._make_directory()
-        assembly = self._assembly or ensure_assembly(name=self._name, profile=self._profile)
-        server: LocalStackServer | None = None
+        target = target_of(self._endpoint_url, bundles=self._bundles) if self._endpoint_url else "localstack"
+        assembly = self._assembly or ensure_assembly(name=self._name, profile=self._profile, target=target)
         if self._endpoint_url is None:
-            server = LocalStackServer(ensure_environment(), directory=directory, follow_me=self._follow_me)
-            self._undo.callback(server.stop)
-            server.start()
+            self._server = LocalStackServer(ensure_environment(), directory=directory)
+            self._undo.callback(self._server.stop)
+            self._server.start()
+        server = self._server
         endpoint_url = server.url if server else self._endpoint_url
         assert endpoint_url is not None
         deployer = Deployer(endpoint_url)
@@ -232,6 +296,8 @@ class LocalStackTier:
         outputs = deployer.deploy(assembly, parameters=_parameters(self._tokens))
         tier = Tier(
             name=self._name,
+            profile=self._profile,
+            target=target,
             stacks=stack_names(assembly),
             api_url=f"{endpoint_url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}",
             token=next(iter(self._tokens.values())),
@@ -251,6 +317,22 @@ class LocalStackTier:
         temporary = Path(tempfile.mkdtemp(prefix="farcall-localstack-"))
         self._undo.callback(shutil.rmtree, temporary, ignore_errors=True)
         return temporary
+
+
+def _clear(directory: Path) -> None:
+    """Remove what a tier left that did not end as it should.
+
+    :raises Conflict: if one runs with the directory.
+    """
+    if (directory / _STATE_FILE).exists():
+        old = Tier.load(directory)
+        if old.is_there:
+            raise Conflict(
+                f"a tier runs with {directory} already", hint=f"`down` ends it, `deploy` renews it. {_BESIDE}"
+            )
+        if old.localstack_pid is not None:
+            old.destroy()  # what a LocalStack that was killed had started
+    remove_state(directory)
 
 
 def _parameters(tokens: dict[str, str]) -> dict[str, str]:

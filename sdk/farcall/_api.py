@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from farcall._http import Http
-from farcall._terms import as_reference
+from farcall._ids import as_reference
 
 __all__ = ["Api"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from farcall._blobs import INLINE_BYTES, Blobs
 from farcall._calls import DEFAULT_SERIALIZER, in_order, pack_call
+from farcall._ids import as_id
 from farcall._needs import Needs, needs_of
 from farcall._submission import Prepared, TaskOptions, encode_payload
-from farcall._terms import as_id
 from farcall._tracing import current_traceparent
 from farcall_common.payload import Serializer
 from farcall_common.wire import new_id, new_task_id

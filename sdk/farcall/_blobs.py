@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from farcall._api import Api
-from farcall_common.errors import DeserializationError
+from farcall_common.errors import DeserializationError, Forbidden
 
 __all__ = ["INLINE_BYTES", "MAX_PAYLOAD_BYTES", "BlobRef", "Blobs"]
 
@@ -87,10 +87,17 @@ class Blobs:
 
     def _perform(self, upload: concurrent.futures.Future[BlobRef], data: bytes, sha256: str) -> None:
         try:
-            grant = self._api.grant_blob(size_bytes=len(data), sha256=sha256)
-            self._api.http.put(grant["upload_url"], data, headers=grant["headers"])
-            upload.set_result(BlobRef(grant["blob_key"], len(data), sha256))
+            try:
+                blob_key = self._put(data, sha256)
+            except Forbidden:  # a pre-signed address lives for minutes, and the machine may have slept
+                blob_key = self._put(data, sha256)
+            upload.set_result(BlobRef(blob_key, len(data), sha256))
         except BaseException as error:
             self.forget(sha256)  # the next one to come tries again
             upload.set_exception(error)
             raise
+
+    def _put(self, data: bytes, sha256: str) -> str:
+        grant = self._api.grant_blob(size_bytes=len(data), sha256=sha256)
+        self._api.http.put(grant["upload_url"], data, headers=grant["headers"])
+        return str(grant["blob_key"])

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farcall._terms import as_id
+from farcall._ids import as_id
 from farcall._unsupported import Unsupported, refuse
 
 if TYPE_CHECKING:

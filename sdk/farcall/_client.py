@@ -13,9 +13,9 @@ from farcall._authorizer import bearer_token
 from farcall._backoff import Backoff
 from farcall._catalogue import Catalogue
 from farcall._history import History
+from farcall._ids import as_id
 from farcall._settings import Settings
 from farcall._tasks import TaskInfo
-from farcall._terms import as_id
 from farcall._unsupported import Unsupported, refuse
 from farcall._why import Why
 from farcall_common.errors import FarcallError, TaskUnknown
@@ -233,9 +233,10 @@ class Client(Catalogue, History):
         endpoint_id = str(endpoint_id)
         for function_id, needs in batch.needs:
             self._judge.check(endpoint_id, needs, what=f"an argument of {function_id}")
+        options = self._judge.asking(endpoint_id, batch.options)
         answer: Json = {"request_id": "", "endpoint_id": endpoint_id, "tasks": {}}
         for chunk in chunks(batch.prepared(self._blobs, parallel=_PARALLEL_TRANSFERS)):
-            body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=batch.options)
+            body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)
             part = self._api.submit(endpoint_id, body)
             check_answer(part, ids)
             answer["request_id"] = part.get("request_id", "")

@@ -9,8 +9,10 @@ from farcall._api import Api
 from farcall._blobs import BlobRef, Blobs
 from farcall._calls import unpack_result
 from farcall_common.errors import (
+    BlobUnknown,
     ErrorRecord,
     Forbidden,
+    NotFound,
     TaskCancelled,
     TaskDeadLettered,
     TaskError,
@@ -18,7 +20,6 @@ from farcall_common.errors import (
     TaskLost,
     TaskPending,
     TaskUnknown,
-    Unavailable,
     error_from_record,
 )
 from farcall_common.payload import Piece
@@ -106,6 +107,7 @@ class ResultReader:
         :raises TaskError: if the task did not succeed.
         :raises TaskUnknown: if there is no such task.
         :raises DeserializationError: if the value cannot be made here.
+        :raises BlobUnknown: if the result was there once, and its time is over.
         :raises FarcallError: if the result cannot be fetched.
         """
         if end.state is not TaskState.SUCCESS:
@@ -113,22 +115,24 @@ class ResultReader:
         return unpack_result(self._fetch(end) if data is None else data)
 
     def _fetch(self, end: StreamResult) -> Piece:
-        blob = end.result_blob
-        if blob is not None and blob.url is not None:
-            try:
-                return self._download(blob)
-            except Forbidden:
-                pass  # a pre-signed address lives for minutes: ask for a fresh one
+        found = self._downloaded(end.result_blob)
+        if found is not None:
+            return found
         fresh, data = end_from_json(self._api.get_task(end.task_id))
-        if data is not None:
-            return data
-        if fresh.result_blob is None or fresh.result_blob.url is None:
-            raise Unavailable(
+        found = self._downloaded(fresh.result_blob) if data is None else data
+        if found is None:
+            raise BlobUnknown(
                 f"the result of task {end.task_id} is not there any more",
                 hint="Results are kept for their retention time; run the task again.",
             )
-        return self._download(fresh.result_blob)
+        return found
 
-    def _download(self, blob: BlobLocation) -> Piece:
-        assert blob.url is not None
-        return self._blobs.download(BlobRef(blob.blob_key, blob.size_bytes, blob.sha256), blob.url)
+    def _downloaded(self, blob: BlobLocation | None) -> Piece | None:
+        """The blob, if it is there. A pre-signed address lives for minutes; after that it is forbidden, as what is gone
+        may be too."""
+        if blob is None or blob.url is None:
+            return None
+        try:
+            return self._blobs.download(BlobRef(blob.blob_key, blob.size_bytes, blob.sha256), blob.url)
+        except (Forbidden, NotFound):
+            return None

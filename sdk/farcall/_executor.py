@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from farcall._catalogue import SourceCode
 from farcall._client import Client
 from farcall._future import ComputeFuture
+from farcall._ids import as_id
 from farcall._notebook import card
 from farcall._submitter import Submitter
-from farcall._terms import Terms, as_id
+from farcall._terms import Terms
 from farcall._unsupported import refuse
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import httpx
@@ -18,6 +18,7 @@ from farcall._authorizer import Authorizer, bearer_token
 from farcall._backoff import Backoff
 from farcall._needs import EndpointIncompatible
 from farcall._settings import Settings
+from farcall._silence import Silence
 from farcall._unsupported import Unsupported
 from farcall_common.errors import (
     ConfigurationError,
@@ -86,6 +87,7 @@ class Http:
         backoff: Backoff | None = None,
         authorizer: Authorizer | None = None,
         transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.patience_s = patience_s
@@ -93,6 +95,7 @@ class Http:
         self._backoff = backoff or Backoff()
         self._transport = transport
         self._authorizer = authorizer
+        self._clock = clock
         self._never = threading.Event()
         self._lock = threading.Lock()
         self._pool: httpx.Client | None = None
@@ -177,7 +180,7 @@ class Http:
         received: bytearray | None = None,
     ) -> httpx.Response:
         patience_s = self.patience_s if patience_s is None else patience_s
-        started_at = time.monotonic()
+        silence = Silence(now=self._clock())
         attempt = 0
         while True:
             try:
@@ -185,8 +188,8 @@ class Http:
             except FarcallError as error:
                 delay_s = max(error.record.retry_after_s or 0.0, self._backoff.delay_s(attempt))
                 broken = error.record.code == FarcallError.code
-                give_up_at = started_at + (min(patience_s, _INTERNAL_PATIENCE_S) if broken else patience_s)
-                if not error.record.retryable or time.monotonic() + delay_s > give_up_at:
+                most_s = min(patience_s, _INTERNAL_PATIENCE_S) if broken else patience_s
+                if not error.record.retryable or silence.lasts(now=self._clock()) + delay_s > most_s:
                     raise
                 _logger.debug("%s %s: %s; again in %.2f s", method, url.partition("?")[0], error, delay_s)
                 if (stop or self._never).wait(delay_s):

@@ -15,12 +15,14 @@ __all__ = ["by_chunk", "chunks_of", "flattened", "results_in_order"]
 T = TypeVar("T")
 
 
-def by_chunk(function: Callable[..., T]) -> Callable[..., list[T]]:
-    """A function that makes many calls. Being nested it travels by value: workers need not have this package."""
+def by_chunk(function: Callable[..., T], *, name: str) -> Callable[..., list[T]]:
+    """A function of that name that makes many calls. Being nested it travels by value: workers need not have this
+    package."""
 
     def call_each(*rows: Sequence[Any]) -> list[T]:
         return [function(*row) for row in rows]
 
+    call_each.__name__ = name
     return call_each
 
 

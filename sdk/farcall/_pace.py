@@ -10,6 +10,8 @@ _FIRST_DELAY_S: Final = 0.02
 _FIRST_ERROR_DELAY_S: Final = 0.1
 _GROWTH: Final = 1.5
 _LONGEST_DELAY_S: Final = 2.0
+#: A poll that took longer says nothing of the API: the machine slept meanwhile.
+_LONGEST_POLL_S: Final = 60.0
 #: A sample is taken behind an open stream after so long, then after twice as long, up to the longest.
 _FIRST_SAMPLE_S: Final = 2.0
 _LONGEST_SAMPLE_S: Final = 15.0
@@ -59,12 +61,12 @@ class Pace:
 
     def polled(self, *, ended: int, took_s: float, now: float) -> None:
         """A full poll found this many ends."""
-        self._polled_at, self._took_s = now, took_s
+        self._note(took_s, now)
         self._delay_s = _FIRST_DELAY_S if ended else min(self._delay_s * _GROWTH, _LONGEST_DELAY_S)
 
     def sampled(self, *, ended: int, took_s: float, now: float) -> None:
         """A sample found this many ends that the stream had not brought."""
-        self._polled_at, self._took_s = now, took_s
+        self._note(took_s, now)
         if not ended:
             self._misses = 0
             self._sample_every_s = min(2 * self._sample_every_s, _LONGEST_SAMPLE_S)
@@ -78,5 +80,9 @@ class Pace:
 
     def failed(self, *, took_s: float, now: float) -> None:
         """The API did not answer."""
-        self._polled_at, self._took_s = now, took_s
+        self._note(took_s, now)
         self._delay_s = min(max(2 * self._delay_s, _FIRST_ERROR_DELAY_S), _LONGEST_DELAY_S)
+
+    def _note(self, took_s: float, now: float) -> None:
+        self._polled_at = now
+        self._took_s = took_s if took_s <= _LONGEST_POLL_S else 0.0

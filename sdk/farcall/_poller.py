@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Final
 from farcall._api import Api
 from farcall._collector import Collector
 from farcall._pace import Pace
+from farcall._silence import Silence
 from farcall_common.errors import FarcallError, Forbidden, TaskUnknown, Unauthenticated, Unavailable
 
 __all__ = ["Poller"]
@@ -32,22 +34,30 @@ class Poller:
     """
 
     def __init__(
-        self, api: Api, collector: Collector, *, stream_is_open: Callable[[], bool], patience_s: float
+        self,
+        api: Api,
+        collector: Collector,
+        *,
+        stream_is_open: Callable[[], bool],
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._collector = collector
         self._stream_is_open = stream_is_open
         self._patience_s = patience_s
+        self._clock = clock
         self._changed = threading.Condition()
         self._stop = threading.Event()
-        self._contact_at = time.monotonic()
-        self._pace = Pace(now=self._contact_at)
+        now = self._clock()
+        self._silence = Silence(now=now)
+        self._pace = Pace(now=now)
         self._sampled = 0
 
     def expect(self) -> None:
         """There are new tasks to wait for."""
         with self._changed:
-            if not self._pace.samples(stream_is_open=self._stream_is_open(), now=time.monotonic()):
+            if not self._pace.samples(stream_is_open=self._stream_is_open(), now=self._clock()):
                 self._pace.hurry()
             self._changed.notify()
 
@@ -66,20 +76,21 @@ class Poller:
     def run(self) -> None:
         """Poll until :meth:`stop`. The body of a thread."""
         while self._wait_until_due():
-            started_at = time.monotonic()
+            started_at = self._clock()
             sampling = self._pace.samples(stream_is_open=self._stream_is_open(), now=started_at)
             self._pace.begun()
             if sampling:
-                self._contact_at = started_at
+                self._silence.end(now=started_at)
             try:
                 ended = self._poll(self._sample() if sampling else self._collector.accepted())
             except FarcallError as error:
-                now = time.monotonic()
+                now = self._clock()
                 self._pace.failed(took_s=now - started_at, now=now)
                 if not self._stop.is_set():
-                    self._weigh(error, now - self._contact_at)
+                    self._weigh(error, self._silence.lasts(now=now))
             else:
-                now = self._contact_at = time.monotonic()
+                now = self._clock()
+                self._silence.end(now=now)
                 note = self._pace.sampled if sampling else self._pace.polled
                 note(ended=ended, took_s=now - started_at, now=now)
 
@@ -87,9 +98,9 @@ class Poller:
         """Wait for the next poll. False if there is to be none."""
         with self._changed:
             while not self._stop.is_set():
-                now = time.monotonic()
+                now = self._clock()
                 if not self._collector.accepted():
-                    self._contact_at = now  # nobody waits, nobody is let down
+                    self._silence.end(now=now)  # nobody waits, nobody is let down
                     self._changed.wait()
                     continue
                 left_s = self._pace.due_at(stream_is_open=self._stream_is_open(), now=now) - now
@@ -129,7 +140,10 @@ class Poller:
         if silent_s < (min(_AUTH_PATIENCE_S, self._patience_s) if final else self._patience_s):
             return
         hint = "The tasks go on without you; Client.get_batch_result reads their results by task id."
-        raised: FarcallError = (
-            error if final else Unavailable(f"no contact with the API for {silent_s:.0f} s: {error}", hint=hint)
-        )
+        raised: FarcallError
+        if final:
+            record = dataclasses.replace(error.record, hint=f"{error.hint} {hint}".strip())
+            raised = type(error)(record.message, record=record)
+        else:
+            raised = Unavailable(f"no contact with the API for {silent_s:.0f} s: {error}", hint=hint)
         self._collector.fail(self._collector.accepted(), raised)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import queue
 import threading
@@ -17,10 +16,10 @@ from farcall._calls import FunctionHandle
 from farcall._collector import Collector
 from farcall._future import ComputeFuture
 from farcall._needs import EndpointIncompatible, Needs
-from farcall._submission import MAX_BYTES, Prepared, TaskOptions, check_answer, encode_submit, size_bytes
+from farcall._submission import MAX_BYTES, Prepared, check_answer, encode_submit, size_bytes
 from farcall._terms import Terms
 from farcall._unsupported import Unsupported
-from farcall._verdict import BINARY, Judge
+from farcall._verdict import Judge
 from farcall_common.errors import (
     ConfigurationError,
     EndpointUnknown,
@@ -234,7 +233,8 @@ class Sender:
         ]
         terms = batch[0].terms
         assert terms.endpoint_id is not None
-        body, ids = encode_submit(tasks, task_group_id=terms.task_group_id, options=self._options(terms))
+        options = self._judge.asking(terms.endpoint_id, terms.options)
+        body, ids = encode_submit(tasks, task_group_id=terms.task_group_id, options=options)
         self._stop.wait(self.burst.take(now=time.monotonic()))
         try:
             answer = self._api.submit(terms.endpoint_id, body, patience_s=self._patience_s, stop=self._stop)
@@ -255,13 +255,6 @@ class Sender:
         if answer.get("results_left_out"):
             self._on_gap()
         self._on_accepted()
-
-    def _options(self, terms: Terms) -> TaskOptions:
-        """What is asked of the endpoint: large results as bytes, if it can and nobody said otherwise."""
-        options = terms.options
-        if options.result_serializers or not self._judge.reads_binary(terms.endpoint_id or ""):
-            return options
-        return dataclasses.replace(options, result_serializers=(BINARY,))
 
     def _fail(self, calls: Sequence[Call], error: FarcallError) -> None:
         self._collector.fail([call.future.task_id for call in calls], error)

@@ -16,7 +16,8 @@ from zmq.utils.monitor import parse_monitor_message
 from farcall._api import Api
 from farcall._backoff import Backoff
 from farcall._collector import Collector
-from farcall_common.errors import ErrorRecord, FarcallError, Unavailable, error_from_record
+from farcall_common.errors import ErrorRecord, FarcallError, ForwarderWaking, Unavailable, error_from_record
+from farcall_common.waking import Waking
 from farcall_common.wire import (
     PROTOCOL_VERSION,
     Envelope,
@@ -81,6 +82,7 @@ class Stream:
         self._open = False
         self._stopping = False
         self._cursor: str | None = None
+        self._waking = Waking()
         self._public_key, self._secret_key = zmq.curve_keypair()
         self._woken, self._waker = socket.socketpair()
 
@@ -112,6 +114,8 @@ class Stream:
                     wait_s = self._open_and_follow(context)
                 except FarcallError as error:
                     _logger.debug("the result stream is down: %s", error)
+                    if isinstance(error, ForwarderWaking):
+                        _tell(self._waking.asleep(now=time.monotonic()))
                     wait_s = error.record.retry_after_s or 0.0
                 if self._open:
                     self._open, failures = False, 0
@@ -230,12 +234,20 @@ class Stream:
             case StreamOpened(cursor=cursor, resumed=resumed):
                 self._cursor = cursor
                 self._open = True
+                _tell(self._waking.awake(now=time.monotonic()))
                 if not resumed:
                     self._on_gap()
             case Refused(error=error):
                 raise error_from_record(ErrorRecord.from_json(error))
             case _:
                 pass  # a heartbeat: the session has noted it
+
+
+def _tell(news: str | None) -> None:
+    """Tell people something, if there is something: as a warning, which Python shows on standard error where nobody has
+    set up logging, in a notebook or a shell for instance. A program that seems to hang looks broken."""
+    if news is not None:
+        _logger.warning(news)
 
 
 def _received(dealer: zmq.Socket[bytes]) -> Iterator[Envelope]:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 from farcall._future import ComputeFuture
+from farcall._ids import as_id
 from farcall._mapping import by_chunk, chunks_of, flattened, results_in_order
-from farcall._terms import Terms, as_id
+from farcall._terms import Terms
 from farcall_common.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -263,7 +264,9 @@ class Submitter(concurrent.futures.Executor):
         rows: Iterator[tuple[Any, ...]] = zip(*iterables)  # noqa: B905 - the shortest ends it, as everywhere else
         if chunksize == 1:
             return results_in_order(lambda row: self.submit(fn, *row), rows, timeout_s=timeout, ahead=buffersize)
-        call_each = by_chunk(fn)
+        from farcall._calls import display_name
+
+        call_each = by_chunk(fn, name=display_name(fn))  # spans and lists of functions show the function's own name
         return flattened(
             results_in_order(
                 lambda chunk: self.submit(call_each, *chunk),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,10 +11,11 @@ from typing import Any, Final
 from farcall._api import Api
 from farcall._calls import FunctionHandle
 from farcall._needs import EndpointIncompatible, Needs, Runtime
+from farcall._submission import TaskOptions
 from farcall_common.errors import FarcallError
 from farcall_common.payload import DEFAULT_CODE, PickleOutOfBand, PureSourceDill, Serializer
 
-__all__ = ["BINARY", "Judge"]
+__all__ = ["Judge"]
 
 #: How long what an endpoint said of itself is believed, and how long the API is left alone after it did not answer.
 _BELIEVED_S: Final = 300.0
@@ -23,7 +25,7 @@ _LEFT_ALONE_S: Final = 30.0
 _WAYS: Final = (DEFAULT_CODE[0], PureSourceDill(self_contained=True), *DEFAULT_CODE[1:])
 _serializer: Final = Serializer()
 #: The strategy that is no text, and what a worker is asked for that may use it.
-BINARY: Final = PickleOutOfBand().id
+_BINARY: Final = PickleOutOfBand().id
 
 
 class Judge:
@@ -48,7 +50,14 @@ class Judge:
 
     def reads_binary(self, endpoint_id: str) -> bool:
         """Whether an endpoint is known to read and write large values as bytes. Asks the API every few minutes."""
-        return BINARY in (self._runtime(endpoint_id).strategies or ())
+        return _BINARY in (self._runtime(endpoint_id).strategies or ())
+
+    def asking(self, endpoint_id: str, options: TaskOptions) -> TaskOptions:
+        """The terms as they are sent: with a word that we read results in any strategy, if the endpoint knows them all
+        and nobody said otherwise."""
+        if options.result_serializers or not self.reads_binary(endpoint_id):
+            return options
+        return dataclasses.replace(options, result_serializers=(_BINARY,))
 
     def readable(self, endpoint_id: str, handle: FunctionHandle) -> FunctionHandle:
         """The function as the endpoint can read it: as it is, or written in another way, source text above all.

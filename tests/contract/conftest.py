@@ -14,7 +14,7 @@ from tests.contract.templates import PROFILES, Templates, ensure_assemblies, rea
 
 @pytest.fixture(scope="session")
 def assemblies(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The directory of all assemblies, ``TARGET/PROFILE``."""
+    """The directory of all assemblies, ``TARGET/PROFILE`` and ``options/NAME``."""
     own = tmp_path_factory.getbasetemp()
     directory = (own if worker_id == "master" else own.parent) / "assemblies"
     ensure_assemblies(directory)
@@ -23,7 +23,7 @@ def assemblies(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path
 
 @pytest.fixture(scope="session")
 def synthesized(assemblies: Path) -> Callable[[str, str], Templates]:
-    """Templates by target and profile."""
+    """Templates by target and profile, or by "options" and name."""
     return functools.cache(lambda target, profile: read_templates(assemblies / target / profile))
 
 

@@ -1,4 +1,5 @@
-"""The synthesised templates, for every test that looks at them: each profile, for AWS and for the offline tier.
+"""The synthesised templates, for every test that looks at them: each profile, for AWS and for the offline tier, and
+what becomes of a profile with the settings that change a template's shape.
 
 They are made once per run of the tests, also when several workers share it, by one process per target: starting the CDK
 library takes as long as a synth.
@@ -17,6 +18,33 @@ from typing import Any
 
 PROFILES = ("hobby", "lab", "facility")
 TARGETS = ("aws", "localstack")
+#: Deployments to AWS with settings of their own; between them they have every setting that changes a template's shape.
+OPTIONS: Mapping[str, Mapping[str, object]] = {
+    "restored": {
+        "name": "a-name-as-long-as-a-name-may-be",
+        "profile": "lab",
+        "budget.emails": "ada@example.org,grace@example.org",
+        "canary.minutes": 60,
+        "database.snapshot": "farcall-data-snapshot-1",
+        "identity.oidc_issuer": "https://id.example.org",
+        "identity.oidc_audience": "farcall",
+        "network.forwarder_cidrs": "192.0.2.0/24,2001:db8::/32",
+        "network.zones": "us-east-1b,us-east-1c",
+    },
+    "own-image": {
+        "profile": "facility",
+        "canary.minutes": 0,
+        "forwarder.code": "image",
+        "forwarder.image": f"123456789012.dkr.ecr.eu-central-1.amazonaws.com/farcall-forwarder@sha256:{'0' * 64}",
+        "queue.failover": "false",
+    },
+    "parked": {
+        "profile": "hobby",
+        "forwarder.idle_minutes": 0,
+        "forwarder.tasks": 0,
+        "network.secrets_endpoint": "true",
+    },
+}
 
 Resource = dict[str, Any]
 Templates = dict[str, dict[str, Any]]
@@ -25,7 +53,7 @@ _WORKSPACE = Path(__file__).resolve().parents[2]
 
 
 def ensure_assemblies(directory: Path) -> None:
-    """Synthesise into ``directory``, as ``TARGET/PROFILE``, unless another worker has done so."""
+    """Synthesise into ``directory``, as ``TARGET/PROFILE`` and ``options/NAME``, unless another worker has done so."""
     directory.mkdir(exist_ok=True)
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -43,12 +71,6 @@ def ensure_assemblies(directory: Path) -> None:
         ]
         assert [process.wait() for process in running] == [0] * len(running), "the app does not synthesise"
         done.touch()
-
-
-def synthesize_apart(directory: Path, values: Mapping[str, object]) -> None:
-    """Synthesise one deployment, with cdk-nag, in a process of its own."""
-    variables = {"CDK_OUTDIR": str(directory), "CDK_CONTEXT_JSON": json.dumps(values)}
-    subprocess.run([sys.executable, "-m", "farcall_infra"], check=True, env=os.environ | variables)
 
 
 def read_templates(assembly: Path) -> Templates:
@@ -100,6 +122,9 @@ def _main(directory: Path, target: str) -> None:
 
     for profile in PROFILES:
         synthesize(outdir=directory / target / profile, context=context(target=target, profile=profile))
+    if target == "aws":
+        for name, values in OPTIONS.items():
+            synthesize(outdir=directory / "options" / name, context=context(**values))
 
 
 if __name__ == "__main__":

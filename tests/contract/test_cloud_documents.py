@@ -1,4 +1,5 @@
-"""The pages about deploying and operating name commands, settings and metrics that exist."""
+"""The pages about deploying and operating, and the hints of ``farcall cloud``, name commands, settings and metrics that
+exist."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from farcall_infra.cloud.account import Queue
 from farcall_infra.cloud.cli import app
+from farcall_infra.cloud.status import metrics_of
 from farcall_infra.profiles import setting_names
 from tests.contract.templates import Templates, resources
+from tests.contract.test_hints import VARIABLE, fields, sources, texts
+from tests.contract.typed import Command, commands_of, problem
 
 _WORKSPACE = Path(__file__).resolve().parents[2]
 _PAGES = ("docs/deploy.md", "docs/operations.md", "infra/README.md")
@@ -37,10 +42,91 @@ def test_every_command_is_explained() -> None:
     assert {name for name in _commands() if f"farcall cloud {name}" not in text} == set()
 
 
+@pytest.mark.parametrize("path", [*_PAGES, "README.md"])
+def test_what_a_page_tells_to_type_can_be_typed(path: str) -> None:
+    commands = list(commands_of((_WORKSPACE / path).read_text(encoding="utf-8")))
+    assert len(commands) >= 4
+    assert {str(command): why for command in commands if (why := problem(command))} == {}
+
+
+def test_what_our_hints_tell_to_type_at_aws_can_be_typed() -> None:
+    sources = sorted((_WORKSPACE / "infra" / "farcall_infra" / "cloud").glob("*.py"))
+    said = [text if "`" in text else f"`{text}`" for path in sources for _, text in texts(path) if "aws " in text]
+    commands = [command for text in said for command in commands_of(text) if command.words[0] == "aws"]
+    assert {command.words[1] for command in commands} >= {"cloudformation", "rds", "s3", "secretsmanager", "sso"}
+    assert {str(command): why for command in commands if (why := problem(command))} == {}
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("farcall cloud deploy --profil lab", "No such option: --profil"),
+        ("farcall cloud upgrade", "no command upgrade"),
+        ("farcall-endpoint begin here", "no command begin"),
+        ("python -m farcall_localstack up --size lab", "No such option: --size"),
+        ("python -m farcall_nothing", "no module farcall_nothing"),
+        ("pytest tests/e2e --tier gcp", "invalid choice"),
+        ("pytest tests/e3e --tier aws", "no tests/e3e"),
+        ("pytest tests/e2e --tiers aws", "no --tiers"),
+        ("make test-moon", "no target test-moon"),
+        ("npx aws-cdk@2.0.0 deploy", "not the version"),
+        ("aws rdss describe-db-snapshots", "no service rdss"),
+        ("aws rds describe-snapshots", "no operation describe-snapshots"),
+        ("aws rds delete-db-snapshot --snapshot x", "no option --snapshot"),
+        ("aws rds delete-db-snapshot --db-snapshot-identifier", "without a value"),
+        ("aws rds create-db-snapshot --db-instance-identifier x", "db-snapshot-identifier is missing"),
+        ("aws cloudformation wait stack-gone --stack-name x", "nothing to wait for"),
+        ("aws ecs update-service --service x --force-new-deployments", "no option --force-new-deployments"),
+        ("aws s3 rb --forced s3://x", "no option --forced"),
+        ("kubectl apply", "no program 'kubectl'"),
+    ],
+)
+def test_what_cannot_be_typed_is_found(typed: str, said: str) -> None:
+    command, *_ = commands_of(f"A page.\n\n```\nexport A=b {typed} && farcall cloud status  # and so on\n```\n")
+    assert command == Command(4, tuple(typed.split()))
+    assert said in problem(command)
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    text = "Run `farcall cloud\nstatus` or\n\n```console\n$ aws sso \\\n   login | cat\n$ x=$(make docs)\n```\n"
+    assert [command.words for command in commands_of(text)] == [
+        ("aws", "sso", "login"),
+        ("cat",),
+        ("make", "docs"),
+        ("farcall", "cloud", "status"),
+    ]
+
+
+def test_every_alarm_says_what_to_do() -> None:
+    alarms = (_WORKSPACE / "docs" / "operations.md").read_text(encoding="utf-8")
+    alarms = alarms[alarms.index("\n## Alarms\n") : alarms.index("\n## The budget\n")]
+    for name, text in re.findall(r"^### `([a-z-]+)`\n(.*?)(?=^### |\Z)", alarms, flags=re.MULTILINE | re.DOTALL):
+        assert re.search(r"`[^`]+`", text), f"{name} names nothing that one could look at or do"
+
+
+def test_status_asks_for_metrics_that_are_made(aws: Templates, profile: str) -> None:
+    made = {
+        (each["MetricTransformations"][0]["MetricNamespace"], each["MetricTransformations"][0]["MetricName"])
+        for _, each in resources(aws, "AWS::Logs::MetricFilter")
+    }
+    asked = metrics_of("farcall", database="db", queue=Queue("available", ("node",)))
+    ours = {(metric.namespace, metric.name) for metric in asked.values() if metric.namespace.startswith("Farcall/")}
+    has_canary = profile == "facility"
+    assert ours - made == (set() if has_canary else {("Farcall/farcall", "CanaryTime")})
+
+
 def test_settings_exist(page: str) -> None:
     sections = "|".join(sorted({setting.partition(".")[0] for setting in setting_names()}))
     named = set(re.findall(rf"(?:`|-c )((?:{sections})\.[a-z_]+)", page))
     assert named <= setting_names()
+
+
+def test_variables_exist(page: str) -> None:
+    read = {f"FARCALL_{field.upper()}" for path in sources() for field in fields(path)}
+    tests = _WORKSPACE / "tests"
+    for path in [*sources(), tests / "e2e" / "conftest.py", *(tests / "contract").glob("test_template_*.py")]:
+        read |= set(VARIABLE.findall(path.read_text(encoding="utf-8")))
+    assert set(VARIABLE.findall(page)) <= read
 
 
 def test_files_exist(page: str, request: pytest.FixtureRequest) -> None:

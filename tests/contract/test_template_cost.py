@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from typer.testing import CliRunner
@@ -28,6 +29,11 @@ def test_every_stack_that_must_cost_something_is_on_the_bill(aws: Templates) -> 
     assert {"farcall-data", "farcall-forwarder"} <= {item.stack for item in bill.items}
     for part in ("PostgreSQL", "Valkey", "Fargate", "IPv4"):
         assert any(part in item.what for item in bill.items), part
+
+
+def test_an_endpoint_in_the_network_is_on_the_bill(synthesized: Callable[[str, str], Templates]) -> None:
+    (usd,) = (item.usd for item in idle_bill(synthesized("options", "parked"), PRICES).items if "endpoint" in item.what)
+    assert usd == pytest.approx(2 * 0.01 * 730)
 
 
 @pytest.mark.parametrize(("batch", "limit_usd"), [(1, 10.0), (100, 0.75)])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
-from tests.contract.templates import read_templates, synthesize_apart
+from tests.contract.templates import Templates
 
 
-def test_an_issuer_of_the_profile_takes_the_place_of_globus(tmp_path: Path) -> None:
-    chosen = {"identity.oidc_issuer": "https://id.example.org", "identity.oidc_audience": "farcall"}
-    synthesize_apart(tmp_path, {"profile": "lab", **chosen})
-    template = read_templates(tmp_path)["farcall-api"]
+def test_an_issuer_of_the_profile_takes_the_place_of_globus(synthesized: Callable[[str, str], Templates]) -> None:
+    (template,) = (each for name, each in synthesized("options", "restored").items() if name.endswith("-api"))
     functions = [each for each in template["Resources"].values() if each["Type"] == "AWS::Lambda::Function"]
     environments = [each["Properties"].get("Environment", {}).get("Variables", {}) for each in functions]
     [authorizer] = [each for each in environments if "FARCALL_AUTH_PROVIDER" in each]

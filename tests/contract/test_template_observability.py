@@ -62,6 +62,15 @@ def test_what_must_not_stop_alarms_when_it_is_silent(aws: Templates, size: Profi
     assert breaching == {"farcall-reconciler-silent"} | forwarder | canary
 
 
+def test_alarms_look_no_further_back_than_cloudwatch_does(aws: Templates) -> None:
+    """A day, or a week where each period is an hour or more; what is no linter's rule."""
+    for _, alarm in resources(aws, "AWS::CloudWatch::Alarm"):
+        measured = [each["MetricStat"] for each in alarm.get("Metrics", []) if "MetricStat" in each] or [alarm]
+        for period in (each["Period"] for each in measured):
+            assert period * alarm["EvaluationPeriods"] <= (86_400 if period < 3600 else 7 * 86_400)
+            assert period % 60 == 0
+
+
 def test_each_node_of_the_queue_is_watched(aws: Templates, size: Profile) -> None:
     watched = {name for name in _alarm_names(aws) if name.startswith("queue-memory-")}
     assert watched == {f"queue-memory-{number}" for number in range(1, size.queue.nodes + 1)}

@@ -17,12 +17,12 @@ from typing import Any
 from farcall_infra.deployment import STACKS, stack_name
 from farcall_infra.profiles import Profile
 from tests.contract.templates import (
+    PROFILES,
     Templates,
     context,
     count_types,
     read_templates,
     resources,
-    synthesize_apart,
     the_one,
 )
 
@@ -84,6 +84,9 @@ def test_the_forwarders_are_arm64_tasks_with_addresses(aws: Templates, size: Pro
     assert service["DesiredCount"] == size.forwarder.tasks
     assert service["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"] == "ENABLED"
     assert service["DeploymentConfiguration"]["MinimumHealthyPercent"] == 100
+    assert container["HealthCheck"]["StartPeriod"] == 120
+    assert service.get("HealthCheckGracePeriodSeconds", 120) == 120  # ECS takes it with a load balancer only
+    assert ("LoadBalancers" in service) == ("HealthCheckGracePeriodSeconds" in service)
 
 
 def test_only_spot_tasks_may_be_interrupted(aws: Templates, size: Profile) -> None:
@@ -128,6 +131,87 @@ def test_a_facility_survives_the_loss_of_a_zone(synthesized: Callable[[str, str]
     assert the_one(facility, "AWS::ECS::Service")["DesiredCount"] >= 2
 
 
+def test_forwarders_start_when_their_rights_are_there(aws: Templates) -> None:
+    """Those of the task and those of ECS, which pulls, logs and reads the secrets: a race loses the first tasks."""
+    stack = aws["farcall-forwarder"]["Resources"]
+    (service,) = (each for each in stack.values() if each["Type"] == "AWS::ECS::Service")
+    policies = {name for name, each in stack.items() if each["Type"] == "AWS::IAM::Policy"}
+    assert len(policies) == 2
+    assert policies <= set(service["DependsOn"])
+
+
+def test_who_is_called_by_a_clock_is_not_called_again_for_an_error(aws: Templates, size: Profile) -> None:
+    api = aws["farcall-api"]["Resources"]
+    once = {
+        api[each["FunctionName"]["Ref"]]["Properties"]["Handler"]
+        for _, each in resources(aws, "AWS::Lambda::EventInvokeConfig")
+        if each["MaximumRetryAttempts"] == 0
+    }
+    canary = {"farcall_lambdas.handlers.canary.handle"} if size.canary.minutes else set()
+    assert once == {"farcall_lambdas.handlers.reconciler.handle", "migration_resource.handle"} | canary
+
+
+def test_a_deployment_may_name_its_zones(synthesized: Callable[[str, str], Templates]) -> None:
+    subnets = [subnet for _, subnet in resources(synthesized("options", "restored"), "AWS::EC2::Subnet")]
+    assert sorted(subnet["AvailabilityZone"] for subnet in subnets) == ["us-east-1b"] * 2 + ["us-east-1c"] * 2
+
+
+def test_secrets_may_have_an_address_in_the_network(synthesized: Callable[[str, str], Templates]) -> None:
+    network = synthesized("options", "parked")
+    (endpoint,) = (each for _, each in resources(network, "AWS::EC2::VPCEndpoint") if "PrivateDnsEnabled" in each)
+    assert (endpoint["VpcEndpointType"], endpoint["PrivateDnsEnabled"], len(endpoint["SubnetIds"])) == (
+        "Interface",
+        True,
+        2,
+    )
+    assert endpoint["ServiceName"]["Fn::Join"][1][-1] == ".secretsmanager"
+    (group,) = (each["Fn::GetAtt"][0] for each in endpoint["SecurityGroupIds"])
+    let_in = [
+        rule["SourceSecurityGroupId"]["Fn::GetAtt"][0]
+        for _, rule in resources(network, "AWS::EC2::SecurityGroupIngress")
+        if rule["GroupId"] == {"Fn::GetAtt": [group, "GroupId"]} and rule["FromPort"] == rule["ToPort"] == 443
+    ]
+    # Its name is for the whole network, so the forwarder is sent there too.
+    assert [re.sub(r"[0-9A-F]{8}$", "", name) for name in let_in] == ["NetworkFunctions", "NetworkForwarder"]
+
+
+def test_a_queue_gets_its_second_node_before_fail_over(synthesized: Callable[[str, str], Templates]) -> None:
+    """CloudFormation refuses both in one update, so a deployment that grows is updated twice (docs/operations.md)."""
+    queue = the_one(synthesized("options", "own-image"), "AWS::ElastiCache::ReplicationGroup")
+    assert (queue["NumCacheClusters"], queue["AutomaticFailoverEnabled"], queue["MultiAZEnabled"]) == (2, False, False)
+
+
+def test_a_deployment_can_grow_at_once(synthesized: Callable[[str, str], Templates]) -> None:
+    """What a stack exports cannot go while another one uses it, and the one that exports is updated first.
+
+    A larger profile therefore has all exports of the smaller ones. The way back is in docs/operations.md.
+    """
+    exports = [
+        {
+            output["Export"]["Name"]
+            for template in synthesized("aws", profile).values()
+            for output in template.get("Outputs", {}).values()
+            if "Export" in output
+        }
+        for profile in PROFILES
+    ]
+    assert exports[0] <= exports[1] <= exports[2]
+
+
+def test_templates_are_ascii(aws: Templates) -> None:
+    """EC2 refuses other characters in descriptions, and CloudFormation gives them back as question marks, which the
+    CDK takes for a change in every deployment. The boot program is among them."""
+    for name, template in aws.items():
+        assert json.dumps(template, ensure_ascii=False).isascii(), name
+
+
+def test_what_holds_data_survives_a_replacement_too(aws: Templates) -> None:
+    for template in aws.values():
+        for name, each in template["Resources"].items():
+            if each["Type"] in ("AWS::RDS::DBInstance", "AWS::S3::Bucket", "AWS::ElastiCache::ReplicationGroup"):
+                assert each["UpdateReplacePolicy"] == each["DeletionPolicy"], name
+
+
 def test_the_schema_is_up_to_date_before_anything_uses_it(aws: Templates) -> None:
     resources = aws["farcall-api"]["Resources"]
     (migration,) = (name for name, r in resources.items() if r["Type"] == "Custom::FarcallMigration")
@@ -161,9 +245,8 @@ def test_the_offline_tier_differs_only_where_it_must(aws: Templates, localstack:
     assert localstack["farcall-api"]["Parameters"]["DevTokens"]["NoEcho"] is True
 
 
-def test_a_deployment_can_begin_with_the_data_of_a_snapshot(tmp_path: Path) -> None:
-    synthesize_apart(tmp_path / "out", context(**{"database.snapshot": "farcall-data-snapshot-1"}))
-    database = the_one(read_templates(tmp_path / "out"), "AWS::RDS::DBInstance")
+def test_a_deployment_can_begin_with_the_data_of_a_snapshot(synthesized: Callable[[str, str], Templates]) -> None:
+    database = the_one(synthesized("options", "restored"), "AWS::RDS::DBInstance")
     assert database["DBSnapshotIdentifier"] == "farcall-data-snapshot-1"
     assert "DBName" not in database  # the snapshot has it
     assert "MasterUsername" not in database
@@ -199,10 +282,8 @@ def test_forwarders_that_sleep_can_be_woken_and_nothing_else_can_be_done_to_them
         assert right["Resource"]["Fn::Join"][1][-1] == ":service/farcall/forwarder"
 
 
-def test_an_image_of_ones_own_brings_the_code(tmp_path: Path) -> None:
-    image = f"123456789012.dkr.ecr.eu-central-1.amazonaws.com/farcall-forwarder@sha256:{'0' * 64}"
-    synthesize_apart(tmp_path / "out", context(**{"forwarder.image": image, "forwarder.code": "image"}))
-    templates = read_templates(tmp_path / "out")
+def test_an_image_of_ones_own_brings_the_code(synthesized: Callable[[str, str], Templates]) -> None:
+    templates = synthesized("options", "own-image")
     (container,) = the_one(templates, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
     assert container["Command"] == ["python", "-m", "farcall_forwarder"]
     assert not [variable for variable in container["Environment"] if "BUNDLE" in variable["Name"]]

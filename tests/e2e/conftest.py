@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +28,19 @@ if TYPE_CHECKING:
     from farcall_localstack.faults import Faults
 
 USERS = ("ada", "grace")
+_FIRST_TEST_S = 400
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     tiers = ("local", "localstack", "aws")
     parser.addoption("--tier", choices=tiers, default="local", help="where the end-to-end suite runs")
     parser.addoption("--profile", default="lab", help="the profile that tier localstack deploys")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test waits for the tier too, and several tiers may be in the making on one machine."""
+    if items:
+        items[0].add_marker(pytest.mark.timeout(_FIRST_TEST_S), append=False)
 
 
 @pytest.fixture(scope="session")
@@ -54,11 +61,23 @@ def _tiers(
             breakable = Faults(away.tier) if mode == "host" else None
             yield Deployment(away.api_url, away.tier.tokens, away.directory), breakable
     elif tier_name == "aws":
-        tokens = json.loads(os.environ["FARCALL_E2E_TOKENS"])
-        yield Deployment(os.environ["FARCALL_API_URL"], tokens, tmp_path_factory.mktemp("aws")), None
+        yield _deployed(os.environ, tmp_path_factory.mktemp("aws")), None
     else:
         with LocalTier(users=USERS) as here:
             yield Deployment(here.api_url, here.tokens, here.directory), here
+
+
+def _deployed(environ: Mapping[str, str], directory: Path) -> Deployment:
+    """What the variables say of a deployment that exists; the run ends where they say nothing."""
+    try:
+        tokens = json.loads(environ["FARCALL_E2E_TOKENS"])
+        return Deployment(environ["FARCALL_API_URL"], {user: tokens[user] for user in USERS}, directory)
+    except (KeyError, TypeError, ValueError) as error:
+        pytest.exit(
+            "--tier aws needs FARCALL_API_URL, and FARCALL_E2E_TOKENS with a token for each of two people:"
+            f' {{"{USERS[0]}": "…", "{USERS[1]}": "…"}} ({type(error).__name__}: {error})',
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
 
 
 @pytest.fixture(scope="session")

@@ -189,8 +189,8 @@ def kill(process: psutil.Process) -> None:
 
 
 def wait_until(condition: Callable[[], bool], *, within_s: float = WITHIN_S) -> None:
-    """Wait for a condition, looking every few milliseconds."""
+    """Wait for a condition, looking often, but leaving the machine to what is waited for."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.005)
+        time.sleep(0.02)

@@ -27,11 +27,13 @@ WAIT_S = 20.0
 
 
 class ScriptedForwarder:
-    """Opens every stream that is asked for, unless ``silent``. All methods may be called from the test's thread."""
+    """Opens every stream that is asked for, unless ``silent``. Once ``mute`` it sends no heartbeat, as if the way
+    were cut where neither side sees it. All methods may be called from the test's thread."""
 
     def __init__(self, *, heartbeat_s: float = 30.0, silent: bool = False) -> None:
         self.heartbeat_s = heartbeat_s
         self.silent = silent
+        self.mute = False
         #: What clients said, in order.
         self.heard: list[Message] = []
         self.streams_opened = 0
@@ -128,7 +130,7 @@ class ScriptedForwarder:
                 resumed=message.cursor is not None,
             )
             self._router.send_multipart([client, *encode(Envelope(opened))])
-        if isinstance(message, Heartbeat):
+        if isinstance(message, Heartbeat) and not self.mute:
             self._router.send_multipart([client, *encode(Envelope(Heartbeat(at=0.0)))])
         if isinstance(message, Goodbye):
             self._client = None

@@ -1,4 +1,4 @@
-"""The attacks of test_lambdas_attacks on PostgreSQL, Valkey and S3."""
+"""The attacks of test_lambdas_attacks and test_lambdas_abuse on PostgreSQL, Valkey and S3."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from farcall_common.store import Stores, StoreSettings, open_stores
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.testing import MemoryApi
 from tests.integration.store_servers import Valkey, execute
+from tests.unit.test_lambdas_abuse import AbuseSuite, MakeApi
 from tests.unit.test_lambdas_attacks import AttackSuite
 
 
@@ -61,3 +62,9 @@ class TestAttacksOnStores(AttackSuite):
     @pytest.fixture
     def api(self, stores: Stores) -> MemoryApi:
         return MemoryApi(stores=stores, settings=ApiSettings(rate_burst=1_000_000))
+
+
+class TestAbuseOfStores(AbuseSuite):
+    @pytest.fixture
+    def make_api(self, stores: Stores) -> MakeApi:
+        return lambda **settings: MemoryApi(stores=stores, settings=ApiSettings(**settings))

@@ -164,6 +164,16 @@ def test_an_issuer_by_another_name_is_not_believed(issuer: IdentityProvider) -> 
         OidcProvider(f"{issuer.issuer}/", audience="farcall").authenticate(issuer.token())
 
 
+@pytest.mark.parametrize("address", ["http://10.0.0.7/jwks", "file:///etc/passwd", "ftp://10.0.0.7/jwks", "/jwks", ""])
+def test_keys_come_by_a_way_that_nobody_else_can_answer_on(
+    issuer: IdentityProvider, oidc: OidcProvider, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    document = issuer.discovery() | {"jwks_uri": address}
+    monkeypatch.setattr(issuer, "discovery", lambda: document)
+    with pytest.raises(Unavailable, match="anybody"):
+        oidc.authenticate(issuer.token())
+
+
 def _part(value: dict[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 

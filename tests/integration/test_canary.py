@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -66,13 +67,45 @@ def test_rounds_leave_one_function_and_no_endpoint(tier: LocalTier, ask: Ask) ->
     assert left_behind(tier) == []
 
 
-def test_what_a_round_that_was_cut_short_left_is_cleared_by_the_next(tier: LocalTier, ask: Ask) -> None:
-    ask("POST", "/v3/endpoints", {"endpoint_name": NAME})
+def test_what_a_round_that_was_cut_short_left_is_cleared_later(tier: LocalTier, ask: Ask) -> None:
+    def cut_short(method: str, path: str, body: dict[str, Any] | None) -> Any:
+        if method == "DELETE":
+            raise Unavailable("cut short")
+        return ask(method, path, body)
+
+    with pytest.raises(Unavailable, match="cut short"):
+        Canary(cut_short).run()
+    ask("POST", "/v3/endpoints", {"endpoint_name": NAME})  # of a release whose rounds did not say since when
     ask("POST", "/v3/endpoints", {"endpoint_name": "somebody's own"})
     Canary(ask).run()
+    assert left_behind(tier) == ["somebody's own", NAME]
+    Canary(ask, clock=lambda: time.time() + 601).run()
     assert left_behind(tier) == ["somebody's own"]
     [own] = ask("GET", "/v2/endpoints", None)
     ask("DELETE", f"/v2/endpoints/{own['uuid']}", None)
+
+
+def test_a_round_leaves_the_endpoint_of_a_round_beside_it_alone(tier: LocalTier, ask: Ask) -> None:
+    rounds: list[dict[str, float]] = []
+
+    def in_the_middle(method: str, path: str, body: dict[str, Any] | None) -> Any:
+        if path.endswith("/submit") and not rounds:
+            rounds.append({})
+            rounds.append(Canary(ask).run())  # begins and ends while the other one's agent waits for its task
+        return ask(method, path, body)
+
+    rounds.append(Canary(in_the_middle).run())
+    assert [set(each) for each in rounds[1:]] == [{*STEPS, "canary_s"}] * 2
+    assert left_behind(tier) == []
+
+
+def test_two_rounds_that_clear_the_same_do_not_fail(ask: Ask) -> None:
+    def beaten(method: str, path: str, body: dict[str, Any] | None) -> Any:
+        if method == "DELETE":
+            ask(method, path, body)
+        return ask(method, path, body)
+
+    assert Canary(beaten).run()["canary_s"] > 0
 
 
 def test_a_forwarder_that_hangs_is_told_of(tier: LocalTier, ask: Ask) -> None:

@@ -11,10 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from farcall_common.errors import ForwarderWaking
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.testing import FakeCloud, wait_gone, wait_until
 from farcall_endpoint.testing.fake_http import ENDPOINT_ID
@@ -183,11 +185,28 @@ def test_a_start_that_fails_says_why(shell: Shell) -> None:
 def test_a_start_that_cannot_connect_in_time_leaves_nothing(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.cloud.offline()
-    late = shell.run("start", "--detach", "--timeout", "3")
+    late = shell.run("start", "--detach", "--timeout", "8")
     assert late.returncode == os.EX_UNAVAILABLE
     assert "NO_FORWARDER" in late.stderr
     assert shell.directory().read_agent() is None
     assert "Stopped" in shell.ok("list")
+
+
+def test_a_forwarder_that_sleeps_is_told_of_once(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    here, asked = shell.cloud.http.connect, list[None]()
+
+    def connect(body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(None)
+        waking = ForwarderWaking("it sleeps", retry_after_s=0.1).record.to_json()
+        return here(body) if len(asked) > 3 else {"http_status_code": 503, **waking}
+
+    shell.cloud.http.connect = connect
+    shell.ok("start", "--detach")
+    log = shell.directory().log_file.read_text()
+    assert log.count("is being woken, which takes about a minute") == 1
+    assert log.count("FORWARDER_WAKING") == 1
+    assert log.count("The forwarder is awake") == 1
 
 
 def test_a_refused_endpoint_says_so_at_start(shell: Shell) -> None:

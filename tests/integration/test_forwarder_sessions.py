@@ -363,9 +363,9 @@ def test_a_client_that_does_not_read_is_sent_away(cloud: Cloud, forwarder: Runni
         agent.greet()
         client.socket.rcvhwm = 1
         client.open("group")
-        body = os.urandom(1_000_000)
+        body = os.urandom(FAST.max_inline_bytes)
         for _ in range(200):
-            run_tasks(cloud, agent, "group", body=body)
+            run_tasks(cloud, agent, "group", 16, body=body)
             if counter(forwarder, "peers_behind"):
                 break
         assert counter(forwarder, "peers_behind") == 1

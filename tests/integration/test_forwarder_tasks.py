@@ -7,10 +7,12 @@ import time
 from typing import Any
 
 from farcall_common import wire
+from farcall_common.errors import Fault
 from farcall_common.store.model import BlobRef, QueuedTask
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
 from tests.integration.forwarder_peers import (
+    FAST,
     FUNCTION_BODY,
     Agent,
     Client,
@@ -228,6 +230,34 @@ def test_a_result_over_the_limit_is_not_granted(cloud: Cloud, forwarder: Running
         assert grant.error is not None
         assert grant.error["code"] == "RESULT_TOO_LARGE"
         assert grant.error["hint"]
+
+
+def test_a_result_over_the_inline_limit_ends_its_task_and_no_other(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    """An agent that does not keep the limit must not fill the database, or leave its tasks without an end."""
+    limit = FAST.max_inline_bytes
+    sizes = (limit, limit + 1, 16 * 1024 * 1024)
+    with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
+        agent.greet(credit=3)
+        client.open("group")
+        task_ids = cloud.submit_new(endpoint_id, 3, task_group_id="group")
+        for spec, size in zip(agent.take(3), sizes, strict=True):
+            agent.finish([spec], bytes(size))
+        agent.until_recorded(task_ids)  # and so the agent forgets them, and does not repeat what is refused
+        pushed = client.results(3)
+    just_right, over, huge = (cloud.task(task_id) for task_id in task_ids)
+    assert (just_right.state, just_right.result) == (TaskState.SUCCESS, bytes(limit))
+    for task in (over, huge):
+        assert (task.state, task.result) == (TaskState.FAILED, None)
+        assert task.error is not None
+        assert (task.error.code, task.error.fault, task.error.endpoint_id) == (
+            "RESULT_MALFORMED",
+            Fault.PEER,
+            endpoint_id,
+        )
+        result, body = pushed[task.task_id]
+        assert (result.state, body) == (TaskState.FAILED, None)
 
 
 def test_an_agent_cannot_give_away_somebody_elses_blob(

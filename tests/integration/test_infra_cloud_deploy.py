@@ -3,16 +3,19 @@ command line that writes down how it was called."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from farcall_infra.cloud import aws as account
+from farcall_infra.cloud.account import Stack
 from farcall_infra.cloud.cli import app
-from farcall_infra.cloud.errors import DeploymentFailed
+from farcall_infra.cloud.errors import DeploymentBusy, DeploymentFailed, DeploymentInterrupted
 from tests.unit.infra_account import FakeAws
 
 _CDK = """#!{python}
@@ -22,7 +25,7 @@ if sys.argv[1:] == ["--version"]:
 else:
     called = {{"arguments": sys.argv[1:], "region": os.environ["AWS_REGION"], "directory": os.getcwd()}}
     open({record!r}, "w").write(json.dumps(called))
-    sys.exit({status})
+    {then}
 """
 
 
@@ -30,12 +33,13 @@ else:
 def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
     fake = FakeAws()
     monkeypatch.setattr(account, "connect", lambda _region=None: fake)
+    monkeypatch.setattr("farcall_infra.cloud.cli.knock", lambda _url: "")
     return fake
 
 
-def _install_cdk(directory: Path, monkeypatch: pytest.MonkeyPatch, *, status: int = 0) -> Path:
+def _install_cdk(directory: Path, monkeypatch: pytest.MonkeyPatch, *, then: str = "sys.exit(0)") -> Path:
     record, program = directory / "called.json", directory / "cdk"
-    program.write_text(_CDK.format(python=sys.executable, record=str(record), status=status), encoding="utf-8")
+    program.write_text(_CDK.format(python=sys.executable, record=str(record), then=then), encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setenv("FARCALL_CDK", str(program))
     return record
@@ -55,6 +59,7 @@ def test_an_update_looks_prices_asks_deploys_and_tells(
     assert called["region"] == aws.region
     assert (Path(called["directory"]) / "cdk.json").exists()
     assert "bootstrap: version 30" in done.output
+    assert "nobody is told of alarms" in done.output
     assert "a month while idle" in done.output
     assert "export FARCALL_API_URL=https://api.example/api" in done.output
 
@@ -66,7 +71,65 @@ def test_nothing_is_deployed_without_a_yes(aws: FakeAws, tmp_path: Path, monkeyp
 
 
 def test_a_deployment_that_failed_is_an_error(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install_cdk(tmp_path, monkeypatch, status=1)
+    _install_cdk(tmp_path, monkeypatch, then="sys.exit(1)")
+    _set(aws, "data", "ROLLBACK_COMPLETE")
     failed = CliRunner().invoke(app, ["deploy", "--yes"])
     assert isinstance(failed.exception, DeploymentFailed)
     assert "deploy again" in failed.exception.hint
+    # What an earlier attempt left half-made was taken away first.
+    assert "farcall-data was never finished (ROLLBACK_COMPLETE)" in failed.output
+    assert "farcall-data deleted" in aws.changes
+    assert "farcall-network CREATE_COMPLETE" in str(failed.exception)
+
+
+def test_a_deployment_that_cannot_even_be_put_back_says_how(
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _install_cdk(tmp_path, monkeypatch, then="sys.exit(1)")
+    seen = Counter[str]()
+
+    def stack(name: str) -> Stack | None:
+        seen[name] += 1
+        if name == "farcall-api" and seen[name] == 2:  # after the CDK was called
+            _set(aws, "api", "UPDATE_ROLLBACK_FAILED", "the function does not settle")
+        return aws.stacks.get(name)
+
+    monkeypatch.setattr(aws, "stack", stack)
+    failed = CliRunner().invoke(app, ["deploy", "--yes"])
+    assert isinstance(failed.exception, DeploymentFailed)
+    assert "continue-update-rollback --stack-name farcall-api" in failed.exception.hint
+
+
+def test_nobody_deploys_while_another_does(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = _install_cdk(tmp_path, monkeypatch)
+    _set(aws, "forwarder", "UPDATE_IN_PROGRESS")
+    second = CliRunner().invoke(app, ["deploy", "--yes"])
+    assert isinstance(second.exception, DeploymentBusy)
+    assert "farcall-forwarder is UPDATE_IN_PROGRESS" in str(second.exception)
+    assert not record.exists()
+
+
+def test_an_interruption_says_what_goes_on_and_how_to_go_on(
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ctrl-C goes to all that the terminal shows, so the program here sends it to whom it belongs.
+    _install_cdk(tmp_path, monkeypatch, then="import signal; os.kill(os.getppid(), signal.SIGINT); sys.exit(130)")
+    stopped = CliRunner().invoke(app, ["deploy", "--yes"])
+    assert isinstance(stopped.exception, DeploymentInterrupted)
+    assert stopped.exception.record.code == "DEPLOYMENT_INTERRUPTED"
+    assert "farcall cloud status" in stopped.exception.hint
+
+
+def test_a_destruction_that_is_interrupted_says_so_too(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    def delete_stack(_name: str, **_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(aws, "delete_stack", delete_stack)
+    stopped = CliRunner().invoke(app, ["destroy", "--yes", "farcall"])
+    assert isinstance(stopped.exception, DeploymentInterrupted)
+    assert "Run it again" in stopped.exception.hint
+
+
+def _set(aws: FakeAws, part: str, status: str, reason: str = "") -> None:
+    name = f"farcall-{part}"
+    aws.stacks[name] = dataclasses.replace(aws.stacks[name], status=status, reason=reason)

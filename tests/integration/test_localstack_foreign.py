@@ -21,7 +21,8 @@ from farcall_infra.bundles import WORKSPACE
 from farcall_infra.jsii_node import choose
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
-from farcall_localstack.deploy import ACCOUNT, REGION, Deployer
+from farcall_localstack.assembly import ACCOUNT, REGION
+from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
@@ -36,7 +37,7 @@ _DEV = {"identity_id": "5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a", "username": "dev"
 def foreign(tmp_path: Path) -> Iterator[LocalStackServer]:
     directory = tmp_path / "foreign"
     directory.mkdir()
-    server = LocalStackServer(ensure_environment(), directory=directory, follow_me=True)
+    server = LocalStackServer(ensure_environment(), directory=directory)
     try:
         server.start()
         yield server
@@ -71,6 +72,8 @@ def test_the_command_line_deploys_to_it_and_leaves_it_as_it_was(foreign: LocalSt
             command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=300
         ).stdout
 
+    with pytest.raises(subprocess.CalledProcessError):  # it says that its functions run under this Python
+        run("up", "--mode", "endpoint", "--bundles", "x86_64")
     said = dict(re.findall(r"export (\w+)=(\S+)", run("up", "--mode", "endpoint")))
     assert said["FARCALL_API_URL"].startswith(foreign.url)
     assert "not ours" in run("status")

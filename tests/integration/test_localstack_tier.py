@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from farcall_infra.bundles import WORKSPACE
 from farcall_localstack import DeployFailed, LocalStackTier, Tier
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import group_members
@@ -111,6 +112,25 @@ def test_the_forwarder_runs_from_its_bundle_and_comes_back_after_a_kill(tier: Ti
     tier.require_healthy()
 
 
+def test_the_suite_for_a_deployment_of_ones_own_knows_an_address_and_tokens(tier: Tier) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FARCALL_"))}
+    environment |= {"FARCALL_API_URL": tier.api_url, "FARCALL_E2E_TOKENS": json.dumps(tier.tokens)}
+    wanted = "registered_function or someone_else or five_megabytes or wiped"
+    suite = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/e2e", "--tier", "aws", "-k", wanted, "-rs", "-p", "no:cacheprovider"],
+        cwd=WORKSPACE,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert suite.returncode == 0, suite.stdout[-3000:]
+    assert "3 passed" in suite.stdout
+    assert "it breaks parts of the cloud, and this one is not ours" in suite.stdout
+    tier.require_healthy()
+
+
 def test_deploying_the_same_templates_again_changes_nothing(tier: Tier, assembly: Path) -> None:
     pids = tier.forwarder_pids()
     Deployer(tier.endpoint_url).deploy(assembly, parameters=tier.parameters())
@@ -158,7 +178,7 @@ def test_a_tier_ends_with_its_driver_even_if_that_is_killed(tmp_path: Path) -> N
         "import sys, time; from pathlib import Path\n"
         "from farcall_localstack.environment import ensure_environment\n"
         "from farcall_localstack.server import LocalStackServer\n"
-        "server = LocalStackServer(ensure_environment(), directory=Path(sys.argv[1]), follow_me=True)\n"
+        "server = LocalStackServer(ensure_environment(), directory=Path(sys.argv[1]))\n"
         "server.start(); print(server.pid, server.database_directory, flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as driver:
@@ -166,4 +186,4 @@ def test_a_tier_ends_with_its_driver_even_if_that_is_killed(tmp_path: Path) -> N
         pid, database_directory = driver.stdout.readline().split()
         driver.kill()
     _wait_for(lambda: group_members(int(pid)) == set())
-    Path(database_directory).rmdir()
+    assert not Path(database_directory).exists()

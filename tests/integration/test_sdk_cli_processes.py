@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from farcall.testing import FakeCloud
+from farcall_common.errors import ForwarderWaking
 from tests.integration.sdk_served_cloud import serving
 
 WAIT_S = 30.0
@@ -171,9 +172,38 @@ def test_a_terminal_gets_a_bar_on_standard_error_and_a_pipe_only_results(start: 
     screen.close()
 
 
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_a_forwarder_that_sleeps_is_told_of_on_standard_error(
+    start: Start, cloud: FakeCloud, at_terminal: bool
+) -> None:
+    asked = list[None]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/v3/stream":
+            return cloud._answer(request)
+        asked.append(None)
+        return httpx.Response(503, json=ForwarderWaking("it sleeps", retry_after_s=0.0).record.to_json())
+
+    cloud.transport.handler = answer
+    screen = Screen()
+    program = start("run", "script.py:same", "7", stderr=screen.slave if at_terminal else subprocess.PIPE)
+    until(lambda: len(asked) > 2 and states(cloud), "it did not wait for the forwarder")
+    cloud.run_waiting()
+    output, errors = program.communicate(timeout=WAIT_S)
+    assert (program.returncode, output) == (0, "7\n")
+    told = screen.text() if at_terminal else errors
+    assert told.count("is being woken, which takes about a minute") == 1
+    if not at_terminal:
+        assert len(told.splitlines()) == 1
+    screen.close()
+
+
 def test_a_terminal_gets_a_table(environ: dict[str, str], start: Start, cloud: FakeCloud) -> None:
     screen = Screen()
-    program = subprocess.Popen([*PROGRAM, "endpoints", "ls"], env=environ, stdout=screen.slave, stderr=screen.slave)
+    # What it shows there while it waits, on a busy machine, is not of the table.
+    program = subprocess.Popen(
+        [*PROGRAM, "endpoints", "ls"], env=environ, stdout=screen.slave, stderr=subprocess.DEVNULL
+    )
     assert program.wait(WAIT_S) == 0
     until(lambda: cloud.endpoint_id in screen.text(), "there was no table")
     head = re.sub(r"\x1b\[[0-9;]*m", "", screen.text()).splitlines()[0]

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from farcall import Client, Unauthenticated, Unavailable
+from farcall import Client, Executor, Unauthenticated, Unavailable
 from farcall.cli import _oidc
 from farcall.testing import FakeCloud
 from farcall_common.login import KeptLogin, Login, keep, read
@@ -300,6 +300,20 @@ def test_a_token_that_was_revoked_is_replaced_once(provider: IdentityProvider, c
     provider.revoked.append(kept.access_token)
     with Client(transport=cloud.transport) as client, pytest.raises(Unauthenticated):
         client.whoami()
+
+
+def test_a_token_that_ends_in_the_middle_of_a_map_is_renewed(
+    provider: IdentityProvider, cloud: OpenCloud, path: Path
+) -> None:
+    keep(path, login_at(provider, access_token=(token := provider.token()), expires_at=time.time() + 3600))
+    cloud.start()
+    with Client(transport=cloud.transport) as client, Executor(cloud.endpoint_id, client=client) as executor:
+        results = executor.map(abs, range(200), buffersize=10)
+        assert [next(results) for _ in range(50)] == list(range(50))
+        provider.revoked.append(token)
+        assert list(results) == list(range(50, 200))
+    assert provider.grants == ["refresh_token"]
+    assert cloud.refusals >= 1
 
 
 def test_clients_that_renew_at_the_same_moment_do_it_once(provider: IdentityProvider, path: Path) -> None:

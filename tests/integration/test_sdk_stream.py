@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from farcall import Client, ComputeFuture, Executor, TaskFailed
 from farcall.testing import FakeCloud
+from farcall_common.errors import ForwarderWaking
 from farcall_common.errors import TaskFailed as RemoteFailure
 from farcall_common.payload import Serializer
 from farcall_common.wire import (
@@ -36,24 +38,35 @@ serializer = Serializer()
 
 
 class StreamingCloud:
-    """A fake cloud whose endpoint never runs anything, with a stream, and an eye on what is polled."""
+    """A fake cloud whose endpoint never runs anything, with a stream, and an eye on what is polled.
+
+    While ``asleep``, which each question for the stream makes one less, the forwarder is being woken.
+    """
 
     def __init__(self, forwarder: ScriptedForwarder | None) -> None:
         self.cloud = FakeCloud(workers=0)
         self.way: dict[str, Any] | None = forwarder.way if forwarder else None
         self.polls_allowed = threading.Event()
         self.polls_allowed.set()
+        self.refusal = 503
         self.polls = 0
+        self.refusals = 0
+        self.asleep = 0
         self.client = Client("http://farcall.test", self.cloud.token, transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v3/stream" and self.asleep:
+            self.asleep -= 1
+            waking = ForwarderWaking("it sleeps", retry_after_s=0.0)
+            return httpx.Response(503, content=msgspec.json.encode(waking.record.to_json()))
         if request.url.path == "/v3/stream" and self.way is not None:
             assert len(msgspec.json.decode(request.content)["public_key"]) == 40
             return httpx.Response(200, content=msgspec.json.encode(self.way))
         if request.url.path == "/v2/batch_status":
             self.polls += 1
             if not self.polls_allowed.is_set():
-                return httpx.Response(503)
+                self.refusals += 1
+                return httpx.Response(self.refusal)
         return self.cloud.transport.handle_request(request)
 
     def executor(self) -> Executor:
@@ -251,6 +264,21 @@ def test_a_moving_forwarder_is_left_with_a_goodbye(
         assert future.result(WAIT_S) == 8
 
 
+def test_a_forwarder_that_sleeps_is_told_of_and_used_when_it_is_awake(
+    cloud: StreamingCloud, forwarder: ScriptedForwarder, caplog: pytest.LogCaptureFixture
+) -> None:
+    cloud.asleep = 3
+    with cloud.executor() as executor:
+        future = executor.submit(pow, 2, 3)
+        forwarder.wait_for(lambda it: it.streams_opened == 1)
+        forwarder.push([success(future, 0)], [serializer.serialize(8)])
+        assert future.result(WAIT_S) == 8
+    assert [(each.name, each.levelname) for each in caplog.records] == [("farcall._stream", "WARNING")] * 2
+    asleep, awake = (each.getMessage() for each in caplog.records)
+    assert "about a minute" in asleep
+    assert "awake" in awake
+
+
 @pytest.mark.parametrize("frames", [[b"\x01garbage"], [b"\x09\x80"], [b""]])
 def test_garbage_ends_the_stream_and_not_the_executor(
     executor: Executor, forwarder: ScriptedForwarder, frames: list[bytes]
@@ -279,6 +307,20 @@ def test_a_silent_forwarder_is_given_up() -> None:
             cloud.cloud.start()
             assert future.result(WAIT_S) == 8  # polled
         cloud.cloud.close()
+        cloud.client.close()
+
+
+def test_a_way_that_is_cut_in_its_middle_is_noticed_and_another_found() -> None:
+    with ScriptedForwarder(heartbeat_s=0.1) as lost, ScriptedForwarder() as other:
+        cloud = StreamingCloud(lost)
+        with cloud.executor() as executor:
+            future = executor.submit(pow, 2, 3)
+            lost.wait_for(lambda it: it.streams_opened == 1)
+            cloud.way = other.way
+            lost.mute = True  # the line stays up: no event tells of it
+            other.wait_for(lambda it: it.streams_opened == 1)
+            other.push([success(future, 0)], [serializer.serialize(8)])
+            assert future.result(WAIT_S) == 8
         cloud.client.close()
 
 
@@ -334,6 +376,23 @@ def test_a_stream_that_brings_nothing_is_found_out(cloud: StreamingCloud, forwar
         assert executor._engine.flush(WAIT_S)
         cloud.cloud.run_waiting()  # the other ends too, and no push tells of it
         assert second.result(WAIT_S) == 8
+
+
+def test_a_token_that_ended_stops_no_results_that_are_pushed(
+    cloud: StreamingCloud, forwarder: ScriptedForwarder
+) -> None:
+    with Executor(cloud.cloud.endpoint_id, client=cloud.client, patience_s=0.2) as executor:
+        forwarder.wait_for(lambda it: it.streams_opened == 1)
+        future = executor.submit(pow, 2, 3)
+        assert executor._engine.flush(WAIT_S)
+        cloud.refusal = 401
+        cloud.polls_allowed.clear()
+        deadline = time.monotonic() + WAIT_S
+        while cloud.refusals < 2:  # samples behind the stream, two seconds apart
+            assert time.monotonic() < deadline
+            concurrent.futures.wait([future], 0.05)
+        forwarder.push([success(future, 0)], [serializer.serialize(8)])
+        assert future.result(WAIT_S) == 8
 
 
 def test_an_open_stream_spares_the_api(executor: Executor, forwarder: ScriptedForwarder, cloud: StreamingCloud) -> None:

@@ -93,6 +93,16 @@ def test_the_head_is_the_newest_revision() -> None:
     assert migrate.scripts().get_current_head() == migrate.HEAD
 
 
+def test_old_code_leaves_a_newer_database_as_it_is(empty_database: str) -> None:
+    """CloudFormation that puts a deployment back runs the old code's migration on what the new code's has made."""
+    migrate.upgrade(empty_database)
+    newer = f"{int(migrate.HEAD) + 1:04}"
+    execute(empty_database, f"UPDATE alembic_version SET version_num = '{newer}'")
+    assert not migrate.upgrade(empty_database)
+    with psycopg.connect(empty_database) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == (newer,)
+
+
 def test_the_schema_has_the_tables(postgres_url: str) -> None:
     query = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
     with psycopg.connect(postgres_url) as connection:

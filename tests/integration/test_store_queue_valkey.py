@@ -10,9 +10,10 @@ import redis
 
 from farcall_common.errors import QueueDataLost, Unavailable
 from farcall_common.store import ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue
+from farcall_common.store.model import Holding, Tended
 from farcall_common.store.queue_valkey import MARKER_TTL_S
 from tests.integration.store_servers import Valkey
-from tests.unit.test_store_queue import QueueSuite, lease, make_queued, make_result, own
+from tests.unit.test_store_queue import QueueSuite, lease, leased_ids, make_queued, make_result, own
 
 
 @pytest.fixture
@@ -33,6 +34,16 @@ class TestValkeyQueue(QueueSuite):
     @pytest.fixture
     def wipe(self, valkey: Valkey) -> Callable[[], None]:
         return valkey.wipe
+
+    @pytest.fixture
+    def forget_ends(self, server: redis.Redis) -> Callable[[], None]:
+        def forget() -> None:
+            """The time of those that have one is over."""
+            for key in list(server.scan_iter("t:*")):
+                if server.ttl(key) != -1:
+                    server.delete(key)
+
+        return forget
 
     @pytest.fixture
     def cut(self, valkey: Valkey) -> Iterator[Callable[[], None]]:
@@ -90,6 +101,28 @@ def test_two_adapters_share_one_queue(queue: Queue, valkey: Valkey) -> None:
     other.enqueue([make_queued("t1")], now=0)
     assert lease(queue, fence) == ["t1"]
     other.close()
+
+
+def test_an_upkeep_goes_well_on_a_server_that_knows_some_of_its_scripts(queue: Queue, server: redis.Redis) -> None:
+    """As after a failover, when others were here first: leases must not be reaped because their renewal is unknown."""
+    fence = own(queue)
+    queue.enqueue([make_queued("t1", idempotent=False), make_queued("t2")], now=0)
+    lease(queue, fence)
+    server.script_flush()
+    queue.keep("e1", "w1", fence, ttl_s=45, now=1)
+    queue.reap("e1", fence, now=1)
+    queue.outbox("e1")
+    found = queue.tend("w1", {"e1": Holding(fence, "spool", ["t1", "t2"])}, ttl_s=45, lease_s=30, now=99)
+    assert found == {"e1": Tended([], [])}
+    assert queue.leased("e1", fence) == {"t1": 1, "t2": 1}
+
+
+def test_steps_of_one_kind_go_well_on_a_server_that_knows_none(queue: Queue, server: redis.Redis) -> None:
+    fence = own(queue, tasks=[make_queued("t1")])
+    server.script_flush()
+    found = queue.lease_many({"e1": (fence, 5), "e2": (1, 5)}, lease_s=30, now=1)
+    assert leased_ids(found["e1"]) == ["t1"]
+    assert isinstance(found["e2"], QueueDataLost)
 
 
 def test_every_script_says_what_it_takes() -> None:

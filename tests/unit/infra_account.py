@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from collections.abc import Mapping, Sequence
 
-from farcall_infra.cloud.aws import Aws, Caller, Database, LeftBehind, Resource, Stack, Tasks
+from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Queue, Resource, Sample, Stack, Tasks
+from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.errors import AwsRefused
 from farcall_infra.deployment import STACKS
 
 SERVICE = "arn:aws:ecs:eu-central-1:123456789012:service/cluster/forwarder"
+SECRET = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:farcall-globus-AbCdEf"
+NOW = dt.datetime(2026, 11, 21, 3, 0, tzinfo=dt.UTC)
+GLOBUS = {
+    "GlobusClientId": "0c1b7e5d-8d0f-4e0e-9c55-0a8a5a0b8a11",
+    "GlobusScope": "https://auth.globus.org/scopes/0c1b7e5d-8d0f-4e0e-9c55-0a8a5a0b8a11/all",
+    "GlobusCredentialsArn": SECRET,
+}
+#: The newest values in CloudWatch, by the metric's name.
+VALUES = {
+    "ConnectedEndpoints": 12.0,
+    "Connections": 30.0,
+    "QueueWait": 0.25,
+    "CanaryTime": 0.8,
+    "FreeStorageSpace": 15.5 * 2**30,
+    "CurrItems": 345.0,
+    "DatabaseMemoryUsagePercentage": 3.0,
+}
 
 
 @dataclasses.dataclass
@@ -23,7 +42,8 @@ class FakeAws(Aws):
     vpcs: int = 1
     roles: bool = True
     refused: bool = False
-    running: int = 1
+    tasks_found: Tasks = dataclasses.field(default_factory=lambda: Tasks(desired=1, running=1))
+    database_status: str = "available"
     firing: tuple[str, ...] = ()
     stacks: dict[str, Stack] = dataclasses.field(
         default_factory=lambda: {
@@ -32,6 +52,8 @@ class FakeAws(Aws):
                 "CREATE_COMPLETE",
                 {"api": {"ApiUrl": "https://api.example/api/"}, "data": {"Profile": "hobby"}}.get(part, {}),
                 is_protected=part == "data",
+                parameters=GLOBUS if part == "api" else {},
+                changed_at=NOW,
             )
             for part in STACKS
         }
@@ -62,14 +84,18 @@ class FakeAws(Aws):
         return self.roles
 
     def has_secret(self, arn: str) -> bool:
-        return arn == "arn:known"
+        return arn == SECRET
 
     def stack(self, name: str) -> Stack | None:
         return self.stacks.get(name)
 
     def resources(self, stack: str) -> Sequence[Resource]:
         made = {
-            "farcall-data": [Resource("AWS::RDS::DBInstance", "db"), Resource("AWS::S3::Bucket", "blobs")],
+            "farcall-data": [
+                Resource("AWS::RDS::DBInstance", "db"),
+                Resource("AWS::ElastiCache::ReplicationGroup", "group"),
+                Resource("AWS::S3::Bucket", "blobs"),
+            ],
             "farcall-forwarder": [Resource("AWS::ECS::Service", SERVICE)],
             "farcall-observability": [Resource("AWS::CloudWatch::Alarm", "farcall-api-errors")],
         }
@@ -77,16 +103,34 @@ class FakeAws(Aws):
 
     def tasks(self, service_arn: str) -> Tasks:
         assert service_arn == SERVICE
-        return Tasks(desired=1, running=self.running)
+        return self.tasks_found
 
     def alarms(self, names: Sequence[str]) -> Mapping[str, str]:
         return {name: "ALARM" if name in self.firing else "OK" for name in names}
 
     def database(self, identifier: str) -> Database | None:
-        return Database("available", 20, is_protected="database unprotected" not in self.changes)
+        return Database(
+            self.database_status, 20, is_protected="database unprotected" not in self.changes, version="postgres 16.9"
+        )
 
-    def left_behind(self, database: str) -> Sequence[LeftBehind]:
-        return [LeftBehind("snapshot final", 20)]
+    def queue(self, identifier: str) -> Queue:
+        if self.refused:
+            raise AwsRefused("not authorized to perform elasticache:DescribeReplicationGroups")
+        return Queue("available", (f"{identifier}-001",))
+
+    def newest(self, metrics: Sequence[Metric], *, now: dt.datetime, within_s: int) -> Mapping[Metric, Sample]:
+        return {metric: Sample(VALUES[metric.name], NOW) for metric in metrics}
+
+    def left_behind(self, deployment: str) -> Sequence[LeftBehind]:
+        return [LeftBehind(f"snapshot of {deployment}", 20, "aws rds delete-db-snapshot …")]
+
+    def buckets(self, deployment: str) -> Sequence[str]:
+        if self.refused:
+            raise AwsRefused("not authorized to perform tag:GetResources")
+        return ["blobs"]
+
+    def make_service_role(self, service: str) -> None:
+        self.changes.append(f"role of {service}")
 
     def unprotect_database(self, identifier: str) -> None:
         self.changes.append("database unprotected")

@@ -45,8 +45,19 @@ def test_the_inputs_are_near_what_was_measured_last(inputs: Inputs) -> None:
 def test_twice_the_load_is_twice_the_use(size: Deployment, inputs: Inputs) -> None:
     once = {use.resource: use.used for use in uses(Load(500, 300), size, inputs)}
     twice = {use.resource: use.used for use in uses(Load(1000, 600), size, inputs)}
-    linear = {name: twice[name] / used for name, used in once.items() if used and name != "Lambda's concurrency"}
+    others = ("Lambda's concurrency", "database's commits")
+    linear = {name: twice[name] / used for name, used in once.items() if used and name not in others}
     assert linear == pytest.approx(dict.fromkeys(linear, 2.0))
+
+
+def test_presences_share_commits_up_to_a_size(size: Deployment, inputs: Inputs) -> None:
+    def commits(endpoints: int) -> float:
+        found = uses(Load(endpoints, 0), dataclasses.replace(size, forwarders=2), inputs)
+        return next(use.used for use in found if use.resource == "database's commits")
+
+    assert commits(30) == pytest.approx(1)  # alone, each of them
+    assert commits(1_000) == commits(10_000) == pytest.approx(4)  # twice a second and forwarder
+    assert commits(2_000_000) == pytest.approx(2 * commits(1_000_000))
 
 
 def test_the_fullest_comes_first_and_bounds_what_a_deployment_holds(size: Deployment, inputs: Inputs) -> None:

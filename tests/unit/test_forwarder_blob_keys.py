@@ -18,7 +18,7 @@ def ends_with(blob_key: str, sha256: str = SHA256) -> TaskState:
     lease = Lease(task_id(1), 1, OWNER_ID, "group", True, Stage.ACCEPTED, EPOCH + 30, {})
     blob = wire.BlobLocation(blob_key=blob_key, size_bytes=3, sha256=sha256)
     spec = wire.ResultSpec(task_id=task_id(1), attempt=1, state=TaskState.SUCCESS, result_blob=blob)
-    end = read_result(spec, (), endpoint_id=ENDPOINT_ID, lease=lease, returned_at=EPOCH)
+    end = read_result(spec, (), endpoint_id=ENDPOINT_ID, lease=lease, returned_at=EPOCH, max_inline_bytes=9)
     assert (end.result_ref is None) == (end.state is TaskState.FAILED)
     return end.state
 

@@ -668,6 +668,16 @@ def test_many_endpoints_are_swept_less_often() -> None:
     assert [action for action in world.after(1) if isinstance(action, do.SweepQueues)]
 
 
+def test_all_queues_are_looked_at_when_wake_ups_may_have_passed_unheard() -> None:
+    world = World(Policy(sweeps_per_s=0.001))
+    world.serve()
+    world.after(1)  # this sweep says when the next one is: in a quarter of an hour
+    world.on(ev.Swept([]))
+    assert not [action for action in world.after(10) if isinstance(action, do.SweepQueues)]
+    world.on(ev.CutOff())
+    assert do.SweepQueues({ENDPOINT_ID: 7}) in world.after(1)
+
+
 # -- who may say what --------------------------------------------------------------------------------------------------
 
 

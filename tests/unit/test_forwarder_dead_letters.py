@@ -20,7 +20,7 @@ DIED = {"code": "WORKER_DIED", "message": "it died", "hint": "Look.", "fault": "
 def read(**changes: Any) -> TaskResult:
     fields = {"state": TaskState.FAILED, "error": {**DIED, "reasons": ["signal 9", 7]}, "exhausted": True}
     spec = ResultSpec(task_id=TASK, attempt=2, **{**fields, **changes})
-    return results.read_result(spec, [], endpoint_id="e", lease=None, returned_at=1.0)
+    return results.read_result(spec, [], endpoint_id="e", lease=None, returned_at=1.0, max_inline_bytes=9)
 
 
 def test_the_last_death_makes_a_dead_letter() -> None:

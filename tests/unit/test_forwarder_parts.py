@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import math
 import threading
@@ -16,19 +17,50 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_common.errors import ConfigurationError, Fault, Unavailable
+from farcall_common.errors import ConfigurationError, EndpointInUse, Fault
 from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
-from farcall_common.store.model import Endpoint, LeasedTask, PeerKey, PeerKind, QueuedTask, TaskResult
+from farcall_common.store.model import (
+    Endpoint,
+    EndpointStatus,
+    LeasedTask,
+    PeerKey,
+    PeerKind,
+    Presence,
+    QueuedTask,
+    Task,
+    TaskResult,
+)
 from farcall_common.store.settings import Stores
 from farcall_common.store.tickets import Tickets
 from farcall_common.wire import EndpointReport, Reporter, TaskState
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.adapters.together import Together
-from farcall_forwarder.adapters.zap import find_peer
-from farcall_forwarder.core.actions import FlushResults, LeaseTasks, StoreStep, Withdraw
+from farcall_forwarder.adapters.zap import find_peers
+from farcall_forwarder.core.actions import (
+    ClaimEndpoint,
+    FlushResults,
+    LeaseTasks,
+    ReadLeases,
+    ReadTasks,
+    RestoreQueue,
+    SetPresence,
+    StoreStep,
+    Withdraw,
+)
 from farcall_forwarder.core.dispatch import orders
-from farcall_forwarder.core.events import Event, MovesRecorded, StepLost, TasksLeased
+from farcall_forwarder.core.events import (
+    ClaimRefused,
+    EndpointClaimed,
+    Event,
+    LeasesRead,
+    MovesRecorded,
+    QueueRestored,
+    StepFenced,
+    StepLost,
+    TasksLeased,
+    TasksRead,
+)
 from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.moves import MoveBuffer
 from farcall_forwarder.core.outbox import Outbox
@@ -172,6 +204,13 @@ def test_a_good_error_stays_as_it_is() -> None:
     )
 
 
+def test_what_is_said_of_each_attempt_is_short_text() -> None:
+    data = {"code": "TASK_FAILED", "message": "boom", "reasons": ["x" * 60_000, {"a": "y" * 60_000}, 1] * 100}
+    record = clean_error(data, endpoint_id="endpoint", attempt=1)
+    assert all(isinstance(reason, str) for reason in record.reasons or ())
+    assert 1_000 < len(json.dumps(record.to_json())) < 300_000
+
+
 def test_long_and_deep_values_are_cut() -> None:
     deep: dict[str, Any] = {}
     deepest = deep
@@ -235,24 +274,30 @@ def test_orders_are_cut_by_bytes_and_functions_come_first() -> None:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_looked_for_in_the_queue_then_in_the_database() -> None:
+def test_keys_are_looked_for_in_the_queue_then_in_the_database() -> None:
     queue, records = FakeQueue(), FakeRecords()
     records.put_endpoint(Endpoint("endpoint", "owner", "name"))
-    assert find_peer(queue, records, "key") is None
-    records._keys["key"] = "endpoint"
-    assert find_peer(queue, records, "key") == PeerKey("key", PeerKind.AGENT, "endpoint")
-    client = PeerKey("key", PeerKind.CLIENT, "owner")
+    for key in ("agent's", "client's"):
+        records.add_endpoint_key("endpoint", key, at=dt.datetime.now(dt.UTC))
+    client = PeerKey("client's", PeerKind.CLIENT, "owner")
     queue.admit(client, ttl_s=60)
-    assert find_peer(queue, records, "key") == client
+    assert find_peers(queue, records, ["client's", "nobody's", "agent's"]) == {
+        "client's": client,
+        "agent's": PeerKey("agent's", PeerKind.AGENT, "endpoint"),
+        "nobody's": None,
+    }
 
 
 def test_without_the_queue_endpoints_are_known_and_others_may_not_be_refused_for_good() -> None:
     queue, records = FakeQueue(), FakeRecords()
+    records.put_endpoint(Endpoint("endpoint", "owner", "name"))
+    records.add_endpoint_key("endpoint", "agent's", at=dt.datetime.now(dt.UTC))
     queue.reachable = False
-    with pytest.raises(Unavailable):
-        find_peer(queue, records, "key")
-    records._keys["key"] = "endpoint"
-    assert find_peer(queue, records, "key") == PeerKey("key", PeerKind.AGENT, "endpoint")
+    assert find_peers(queue, records, ["agent's", "another"]) == {
+        "agent's": PeerKey("agent's", PeerKind.AGENT, "endpoint")
+    }
+    records.reachable = False
+    assert find_peers(queue, records, ["agent's"]) == {}
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------
@@ -301,8 +346,8 @@ def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
         may_answer = asyncio.Semaphore(0)
         has_begun = asyncio.Semaphore(0)
 
-        async def perform(steps: Sequence[Withdraw]) -> Sequence[Event]:
-            performed.append([step.forwarder_id for step in steps])
+        async def perform(steps: Sequence[StoreStep]) -> Sequence[Event]:
+            performed.append([step.forwarder_id for step in steps if isinstance(step, Withdraw)])
             has_begun.release()
             await may_answer.acquire()
             return [MovesRecorded() for _ in steps]
@@ -317,12 +362,17 @@ def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
             for _ in range(2):
                 may_answer.release()
                 await has_begun.acquire()
+            settling = asyncio.create_task(together.settle())
+            await asyncio.sleep(0)
+            assert not settling.done()
+            may_answer.release()
+            await settling
         running.cancel()
         await asyncio.wait([running])
 
     asyncio.run(run())
     assert performed == [["a"], ["b", "c"], ["d"]]
-    assert list(map(len, answers)) == [1, 2]
+    assert list(map(len, answers)) == [1, 2, 1]
 
 
 def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> None:
@@ -337,7 +387,7 @@ def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> No
     async def lease() -> Sequence[Event]:
         pool = StorePool(steps)
         try:
-            leasing = asyncio.create_task(pool.lease(wanted))
+            leasing = asyncio.create_task(pool.perform_together(wanted))
             async with asyncio.timeout(10):
                 while not pool.is_degraded:
                     await asyncio.sleep(0)
@@ -347,6 +397,78 @@ def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> No
             pool.close()
 
     assert asyncio.run(lease()) == [TasksLeased("a", fence, 5, []), StepLost(wanted[1])]
+
+
+def queue_of(*endpoint_ids: str) -> tuple[FakeQueue, dict[str, int]]:
+    """A queue that owns the endpoints under these fences, which nobody has restored."""
+    queue = FakeQueue()
+    return queue, {endpoint_id: queue.claim(endpoint_id, "forwarder", ttl_s=45, now=0) for endpoint_id in endpoint_ids}
+
+
+def steps_on(queue: FakeQueue, records: FakeRecords) -> StoreSteps:
+    stores = Stores(records, queue, FakeBlobs(), Tickets("k" * 32))
+    return StoreSteps(stores, forwarder_id="forwarder", clock=lambda: 1.0)
+
+
+def test_agents_that_come_together_are_let_in_together_and_one_that_may_not_is_refused_alone() -> None:
+    queue, _ = queue_of("a")
+    queue.claim("b", "another forwarder", spool_id="another", ttl_s=45, now=0)
+    steps = [ClaimEndpoint(name, life, "spool", 45.0) for life, name in enumerate("abc")]
+    first, second, third = steps_on(queue, FakeRecords()).perform_together(steps)
+    assert isinstance(first, EndpointClaimed)
+    assert isinstance(second, ClaimRefused)
+    assert isinstance(third, EndpointClaimed)
+    assert (first.life, second.life, third.life) == (0, 1, 2)
+    assert isinstance(second.error, EndpointInUse)
+
+
+def test_queues_are_restored_together_and_one_that_is_owned_by_others_alone_is_not() -> None:
+    queue, fences = queue_of("idle", "busy", "gone")
+    queue.claim("gone", "another forwarder", ttl_s=45, now=0)
+    records = FakeRecords()
+    for endpoint_id in ("busy", "gone"):
+        records.add_tasks([Task(f"of {endpoint_id}", "group", "owner", endpoint_id, "function", "hash", b"")])
+    steps = [RestoreQueue(endpoint_id, fence, {}, 30.0) for endpoint_id, fence in fences.items()]
+    answers = steps_on(queue, records).perform_together(steps)
+    assert answers == [
+        QueueRestored("idle", fences["idle"]),
+        QueueRestored("busy", fences["busy"]),
+        StepFenced(steps[2]),
+    ]
+    assert (queue.depth("idle"), queue.depth("busy"), queue.depth("gone")) == (0, 1, 0)
+    read = [ReadLeases(endpoint_id, fence) for endpoint_id, fence in fences.items()]
+    assert list(map(type, steps_on(queue, records).perform_together(read))) == [LeasesRead, LeasesRead, StepFenced]
+
+
+def test_what_is_read_for_many_is_told_to_each_its_own() -> None:
+    records = FakeRecords()
+    records.add_tasks([Task(f"t{n}", "group", "owner", "a", "function", "hash", b"x") for n in range(3)])
+    steps = [ReadTasks("a", 1, ["t0", "t1"], frozenset({"t1"})), ReadTasks("b", 1, ["t2", "nowhere"], frozenset())]
+    first, second = steps_on(FakeQueue(), records).perform_together(steps)
+    assert isinstance(first, TasksRead)
+    assert isinstance(second, TasksRead)
+    assert (set(first.tasks), set(second.tasks)) == ({"t0", "t1"}, {"t2"})
+    assert first.tasks["t0"].payload is None  # nobody needs it here
+
+
+def test_a_stale_owner_says_nothing_of_its_endpoint_and_the_others_are_recorded() -> None:
+    queue, fences = queue_of("a", "b", "c")
+    for endpoint_id, fence in fences.items():
+        queue.mark_restored(endpoint_id, fence)
+    queue.claim("b", "another forwarder", ttl_s=45, now=0)
+    records = FakeRecords()
+    for endpoint_id in fences:
+        records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
+    records.set_presence([Presence("b", True, EndpointStatus(), dt.datetime.now(dt.UTC))])
+    steps = [
+        SetPresence("a", fences["a"], True, EndpointStatus(), 1.0, 45.0),
+        SetPresence("b", fences["b"], False, EndpointStatus(), 2.0, 45.0),
+        SetPresence("a", fences["a"], False, EndpointStatus(), 3.0, 45.0),
+        SetPresence("c", fences["c"], True, EndpointStatus(managers=1), 4.0, 45.0),
+    ]
+    assert steps_on(queue, records).perform_together(steps) == [StepFenced(steps[1])]
+    shown = {endpoint_id: records.get_endpoint(endpoint_id) for endpoint_id in fences}
+    assert {id_: endpoint.online for id_, endpoint in shown.items() if endpoint} == {"a": False, "b": True, "c": True}
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

@@ -9,11 +9,19 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.exceptions import EndpointConnectionError, NoCredentialsError
+from botocore.exceptions import (
+    ConfigParseError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    LoginRefreshRequired,
+    NoCredentialsError,
+    UnauthorizedSSOTokenError,
+)
 from botocore.stub import Stubber
 
 from farcall_common.errors import ConfigurationError, FarcallError, Unavailable
-from farcall_infra.cloud.aws import Aws, Caller, Database, LeftBehind, Resource, Tasks, connect
+from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Queue, Resource, Sample, Tasks
+from farcall_infra.cloud.aws import Aws, connect
 from farcall_infra.cloud.errors import AwsRefused, CredentialsMissing, DeploymentFailed
 
 Stub = Callable[[str], Stubber]
@@ -115,6 +123,9 @@ def test_a_stack_is_read_or_missing(account: _Account) -> None:
         "CreationTime": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
         "StackStatus": "UPDATE_COMPLETE",
         "EnableTerminationProtection": True,
+        "StackStatusReason": "all is well",
+        "LastUpdatedTime": dt.datetime(2026, 2, 1, tzinfo=dt.UTC),
+        "Parameters": [{"ParameterKey": "GlobusScope", "ParameterValue": "scope"}],
         "Outputs": [{"OutputKey": "ApiUrl", "OutputValue": "https://api"}],
     }
     cloudformation.add_response("describe_stacks", {"Stacks": [found]}, {"StackName": "farcall-api"})
@@ -123,6 +134,9 @@ def test_a_stack_is_read_or_missing(account: _Account) -> None:
     stack = account.aws.stack("farcall-api")
     assert stack is not None
     assert (stack.status, stack.outputs, stack.is_protected) == ("UPDATE_COMPLETE", {"ApiUrl": "https://api"}, True)
+    assert stack.reason == "all is well"
+    assert stack.parameters == {"GlobusScope": "scope"}
+    assert stack.changed_at == dt.datetime(2026, 2, 1, tzinfo=dt.UTC)
     assert account.aws.stack("farcall-data") is None
 
 
@@ -133,47 +147,103 @@ def test_resources_tasks_alarms_and_databases(account: _Account) -> None:
     listed = {"StackResourceSummaries": [{**summary, "PhysicalResourceId": "bucket"}, summary]}
     account.stub("cloudformation").add_response("list_stack_resources", listed, {"StackName": "farcall-data"})
     arn = "arn:aws:ecs:eu-central-1:123456789012:service/cluster/forwarder"
-    service = {"serviceArn": arn, "desiredCount": 2, "runningCount": 1}
+    service = {
+        "serviceArn": arn,
+        "desiredCount": 2,
+        "runningCount": 1,
+        "tags": [{"key": "farcall:sleeps", "value": "after 15 minutes"}],
+        "events": [{"message": "unable to place a task"}, {"message": "an older one"}],
+    }
     account.stub("ecs").add_response(
-        "describe_services", {"services": [service]}, {"cluster": "cluster", "services": [arn]}
+        "describe_services", {"services": [service]}, {"cluster": "cluster", "services": [arn], "include": ["TAGS"]}
     )
     alarms = {"MetricAlarms": [{"AlarmName": "farcall-api-errors", "StateValue": "ALARM"}]}
     account.stub("cloudwatch").add_response(
         "describe_alarms", alarms, {"AlarmNames": ["farcall-api-errors"], "MaxRecords": 100}
     )
     rds = account.stub("rds")
-    instance = {"DBInstanceStatus": "available", "AllocatedStorage": 20, "DeletionProtection": True}
+    instance = {
+        "DBInstanceStatus": "available",
+        "AllocatedStorage": 20,
+        "DeletionProtection": True,
+        "Engine": "postgres",
+        "EngineVersion": "16.9",
+    }
     rds.add_response("describe_db_instances", {"DBInstances": [instance]}, {"DBInstanceIdentifier": "db"})
     rds.add_client_error("describe_db_instances", "DBInstanceNotFound")
     assert account.aws.resources("farcall-data") == [Resource("AWS::S3::Bucket", "bucket")]
-    assert account.aws.tasks(arn) == Tasks(desired=2, running=1)
+    assert account.aws.tasks(arn) == Tasks(2, running=1, may_sleep=True, last_event="unable to place a task")
     assert account.aws.alarms(["farcall-api-errors"]) == {"farcall-api-errors": "ALARM"}
-    assert account.aws.database("db") == Database("available", 20, is_protected=True)
+    assert account.aws.database("db") == Database("available", 20, is_protected=True, version="postgres 16.9")
     assert account.aws.database("db") is None
 
 
-def test_what_a_database_leaves_behind(account: _Account) -> None:
-    rds = account.stub("rds")
-    snapshot = {"DBSnapshotIdentifier": "final", "AllocatedStorage": 20}
-    asked = {"DBInstanceIdentifier": "db", "SnapshotType": "manual"}
-    rds.add_response("describe_db_snapshots", {"DBSnapshots": [snapshot]}, asked)
-    backup = {"DBInstanceAutomatedBackupsArn": "arn:backup", "AllocatedStorage": 20}
-    rds.add_response(
-        "describe_db_instance_automated_backups",
-        {"DBInstanceAutomatedBackups": [backup]},
-        {"DBInstanceIdentifier": "db"},
+def test_the_queue_is_described(account: _Account) -> None:
+    group = {"Status": "available", "MemberClusters": ["group-001", "group-002"]}
+    account.stub("elasticache").add_response(
+        "describe_replication_groups", {"ReplicationGroups": [group]}, {"ReplicationGroupId": "group"}
     )
-    assert account.aws.left_behind("db") == [
-        LeftBehind("snapshot final", 20),
-        LeftBehind("automated backups arn:backup", 20),
+    assert account.aws.queue("group") == Queue("available", ("group-001", "group-002"))
+
+
+def test_the_newest_of_each_metric_is_read(account: _Account) -> None:
+    now, at = dt.datetime(2026, 1, 1, 3, tzinfo=dt.UTC), dt.datetime(2026, 1, 1, 2, 59, tzinfo=dt.UTC)
+    storage = Metric("AWS/RDS", "FreeStorageSpace", "Minimum", ("DBInstanceIdentifier", "db"))
+    silent = Metric("Farcall/farcall", "CanaryTime", "Maximum")
+    made = {"Namespace": "AWS/RDS", "MetricName": "FreeStorageSpace"}
+    made_2 = {"Namespace": "Farcall/farcall", "MetricName": "CanaryTime", "Dimensions": []}
+    dimensions = [{"Name": "DBInstanceIdentifier", "Value": "db"}]
+    asked = {
+        "MetricDataQueries": [
+            {"Id": "m0", "MetricStat": {"Metric": {**made, "Dimensions": dimensions}, "Period": 60, "Stat": "Minimum"}},
+            {"Id": "m1", "MetricStat": {"Metric": made_2, "Period": 60, "Stat": "Maximum"}},
+        ],
+        "StartTime": dt.datetime(2026, 1, 1, 2, tzinfo=dt.UTC),
+        "EndTime": now,
+        "ScanBy": "TimestampDescending",
+    }
+    older = dt.datetime(2026, 1, 1, 2, 58, tzinfo=dt.UTC)
+    answers = [{"Id": "m1", "Timestamps": [], "Values": []}, {"Id": "m0", "Timestamps": [at, older], "Values": [7, 8]}]
+    account.stub("cloudwatch").add_response("get_metric_data", {"MetricDataResults": answers}, asked)
+    assert account.aws.newest([storage, silent], now=now, within_s=3600) == {storage: Sample(7, at)}
+
+
+def test_what_a_deployment_leaves_behind_has_its_tag(account: _Account) -> None:
+    rds = account.stub("rds")
+    ours = {"TagList": [{"Key": "farcall:deployment", "Value": "farcall"}], "AllocatedStorage": 20}
+    theirs = {"TagList": [{"Key": "farcall:deployment", "Value": "farcall2"}], "AllocatedStorage": 30}
+    snapshots = [{"DBSnapshotIdentifier": "final", **ours}, {"DBSnapshotIdentifier": "other", **theirs}]
+    rds.add_response("describe_db_snapshots", {"DBSnapshots": snapshots[:1], "Marker": "2"}, {"SnapshotType": "manual"})
+    rds.add_response("describe_db_snapshots", {"DBSnapshots": snapshots[1:]}, {"SnapshotType": "manual", "Marker": "2"})
+    backup = {"DBInstanceIdentifier": "db", "DbiResourceId": "db-1", "Status": "retained", **ours}
+    answer = {"DBInstanceAutomatedBackups": [backup, {**backup, "Status": "active"}]}
+    rds.add_response("describe_db_instance_automated_backups", answer, {})
+    assert account.aws.left_behind("farcall") == [
+        LeftBehind("snapshot final", 20, "aws rds delete-db-snapshot --db-snapshot-identifier final"),
+        LeftBehind(
+            "automated backups of db, until they expire",
+            20,
+            "aws rds delete-db-instance-automated-backup --dbi-resource-id db-1",
+        ),
     ]
 
 
-def test_a_database_without_backups_leaves_only_its_snapshot(account: _Account) -> None:
-    rds = account.stub("rds")
-    rds.add_response("describe_db_snapshots", {"DBSnapshots": []})
-    rds.add_client_error("describe_db_instance_automated_backups", "DBInstanceAutomatedBackupNotFound")
-    assert account.aws.left_behind("db") == []
+def test_buckets_are_found_by_their_tag(account: _Account) -> None:
+    asked = {
+        "TagFilters": [{"Key": "farcall:deployment", "Values": ["farcall"]}],
+        "ResourceTypeFilters": ["s3"],
+    }
+    found = {"ResourceTagMappingList": [{"ResourceARN": "arn:aws:s3:::blobs"}]}
+    account.stub("resourcegroupstaggingapi").add_response("get_resources", found, asked)
+    assert account.aws.buckets("farcall") == ["blobs"]
+
+
+def test_a_role_of_a_service_is_made(account: _Account) -> None:
+    asked = {"AWSServiceName": "rds.amazonaws.com"}
+    account.stub("iam").add_response("create_service_linked_role", {}, asked)
+    account.stub("iam").add_client_error("create_service_linked_role", "InvalidInput", expected_params=asked)
+    account.aws.make_service_role("rds.amazonaws.com")
+    account.aws.make_service_role("rds.amazonaws.com")
 
 
 def test_protections_are_taken_off(account: _Account) -> None:
@@ -221,6 +291,7 @@ def test_a_stack_that_stays_says_why(account: _Account) -> None:
     ("code", "expected"),
     [
         ("ExpiredToken", CredentialsMissing),
+        ("RequestExpired", CredentialsMissing),
         ("InvalidClientTokenId", CredentialsMissing),
         ("AccessDenied", AwsRefused),
         ("UnauthorizedOperation", AwsRefused),
@@ -238,6 +309,10 @@ def test_errors_of_aws_become_ours_with_a_hint(account: _Account, code: str, exp
     ("error", "expected"),
     [
         (NoCredentialsError(), CredentialsMissing),
+        (LoginRefreshRequired(), CredentialsMissing),
+        (UnauthorizedSSOTokenError(), CredentialsMissing),
+        (CredentialRetrievalError(provider="process", error_msg="it ended with 1"), CredentialsMissing),
+        (ConfigParseError(path="/home/ada/.aws/config"), CredentialsMissing),
         (EndpointConnectionError(endpoint_url="https://sts.mars-1.amazonaws.com"), Unavailable),
     ],
 )

@@ -90,7 +90,7 @@ def test_what_is_free_is_on_no_bill() -> None:
         _changed(_DATABASE, DBInstanceClass="db.x2iedn.32xlarge"),
         _changed(_DATABASE, Engine="aurora-postgresql"),
         _changed(_DATABASE, StorageType="io2"),
-        {"Type": "AWS::EC2::VPCEndpoint", "Properties": {"VpcEndpointType": "Interface"}},
+        {"Type": "AWS::EC2::VPCEndpoint", "Properties": {"VpcEndpointType": "GatewayLoadBalancer"}},
         {"Type": "AWS::ElasticLoadBalancingV2::LoadBalancer", "Properties": {"Type": "application"}},
         {"Type": "AWS::Events::Rule", "Properties": {"ScheduleExpression": "rate(1 second)", "Targets": []}},
     ],

@@ -128,6 +128,17 @@ def test_an_image_that_has_the_code_needs_no_bundle(boot: ModuleType) -> None:
 
 
 @pytest.mark.usefixtures("cloud")
+def test_where_aws_is_not_amazons_the_address_is_that_of_the_way_there(
+    boot: ModuleType, cloud: dict[str, bytes]
+) -> None:
+    endpoint = "http://127.0.0.1:4566"
+    cloud[f"{endpoint}/assets/bundle.zip"] = cloud["https://assets.s3.us-east-1.amazonaws.com/bundle.zip"]
+    with pytest.raises(_Became) as caught:
+        boot.main(["true"], _task_environment(AWS_ENDPOINT_URL=endpoint))
+    assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "127.0.0.1"
+
+
+@pytest.mark.usefixtures("cloud")
 def test_a_given_address_is_kept(boot: ModuleType) -> None:
     with pytest.raises(_Became) as caught:
         boot.main(["true"], _task_environment(FARCALL_FORWARDER_ADVERTISE="127.0.0.1"))

@@ -58,7 +58,7 @@ def test_an_agent_is_let_in_with_its_key(lab: Lab) -> None:
     assert answer.body["forwarders"] == [{"address": "tcp://10.0.0.1:443", "server_key": "1" * 40}]
     assert (answer.body["endpoint_id"], answer.body["heartbeat_s"]) == (lab.endpoint_id, 30.0)
     assert answer.body["ticket_expires_at"] == lab.api.clock.now + 86_400
-    assert lab.queue.find_peer(KEY) == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
+    assert lab.queue.find_peers([KEY])[KEY] == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
     assert lab.api.stores.records.find_endpoint_by_key(KEY) == lab.endpoint_id
     shown = lab.api.stores.tickets.verify(answer.body["ticket"], now=lab.api.clock.now)
     assert shown.peer == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
@@ -70,7 +70,7 @@ def test_a_client_is_let_in_for_its_own_results(lab: Lab) -> None:
     answer = lab.stream()
 
     assert answer.body.keys() == {"forwarders", "ticket", "ticket_expires_at", "heartbeat_s"}
-    assert lab.queue.find_peer(KEY) == PeerKey(KEY, PeerKind.CLIENT, ALICE.identity_id)
+    assert lab.queue.find_peers([KEY])[KEY] == PeerKey(KEY, PeerKind.CLIENT, ALICE.identity_id)
     shown = lab.api.stores.tickets.verify(answer.body["ticket"], now=lab.api.clock.now)
     assert shown.peer == PeerKey(KEY, PeerKind.CLIENT, ALICE.identity_id)
 
@@ -105,7 +105,7 @@ def test_only_the_owner_connects_an_endpoint(lab: Lab) -> None:
     for endpoint_id in (lab.endpoint_id, public):
         answer = lab.connect(endpoint_id, by_bob=True)
         assert (answer.status, answer.body["code"]) == (403, "FORBIDDEN")
-    assert lab.queue.find_peer(KEY) is None
+    assert lab.queue.find_peers([KEY]) == {}
 
 
 def test_a_key_speaks_for_one_endpoint_only(lab: Lab) -> None:
@@ -115,7 +115,7 @@ def test_a_key_speaks_for_one_endpoint_only(lab: Lab) -> None:
     answers = [lab.connect(lab.endpoint()), lab.stream()]
 
     assert {(answer.status, answer.body["code"]) for answer in answers} == {(403, "FORBIDDEN")}
-    assert lab.queue.find_peer(KEY) == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
+    assert lab.queue.find_peers([KEY])[KEY] == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
 
 
 def test_an_endpoint_may_change_its_key(lab: Lab) -> None:

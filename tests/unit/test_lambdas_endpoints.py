@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farcall_common.store.model import EndpointStatus
+from farcall_common.store.model import EndpointStatus, Presence
 from farcall_lambdas.testing import ALICE, BOB, MemoryApi
 
 
@@ -77,7 +77,7 @@ def test_an_endpoint_is_online_while_its_heartbeats_come_in(api: MemoryApi) -> N
 
     seen_at = dt.datetime.fromtimestamp(api.clock.now, dt.UTC)
     status = EndpointStatus(managers=1, total_workers=4, idle_workers=3, pending_tasks=2, outstanding_tasks=5)
-    api.stores.records.set_endpoint_presence(endpoint_id, online=True, status=status, at=seen_at)
+    api.stores.records.set_presence([Presence(endpoint_id, True, status, seen_at)])
     details = {"total_workers": 4, "idle_workers": 3, "pending_tasks": 2, "outstanding_tasks": 5, "managers": 1}
     assert api.call("GET", path).body == {"status": "online", "details": details}
 

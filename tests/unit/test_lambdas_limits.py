@@ -12,6 +12,7 @@ import pytest
 from farcall_common import errors
 from farcall_common.store.fakes import FakeQueue
 from farcall_common.wire.ids import new_task_id
+from farcall_lambdas.models import fields
 from farcall_lambdas.services.limits import RateLimit
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.testing import ALICE, BOB, Answer, Clock, MemoryApi
@@ -171,10 +172,36 @@ def test_a_caller_owns_so_many_things(path: str, body: object) -> None:
 
 def test_every_limit_is_on_its_page() -> None:
     fields = [field.name for field in dataclasses.fields(ApiSettings)]
-    kinds = ("max_", "rate_", "retention_", "purge_", "audit_")
+    kinds = ("max_", "rate_", "key_", "retention_", "purge_", "audit_")
     limits = {f"FARCALL_{name.upper()}" for name in fields if name.startswith(kinds)}
 
-    assert limits == set(re.findall("FARCALL_(?!FORWARDER_)[A-Z_]+", LIMITS_PAGE))
+    # How long what was given stays good is there too, and is no limit of a request.
+    assert limits | {"FARCALL_TICKET_TTL_S", "FARCALL_URL_TTL_S"} == set(
+        re.findall("FARCALL_(?!FORWARDER_)[A-Z_]+", LIMITS_PAGE)
+    )
+
+
+def test_every_bound_of_a_field_is_on_its_page() -> None:
+    bounds = {name: value for name, value in vars(fields).items() if name.startswith("MAX_")}
+    kib = {value: f"{value // 1024} KiB" for value in bounds.values() if value % 1024 == 0}
+    shown = {line.split("|")[2].strip() for line in LIMITS_PAGE.splitlines() if line.startswith("|")}
+
+    assert len(bounds) >= 7
+    assert {name for name, value in bounds.items() if kib.get(value, f"{value:,}") not in shown} == set()
+
+
+def test_every_default_is_on_its_page() -> None:
+    rows = re.findall(r"^\|[^|]*\| ([^|]*?) \| `FARCALL_([A-Z_]+)` \|", LIMITS_PAGE, re.M)
+    units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    checked = 0
+    for text, name in rows:
+        field = name.lower()
+        if not hasattr(ApiSettings(), field):
+            continue
+        number, _, unit = text.replace(",", "").partition(" ")
+        assert int(number) * units.get(unit, 1) == getattr(ApiSettings(), field), name
+        checked += 1
+    assert checked >= 10
 
 
 def test_every_code_on_the_page_is_one() -> None:

@@ -43,8 +43,8 @@ class Lab:
         )
         assert task_id in first
 
-    def end_with_blob(self, task_id: str, size: int = 100) -> BlobRef:
-        data = b"r" * size
+    def end_with_blob(self, task_id: str, size: int = 100, *, head: bytes = b"") -> BlobRef:
+        data = head + b"r" * size
         ref = self.api.stores.blobs.write(f"{ALICE.identity_id}/{task_id}", data)
         self.end(task_id, result_ref=ref)
         return ref
@@ -145,6 +145,20 @@ class TestBlobs:
         assert task["status"] == "success"
         assert "100 bytes" in task["reason"]
         assert task["result_ref"]["url"]
+
+    def test_what_only_our_sdk_reads_is_shown_to_it_alone(self, lab: Lab) -> None:
+        large, small = lab.submit(2)
+        lab.end_with_blob(large, head=b"f3\n{}\n\x80")
+        lab.end(small, result=b"f0\ngAVLAS4=")
+
+        for task_id in (large, small):
+            task, to_globus = lab.get(task_id), lab.get(task_id, headers=GLOBUS)
+            assert "result_serializers" in task["reason"]
+            assert not {"result", "exception"} & task.keys()
+            assert to_globus["exception"] == task["reason"]
+            assert "reason" not in lab.get(task_id, headers=TAKES_REFS)
+        assert lab.get(large)["result_ref"]["url"]
+        assert lab.get(small, headers=TAKES_REFS)["result"] == "f0\ngAVLAS4="
 
     def test_a_blob_that_is_gone_spoils_no_other_task(self, lab: Lab) -> None:
         gone, fine = lab.submit(2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import ErrorRecord, Fault
-from farcall_common.store.model import EndpointStatus, TaskEvent, TaskResult
+from farcall_common.store.model import EndpointStatus, Presence, TaskEvent, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.testing import BOB
 from tests.unit.test_lambdas_submit import PAYLOAD, Lab
@@ -25,9 +25,7 @@ class WhyLab(Lab):
         return list(self.submit({self.function_id: [PAYLOAD] * count}).body["tasks"][self.function_id])
 
     def seen(self, *, online: bool = True, **status: Any) -> None:
-        self.records.set_endpoint_presence(
-            self.endpoint_id, online=online, status=EndpointStatus(**status), at=self.at()
-        )
+        self.records.set_presence([Presence(self.endpoint_id, online, EndpointStatus(**status), self.at())])
 
     def lease(self, count: int) -> None:
         fence = self.queue.claim(self.endpoint_id, "f", ttl_s=60, now=self.api.clock.now)

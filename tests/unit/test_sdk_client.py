@@ -14,6 +14,7 @@ import pytest
 from farcall import (
     Client,
     EndpointUnknown,
+    Executor,
     FunctionUnknown,
     TaskCancelled,
     TaskFailed,
@@ -23,7 +24,7 @@ from farcall import (
 )
 from farcall._blobs import Blobs
 from farcall.testing import FakeCloud
-from farcall_common.errors import DeserializationError, FarcallError
+from farcall_common.errors import BlobUnknown, DeserializationError, FarcallError
 
 WAIT_S = 20.0
 
@@ -197,6 +198,25 @@ def test_a_failed_upload_is_tried_again_by_the_next(cloud: FakeCloud) -> None:
         assert client._blobs.upload(b"data").size_bytes == 4
 
 
+def test_an_upload_address_that_expired_is_asked_for_again(cloud: FakeCloud) -> None:
+    cut = httpx.ReadError("cut, and then nothing for an hour")
+    answers: list[Exception | httpx.Response] = [cut, httpx.Response(403, text="<Code>AccessDenied</Code>")]
+    asked: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(f"{request.method} {request.url.path}")
+        if request.method == "PUT" and answers:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        return cloud.transport.handle_request(request)
+
+    with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
+        assert client._blobs.upload(b"data").size_bytes == 4
+    assert asked.count("POST /v3/blobs") == 2
+
+
 def test_damaged_downloads_are_noticed(cloud: FakeCloud, client: Client) -> None:
     blobs: Blobs = client._blobs
     ref = blobs.upload(b"data")
@@ -220,6 +240,22 @@ def test_an_expired_download_address_is_asked_for_again(cloud: FakeCloud) -> Non
         task_id = client.run("ab", 50_000, endpoint_id=cloud.endpoint_id, function_id=function_id)
         assert client.get_result(task_id, wait_s=WAIT_S) == "ab" * 50_000
         assert len(gets) == 2
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_result_whose_time_is_over_is_said_to_be_gone(cloud: FakeCloud, status: int) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "blobs.farcall.test" and request.method == "GET":
+            return httpx.Response(status, text="<Error><Code>NoSuchKey</Code></Error>")
+        return cloud.transport.handle_request(request)
+
+    with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
+        with Executor(cloud.endpoint_id, client=client) as executor:
+            future = executor.submit(repeat, "ab", 50_000)
+            assert isinstance(future.exception(WAIT_S), BlobUnknown)
+        with pytest.raises(BlobUnknown, match="retention time; run the task again") as caught:
+            client.get_result(future.task_id)
+        assert not caught.value.record.retryable
 
 
 def test_a_result_that_cannot_be_read_here_does_not_hide_the_others(cloud: FakeCloud, client: Client) -> None:

@@ -23,6 +23,7 @@ from farcall import (
     EndpointUnknown,
     Executor,
     FunctionUnknown,
+    InvalidRequest,
     PayloadTooLarge,
     SerializationError,
     TaskFailed,
@@ -473,20 +474,59 @@ def test_neighbours_of_a_refused_task_do_not_suffer(cloud: FakeCloud) -> None:
                 assert future.result(WAIT_S) == n
 
 
-def test_a_submit_whose_answer_was_lost_does_not_run_twice(cloud: FakeCloud) -> None:
-    lost: list[httpx.Request] = []
+#: What a submit may come to on its way through API Gateway, whether the tasks were taken or not.
+TROUBLES = (
+    httpx.ReadError("cut"),
+    httpx.RemoteProtocolError("closed without an answer"),
+    httpx.ReadTimeout("nothing for 30 s"),
+    httpx.Response(429, headers={"retry-after": "0"}, json={"message": "Too Many Requests"}),
+    httpx.Response(502, text="<html><body><h1>502 Bad Gateway</h1></body></html>"),
+    httpx.Response(503, json={"message": "Service Unavailable"}),
+    httpx.Response(504, json={"message": "Endpoint request timed out"}),
+)
 
-    def lose(request: httpx.Request) -> httpx.Response | None:
-        if request.url.path.endswith("/submit") and not lost:
-            lost.append(request)
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda it: type(it).__name__ + str(getattr(it, "status_code", "")))
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_submit_that_is_cut_short_is_made_once(
+    cloud: FakeCloud, trouble: Exception | httpx.Response, taken: bool
+) -> None:
+    cut: list[httpx.Request] = []
+
+    def cut_short(request: httpx.Request) -> httpx.Response | None:
+        if not request.url.path.endswith("/submit") or len(cut) == 2:
+            return None
+        cut.append(request)
+        if taken:
             cloud.transport.handle_request(request)
-            raise httpx.ReadError("cut")
+        if isinstance(trouble, Exception):
+            raise trouble
+        return trouble
+
+    with client_of(cloud, cut_short) as client, Executor(cloud.endpoint_id, client=client) as executor:
+        assert list(executor.map(divide, range(20))) == list(range(20))
+        assert [task["attempt"] for task in client.get_tasks()] == [1] * 20
+        assert len(cut) == 2
+
+
+def test_a_batch_of_a_client_may_be_run_again_after_a_cut(cloud: FakeCloud) -> None:
+    cut: list[httpx.Request] = []
+
+    def cut_short(request: httpx.Request) -> httpx.Response | None:
+        if request.url.path.endswith("/submit") and not cut:
+            cut.append(request)
+            cloud.transport.handle_request(request)
+            return httpx.Response(400, text="a proxy's own opinion")
         return None
 
-    with client_of(cloud, lose) as client, Executor(cloud.endpoint_id, client=client) as executor:
-        assert executor.submit(divide, 3).result(WAIT_S) == 3
+    with client_of(cloud, cut_short) as client:
+        batch = client.create_batch()
+        task_id = batch.add(client.register_function(divide), (6, 3))
+        with pytest.raises(InvalidRequest):
+            client.batch_run(cloud.endpoint_id, batch)
+        client.batch_run(cloud.endpoint_id, batch)
+        assert client.get_result(task_id, wait_s=WAIT_S) == 2
         assert [task["attempt"] for task in client.get_tasks()] == [1]
-        assert lost
 
 
 def test_an_api_that_stays_away_fails_the_futures_in_the_end(cloud: FakeCloud) -> None:
@@ -518,6 +558,26 @@ def test_an_api_that_goes_away_fails_what_waits_in_the_end(offline: FakeCloud, s
             assert "get_batch_result" in error.hint
         else:
             assert isinstance(error, Unauthenticated)
+            assert "farcall login" in error.hint
+            assert "get_batch_result" in error.hint
+
+
+def test_a_token_that_ends_fails_what_was_not_taken_and_leaves_the_rest_to_go_on(offline: FakeCloud) -> None:
+    over = threading.Event()
+
+    def refuse(request: httpx.Request) -> httpx.Response | None:
+        return httpx.Response(401, json={"message": "Unauthorized"}) if over.is_set() else None
+
+    with client_of(offline, refuse) as client, Executor(offline.endpoint_id, client=client) as executor:
+        taken = executor.submit(divide, 1)
+        assert executor._engine.flush(WAIT_S)
+        over.set()
+        with pytest.raises(Unauthenticated, match="farcall login"):
+            executor.submit(divide, 2).result(WAIT_S)
+        assert not taken.done()
+        over.clear()  # somebody logged in again
+        offline.start()
+        assert taken.result(WAIT_S) == 1
 
 
 def test_a_wrong_token_fails_at_once(cloud: FakeCloud) -> None:

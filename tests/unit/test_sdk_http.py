@@ -74,6 +74,11 @@ def test_a_call_carries_the_token_and_json() -> None:
         httpx.Response(429, json=record("LIMIT_EXCEEDED", retryable=True)),
         httpx.Response(502, text="<html>bad gateway</html>"),
         httpx.Response(429, text="slow down"),
+        # API Gateway's own: its limits, a function that takes longer than 29 s, one that ended without an answer.
+        httpx.Response(429, json={"message": "Too Many Requests"}),
+        httpx.Response(504, json={"message": "Endpoint request timed out"}),
+        httpx.Response(502, json={"message": "Internal server error"}),
+        httpx.Response(503, json={"message": "Service Unavailable"}),
     ],
 )
 def test_passing_failures_are_tried_again(failure: httpx.Response | Exception) -> None:
@@ -105,6 +110,30 @@ def test_patience_ends() -> None:
     assert caught.value.record.fault is Fault.NETWORK
     assert caught.value.record.retryable
     assert len(seen) == 1
+
+
+def test_time_in_which_the_machine_slept_is_no_time_of_waiting() -> None:
+    now = 0.0
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        nonlocal now
+        attempts.append(now)
+        now += 3600.0 if len(attempts) == 1 else 20.0  # the lid was closed while the first was under way
+        raise httpx.ReadError("cut")
+
+    attempts = list[float]()
+    settings = Settings("http://api.test", "secret-token")
+    client = Http(
+        settings,
+        timeout_s=5,
+        patience_s=100,
+        backoff=AT_ONCE,
+        transport=httpx.MockTransport(handle),
+        clock=lambda: now,
+    )
+    with pytest.raises(Unavailable):
+        client.call("GET", "/x")
+    assert attempts == [0.0, 3600.0, 3620.0, 3640.0]
 
 
 def test_a_set_stop_event_ends_the_retries() -> None:

@@ -29,6 +29,12 @@ def test_a_slow_api_is_not_asked_more_for_being_slow() -> None:
     assert pace.due_at(stream_is_open=False, now=10.0) == 16.0
 
 
+def test_a_machine_that_slept_does_not_wait_as_long_again() -> None:
+    pace = Pace(now=0.0)
+    pace.failed(took_s=30_000.0, now=30_000.0)
+    assert pace.due_at(stream_is_open=False, now=30_000.0) == pytest.approx(30_000.1)
+
+
 def test_an_api_that_is_away_is_asked_less_and_less() -> None:
     pace = Pace(now=0.0)
     pace.failed(took_s=0.0, now=0.0)

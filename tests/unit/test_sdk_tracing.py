@@ -117,6 +117,15 @@ def test_a_call_is_a_span_below_the_current_one(spans: InMemorySpanExporter) -> 
     assert future._traceparent.startswith(f"00-{ids(call)[0]:032x}-{ids(call)[1]:016x}-")
 
 
+def test_a_chunk_of_map_is_a_span_of_the_function(spans: InMemorySpanExporter) -> None:
+    with FakeCloud() as cloud, cloud.client() as client, Executor(cloud.endpoint_id, client) as far:
+        assert list(far.map(divide, range(4), [1] * 4, chunksize=4)) == [0, 1, 2, 3]
+        assert [each["function_name"] for each in client.get_functions()] == ["divide"]
+    call = named(spans, "call divide")
+    assert call.attributes is not None
+    assert call.attributes["farcall.function"] == "divide"
+
+
 def test_a_call_that_fails_is_a_span_with_an_error(spans: InMemorySpanExporter) -> None:
     with (
         FakeCloud() as cloud,

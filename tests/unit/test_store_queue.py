@@ -61,13 +61,17 @@ def own_endpoint(queue: Queue, endpoint_id: str) -> int:
     return fence
 
 
+def _kind(answer: object) -> type:
+    return dict if isinstance(answer, dict) else type(answer)
+
+
 def leased_ids(found: Sequence[LeasedTask] | Fenced | QueueDataLost) -> list[str]:
     assert not isinstance(found, Fenced | QueueDataLost)
     return [leased.task.task_id for leased in found]
 
 
 class QueueSuite:
-    """Needs the fixtures ``queue`` and ``wipe``."""
+    """Needs the fixtures ``queue``, ``wipe``, ``cut`` and ``forget_ends``."""
 
     # waiting and leasing
 
@@ -91,7 +95,7 @@ class QueueSuite:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
         queue.enqueue([make_queued("t2"), make_queued("t3")], now=0)
-        assert queue.depth("e1") == 3
+        assert (queue.depth("e1"), queue.depths(["e1", "e2"]), queue.depths([])) == (3, 3, 0)
         assert lease(queue, fence, limit=2) == ["t1", "t2"]
         assert lease(queue, fence) == ["t3"]
         assert lease(queue, fence) == []
@@ -161,6 +165,64 @@ class QueueSuite:
         queue.flushed_many({"e1": ["e1-0", "e1-1"], "e2": ["e2-0"]})
         assert queue.outbox("e1") == []
         assert queue.leased("e2", fences["e2"]) == {"e2-0": 1, "e2-1": 1}
+
+    def test_many_agents_claim_in_one_call_and_are_refused_one_by_one(self, queue: Queue) -> None:
+        own_endpoint(queue, "e0")
+        queue.claim("e1", "w2", spool_id="another", ttl_s=45, now=0)
+        wanted = [("e0", "spool"), ("e1", "spool"), ("e2", "spool"), ("e0", "again")]
+        first, refused, other, second = queue.claim_many("w1", wanted, ttl_s=45, now=1)
+        assert isinstance(refused, EndpointInUse)
+        assert not isinstance(first, EndpointInUse)
+        assert not isinstance(second, EndpointInUse)
+        assert not isinstance(other, EndpointInUse)
+        assert first < second  # in order: the later claim is the one that counts
+        found = queue.leased_many([("e0", first), ("e0", second), ("e2", other), ("e3", 1)])
+        assert list(map(_kind, found)) == [Fenced, dict, QueueDataLost, QueueDataLost]
+        with pytest.raises(EndpointInUse):
+            queue.claim("e2", "w2", spool_id="another", ttl_s=45, now=2)
+
+    def test_leases_of_many_endpoints_are_read_in_one_call(self, queue: Queue) -> None:
+        fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        queue.lease("e1", fences["e1"], limit=9, lease_s=LEASE_S, now=1)
+        assert queue.leased_many(list(fences.items())) == [{"t1": 1, "t2": 1}, {}]
+
+    def test_many_queues_are_declared_complete_in_one_call(self, queue: Queue) -> None:
+        wanted = [("e1", ""), ("e2", ""), ("e3", "")]
+        fences = [fence for fence in queue.claim_many("w1", wanted, ttl_s=45, now=0) if isinstance(fence, int)]
+        queue.claim("e2", "w2", ttl_s=45, now=1)
+        owned = [*zip(("e1", "e2", "e3"), fences, strict=True), ("e4", 1)]
+        assert list(map(_kind, queue.mark_restored_many(owned))) == [type(None), Fenced, type(None), QueueDataLost]
+        assert queue.leased("e1", fences[0]) == queue.leased("e3", fences[2]) == {}
+
+    def test_many_agents_leave_in_one_call(self, queue: Queue) -> None:
+        fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
+        queue.keep("e1", "w1", fences["e1"], spool_id="spool", ttl_s=45, now=1)
+        newer = queue.claim("e2", "w2", spool_id="spool", ttl_s=45, now=1)
+        refusals = queue.leave_many("w1", [*fences.items(), ("e3", 1)], ttl_s=45, now=2)
+        assert list(map(_kind, refusals)) == [type(None), Fenced, QueueDataLost]
+        assert queue.claim("e1", "w2", spool_id="another", ttl_s=45, now=3) > fences["e1"]  # nobody is heard any more
+        assert queue.leased_many([("e2", newer)]) == [{}]
+
+    def test_an_end_is_remembered_for_a_while_after_it_was_recorded(
+        self, queue: Queue, forget_ends: Callable[[], None]
+    ) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")], now=0)
+        assert lease(queue, fence, limit=2) == ["t1", "t2"]
+        queue.ack(fence, [make_result("t1"), make_result("t2")], now=2)
+        queue.flushed("e1", ["t1"])
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=3)
+        assert queue.depth("e1") == 1
+        assert queue.ack(fence, [make_result("t1")], now=3) == {"t1": AckOutcome.DUPLICATE}
+        forget_ends()
+        assert queue.place("e1", "t1").standing is QueueStanding.UNKNOWN
+        assert queue.ack(fence, [make_result("t1")], now=4) == {"t1": AckOutcome.UNKNOWN}
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=4)
+        assert lease(queue, fence) == ["t3", "t1"]  # what may not have been recorded is never forgotten
+        assert [end.task_id for end in queue.outbox("e1")] == ["t2"]
+        queue.ack(fence, [make_result("t1")], now=5)
+        assert [end.task_id for end in queue.outbox("e1")] == ["t2", "t1"]
 
     def test_ends_leave_the_outbox_in_whatever_order_they_are_recorded(self, queue: Queue) -> None:
         fence = own(queue)
@@ -604,9 +666,22 @@ class QueueSuite:
 
     def test_an_admitted_peer_is_known(self, queue: Queue) -> None:
         key = PeerKey("z85{}[]", PeerKind.AGENT, "e1")
-        assert queue.find_peer(key.public_key) is None
+        assert queue.find_peers([key.public_key]) == {}
         queue.admit(key, ttl_s=60)
-        assert queue.find_peer(key.public_key) == key
+        assert queue.find_peers([key.public_key])[key.public_key] == key
+        queue.dismiss([key.public_key, "unknown"])
+        queue.dismiss([])
+        assert queue.find_peers([key.public_key]) == {}
+
+    def test_whoever_served_an_endpoint_that_is_gone_is_a_stale_owner(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1")], now=0)
+        queue.evict("e1")
+        queue.evict("e2")
+        with pytest.raises(Fenced):
+            queue.lease("e1", fence, limit=1, lease_s=LEASE_S, now=0)
+        again = queue.claim("e1", "w2", spool_id="another", ttl_s=45, now=0)
+        assert lease(queue, again) == ["t1"]
 
     def test_a_forwarder_hears_of_work_and_of_cancellations(self, queue: Queue) -> None:
         wake_ups = queue.listen("w1")
@@ -702,6 +777,10 @@ class TestFakeQueue(QueueSuite):
     @pytest.fixture
     def wipe(self, queue: FakeQueue) -> Callable[[], None]:
         return queue.wipe
+
+    @pytest.fixture
+    def forget_ends(self, queue: FakeQueue) -> Callable[[], None]:
+        return queue.forget_ends
 
     @pytest.fixture
     def cut(self, queue: FakeQueue) -> Callable[[], None]:

@@ -306,8 +306,9 @@ class World:
         except (StopIteration, Unavailable):
             self.processes.remove(process)
 
-    def run(self, steps: int, chaos: Sequence[Callable[[], None]]) -> None:
-        """Random steps. ``chaos`` are further disasters that the stores can suffer."""
+    def run(self, steps: int, chaos: Sequence[Callable[[], None]], *, forget_ends: Callable[[], None]) -> None:
+        """Random steps. ``chaos`` are further disasters that the stores can suffer; ``forget_ends`` takes away the
+        markers of ended tasks, however short a time they were there."""
         starts: list[Callable[[], Process]] = [
             self.submit,
             self.submit_again,
@@ -328,7 +329,9 @@ class World:
                 self.processes.remove(self.random.choice(self.processes))  # kill -9
             elif dice < 0.155:
                 self.agent.lose_spool()
-            elif dice < 0.165 and chaos:
+            elif dice < 0.16:
+                forget_ends()
+            elif dice < 0.17 and chaos:
                 self.complete = False
                 self.wipes += 1
                 self.random.choice(chaos)()
@@ -370,7 +373,7 @@ def ended(task: LeasedTask, state: TaskState) -> TaskResult:
 def test_every_accepted_task_ends_once(seed: int) -> None:
     queue = FakeQueue()
     world = World(FakeRecords(), queue, seed=seed)
-    world.run(6000, [queue.wipe])
+    world.run(6000, [queue.wipe], forget_ends=queue.forget_ends)
     world.settle()
     world.check()
     assert len(world.accepted) > 50

@@ -32,6 +32,7 @@ from farcall_common.store import (
     TaskResult,
 )
 from farcall_common.store.fakes import FakeRecords
+from farcall_common.store.model import Presence
 from farcall_common.wire.states import Reporter, TaskState
 
 T0 = dt.datetime(2026, 11, 20, 12, 0, tzinfo=dt.UTC)
@@ -134,6 +135,14 @@ class RecordsSuite:
         assert (records.count_functions("alice", limit=10), records.count_functions("alice", limit=2)) == (3, 2)
         assert (records.count_endpoints("alice", limit=10), records.count_endpoints("alice", limit=2)) == (3, 2)
         assert records.count_functions("nobody", limit=10) == 0
+        records.add_function(make_function("f0", version=2, body=b"12345", body_hash="h2"))
+        assert (records.count_functions("alice", limit=10), records.count_functions("alice", limit=4)) == (4, 4)
+        assert records.measure_functions("alice") == 3 * len(make_function().body) + 5
+        assert records.measure_functions("nobody") == 0
+        for name in ("a", "b"):
+            records.put_alias(FunctionAlias("alice", name, "f0"))
+        assert [records.count_aliases("alice", limit=limit) for limit in (5, 1)] == [2, 1]
+        assert [function.body for function in records.list_functions("alice")] == [b""] * 3
 
     def test_a_deleted_function_is_gone(self, records: Records) -> None:
         records.add_function(make_function())
@@ -193,6 +202,23 @@ class RecordsSuite:
         assert records.list_containers("alice") == [second]
 
     # groups
+
+    def test_a_group_is_read_for_its_owners_and_up_to_a_limit(self, records: Records) -> None:
+        records.add_tasks([make_task("a", task_group_id="g1"), make_task("b", task_group_id="g1", submitted_at=at(1))])
+        records.add_tasks([make_task("c", owner_id="bob", task_group_id="g1", submitted_at=at(2))])
+        assert [task.task_id for task in records.get_group("g1", owner_ids=["alice"])] == ["a", "b"]
+        assert [task.task_id for task in records.get_group("g1", owner_ids=["alice", "bob"], limit=2)] == ["a", "b"]
+        assert records.get_group("g1", owner_ids=[]) == []
+
+    def test_tasks_that_are_added_together_may_differ_in_anything(self, records: Records) -> None:
+        alike = [make_task("a"), make_task("b", submitted_at=T0)]
+        other = make_task("c", owner_id="bob", submitted_at=at(1), walltime_s=2.0, idempotent=False, max_attempts=1)
+        odd = [make_task(id_, resource_specification={"n": value}) for id_, value in (("d", 1), ("e", True))]
+        for tasks in ([alike[0]], [alike[1], other], odd):
+            records.add_tasks(tasks)
+        found = records.get_tasks(["a", "b", "c", "d", "e"])
+        assert found == {task.task_id: task for task in (*alike, other, *odd)}
+        assert [found[id_].resource_specification["n"] is True for id_ in "de"] == [False, True]
 
     def test_groups_are_paged_newest_first_with_counts_of_their_tasks(self, records: Records) -> None:
         for number, (group_id, task_id) in enumerate([("g1", "a"), ("g1", "b"), ("g2", "c"), ("g3", "d")]):
@@ -354,11 +380,31 @@ class RecordsSuite:
     def test_updating_an_endpoint_keeps_its_owner_its_age_and_its_presence(self, records: Records) -> None:
         records.put_endpoint(Endpoint("e1", "alice", "laptop", created_at=T0))
         status = EndpointStatus(managers=1, total_workers=8, idle_workers=7, pending_tasks=2, outstanding_tasks=3)
-        records.set_endpoint_presence("e1", online=True, status=status, at=at(9))
+        records.set_presence([Presence("e1", True, status, at(9))])
         records.put_endpoint(Endpoint("e1", "mallory", "renamed", public=True, created_at=at(10)))
         assert records.get_endpoint("e1") == Endpoint(
             "e1", "alice", "renamed", public=True, created_at=T0, seen_at=at(9), online=True, status=status
         )
+
+    def test_the_presence_of_many_endpoints_is_one_call(self, records: Records) -> None:
+        for endpoint_id in ("e1", "e2", "e3"):
+            records.put_endpoint(Endpoint(endpoint_id, "alice", endpoint_id))
+        busy, sick = EndpointStatus(managers=2), EndpointStatus(problem="disk is full")
+        records.set_presence(
+            [
+                Presence("e2", True, busy, at(1)),
+                Presence("gone", True, busy, at(1)),
+                Presence("e1", True, busy, at(2)),
+                Presence("e1", False, sick, at(3)),
+            ]
+        )
+        records.set_presence([])
+        found = [records.get_endpoint(endpoint_id) for endpoint_id in ("e1", "e2", "e3")]
+        assert [(e.online, e.status, e.seen_at) for e in found if e] == [
+            (False, sick, at(3)),
+            (True, busy, at(1)),
+            (False, EndpointStatus(), None),
+        ]
 
     def test_endpoints_are_listed_by_role(self, records: Records) -> None:
         records.put_endpoint(Endpoint("mine", "alice", "a", created_at=at(1)))
@@ -384,10 +430,30 @@ class RecordsSuite:
             records.add_endpoint_key("e3", "other", at=at(2))
         assert records.find_endpoint_by_key("key") == "e1"
         assert records.find_endpoint_by_key("other") is None
+        records.add_endpoint_key("e2", "another", at=T0)
+        assert records.find_endpoints_by_key(["key", "another", "other"]) == {"key": "e1", "another": "e2"}
+
+    def test_a_change_of_an_endpoint_is_of_the_fields_that_it_names(self, records: Records) -> None:
+        records.put_endpoint(Endpoint("e1", "alice", "a", public=True, metadata={"os": "linux"}, created_at=T0))
+        records.change_endpoint("e1", {"public": False, "name": "b"})
+        records.change_endpoint("e1", {"metadata": {"os": "bsd"}})
+        records.change_endpoint("e1", {})
+        assert records.get_endpoint("e1") == Endpoint("e1", "alice", "b", metadata={"os": "bsd"}, created_at=T0)
+        records.change_endpoint("e2", {"name": "nobody"})
+        assert records.get_endpoint("e2") is None
+
+    def test_lists_of_endpoints_have_an_end_and_only_names(self, records: Records) -> None:
+        for number in range(3):
+            endpoint = Endpoint(f"e{number}", "alice", "a", "b", created_at=at(number), metadata={"long": "text"})
+            records.put_endpoint(endpoint)
+        found = records.list_endpoints("alice", limit=2)
+        assert found == [Endpoint(f"e{number}", "alice", "a", "b", created_at=at(number)) for number in (2, 1)]
 
     def test_a_deleted_endpoint_takes_its_keys_along(self, records: Records) -> None:
         records.put_endpoint(Endpoint("e1", "alice", "a"))
         records.add_endpoint_key("e1", "key", at=T0)
+        assert records.list_endpoint_keys("e1") == ["key"]
+        assert records.list_endpoint_keys("e2") == []
         assert records.delete_endpoint("e1")
         assert not records.delete_endpoint("e1")
         assert records.find_endpoint_by_key("key") is None
@@ -480,10 +546,14 @@ class RecordsSuite:
         assert all(task.payload is None and task.result is None for task in records.get_group("g1"))
         assert all(task.payload is None and task.result is None for task in records.list_tasks("alice"))
         assert records.get_group("g3") == []
+        assert records.get_tasks(["t1", "t5"], with_bodies=False) == {"t1": records.get_group("g1")[0]}
 
     def test_open_tasks_are_paged_by_id(self, records: Records) -> None:
         records.add_tasks([make_task(f"t{n}") for n in range(5)] + [make_task("t9", endpoint_id="e2")])
         records.record_results([make_end("t1")], at=at(1))
+        records.record_results([make_end("t9", endpoint_id="e2")], at=at(1))
+        assert records.find_busy_endpoints(["e2", "e1", "nobody"]) == {"e1"}
+        assert records.find_busy_endpoints([]) == frozenset()
         first = records.list_open_tasks("e1", limit=2)
         assert [task.task_id for task in first] == ["t0", "t2"]
         assert first[0].payload == b"\x00payload\xff"

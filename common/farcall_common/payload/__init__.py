@@ -32,7 +32,15 @@ from farcall_common.payload.data import (
 from farcall_common.payload.framing import Piece
 from farcall_common.payload.out_of_band import INLINE_BYTES, PickleOutOfBand
 from farcall_common.payload.report import describe_exception
-from farcall_common.payload.serializer import BINARY_DATA, DEFAULT_CODE, DEFAULT_DATA, Serializer, is_binary, packed
+from farcall_common.payload.serializer import (
+    BINARY_DATA,
+    DEFAULT_CODE,
+    DEFAULT_DATA,
+    PORTABLE_DATA,
+    Serializer,
+    is_binary,
+    packed,
+)
 from farcall_common.payload.strategy import Strategy
 from farcall_common.payload.table import STRATEGIES, parse_allowed, strategy_named
 
@@ -41,6 +49,7 @@ __all__ = [
     "DEFAULT_CODE",
     "DEFAULT_DATA",
     "INLINE_BYTES",
+    "PORTABLE_DATA",
     "STRATEGIES",
     "AllCodeStrategies",
     "AllDataStrategies",

@@ -15,7 +15,7 @@ from farcall_common.payload.out_of_band import PickleOutOfBand
 from farcall_common.payload.strategy import Combination, Strategy, explain
 from farcall_common.payload.table import STRATEGIES
 
-__all__ = ["BINARY_DATA", "DEFAULT_CODE", "DEFAULT_DATA", "Serializer", "is_binary", "packed"]
+__all__ = ["BINARY_DATA", "DEFAULT_CODE", "DEFAULT_DATA", "PORTABLE_DATA", "Serializer", "is_binary", "packed"]
 
 DEFAULT_DATA: tuple[Strategy, ...] = (
     JSONData(lossless=True),
@@ -29,6 +29,9 @@ equal bytes in it."""
 
 BINARY_DATA: tuple[Strategy, ...] = (JSONData(lossless=True), PickleOutOfBand(), DillDataBase64())
 """The same for a reader that knows ``f3``: large values are bytes then, and arrays are not copied."""
+
+PORTABLE_DATA: tuple[Strategy, ...] = (DEFAULT_DATA[0], DillDataBase64(), PickleDataBase64(), CloudPickleDataBase64())
+"""The same for a reader of whom nothing is known: Globus Compute's strategies as long as one of them works."""
 
 DEFAULT_CODE: tuple[Strategy, ...] = (
     PureSourceTextInspect(self_contained=True),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -30,6 +31,9 @@ _VERSION: Final = """
 """
 _VERSION_WITHOUT_BODY: Final = _VERSION.replace("v.body,", "''::bytea AS body,")
 _ALIAS: Final = "SELECT owner_id, name, function_id, version FROM function_alias WHERE owner_id = %(owner_id)s"
+
+#: Columns by name: a later release may have added some.
+_CONTAINER: Final = f"SELECT {', '.join(field.name for field in dataclasses.fields(Container))} FROM container"
 
 
 class PostgresCatalogue:
@@ -109,7 +113,7 @@ class PostgresCatalogue:
 
     def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
         rows = self._database.rows(
-            f"""{_FUNCTION}
+            f"""{_FUNCTION_WITHOUT_BODY}
             WHERE owner_id = %(owner_id)s
                 AND strpos(lower(concat_ws(E'\\n', name, description)), lower(%(search)s)) > 0
             ORDER BY f.created_at DESC, function_id DESC LIMIT %(limit)s
@@ -118,8 +122,19 @@ class PostgresCatalogue:
         )
         return [Function(**row) for row in rows]
 
+    def measure_functions(self, owner_id: str) -> int:
+        # The length of a long value is beside it, so that none is read.
+        [row] = self._database.rows(
+            """
+            SELECT coalesce(sum(octet_length(body)), 0)::bigint AS bytes
+            FROM function JOIN function_version USING (function_id) WHERE owner_id = %(owner_id)s
+            """,
+            {"owner_id": owner_id},
+        )
+        return int(row["bytes"])
+
     def count_functions(self, owner_id: str, *, limit: int) -> int:
-        return self._count("function", owner_id, limit)
+        return self._count("function JOIN function_version USING (function_id)", owner_id, limit)
 
     def delete_function(self, function_id: str) -> bool:
         return self._database.run("DELETE FROM function WHERE function_id = %(id)s", {"id": function_id}) > 0
@@ -142,6 +157,9 @@ class PostgresCatalogue:
     def get_alias(self, owner_id: str, name: str) -> FunctionAlias | None:
         rows = self._database.rows(f"{_ALIAS} AND name = %(name)s", {"owner_id": owner_id, "name": name})
         return FunctionAlias(**rows[0]) if rows else None
+
+    def count_aliases(self, owner_id: str, *, limit: int) -> int:
+        return self._count("function_alias", owner_id, limit)
 
     def list_aliases(self, owner_id: str) -> Sequence[FunctionAlias]:
         rows = self._database.rows(f"{_ALIAS} ORDER BY name", {"owner_id": owner_id})
@@ -171,8 +189,8 @@ class PostgresCatalogue:
 
     def list_containers(self, owner_id: str, *, limit: int = 100) -> Sequence[Container]:
         rows = self._database.rows(
-            """
-            SELECT * FROM container WHERE owner_id = %(owner_id)s
+            f"""
+            {_CONTAINER} WHERE owner_id = %(owner_id)s
             ORDER BY created_at DESC, container_id DESC LIMIT %(limit)s
             """,
             {"owner_id": owner_id, "limit": limit},
@@ -186,7 +204,7 @@ class PostgresCatalogue:
         return self._database.run("DELETE FROM container WHERE container_id = %(id)s", {"id": container_id}) > 0
 
     def _container(self, condition: str, parameters: Mapping[str, Any]) -> Container | None:
-        rows = self._database.rows(f"SELECT * FROM container WHERE {condition}", parameters)
+        rows = self._database.rows(f"{_CONTAINER} WHERE {condition}", parameters)
         return Container(**rows[0]) if rows else None
 
     def _count(self, table: str, owner_id: str, limit: int) -> int:

@@ -27,14 +27,17 @@ _LOCK_RETRY_S: Final = 0.2
 def upgrade(database_url: str, *, revision: str = HEAD) -> bool:
     """Apply the missing revisions, as far as ``revision``, under an advisory lock. Returns whether there were any.
 
+    A database that newer code has upgraded stays as it is: a deployment that is put back meets one, and migrations only
+    add to what the code before them knows.
+
     :raises Unavailable: when the database cannot be reached, or another upgrade holds the lock for two minutes.
     """
     try:
         with psycopg.connect(database_url, autocommit=True, connect_timeout=10) as connection:
-            if _revision(connection) == revision:
+            if _is_done(connection, revision):
                 return False
             _lock(connection)
-            if _revision(connection) == revision:
+            if _is_done(connection, revision):
                 return False
             _apply(database_url, revision)
             return True
@@ -58,6 +61,12 @@ def _lock(connection: psycopg.Connection[tuple[str, ...]]) -> None:
         if time.monotonic() > give_up_at:
             raise Unavailable(f"another upgrade of the database has been running for {_LOCK_TIMEOUT_S} s")
         time.sleep(_LOCK_RETRY_S)
+
+
+def _is_done(connection: psycopg.Connection[tuple[str, ...]], revision: str) -> bool:
+    """Whether the database is at ``revision``, or at one of newer code's. They are numbered: the later, the greater."""
+    current = _revision(connection)
+    return current is not None and (current == revision or current > HEAD)
 
 
 def _revision(connection: psycopg.Connection[tuple[str, ...]]) -> str | None:

@@ -27,6 +27,7 @@ __all__ = [
     "LeasedTask",
     "PeerKey",
     "PeerKind",
+    "Presence",
     "QueuePlace",
     "QueueStanding",
     "QueuedTask",
@@ -116,6 +117,16 @@ class EndpointStatus:
     pending_tasks: int = 0
     outstanding_tasks: int = 0
     problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Presence:
+    """Whether an endpoint is there, as its forwarder knew it at a moment."""
+
+    endpoint_id: str
+    online: bool
+    status: EndpointStatus
+    at: dt.datetime
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, Self
 
-from farcall_common.errors import Fenced, QueueDataLost
+from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
 from farcall_common.store.model import (
     AckOutcome,
     AuditEntry,
@@ -19,13 +19,13 @@ from farcall_common.store.model import (
     CancelOutcome,
     Container,
     Endpoint,
-    EndpointStatus,
     ForwarderInfo,
     Function,
     FunctionAlias,
     Holding,
     LeasedTask,
     PeerKey,
+    Presence,
     QueuedTask,
     QueuePlace,
     SharedEnds,
@@ -97,8 +97,11 @@ class Records(Protocol):
     def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
         """Functions of an owner, newest first, whose name or description contains ``search``."""
 
+    def measure_functions(self, owner_id: str) -> int:
+        """Bytes of all versions of the functions of an owner."""
+
     def count_functions(self, owner_id: str, *, limit: int) -> int:
-        """How many functions an owner has; counting stops at ``limit``."""
+        """How many functions an owner has, each version counted; counting stops at ``limit``."""
 
     def delete_function(self, function_id: str) -> bool:
         """Forget a function, all its versions and the aliases for it."""
@@ -110,6 +113,9 @@ class Records(Protocol):
         """
 
     def get_alias(self, owner_id: str, name: str) -> FunctionAlias | None: ...
+    def count_aliases(self, owner_id: str, *, limit: int) -> int:
+        """How many aliases an owner has; counting stops at ``limit``."""
+
     def list_aliases(self, owner_id: str) -> Sequence[FunctionAlias]:
         """An owner's aliases by name."""
 
@@ -133,22 +139,33 @@ class Records(Protocol):
     def put_endpoint(self, endpoint: Endpoint) -> None:
         """Insert, or update what the owner may change; ownership never changes."""
 
+    def change_endpoint(self, endpoint_id: str, changes: Mapping[str, object]) -> None:
+        """Set these of the fields that the owner may change, and leave the others as they are by now. An endpoint that
+        is gone stays gone."""
+
     def get_endpoint(self, endpoint_id: str) -> Endpoint | None: ...
-    def list_endpoints(self, owner_id: str, *, role: str = "owner") -> Sequence[Endpoint]:
-        """``role`` is "owner" (mine) or "any" (mine, granted, public)."""
+    def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
+        """``role`` is "owner" (mine) or "any" (mine, granted, public). Newest first; only ids and names."""
 
     def count_endpoints(self, owner_id: str, *, limit: int) -> int:
         """How many endpoints an owner has; counting stops at ``limit``."""
 
     def delete_endpoint(self, endpoint_id: str) -> bool: ...
-    def set_endpoint_presence(
-        self, endpoint_id: str, *, online: bool, status: EndpointStatus, at: dt.datetime
-    ) -> None: ...
+    def set_presence(self, presences: Sequence[Presence]) -> None:
+        """Record who is there, in one transaction. Of an endpoint that comes twice the last one counts; endpoints that
+        there are not are left out."""
+
     def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
         """Let a CURVE key speak for an endpoint. Adding a known key again is harmless."""
 
+    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
+        """The CURVE public keys (Z85) that speak for an endpoint."""
+
     def find_endpoint_by_key(self, public_key: str) -> str | None:
         """The endpoint that a CURVE public key (Z85) belongs to."""
+
+    def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
+        """The endpoints that CURVE public keys belong to, by key."""
 
     # grants
     def has_grant(self, identity_id: str, object_id: str) -> bool:
@@ -176,7 +193,9 @@ class Records(Protocol):
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
         """For each key the owner's newest task with it that succeeded, if there is one."""
 
-    def get_tasks(self, task_ids: Sequence[str]) -> Mapping[str, Task]: ...
+    def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
+        """Tasks by id. Without bodies, ``payload`` and ``result`` are None."""
+
     def list_tasks(
         self,
         owner_id: str | None = None,
@@ -197,14 +216,22 @@ class Records(Protocol):
     def discard_tasks(self, task_ids: Sequence[str]) -> Sequence[str]:
         """Take dead letters off the list, and free their payloads. Returns the ids of those that were listed."""
 
-    def get_group(self, task_group_id: str) -> Sequence[Task]:
-        """Tasks of a group in submission order; without payloads and results."""
+    def get_group(
+        self, task_group_id: str, *, owner_ids: Collection[str] | None = None, limit: int | None = None
+    ) -> Sequence[Task]:
+        """Tasks of a group, of these owners only, in submission order; without what they were given and came to."""
 
     def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
         """Task groups of an owner, newest first; with ``before``, those older than the group with that id."""
 
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
         """Tasks of an endpoint that have not ended, by task id, starting after ``after``: to rebuild the queue."""
+
+    def find_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        """Those of these endpoints that are registered."""
+
+    def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        """Those of these endpoints that have open tasks."""
 
     def list_endpoints_with_open_tasks(self, *, older_than: dt.datetime) -> Sequence[str]:
         """Endpoints that have open tasks submitted before a time: what the reconciler looks at."""
@@ -268,6 +295,12 @@ class Queue(Protocol):
             agent, come back elsewhere, is no other one: its former forwarder is fenced, however alive it is.
         """
 
+    def claim_many(
+        self, forwarder_id: str, wanted: Sequence[tuple[str, str]], *, ttl_s: float, now: float
+    ) -> Sequence[int | EndpointInUse]:
+        """:meth:`claim` for many agents, by endpoint and spool, in order and in one round trip. What :meth:`claim`
+        would raise for one stands in the place of its fence."""
+
     def keep(
         self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float, now: float
     ) -> None:
@@ -277,6 +310,12 @@ class Queue(Protocol):
         :raises QueueDataLost: while the queue may lack tasks: after a wipe, and for a new endpoint, until
             :meth:`mark_restored`.
         """
+
+    def leave_many(
+        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float, now: float
+    ) -> Sequence[Fenced | QueueDataLost | None]:
+        """:meth:`keep` endpoints, by fence, of which no agent is heard any more, in one round trip. Returns for each
+        what :meth:`keep` would raise, or None."""
 
     def refresh(
         self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float, now: float
@@ -292,6 +331,9 @@ class Queue(Protocol):
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         """Give up ownership; harmless when it is gone already."""
+
+    def evict(self, endpoint_id: str) -> None:
+        """Take ownership from whoever has it: the endpoint is gone."""
 
     # consuming; each raises Fenced for a stale fence and QueueDataLost after a wipe
     def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float, now: float) -> Sequence[LeasedTask]:
@@ -313,6 +355,10 @@ class Queue(Protocol):
 
     def leased(self, endpoint_id: str, fence: int) -> Mapping[str, int]:
         """Task ids under lease with their attempt."""
+
+    def leased_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Mapping[str, int] | Fenced | QueueDataLost]:
+        """:meth:`leased` for many endpoints, by fence, in one round trip. What :meth:`leased` would raise for one
+        stands in the place of its tasks."""
 
     def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
         """Leased tasks that the endpoint should stop; the same ids come again until the tasks end."""
@@ -361,6 +407,13 @@ class Queue(Protocol):
     def mark_restored(self, endpoint_id: str, fence: int) -> None:
         """The rebuild is complete: from now on lease and ack work again."""
 
+    def mark_restored_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Fenced | QueueDataLost | None]:
+        """:meth:`mark_restored` for many endpoints, by fence, in one round trip. Returns for each what it would raise,
+        or None."""
+
+    def depths(self, endpoint_ids: Sequence[str]) -> int:
+        """How many tasks wait for these endpoints together."""
+
     def depth(self, endpoint_id: str) -> int:
         """Tasks waiting."""
 
@@ -379,7 +432,12 @@ class Queue(Protocol):
     def admit(self, key: PeerKey, *, ttl_s: float) -> None:
         """Let a CURVE key connect for a while."""
 
-    def find_peer(self, public_key: str) -> PeerKey | None: ...
+    def dismiss(self, public_keys: Sequence[str]) -> None:
+        """Let CURVE keys connect no more."""
+
+    def find_peers(self, public_keys: Sequence[str]) -> Mapping[str, PeerKey]:
+        """Whom keys speak for that were admitted, by key. One round trip."""
+
     def listen(self, forwarder_id: str) -> WakeUps:
         """Subscribe to the wake-ups of a forwarder, and to what others share with it."""
 

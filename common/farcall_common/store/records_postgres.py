@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -16,18 +16,46 @@ from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store import moves, task_rows
 from farcall_common.store.audit_postgres import PostgresAudit, audit_parameters
 from farcall_common.store.catalogue_postgres import PostgresCatalogue
-from farcall_common.store.model import AuditEntry, Endpoint, EndpointStatus, Task, TaskEvent, TaskGroup, TaskResult
+from farcall_common.store.model import (
+    AuditEntry,
+    Endpoint,
+    EndpointStatus,
+    Presence,
+    Task,
+    TaskEvent,
+    TaskGroup,
+    TaskResult,
+)
 from farcall_common.store.postgres import Database, to_json
 from farcall_common.wire.states import TaskState
 
 __all__ = ["PostgresRecords"]
 
+#: Columns by name: a later release may have added some.
+_ENDPOINT: Final = f"SELECT {', '.join(field.name for field in dataclasses.fields(Endpoint))} FROM endpoint"
 _STATUS_FIELDS: Final = frozenset(field.name for field in dataclasses.fields(EndpointStatus))
 
-#: Rows are locked in the order of their ids, so that two batches that share some never wait for each other in a circle.
+# Rows are locked in the order of their ids, so that two batches that share some never wait for each other in a circle.
+
 _LOCK_TASKS: Final = """
-    SELECT task_id, state, attempt, endpoint_id, owner_id, task_group_id FROM task
+    SELECT task_id, state, attempt, endpoint_id, owner_id, task_group_id, finished_at FROM task
     WHERE task_id = ANY(%(ids)s) ORDER BY task_id FOR NO KEY UPDATE
+"""
+
+_SET_PRESENCE: Final = """
+    WITH there AS (
+        SELECT endpoint_id FROM endpoint WHERE endpoint_id = ANY(%(endpoint_id)s)
+        ORDER BY endpoint_id FOR NO KEY UPDATE
+    )
+    UPDATE endpoint SET online = new.online, status = new.status, seen_at = new.at
+    FROM there JOIN unnest(%(endpoint_id)s::text[], %(online)s::boolean[], %(status)s::text[]::json[],
+                           %(at)s::timestamptz[]) AS new (endpoint_id, online, status, at) USING (endpoint_id)
+    WHERE endpoint.endpoint_id = there.endpoint_id
+"""
+
+_BUSY: Final = """
+    SELECT endpoint_id FROM unnest(%(ids)s::text[]) AS wanted (endpoint_id)
+    WHERE EXISTS (SELECT FROM task WHERE task.endpoint_id = wanted.endpoint_id AND finished_at IS NULL)
 """
 
 
@@ -70,11 +98,17 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
             {**vars(endpoint), "allowed_functions": allowed, "metadata": to_json(endpoint.metadata)},
         )
 
+    def change_endpoint(self, endpoint_id: str, changes: Mapping[str, object]) -> None:
+        values = {**changes, "metadata": to_json(changes.get("metadata")), "id": endpoint_id}
+        assignments = ", ".join(f"{name} = %({name})s" for name in changes)
+        # With nothing to change, what follows in the same transaction still does.
+        self._database.run(f"UPDATE endpoint SET {assignments or 'name = name'} WHERE endpoint_id = %(id)s", values)
+
     def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
-        rows = self._database.rows("SELECT * FROM endpoint WHERE endpoint_id = %(id)s", {"id": endpoint_id})
+        rows = self._database.rows(f"{_ENDPOINT} WHERE endpoint_id = %(id)s", {"id": endpoint_id})
         return _endpoint(rows[0]) if rows else None
 
-    def list_endpoints(self, owner_id: str, *, role: str = "owner") -> Sequence[Endpoint]:
+    def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
         usable = """
             OR public OR EXISTS (
                 SELECT FROM access_grant WHERE identity_id = %(owner_id)s AND object_id = endpoint_id
@@ -82,12 +116,13 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
         """
         rows = self._database.rows(
             f"""
-            SELECT * FROM endpoint WHERE owner_id = %(owner_id)s {usable if role == "any" else ""}
-            ORDER BY created_at DESC, endpoint_id DESC
+            SELECT endpoint_id, owner_id, name, display_name, created_at
+            FROM endpoint WHERE owner_id = %(owner_id)s {usable if role == "any" else ""}
+            ORDER BY created_at DESC, endpoint_id DESC LIMIT %(limit)s
             """,
-            {"owner_id": owner_id},
+            {"owner_id": owner_id, "limit": limit},
         )
-        return [_endpoint(row) for row in rows]
+        return [Endpoint(**row) for row in rows]
 
     def count_endpoints(self, owner_id: str, *, limit: int) -> int:
         return self._count("endpoint", owner_id, limit)
@@ -95,11 +130,11 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
     def delete_endpoint(self, endpoint_id: str) -> bool:
         return self._database.run("DELETE FROM endpoint WHERE endpoint_id = %(id)s", {"id": endpoint_id}) > 0
 
-    def set_endpoint_presence(self, endpoint_id: str, *, online: bool, status: EndpointStatus, at: dt.datetime) -> None:
-        self._database.run(
-            "UPDATE endpoint SET online = %(online)s, status = %(status)s, seen_at = %(at)s WHERE endpoint_id = %(id)s",
-            {"id": endpoint_id, "online": online, "status": to_json(status), "at": at},
-        )
+    def set_presence(self, presences: Sequence[Presence]) -> None:
+        latest = {presence.endpoint_id: presence for presence in presences}.values()
+        rows = [{**vars(presence), "status": to_json(presence.status)} for presence in latest]
+        if rows:
+            self._database.run(_SET_PRESENCE, task_rows.columns_of(rows))
 
     def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
         with self._database.connection() as connection:
@@ -117,9 +152,17 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
         if added.rowcount == 0:
             raise Conflict("the key speaks for another endpoint")
 
+    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
+        query = "SELECT public_key FROM endpoint_key WHERE endpoint_id = %(id)s"
+        return [row["public_key"] for row in self._database.rows(query, {"id": endpoint_id})]
+
     def find_endpoint_by_key(self, public_key: str) -> str | None:
-        rows = self._database.rows("SELECT endpoint_id FROM endpoint_key WHERE public_key = %(k)s", {"k": public_key})
-        return rows[0]["endpoint_id"] if rows else None
+        return self.find_endpoints_by_key([public_key]).get(public_key)
+
+    def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
+        query = "SELECT public_key, endpoint_id FROM endpoint_key WHERE public_key = ANY(%(keys)s)"
+        rows = self._database.rows(query, {"keys": list(public_keys)})
+        return {row["public_key"]: row["endpoint_id"] for row in rows}
 
     # grants
 
@@ -148,8 +191,8 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
         # Sorted for the same reason as _LOCK_TASKS.
         ordered = sorted(tasks, key=lambda task: task.task_id)
         written = [moves.written_ahead(task, remembered, now=now) for task in ordered]
-        parameters = {**task_rows.new_task_columns(written), **audit_parameters(audit)}
-        rows = self._database.rows(task_rows.ADD_TASKS, parameters)
+        statement, parameters = task_rows.add_tasks(written)
+        rows = self._database.rows(statement, {**parameters, **audit_parameters(audit)})
         added = {row["task_id"] for row in rows}
         known = [task.task_id for task in written if task.task_id not in added]
         return self.get_tasks(known) if known else {}
@@ -159,8 +202,9 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
         tasks = self._tasks(task_rows.MEMOIZED, {"owner_id": owner_id, "keys": list(memo_keys)})
         return {task.memo_key: task for task in tasks if task.memo_key is not None}
 
-    def get_tasks(self, task_ids: Sequence[str]) -> Mapping[str, Task]:
-        tasks = self._tasks(f"{task_rows.WHOLE_TASK} WHERE task_id = ANY(%(ids)s)", {"ids": list(task_ids)})
+    def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
+        query = task_rows.WHOLE_TASK if with_bodies else task_rows.LIGHT_TASK
+        tasks = self._tasks(f"{query} WHERE task_id = ANY(%(ids)s)", {"ids": list(task_ids)})
         return {task.task_id: task for task in tasks}
 
     def list_tasks(
@@ -193,11 +237,11 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
         rows = self._database.rows(task_rows.DISCARD, {"ids": sorted(task_ids)})
         return [row["task_id"] for row in rows]
 
-    def get_group(self, task_group_id: str) -> Sequence[Task]:
-        return self._tasks(
-            f"{task_rows.LIGHT_TASK} WHERE task_group_id = %(id)s ORDER BY submitted_at, task_id",
-            {"id": task_group_id},
-        )
+    def get_group(
+        self, task_group_id: str, *, owner_ids: Collection[str] | None = None, limit: int | None = None
+    ) -> Sequence[Task]:
+        owners = None if owner_ids is None else list(owner_ids)
+        return self._tasks(task_rows.GROUP, {"id": task_group_id, "owners": owners, "limit": limit})
 
     def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
         rows = self._database.rows(task_rows.GROUPS, {"owner_id": owner_id, "before": before, "limit": limit})
@@ -211,6 +255,13 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
             """,
             {"endpoint_id": endpoint_id, "after": after, "limit": limit},
         )
+
+    def find_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        query = "SELECT endpoint_id FROM endpoint WHERE endpoint_id = ANY(%(ids)s)"
+        return frozenset(row["endpoint_id"] for row in self._database.rows(query, {"ids": list(endpoint_ids)}))
+
+    def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        return frozenset(row["endpoint_id"] for row in self._database.rows(_BUSY, {"ids": list(endpoint_ids)}))
 
     def list_endpoints_with_open_tasks(self, *, older_than: dt.datetime) -> Sequence[str]:
         rows = self._database.rows(
@@ -264,7 +315,11 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
 def _lock_tasks(connection: psycopg.Connection[DictRow], task_ids: Iterable[str]) -> dict[str, moves.Standing]:
     return {
         row["task_id"]: moves.Standing(
-            TaskState(row["state"]), row["attempt"], row["endpoint_id"], row["owner_id"], row["task_group_id"]
+            task_rows.state_of(row["state"], is_over=row["finished_at"] is not None),
+            row["attempt"],
+            row["endpoint_id"],
+            row["owner_id"],
+            row["task_group_id"],
         )
         for row in connection.execute(_LOCK_TASKS, {"ids": list(task_ids)})
     }

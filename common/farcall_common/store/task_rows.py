@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping, Sequence
+import functools
+import operator
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 from farcall_common.errors import ErrorRecord
@@ -18,29 +21,38 @@ from farcall_common.wire.states import Reporter, TaskState
 
 __all__ = [
     "ADD_EVENTS",
-    "ADD_TASKS",
     "DISCARD",
     "END_TASKS",
     "EVENTS",
+    "GROUP",
     "GROUPS",
     "LIGHT_TASK",
     "MEMOIZED",
     "MOVE_TASKS",
     "PURGE",
     "WHOLE_TASK",
+    "add_tasks",
     "columns_of",
     "end_columns",
     "event_from_row",
     "event_row",
     "group_from_row",
     "list_of_tasks",
-    "new_task_columns",
+    "state_of",
     "task_from_row",
 ]
 
 _TASK_COLUMNS: Final = [field.name for field in dataclasses.fields(Task)]
 WHOLE_TASK: Final = f"SELECT {', '.join(_TASK_COLUMNS)} FROM task"
 LIGHT_TASK: Final = WHOLE_TASK.replace(" payload,", " NULL AS payload,").replace(" result,", " NULL AS result,")
+#: What a list of tasks shows, and one of many: an endpoint may have said as much of each as a message holds.
+_LISTED_TASK: Final = LIGHT_TASK.replace(" details,", " '{}'::json AS details,")
+_SHORT_TASK: Final = _LISTED_TASK.replace(" error,", " NULL AS error,")
+GROUP: Final = f"""
+    {_SHORT_TASK}
+    WHERE task_group_id = %(id)s AND (%(owners)s::text[] IS NULL OR owner_id = ANY(%(owners)s))
+    ORDER BY submitted_at, task_id LIMIT %(limit)s
+"""
 
 #: The columns that a new task comes with; the others have defaults.
 _NEW_TASK: Final = {
@@ -70,7 +82,9 @@ _NEW_TASK: Final = {
     "function_version": "integer",
     "retry_of": "text",
 }
-_NEW_TASK_JSON: Final = [name for name, kind in _NEW_TASK.items() if kind.startswith("json")]
+_new_values: Final = operator.attrgetter(*_NEW_TASK)
+#: The columns that are never looked at for whether all new tasks have the same: the one cannot, the other is long.
+_OF_EACH_TASK: Final = frozenset({"task_id", "payload"})
 _MOVE: Final = {"task_id": "text", "state": "text", "attempt": "integer"}
 _EVENT: Final = {**_MOVE, "reporter": "text", "at": "timestamptz", "detail": "json"}
 _END: Final = {
@@ -103,10 +117,9 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-ADD_TASKS: Final = f"""
+_ADD_TASKS: Final = f"""
     WITH added AS (
-        INSERT INTO task ({", ".join(_NEW_TASK)})
-        SELECT {", ".join(_NEW_TASK)} FROM {_unnest(_NEW_TASK)}
+        INSERT INTO task ({", ".join(_NEW_TASK)}) SELECT {{values}} FROM {{rows}}
         ON CONFLICT (task_id) DO NOTHING
         RETURNING task_id, task_group_id, owner_id, state, submitted_at, finished_at
     ), groups AS (
@@ -223,10 +236,10 @@ _LIST: Final = """
     {state}
     ORDER BY {of}.submitted_at DESC, {of}.task_id DESC LIMIT %(limit)s
 """
-_BY_STATE: Final = f"{LIGHT_TASK} WHERE {_LIST.format(of='task', state='AND state = %(state)s')}"
-_OF_ANY_STATE: Final = f"{LIGHT_TASK} WHERE {_LIST.format(of='task', state='')}"
+_BY_STATE: Final = f"{_LISTED_TASK} WHERE {_LIST.format(of='task', state='AND state = %(state)s')}"
+_OF_ANY_STATE: Final = f"{_LISTED_TASK} WHERE {_LIST.format(of='task', state='')}"
 _DEAD_LETTERS: Final = f"""
-    {LIGHT_TASK}
+    {_LISTED_TASK}
     WHERE task_id IN (SELECT task_id FROM dead_letter WHERE {_LIST.format(of="dead_letter", state="")})
     ORDER BY submitted_at DESC, task_id DESC
 """
@@ -239,13 +252,43 @@ def list_of_tasks(state: TaskState | None) -> str:
     return _OF_ANY_STATE if state is None else _BY_STATE
 
 
-def new_task_columns(tasks: Sequence[Task]) -> dict[str, list[Any]]:
-    """The arrays of ADD_TASKS. Made column by column: a submit has many tasks, and most of its time is spent here."""
-    columns = {name: [getattr(task, name) for task in tasks] for name in _NEW_TASK}
-    columns["state"] = [str(state) for state in columns["state"]]
-    for name in _NEW_TASK_JSON:
-        columns[name] = [to_json(value) for value in columns[name]]
-    return columns
+def add_tasks(tasks: Sequence[Task]) -> tuple[str, dict[str, Any]]:
+    """The statement that adds tasks, and its parameters. There must be a task.
+
+    Tasks of one submit have most in common, and writing arrays takes most of the time of a submit: what is the same in
+    all of them travels once.
+    """
+    parameters: dict[str, Any] = {}
+    shared = set()
+    for (name, kind), column in zip(_NEW_TASK.items(), zip(*map(_new_values, tasks), strict=True), strict=True):
+        values, is_json = list(column), kind.startswith("json")
+        if name not in _OF_EACH_TASK and (_are_one(values) if is_json else values.count(values[0]) == len(values)):
+            shared.add(name)
+            values = values[:1]
+        if is_json:
+            values = [to_json(value) for value in values]
+        elif name == "state":
+            values = [str(state) for state in values]
+        parameters[name] = values[0] if name in shared else values
+    return _add_tasks(frozenset(shared)), parameters
+
+
+def _are_one(values: Sequence[Any]) -> bool:
+    """Whether all are written alike. Equal ones need not be: 1 equals True, and other JSON is made of it."""
+    first = values[0]
+    return all(value is first or (not first and value == first) for value in values)
+
+
+@functools.lru_cache(maxsize=64)
+def _add_tasks(shared: Set[str]) -> str:
+    values = ", ".join(f"{_cast(name, kind)} AS {name}" if name in shared else name for name, kind in _NEW_TASK.items())
+    return _ADD_TASKS.format(
+        values=values, rows=_unnest({name: kind for name, kind in _NEW_TASK.items() if name not in shared})
+    )
+
+
+def _cast(name: str, kind: str) -> str:
+    return f"%({name})b::text::{kind}" if kind.startswith("json") else f"%({name})b::{kind}"
 
 
 def end_columns(results: Sequence[TaskResult], *, at: dt.datetime) -> dict[str, Any]:
@@ -274,13 +317,16 @@ def event_row(event: TaskEvent) -> dict[str, Any]:
 
 def event_from_row(row: Mapping[str, Any]) -> TaskEvent:
     """An event as it was appended."""
-    return TaskEvent(**{**row, "state": TaskState(row["state"]), "reporter": Reporter(row["reporter"])})
+    state = state_of(row["state"], is_over="code" in row["detail"])
+    return TaskEvent(**{**row, "state": state, "reporter": Reporter(row["reporter"])})
 
 
 def group_from_row(row: Mapping[str, Any]) -> TaskGroup:
     """A task group as the statement GROUPS counts it."""
-    states = {TaskState(state): count for state, count in row["states"].items()}
-    return TaskGroup(row["task_group_id"], row["created_at"], states)
+    states: Counter[TaskState] = Counter()
+    for state, count in row["states"].items():
+        states[state_of(state, is_over=True)] += count
+    return TaskGroup(row["task_group_id"], row["created_at"], dict(states))
 
 
 def task_from_row(row: Mapping[str, Any]) -> Task:
@@ -288,10 +334,24 @@ def task_from_row(row: Mapping[str, Any]) -> Task:
     return Task(
         **{
             **row,
-            "payload_ref": row["payload_ref"] and BlobRef(**row["payload_ref"]),
-            "result_ref": row["result_ref"] and BlobRef(**row["result_ref"]),
+            "payload_ref": _blob_ref(row["payload_ref"]),
+            "result_ref": _blob_ref(row["result_ref"]),
             "result_serializers": tuple(row["result_serializers"]),
             "error": row["error"] and ErrorRecord.from_json(row["error"]),
-            "state": TaskState(row["state"]),
+            "state": state_of(row["state"], is_over=row["finished_at"] is not None),
         }
     )
+
+
+def state_of(text: str, *, is_over: bool) -> TaskState:
+    """A state as this release knows it. One that a later release added is ``failed`` for a task that has ended, whose
+    error tells more, and ``running`` for another, from where nobody here takes it back."""
+    try:
+        return TaskState(text)
+    except ValueError:
+        return TaskState.FAILED if is_over else TaskState.RUNNING
+
+
+def _blob_ref(value: Mapping[str, Any] | None) -> BlobRef | None:
+    # Its fields by name: a later release may have added some.
+    return BlobRef(value["blob_key"], value["size_bytes"], value["sha256"]) if value else None

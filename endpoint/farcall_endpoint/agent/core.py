@@ -7,12 +7,9 @@ are epoch seconds.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hashlib
-import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import (
@@ -21,35 +18,34 @@ from farcall_common.wire import (
     EndpointReport,
     HeldTask,
     RunTasks,
-    TaskMove,
     TaskRef,
     TaskSpec,
     TaskState,
 )
 from farcall_endpoint import outcomes
+from farcall_endpoint.agent import admission
+from farcall_endpoint.agent.credit import Credit
+from farcall_endpoint.agent.ends import Ends
+from farcall_endpoint.agent.retries import UploadRetries
 from farcall_endpoint.agent.roster import Roster
 from farcall_endpoint.agent.scheduling import Lifetime, SchedulingPolicy
+from farcall_endpoint.agent.states import States
 from farcall_endpoint.agent.tasks import Decisions, Demand, End, Stage, Task
+from farcall_endpoint.agent.waiting import Waiting
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import RANKS, Died, Finished, Progress
+from farcall_endpoint.protocol import Died, Finished, Progress
 from farcall_endpoint.shared import Bytes
 
-__all__ = ["REPORT_AFTER_S", "AgentCore"]
-
-REPORT_AFTER_S: Final = 0.5
-"""A state that lasts for so long is worth a message; tasks that are over sooner cost none."""
-_UPLOAD_TRIES: Final = 5
-_UPLOAD_RETRY_S: Final = 0.5
+__all__ = ["AgentCore"]
 
 
 class AgentCore:
     """One per agent.
 
-    :param endpoint_id: for error records.
+    :param endpoint_id, max_inline_bytes: as :class:`Ends`.
     :param slots_hint: workers to expect before a manager has registered.
     :param prefetch: tasks to keep at a manager behind each running one.
     :param window: tasks to hold here for each slot, so that the way to the cloud is hidden; at most ``max_window``.
-    :param max_inline_bytes: larger results must be uploaded before their end is reported.
     :param tells_states: whether anybody wants to know in which state a task is before it ends.
     :param block_s: seconds that a block of managers lives; None if it has no end.
     :param drain_s: in the last seconds of a block no task starts whose length nobody knows.
@@ -71,33 +67,30 @@ class AgentCore:
         drain_s: float = 0.0,
         max_walltime_s: float | None = None,
     ) -> None:
-        self._endpoint_id = endpoint_id
+        self._ends = Ends(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
         self._policy = policy
         self._slots_hint = slots_hint
         self._prefetch = prefetch
         self._window = window
-        self._max_window = max_window
-        self._max_inline_bytes = max_inline_bytes
-        self._tells_states = tells_states
+        self._credit = Credit(window, limit=max_window)
+        self._states = States(are_told=tells_states)
         self._block_s = block_s
         self._drain_s = drain_s
         self._max_walltime_s = max_walltime_s
         self._tasks: dict[str, Task] = {}
-        self._queue: collections.deque[Task] = collections.deque()  # also what has ended while it waited: passed over
+        self._queue = Waiting()
         self._functions: set[str] = set()
         self._roster = Roster()
         self._ended = 0
         #: Ends since the start, of whatever kind.
         self.finished_tasks = 0
         self._next_seq = itertools.count(1)
-        self._watched: collections.deque[tuple[float, Task]] = collections.deque()
-        self._uploads_due: list[tuple[float, int, Task]] = []
+        self._uploads = UploadRetries()
         self._connected = False
         self._draining = False
-        self._credit = 0
         self._spool_problem = ""
         self._nodes_problem = ""
-        self._refusal = ""
+        self._no_nodes = ""
         self._decisions = Decisions()
 
     # -- start and end -------------------------------------------------------------------------------------------------
@@ -119,7 +112,7 @@ class AgentCore:
             elif task.stage is Stage.FETCHING:
                 self._decisions.fetches.append(task)
             else:
-                self._queue.append(task)
+                self._queue.add(task)
         self._next_seq = itertools.count(max((task.seq for task in tasks), default=0) + 1)
         self._reconsider(dispatched, self._slots_hint, "the endpoint was stopped or died while it had the task", now)
 
@@ -145,7 +138,7 @@ class AgentCore:
         """A session is open. What has ended is reported (again), apart from what the cloud wants forgotten."""
         self.recorded(forget)
         self._connected = True
-        self._credit = 0
+        self._credit.restart()
         for task in self._tasks.values():
             if task.end is not None:
                 self._report_end(task)
@@ -177,10 +170,11 @@ class AgentCore:
 
     def run_tasks(self, message: RunTasks, frames: Sequence[bytes], *, now: float) -> None:
         """Accept tasks. One that is here already gets its new attempt number, and is not started again."""
-        self._credit -= len(message.tasks)
+        self._credit.used(len(message.tasks))
         for function in message.functions:
             body = frames[function.body]
-            if function.function_hash not in self._functions and _sha256(body) == function.function_hash:
+            known = function.function_hash in self._functions
+            if not known and hashlib.sha256(body).hexdigest() == function.function_hash:
                 self._functions.add(function.function_hash)
                 self._decisions.functions.append((function, body))
         for spec in message.tasks:
@@ -201,19 +195,17 @@ class AgentCore:
         self._tasks[task.task_id] = task
         self._decisions.accepted.append(task)
         self._decisions.acknowledged.append(task)
-        if spec.function_hash not in self._functions:
-            self._fail(task, outcomes.function_missing(spec.function_hash))
-        elif spec.container_id is not None:
-            self._fail(task, outcomes.containers_unsupported(spec.container_id))
-        elif spec.resource_specification and (wrong := _wrong_limit(spec.resource_specification)):
-            self._fail(task, outcomes.limit_invalid(*wrong))
-        elif self._block_s is not None and (spec.walltime_s or 0.0) > self._block_s:
-            self._fail(task, outcomes.walltime_too_long(spec.walltime_s or 0.0, block_s=self._block_s))
-        elif self._refusal:
-            self._fail(task, outcomes.nodes_unavailable(self._refusal))
+        refusal = admission.refusal(
+            spec, knows_function=spec.function_hash in self._functions, block_s=self._block_s, no_nodes=self._no_nodes
+        )
+        if refusal is not None:
+            self._end(task, self._ends.failed(task, refusal))
+            return
+        if stage is Stage.QUEUED:
+            self._queue.add(task)
         else:
-            (self._queue if stage is Stage.QUEUED else self._decisions.fetches).append(task)
-            self._watch(task, now)
+            self._decisions.fetches.append(task)
+        self._states.watch(task, now)
 
     def cancel(self, task_ids: Iterable[str]) -> None:
         """Stop tasks, running or not; a task that has ended keeps its end."""
@@ -225,7 +217,7 @@ class AgentCore:
                 task.cancelling = True
                 self._decisions.cancels[task.manager_id].append(task_id)
             else:
-                self._end(task, End(TaskState.CANCELLED, outcomes.cancelled(running=False).to_json()))
+                self._end(task, self._ends.cancelled(running=False))
 
     def recorded(self, refs: Iterable[TaskRef]) -> None:
         """The cloud has an end for these: forget them, and stop those that still run."""
@@ -260,7 +252,7 @@ class AgentCore:
             self._roster.release(task.manager_id, task.task_id)
             task.starts -= 1
         self._requeue(again, now)
-        self._credit -= decisions.credit
+        self._credit.used(decisions.credit)
         decisions.credit = 0
         self._decisions = decisions
 
@@ -276,12 +268,12 @@ class AgentCore:
         if task.stage is Stage.FETCHING:
             task.stage, task.payload = Stage.QUEUED, payload
             self._decisions.fetched.append(task)
-            self._queue.append(task)
+            self._queue.add(task)
 
     def fetch_failed(self, task: Task, reason: str) -> None:
         """A payload cannot be had."""
         if task.stage is Stage.FETCHING:
-            self._fail(task, outcomes.payload_unavailable(reason))
+            self._end(task, self._ends.failed(task, outcomes.payload_unavailable(reason)))
 
     def granted(self, grant: BlobGrant, *, now: float) -> None:
         """The answer to a blob request."""
@@ -305,25 +297,20 @@ class AgentCore:
         end = task.end
         if end is None or not end.needs_upload or task.task_id not in self._tasks:
             return
-        end.upload_tries += 1
-        if retryable and end.upload_tries < _UPLOAD_TRIES:
-            due_at = now + _UPLOAD_RETRY_S * 2 ** (end.upload_tries - 1)
-            heapq.heappush(self._uploads_due, (due_at, task.seq, task))
+        if retryable and self._uploads.add(task, now=now):
             return
         record = outcomes.result_not_uploaded(reason, size_bytes=end.size_bytes)
         self._ended -= 1
-        self._fail(task, record, started_at=end.started_at, ended_at=end.ended_at)
+        self._end(task, self._ends.failed(task, record, started_at=end.started_at, ended_at=end.ended_at))
 
     # -- managers ------------------------------------------------------------------------------------------------------
 
     def nodes(self, *, refusal: str, problem: str) -> None:
         """How it stands with blocks. While there is a ``refusal`` no manager can be had: what waits fails with it."""
-        self._nodes_problem, self._refusal = problem, refusal
+        self._nodes_problem, self._no_nodes = problem, refusal
         if refusal:
-            waiting, self._queue = self._queue, collections.deque()
-            for task in waiting:
-                if task.stage is Stage.QUEUED:
-                    self._fail(task, outcomes.nodes_unavailable(refusal))
+            for task in self._queue.clear():
+                self._end(task, self._ends.failed(task, outcomes.nodes_unavailable(refusal)))
 
     def demand(self) -> Demand:
         """What there is to do, and who does it."""
@@ -340,14 +327,16 @@ class AgentCore:
             manager_id, workers=progress.workers, idle_workers=progress.idle_workers, problem=progress.problem
         )
         for finished in progress.finished:
-            self._finished(manager_id, finished, bodies)
+            task = self._release(manager_id, finished.task_id)
+            if task is not None:
+                self._end(task, self._ends.finished(task, finished, bodies))
         self._observe(progress.finished)
         for died in progress.died:
             self._died(manager_id, died, now)
         for started in progress.started:
             task = self._tasks.get(started.task_id)
             if task is not None and task.stage is Stage.DISPATCHED:
-                self._enter(task, TaskState.RUNNING, started.at)
+                self._states.enter(task, TaskState.RUNNING, started.at)
 
     def manager_lost(self, manager_id: str, reason: str, *, expected: bool = False, now: float) -> None:
         """A manager is gone with all that it had. If that was ``expected``, no start is held against a task."""
@@ -360,20 +349,16 @@ class AgentCore:
 
     def next_deadline(self) -> float | None:
         """The epoch second at which :meth:`decide` may have something to do although nothing happened."""
-        deadlines = [self._watched[0][0]] if self._watched else []
-        if self._uploads_due:
-            deadlines.append(self._uploads_due[0][0])
-        return min(deadlines, default=None)
+        deadlines = (self._states.next_deadline(), self._uploads.next_deadline())
+        return min((at for at in deadlines if at is not None), default=None)
 
     def decide(self, *, now: float) -> Decisions:
         """Everything that follows from what happened since the last time."""
         if not self._draining:
             self._dispatch(now)
             self._give_credit()
-        while self._watched and self._watched[0][0] <= now:
-            self._report_state(self._watched.popleft()[1], now)
-        while self._uploads_due and self._uploads_due[0][0] <= now:
-            task = heapq.heappop(self._uploads_due)[2]
+        self._decisions.moves += self._states.due(now=now, connected=self._connected)
+        for task in self._uploads.due(now=now):
             if self._connected and task.end is not None and task.end.needs_upload:
                 self._decisions.blob_requests.append(task)
         decisions, self._decisions = self._decisions, Decisions()
@@ -406,48 +391,22 @@ class AgentCore:
             self._report_end(task)
 
     def _dispatch(self, now: float) -> None:
-        queue = self._queue
-        while queue and queue[0].stage is not Stage.QUEUED:  # ended while it waited
-            queue.popleft()
-        if not (queue and self._roster):
+        if not (self._queue and self._roster):
             return
-        waiting = (task for task in queue if task.stage is Stage.QUEUED)
-        passed = []
-        for task, manager_id in self._policy.place(waiting, self._roster.loads, depth=self._prefetch.depth, now=now):
-            while (head := queue.popleft()) is not task:
-                if head.stage is Stage.QUEUED:
-                    passed.append(head)
+        placed = self._policy.place(self._queue, self._roster.loads, depth=self._prefetch.depth, now=now)
+        for task, manager_id in self._queue.take(placed):
             task.stage, task.manager_id = Stage.DISPATCHED, manager_id
             task.starts += 1
             self._roster.assign(manager_id, task)
             self._decisions.starts.append(task)
             self._decisions.orders[manager_id].append(task)
-            self._enter(task, TaskState.WAITING_FOR_LAUNCH, now)
-        queue.extendleft(reversed(passed))
+            self._states.enter(task, TaskState.WAITING_FOR_LAUNCH, now)
 
     def _give_credit(self) -> None:
         if not self._connected or self._spool_problem:
             return
         slots = self._roster.slots or self._slots_hint
-        window = min(slots * (2 + self._window.depth), max(self._max_window, 2 * slots))
-        due = window - (len(self._tasks) - self._ended) - self._credit
-        if due >= max(1, window // 4) or (due > 0 and self._credit == 0):
-            self._credit += due
-            self._decisions.credit += due
-
-    def _finished(self, manager_id: str, finished: Finished, bodies: Sequence[Bytes]) -> None:
-        task = self._release(manager_id, finished.task_id)
-        if task is None:
-            return
-        end = End(finished.state, None, 0, "", finished.started_at, finished.ended_at, details=finished.details)
-        if finished.error is not None:
-            end.error = {"attempt": task.attempt, "endpoint_id": self._endpoint_id, **finished.error}
-        if finished.result is not None:
-            end.body = bodies[finished.result]
-            end.size_bytes = len(end.body)
-            if end.size_bytes > self._max_inline_bytes:
-                end.sha256 = _sha256(end.body)
-        self._end(task, end)
+        self._decisions.credit += self._credit.grant(slots=slots, held=len(self._tasks) - self._ended)
 
     def _observe(self, ends: Sequence[Finished]) -> None:
         """Learn from how long tasks ran."""
@@ -462,12 +421,13 @@ class AgentCore:
         if task is None or task.manager_id != manager_id:
             return
         if task.cancelling:
-            self._end(task, End(TaskState.CANCELLED, outcomes.cancelled(running=True).to_json()))
+            self._end(task, self._ends.cancelled(running=True))
         elif task.may_start_again:
             task.deaths += (died.reason,)
             self._requeue([task], now)
         else:
-            self._give_up(task, died.reason, stdout_tail=died.stdout_tail, stderr_tail=died.stderr_tail)
+            tails = {"stdout_tail": died.stdout_tail, "stderr_tail": died.stderr_tail}
+            self._end(task, self._ends.given_up(task, died.reason, **tails))
 
     def _release(self, manager_id: str, task_id: str) -> Task | None:
         """Note that a manager has done with a task; None if its end is known already."""
@@ -484,9 +444,9 @@ class AgentCore:
         again = []
         for index, task in enumerate(tasks):
             if task.cancelling:
-                self._end(task, End(TaskState.CANCELLED, outcomes.cancelled(running=True).to_json()))
+                self._end(task, self._ends.cancelled(running=True))
             elif not task.spec.idempotent:
-                self._end(task, End(TaskState.LOST, self._located(outcomes.lost(reason), task)))
+                self._end(task, self._ends.lost(task, reason))
             elif index >= suspects:
                 task.starts -= 1
                 self._decisions.starts.append(task)
@@ -495,39 +455,14 @@ class AgentCore:
                 task.deaths += (reason,)
                 again.append(task)
             else:
-                self._give_up(task, reason)
+                self._end(task, self._ends.given_up(task, reason))
         self._requeue(again, now)
 
     def _requeue(self, tasks: Sequence[Task], now: float) -> None:
-        for task in reversed(tasks):
+        self._queue.put_back(tasks)
+        for task in tasks:
             task.stage, task.manager_id = Stage.QUEUED, None
-            self._queue.appendleft(task)
-            self._enter(task, TaskState.WAITING_FOR_NODES, now)
-
-    def _give_up(self, task: Task, reason: str, *, stdout_tail: str = "", stderr_tail: str = "") -> None:
-        """No attempt is left to a task whose worker died."""
-        elsewhere = min(task.spec.attempt - 1, task.spec.max_attempts)
-        reasons = ("the endpoint that had it went away",) * elsewhere + (*task.deaths, reason)
-        record = outcomes.worker_died(
-            reason, starts=task.starts, reasons=reasons, stdout_tail=stdout_tail, stderr_tail=stderr_tail
-        )
-        self._fail(task, record, exhausted=task.spec.idempotent)
-
-    def _fail(
-        self,
-        task: Task,
-        record: ErrorRecord,
-        *,
-        started_at: float | None = None,
-        ended_at: float | None = None,
-        exhausted: bool = False,
-    ) -> None:
-        error = self._located(record, task)
-        end = End(TaskState.FAILED, error, started_at=started_at, ended_at=ended_at, exhausted=exhausted)
-        self._end(task, end)
-
-    def _located(self, record: ErrorRecord, task: Task) -> dict[str, object]:
-        return dataclasses.replace(record, attempt=task.attempt, endpoint_id=self._endpoint_id).to_json()
+            self._states.enter(task, TaskState.WAITING_FOR_NODES, now)
 
     def _end(self, task: Task, end: End) -> None:
         task.end, task.stage, task.payload, task.manager_id = end, Stage.ENDED, None, None
@@ -543,38 +478,3 @@ class AgentCore:
             self._decisions.blob_requests.append(task)
         else:
             self._decisions.results.append(task)
-
-    def _enter(self, task: Task, state: TaskState, at: float) -> None:
-        task.state, task.at = state, at
-        if not task.watched and task.reported is not state:
-            self._watch(task, at)
-
-    def _watch(self, task: Task, at: float) -> None:
-        if self._tells_states:
-            task.watched = True
-            self._watched.append((at + REPORT_AFTER_S, task))
-
-    def _report_state(self, task: Task, now: float) -> None:
-        task.watched = False
-        if task.stage is Stage.ENDED or task.reported is task.state:
-            return
-        if now < task.at + REPORT_AFTER_S:
-            self._watch(task, task.at)
-        elif self._connected:
-            task.reported = task.state
-            self._decisions.moves.append(
-                TaskMove(task_id=task.task_id, attempt=task.attempt, state=task.state, at=task.at)
-            )
-
-
-def _wrong_limit(specification: Mapping[str, object]) -> tuple[str, object] | None:
-    """The name and value of a limit that is none."""
-    for name in ("memory_bytes", "max_output_bytes", *RANKS):
-        value = specification.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
-            return name, value
-    return None
-
-
-def _sha256(data: Bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -13,7 +13,8 @@ from typing import Final, Protocol
 
 import zmq
 
-from farcall_common.errors import FarcallError, ProtocolError
+from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
+from farcall_common.waking import Waking
 from farcall_common.wire import (
     PROTOCOL_VERSION,
     BlobGrant,
@@ -132,6 +133,7 @@ class Agent:
         self._on_connected = on_connected
         self._rate = Rate()
         self._forwarder = ""
+        self._waking = Waking()
         self._on_status = on_status
         self._instance_id = new_id()
         self._functions: dict[str, bytes] = {}
@@ -269,6 +271,8 @@ class Agent:
                     self._greet(ticket)
                 case c.Opened(welcome=welcome):
                     _logger.info("connected to forwarder %s", welcome.forwarder_id)
+                    if news := self._waking.awake(now=now):
+                        _logger.info(news)
                     self._core.opened(welcome.forget)
                     self._blobs.opened(welcome.relay_piece_bytes)
                     self._status_at = now
@@ -304,8 +308,12 @@ class Agent:
         self._follow(self._connection.answered(forwarders, ticket=answer.ticket, ticket_ttl_s=ttl_s, now=now))
 
     def _unanswered(self, error: FarcallError) -> None:
-        _logger.warning("the API gave no forwarder: %s", error)
-        self._follow(self._connection.unanswered(error, now=self._clock.monotonic()))
+        now = self._clock.monotonic()
+        if not isinstance(error, ForwarderWaking):
+            _logger.warning("the API gave no forwarder: %s", error)
+        elif news := self._waking.asleep(now=now):  # not at each of the next tries
+            _logger.warning("[%s] %s", error.record.code, news)
+        self._follow(self._connection.unanswered(error, now=now))
 
     def _dial(self, to: c.Address, now: float) -> None:
         self._forwarder = to.address

@@ -15,6 +15,7 @@ from typing import Any, Final
 from farcall_common.errors import ConfigurationError, DeserializationError, ErrorRecord, SerializationError
 from farcall_common.payload import (
     BINARY_DATA,
+    PORTABLE_DATA,
     PickleOutOfBand,
     Piece,
     Serializer,
@@ -36,7 +37,8 @@ _get_handler: Final = _signal.getsignal
 """The function in C: the one around it turns each answer into an enum, which takes longer than a short task."""
 _CANNOT_SEND: Final = (SerializationError, ConfigurationError)
 _BINARY: Final = (PickleOutOfBand().id,)
-"""What a submitter asks for that leaves the choice to us and reads every strategy, those too that are no text."""
+"""What a submitter asks for that leaves the choice to us and reads every strategy, those too that are no text. One that
+asks for nothing may be anybody's program: it gets what everybody reads."""
 
 
 class Runner:
@@ -45,7 +47,7 @@ class Runner:
     def __init__(self, capture: Capture, *, endpoint_id: str) -> None:
         self._capture = capture
         self._endpoint_id = endpoint_id
-        self._serializer = Serializer()
+        self._serializer = Serializer(data=PORTABLE_DATA)
         self._bodies: dict[str, bytes] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
         self._strategies: dict[tuple[str, ...], Sequence[Strategy]] = {_BINARY: BINARY_DATA}

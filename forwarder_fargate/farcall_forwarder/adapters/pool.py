@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -52,13 +52,9 @@ class StorePool:
         """Do a step, however long it takes; its event. An Announce is not repeated: the next one is newer."""
         return await self._patiently(self._steps.perform, step, like=step)
 
-    async def lease(self, steps: Sequence[do.LeaseTasks]) -> Sequence[Event]:
-        """Do all of these steps in one, however long it takes; their events."""
-        return await self._patiently(self._steps.lease, steps, like=steps[0]) or ()
-
-    async def keep(self, steps: Sequence[do.KeepEndpoint]) -> Sequence[Event]:
-        """Do all of these steps in one, however long it takes; their events."""
-        return await self._patiently(self._steps.keep, steps, like=steps[0]) or ()
+    async def perform_together(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
+        """Do steps of one kind in one, however long it takes; their events."""
+        return await self._patiently(self._steps.perform_together, steps, like=steps[0]) or ()
 
     async def _patiently(self, call: Callable[[_Asked], _Found], asked: _Asked, *, like: do.StoreStep) -> _Found | None:
         is_repeated = not isinstance(like, do.Announce)
@@ -83,9 +79,11 @@ class StorePool:
             if is_repeated:
                 self._failing.pop(id(marker), None)
 
-    async def look_up(self, find: Callable[[str], PeerKey | None], public_key: str) -> PeerKey | None:
-        """Find the owner of a key; once."""
-        return await self._run(self._lookups, find, public_key)
+    async def look_up(
+        self, find: Callable[[Sequence[str]], Mapping[str, PeerKey | None]], public_keys: Sequence[str]
+    ) -> Mapping[str, PeerKey | None]:
+        """Find the owners of keys; once."""
+        return await self._run(self._lookups, find, public_keys)
 
     def _threads_for(self, step: do.StoreStep) -> ThreadPoolExecutor:
         if isinstance(step, do.FlushResults):

@@ -1,4 +1,7 @@
-"""Store steps, one function each: they block, run in a pool's thread, and answer with one event (or none)."""
+"""Store steps, one function each: they block, run in a pool's thread, and answer with one event (or none).
+
+Those that many endpoints have at once are in ``shared_steps``.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
-from farcall_common.store.model import BlobRef, Holding, LeasedTask, QueuedTask, SharedEnds, Task, TaskResult, Tended
+from farcall_common.errors import Fenced, QueueDataLost, Unavailable
+from farcall_common.store.model import BlobRef, LeasedTask, SharedEnds, TaskResult
 from farcall_common.store.settings import Stores
-from farcall_common.wire import Reporter
 from farcall_forwarder.adapters.relay import read_piece, store_blob
+from farcall_forwarder.adapters.shared_steps import SharedSteps, refused, spools_of
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
@@ -21,8 +24,6 @@ from farcall_forwarder.core.results import blob_key, check_blob
 
 __all__ = ["StoreSteps"]
 
-#: Tasks that are read at once; they come with their payloads.
-_PAGE: Final = 500
 #: User bytes in one message to another forwarder, except that a single end always fits.
 _SHARE_BYTES: Final = 1024 * 1024
 _NONE: Final[frozenset[str]] = frozenset()
@@ -42,6 +43,11 @@ class StoreSteps:
         self._blobs = stores.blobs
         self._forwarder_id = forwarder_id
         self._clock = clock
+        self._shared = SharedSteps(stores, forwarder_id=forwarder_id, clock=clock)
+
+    def perform_together(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
+        """Do steps of one kind in one. Blocks, and raises, as :meth:`perform` does."""
+        return self._shared.perform(steps)
 
     def perform(self, step: do.StoreStep) -> Event | None:
         """Do it. Blocks.
@@ -51,74 +57,13 @@ class StoreSteps:
         try:
             return self._perform(step)
         except (Fenced, QueueDataLost) as refusal:
-            return _refused(step, refusal)
+            return refused(step, refusal)
 
     @functools.singledispatchmethod
     def _perform(self, step: do.StoreStep) -> Event | None:
         raise TypeError(f"no rule for {step}")
 
     # -- owning --------------------------------------------------------------------------------------------------------
-
-    @_perform.register
-    def _(self, step: do.ClaimEndpoint) -> Event:
-        try:
-            fence = self._queue.claim(
-                step.endpoint_id, self._forwarder_id, spool_id=step.spool_id, ttl_s=step.ttl_s, now=self._clock()
-            )
-        except EndpointInUse as error:
-            return ev.ClaimRefused(step.endpoint_id, step.life, error)
-        return ev.EndpointClaimed(step.endpoint_id, step.life, fence)
-
-    @_perform.register
-    def _(self, step: do.ReadLeases) -> Event:
-        return ev.LeasesRead(step.endpoint_id, step.fence, self._queue.leased(step.endpoint_id, step.fence))
-
-    @_perform.register
-    def _(self, step: do.RestoreQueue) -> Event:
-        after = ""
-        while page := self._records.list_open_tasks(step.endpoint_id, after=after, limit=_PAGE):
-            tasks = [QueuedTask.of(task) for task in page]
-            self._queue.restore(
-                step.endpoint_id, step.fence, tasks, held=step.held, lease_s=step.lease_s, now=self._clock()
-            )
-            after = page[-1].task_id
-        self._queue.mark_restored(step.endpoint_id, step.fence)
-        return ev.QueueRestored(step.endpoint_id, step.fence)
-
-    @_perform.register
-    def _(self, step: do.ReadTasks) -> Event:
-        tasks: dict[str, Task] = {}
-        for start in range(0, len(step.task_ids), _PAGE):
-            tasks |= self._records.get_tasks(step.task_ids[start : start + _PAGE])
-        spools = {
-            task_id: self._spools_of(task_id)
-            for task_id in step.unheld
-            if (task := tasks.get(task_id)) and not task.idempotent and not task.state.is_terminal
-        }
-        return ev.TasksRead(step.endpoint_id, step.fence, tasks, spools)
-
-    def _spools_of(self, task_id: str) -> frozenset[str]:
-        """The spools that a task which may not run twice was ever sent to."""
-        return frozenset(
-            event.detail["spool_id"]
-            for event in self._records.list_events(task_id)
-            if event.reporter is Reporter.FORWARDER and "spool_id" in event.detail
-        )
-
-    def keep(self, steps: Sequence[do.KeepEndpoint]) -> Sequence[Event]:
-        """Do all of these steps in one. Blocks, and raises, as :meth:`perform` does."""
-        held = {step.endpoint_id: Holding(step.fence, step.spool_id, step.renew) for step in steps}
-        found = self._queue.tend(
-            self._forwarder_id, held, ttl_s=steps[0].ttl_s, lease_s=steps[0].lease_s, now=self._clock()
-        )
-        return [self._kept(step, found[step.endpoint_id]) for step in steps]
-
-    def _kept(self, step: do.KeepEndpoint, found: Tended | Fenced | QueueDataLost) -> Event:
-        if not isinstance(found, Tended):
-            return _refused(step, found)
-        once = [leased.task.task_id for leased in found.reaped if not leased.task.idempotent]
-        sent = {id_: task.attempt for id_, task in self._records.get_tasks(once).items()} if once else {}
-        return ev.UpkeepDone(step.endpoint_id, step.fence, found.reaped, sent, found.outbox)
 
     @_perform.register
     def _(self, step: do.RefreshEndpoints) -> Event:
@@ -129,30 +74,11 @@ class StoreSteps:
     def _(self, step: do.ReleaseEndpoint) -> None:
         self._queue.release(step.endpoint_id, self._forwarder_id, step.fence)
 
-    @_perform.register
-    def _(self, step: do.SetPresence) -> None:
-        if not step.online:  # Whoever took the endpoint over knows better: this raises Fenced then.
-            self._queue.keep(step.endpoint_id, self._forwarder_id, step.fence, ttl_s=step.ttl_s, now=self._clock())
-        at = dt.datetime.fromtimestamp(step.at, dt.UTC)
-        self._records.set_endpoint_presence(step.endpoint_id, online=step.online, status=step.status, at=at)
-
     # -- dispatching ---------------------------------------------------------------------------------------------------
 
     @_perform.register
     def _(self, step: do.SweepQueues) -> Event:
         return ev.Swept(self._queue.stirring(step.fences))
-
-    def lease(self, steps: Sequence[do.LeaseTasks]) -> Sequence[Event]:
-        """Do all of these steps in one. Blocks, and raises, as :meth:`perform` does."""
-        wanted = {step.endpoint_id: (step.fence, step.limit) for step in steps}
-        found = self._queue.lease_many(wanted, lease_s=steps[0].lease_s, now=self._clock())
-        return [self._leased(step, found[step.endpoint_id]) for step in steps]
-
-    @staticmethod
-    def _leased(step: do.LeaseTasks, found: Sequence[LeasedTask] | Fenced | QueueDataLost) -> Event:
-        if isinstance(found, Fenced | QueueDataLost):
-            return _refused(step, found)
-        return ev.TasksLeased(step.endpoint_id, step.fence, step.limit, found)
 
     @_perform.register
     def _(self, step: do.RequeueTasks) -> None:
@@ -170,14 +96,24 @@ class StoreSteps:
         refused: frozenset[str] = frozenset()
         if step.dispatches:
             permitted = set(self._records.record_moves(step.dispatches))
-            refused = frozenset(
-                event.task_id
-                for event in step.dispatches
-                # The spool that is to get the task may be the one that it was sent to before. Then it never arrived:
-                # the agent said so when this session began. (Or that dispatch is this one, and its answer was lost.)
-                if event.task_id not in permitted and self._spools_of(event.task_id) != {step.spool_id}
-            )
+            doubtful = [event.task_id for event in step.dispatches if event.task_id not in permitted]
+            refused = frozenset(doubtful) - self._never_arrived(doubtful, step.spool_id)
         return ev.TasksPrepared(step, bodies, urls, refused, self._payloads(step.tasks))
+
+    def _never_arrived(self, task_ids: Sequence[str], spool_id: str) -> frozenset[str]:
+        """Of tasks that were sent before, those that were sent to this very spool alone and are open: the agent did not
+        hold them when its session began. (Or that dispatch was this one, and its answer was lost.)
+
+        A task that has ended is in no spool either. The queue forgets ends after a while, and may be offered one late.
+        """
+        if not task_ids:
+            return _NONE
+        tasks = self._records.get_tasks(task_ids, with_bodies=False).values()
+        return frozenset(
+            task.task_id
+            for task in tasks
+            if not task.state.is_terminal and spools_of(self._records, task.task_id) == {spool_id}
+        )
 
     def _payloads(self, tasks: Sequence[LeasedTask]) -> Mapping[str, bytes]:
         """The payloads that the queue does not have."""
@@ -303,11 +239,6 @@ class StoreSteps:
     @_perform.register
     def _(self, step: do.Withdraw) -> None:
         self._queue.withdraw(step.forwarder_id)
-
-
-def _refused(step: do.StoreStep, refusal: Fenced | QueueDataLost) -> Event:
-    assert isinstance(step, do.EndpointStep), f"{step} is not about a queue that somebody owns"
-    return ev.StepFenced(step) if isinstance(refusal, Fenced) else ev.StepLost(step)
 
 
 def _chunks(ends: Sequence[TaskResult]) -> Iterator[list[TaskResult]]:

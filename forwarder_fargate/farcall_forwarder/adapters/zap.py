@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import zmq
@@ -17,7 +18,7 @@ from farcall_common.store.ports import Queue, Records
 from farcall_forwarder.adapters.readiness import Readiness
 from farcall_forwarder.adapters.router import ZAP_DOMAIN, pack_peer
 
-__all__ = ["Authenticator", "find_peer"]
+__all__ = ["Authenticator", "find_peers"]
 
 _ADDRESS: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
@@ -25,6 +26,9 @@ _ALLOWED: Final = (b"200", b"OK")
 _TRY_AGAIN: Final = (b"300", b"the store of keys is away")
 _REFUSED: Final = (b"400", b"unknown key")
 _KEY_BYTES: Final = 32
+#: Look-ups under way at once, and keys in one of them.
+_LOOKUPS: Final = 2
+_TOGETHER: Final = 64
 #: We try again before a peer has to: a handshake that fails costs it ten seconds.
 _PATIENCE_S: Final = 8.0
 _PAUSE_S: Final = 0.25
@@ -37,30 +41,46 @@ _LOG_EVERY_S: Final = 10.0
 _logger = logging.getLogger(__name__)
 
 
-def find_peer(queue: Queue, records: Records, public_key: str) -> PeerKey | None:
-    """Whom a CURVE key (Z85) speaks for. Blocks.
+def find_peers(queue: Queue, records: Records, public_keys: Sequence[str]) -> Mapping[str, PeerKey | None]:
+    """Whom CURVE keys (Z85) speak for; None for nobody. Those of which that cannot be told now are left out. Blocks.
 
     The queue knows who was admitted lately; the database knows the keys of all endpoints, also when the queue is away.
-
-    :raises Unavailable: when that cannot be told now.
     """
-    missed: Unavailable | None = None
+    found: dict[str, PeerKey | None] = {}
+    is_sure = True
     try:
-        if peer := queue.find_peer(public_key):
-            return peer
-    except Unavailable as error:
-        missed = error
-    if endpoint_id := records.find_endpoint_by_key(public_key):
-        return PeerKey(public_key, PeerKind.AGENT, endpoint_id)
-    if missed:
-        raise missed
-    return None
+        found.update(queue.find_peers(public_keys))
+    except Unavailable:
+        is_sure = False
+    if unknown := [key for key in public_keys if key not in found]:
+        try:
+            owners = records.find_endpoints_by_key(unknown)
+        except Unavailable:
+            return found
+        for key in unknown:
+            if key in owners:
+                found[key] = PeerKey(key, PeerKind.AGENT, owners[key])
+            elif is_sure:
+                found[key] = None
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Handshake:
+    """A handshake that waits for the owner of its key. ``until`` is when the peer gives it up, in monotonic seconds."""
+
+    connection: bytes
+    request_id: bytes
+    public_key: str
+    until: float
 
 
 class Authenticator:
     """Answers the handshakes of all sockets of a context.
 
-    :param lookup: finds the owner of a key (Z85), or None. May raise Unavailable: the peer then tries again.
+    Keys that come in while others are looked up are looked up together, next.
+
+    :param lookup: finds the owners of keys (Z85), as :func:`find_peers` does.
     :param clock: monotonic seconds.
     """
 
@@ -68,7 +88,7 @@ class Authenticator:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         *,
-        lookup: Callable[[str], Awaitable[PeerKey | None]],
+        lookup: Callable[[Sequence[str]], Awaitable[Mapping[str, PeerKey | None]]],
         clock: Callable[[], float],
     ) -> None:
         self.refused = 0
@@ -77,6 +97,8 @@ class Authenticator:
         self._refusals: OrderedDict[str, float] = OrderedDict()
         self._log_at = clock()
         self._unlogged = 0
+        self._waiting: deque[_Handshake] = deque()
+        self._is_filled = asyncio.Event()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.bind(_ADDRESS)
@@ -84,54 +106,69 @@ class Authenticator:
 
     async def run(self) -> None:
         """Answer until cancelled."""
-        async with asyncio.TaskGroup() as lookups:
-            while True:
-                try:
-                    request = self._socket.recv_multipart(zmq.DONTWAIT)
-                except zmq.Again:
-                    await self._readiness.wait()
-                else:
-                    lookups.create_task(self._answer(request))
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._receive())
+            for _ in range(_LOOKUPS):
+                loops.create_task(self._look_up())
 
-    async def _answer(self, request: list[bytes]) -> None:
+    async def _receive(self) -> None:
+        while True:
+            try:
+                request = self._socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                await self._readiness.wait()
+            else:
+                self._ask(request)
+
+    def _ask(self, request: list[bytes]) -> None:
+        """Answer what can be answered at once, and let the others wait for a look-up."""
         # The connection within the context and an empty frame come first, then what RFC 27 says.
         connection, _, version, request_id, domain, _, _, mechanism, *credentials = request
-        user_id = b""
         is_curve = (version, domain, mechanism) == (_VERSION, ZAP_DOMAIN, b"CURVE")
         if not is_curve or len(credentials) != 1 or len(credentials[0]) != _KEY_BYTES:
-            code, text = _REFUSED
-        else:
-            code, text, user_id = await self._judge(z85.encode(credentials[0]).decode())
-        self._socket.send_multipart([connection, b"", _VERSION, request_id, code, text, user_id, b""])
-        self._readiness.poke()
-
-    async def _judge(self, public_key: str) -> tuple[bytes, bytes, bytes]:
+            self._answer(connection, request_id, _REFUSED)
+            return
         now = self._clock()
+        public_key = z85.encode(credentials[0]).decode()
         if self._refusals.get(public_key, now) > now:
-            return *self._refuse(public_key), b""
-        try:
-            peer = await self._find(public_key, until=now + _PATIENCE_S)
-        except Unavailable as error:
-            _logger.warning("a peer cannot be looked up: %s", error)
-            return *_TRY_AGAIN, b""
-        if peer is None:
+            self._answer(connection, request_id, self._refuse(public_key))
+        else:
+            self._wait(_Handshake(connection, request_id, public_key, now + _PATIENCE_S))
+
+    def _wait(self, handshake: _Handshake) -> None:
+        self._waiting.append(handshake)
+        self._is_filled.set()
+
+    async def _look_up(self) -> None:
+        while True:
+            await self._is_filled.wait()
+            while self._waiting:
+                asked = [self._waiting.popleft() for _ in range(min(_TOGETHER, len(self._waiting)))]
+                found = await self._lookup([handshake.public_key for handshake in asked])
+                for handshake in asked:
+                    self._judge(handshake, found)
+            self._is_filled.clear()
+
+    def _judge(self, handshake: _Handshake, found: Mapping[str, PeerKey | None]) -> None:
+        public_key, now = handshake.public_key, self._clock()
+        if peer := found.get(public_key):
+            self._refusals.pop(public_key, None)
+            self._answer(handshake.connection, handshake.request_id, _ALLOWED, pack_peer(peer))
+        elif public_key in found:
             self._refusals[public_key] = now + _REFUSAL_S
             self._refusals.move_to_end(public_key)
             if len(self._refusals) > _MAX_REFUSALS:
                 self._refusals.popitem(last=False)
-            return *self._refuse(public_key), b""
-        self._refusals.pop(public_key, None)
-        return *_ALLOWED, pack_peer(peer)
+            self._answer(handshake.connection, handshake.request_id, self._refuse(public_key))
+        elif now >= handshake.until:
+            _logger.warning("a peer cannot be looked up: a store does not answer", extra={"public_key": public_key})
+            self._answer(handshake.connection, handshake.request_id, _TRY_AGAIN)
+        else:  # Nothing to wait for but time: a store does not say when it is back.
+            asyncio.get_running_loop().call_later(_PAUSE_S, self._wait, handshake)
 
-    async def _find(self, public_key: str, *, until: float) -> PeerKey | None:
-        while True:
-            try:
-                return await self._lookup(public_key)
-            except Unavailable:
-                if self._clock() >= until:
-                    raise
-            # Nothing to wait for but time: a store does not say when it is back.
-            await asyncio.sleep(_PAUSE_S)
+    def _answer(self, connection: bytes, request_id: bytes, verdict: tuple[bytes, bytes], user_id: bytes = b"") -> None:
+        self._socket.send_multipart([connection, b"", _VERSION, request_id, *verdict, user_id, b""])
+        self._readiness.poke()
 
     def _refuse(self, public_key: str) -> tuple[bytes, bytes]:
         self.refused += 1

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from farcall_common import wire
-from farcall_common.errors import EndpointInUse
+from farcall_common.errors import EndpointInUse, EndpointUnknown
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
@@ -81,6 +81,11 @@ class Endpoints:
         """A sweep found endpoints that need a look."""
         self._is_sweeping = False
         return self.on_woken(endpoint_ids)
+
+    def on_cut_off(self, now: Instant) -> None:
+        """Wake-ups may have passed unheard: look into all queues, with the next tick."""
+        for endpoint in self._endpoints.values():
+            endpoint.upkeep.sweep_soon(now)
 
     def on_woken(self, endpoint_ids: Iterable[str]) -> list[Action]:
         """Endpoints may have work, or tasks to cancel."""
@@ -170,8 +175,10 @@ class Endpoints:
             return [note]
         return [note, *self._connections.move(endpoint.served.session, "another forwarder serves this endpoint", now)]
 
-    def _turn_away(self, endpoint: LogicalForwarder, error: EndpointInUse, now: Instant) -> list[Action]:
-        """Another agent is connected as this endpoint, at another forwarder, and alive."""
+    def _turn_away(
+        self, endpoint: LogicalForwarder, error: EndpointInUse | EndpointUnknown, now: Instant
+    ) -> list[Action]:
+        """It may not be served here: its agent hears why."""
         session = endpoint.served.session
         self._forget(endpoint)
         return self._connections.refuse(session, error.record, now) if session else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from farcall_common.errors import EndpointInUse, ProtocolError
+from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError
 from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedEnds, Task, TaskResult
 from farcall_common.wire import Envelope
 from farcall_forwarder.core.actions import EndpointStep, PrepareTasks, ResultBatch
@@ -120,7 +120,7 @@ class EndsHeard(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CutOff(Event):
-    """For a while nothing could be heard from other forwarders."""
+    """For a while nothing could be heard from others: neither wake-ups nor ends."""
 
 
 # -- from the stores ---------------------------------------------------------------------------------------------------
@@ -149,11 +149,11 @@ class EndpointClaimed(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClaimRefused(Event):
-    """Another forwarder hears another agent of the endpoint."""
+    """Another forwarder hears another agent of the endpoint, or there is no such endpoint any more."""
 
     endpoint_id: str
     life: int
-    error: EndpointInUse
+    error: EndpointInUse | EndpointUnknown
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ class Forwarder:
                 return [action for heard in shared for action in self._clients.publish(heard.ends, heard, now)]
             case ev.CutOff():
                 self._clients.on_cut_off()
+                self._endpoints.on_cut_off(now)
                 return []
             case ev.OwnersWatched():
                 return self._clients.on_watched(event, now)

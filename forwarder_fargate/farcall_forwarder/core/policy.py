@@ -25,8 +25,9 @@ class Policy:
     upkeep_s: float = 10.0
     #: How often the queue of a connected endpoint is asked for work that no wake-up told of.
     sweep_s: float = 1.0
-    #: Sweeps are spread out so that all endpoints together cause no more than this many a second.
-    sweeps_per_s: float = 1000.0
+    #: Sweeps are spread out so that all endpoints together cause no more than this many a second, unless wake-ups could
+    #: not be heard for a while: then all of them are looked at.
+    sweeps_per_s: float = 500.0
     announce_ttl_s: float = 15.0
     announce_s: float = 5.0
     presence_s: float = 30.0
@@ -48,7 +49,9 @@ class Policy:
     moves_rows: int = 1000
     function_cache_bytes: int = 64 * 1024 * 1024
 
+    #: Of a result, and of one that travels inline: larger ones go through the blob store.
     max_result_bytes: int = 10 * 1024 * 1024
+    max_inline_bytes: int = 64 * 1024
     upload_url_ttl_s: int = 3600
     download_url_ttl_s: int = 3600
 

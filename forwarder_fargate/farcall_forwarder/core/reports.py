@@ -59,7 +59,12 @@ class Reports:
             if lease is None and not (is_uuid(spec.task_id) and spec.attempt < results.MAX_ATTEMPTS):
                 continue
             result = results.read_result(
-                spec, frames, endpoint_id=self._served.endpoint_id, lease=lease, returned_at=now.epoch
+                spec,
+                frames,
+                endpoint_id=self._served.endpoint_id,
+                lease=lease,
+                returned_at=now.epoch,
+                max_inline_bytes=self._served.shared.policy.max_inline_bytes,
             )
             if lease:
                 lease.stage = Stage.RETURNED

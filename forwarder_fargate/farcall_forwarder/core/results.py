@@ -51,11 +51,12 @@ def read_result(
     endpoint_id: str,
     lease: Lease | None,
     returned_at: float,
+    max_inline_bytes: int,
 ) -> TaskResult:
     """What an agent reported, as a result that may be recorded.
 
-    A report that says nothing usable (no end, or no result with its success) ends the task too, as failed: refusing
-    it would make the agent repeat it for ever.
+    A report that says nothing usable (no end, no result with its success, or a larger one than may travel inline) ends
+    the task too, as failed: refusing it would make the agent repeat it for ever.
     """
     timings = dict(lease.timings) if lease else {}
     timings["returned_at"] = returned_at
@@ -76,8 +77,10 @@ def read_result(
         task_group_id=lease.task_group_id if lease else "",
         owner_id=lease.owner_id if lease else "",
     )
-    if is_inline:
-        return end
+    if end.result is not None:
+        size_bytes = len(end.result)
+        too_large = f"a result of {size_bytes:,} bytes inline, where only {max_inline_bytes:,} are allowed"
+        return end if size_bytes <= max_inline_bytes else _malformed(end, too_large)
     if spec.state is TaskState.SUCCESS and spec.result is None and blob is not None and is_sha256(blob.sha256):
         end = dataclasses.replace(end, result_ref=BlobRef(blob.blob_key, blob.size_bytes, blob.sha256))
         return check_blob(end, owner_id=lease.owner_id) if lease else end
@@ -109,10 +112,10 @@ def check_blob(result: TaskResult, *, owner_id: str) -> TaskResult:
     return result if ref is None or ref.blob_key == blob_key(owner_id, ref.sha256) else _malformed(result)
 
 
-def _malformed(end: TaskResult) -> TaskResult:
+def _malformed(end: TaskResult, what: str = "an end of the task that the protocol does not allow") -> TaskResult:
     error = ErrorRecord(
         code="RESULT_MALFORMED",
-        message="The endpoint reported an end of the task that the protocol does not allow.",
+        message=f"The endpoint reported {what}.",
         hint="Upgrade the endpoint's software, then run the task again.",
         fault=Fault.PEER,
         attempt=end.attempt,

@@ -17,8 +17,9 @@ __all__ = ["clean_error", "clean_map", "clean_status", "clean_time"]
 MAX_TEXT: Final = 64 * 1024
 MAX_ENTRIES: Final = 200
 MAX_DEPTH: Final = 6
-#: Characters of what an endpoint says is wrong with it.
+#: Characters of what an endpoint says is wrong with it, and of why one attempt of a task came to nothing.
 MAX_PROBLEM: Final = 1000
+MAX_REASON: Final = 1000
 _MAX_INTEGER: Final = 2**53
 _MAX_COUNT: Final = 2**31 - 1
 #: A peer's clock may be off, but not so far that the time could not be stored or makes no sense.
@@ -75,7 +76,7 @@ def _typed(key: str, value: Any) -> Any:
         case "retry_after_s" | "attempt":
             return value if isinstance(value, int | float) and not isinstance(value, bool) else None
         case "reasons":
-            return value and tuple(value[:MAX_ENTRIES])
+            return value and tuple(str(each)[:MAX_REASON] for each in value[:MAX_ENTRIES])
         case _:
             return value if value is None or isinstance(value, str) else str(value)
 

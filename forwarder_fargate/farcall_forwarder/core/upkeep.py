@@ -45,6 +45,10 @@ class Upkeep:
         self._sweep_at = now.mono + sweep_s
         return True
 
+    def sweep_soon(self, now: Instant) -> None:
+        """Wake-ups may have passed unheard."""
+        self._sweep_at = now.mono
+
     @property
     def spool_heard(self) -> str:
         """The spool of the agent that is heard, or nothing."""

@@ -1,4 +1,4 @@
-"""The account as ``farcall cloud`` sees it: a few questions and the four changes of ``destroy``, over boto3's clients.
+"""The account as ``farcall cloud`` sees it: a few questions and a few changes, over boto3's clients.
 
 The only module that calls AWS. Foreign errors become ours here.
 """
@@ -6,7 +6,7 @@ The only module that calls AWS. Foreign errors become ours here.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import datetime as dt
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,25 +16,35 @@ import boto3
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConfigParseError,
+    CredentialRetrievalError,
+    InvalidConfigError,
+    LoginError,
+    NoAuthTokenError,
     NoCredentialsError,
     NoRegionError,
     PartialCredentialsError,
     ProfileNotFound,
+    RefreshWithMFAUnsupportedError,
     SSOError,
     TokenRetrievalError,
+    UnknownCredentialError,
     WaiterError,
 )
 
 from farcall_common.errors import ConfigurationError, Unavailable
+from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Queue, Resource, Sample, Stack, Tasks
 from farcall_infra.cloud.errors import AwsRefused, CredentialsMissing, DeploymentFailed
+from farcall_infra.deployment import DEPLOYMENT_TAG, SLEEPS_TAG
 
-__all__ = ["Aws", "Caller", "Database", "LeftBehind", "Resource", "Stack", "Tasks", "connect"]
+__all__ = ["Aws", "connect"]
 
 _NO_IDENTITY: Final = frozenset(
     {
         "ExpiredToken",
         "ExpiredTokenException",
         "InvalidClientTokenId",
+        "RequestExpired",
         "SignatureDoesNotMatch",
         "UnrecognizedClientException",
     }
@@ -42,59 +52,23 @@ _NO_IDENTITY: Final = frozenset(
 _REFUSED: Final = frozenset(
     {"AccessDenied", "AccessDeniedException", "AuthFailure", "OptInRequired", "UnauthorizedOperation"}
 )
+_NO_LOGIN: Final = (
+    ConfigParseError,
+    CredentialRetrievalError,
+    InvalidConfigError,
+    LoginError,
+    NoAuthTokenError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    RefreshWithMFAUnsupportedError,
+    SSOError,
+    TokenRetrievalError,
+    UnknownCredentialError,
+)
+_ROLE_EXISTS: Final = ("InvalidInput", "EntityAlreadyExists")  # the manual knows the first
 _NO_QUOTA: Final = ("NoSuchResourceException",)
 _BOOTSTRAP: Final = "/cdk-bootstrap/hnb659fds/version"
-
-
-@dataclasses.dataclass(frozen=True)
-class Caller:
-    """Who the credentials belong to."""
-
-    account: str
-    arn: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Stack:
-    """A stack of CloudFormation."""
-
-    name: str
-    status: str
-    outputs: Mapping[str, str]
-    is_protected: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Resource:
-    """What a stack made: its type, and its physical id."""
-
-    kind: str
-    physical_id: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Tasks:
-    """How many tasks of a service should run, and do."""
-
-    desired: int
-    running: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Database:
-    """A database instance; ``storage_gib`` is what its final snapshot will be billed for at most."""
-
-    status: str
-    storage_gib: int
-    is_protected: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class LeftBehind:
-    """Something of a database that outlives it, with its size in GiB."""
-
-    what: str
-    storage_gib: int
 
 
 def connect(region: str | None = None) -> Aws:
@@ -184,8 +158,15 @@ class Aws:
                 if "does not exist" in error.response["Error"].get("Message", ""):
                     return None
                 raise
-        outputs = {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", [])}
-        return Stack(name, found["StackStatus"], outputs, found.get("EnableTerminationProtection", False))
+        return Stack(
+            name,
+            found["StackStatus"],
+            {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", [])},
+            found.get("EnableTerminationProtection", False),
+            reason=found.get("StackStatusReason", ""),
+            parameters={each["ParameterKey"]: each.get("ParameterValue", "") for each in found.get("Parameters", [])},
+            changed_at=found.get("LastUpdatedTime", found.get("CreationTime")),
+        )
 
     def resources(self, stack: str) -> Sequence[Resource]:
         """What a stack has made."""
@@ -201,9 +182,15 @@ class Aws:
     def tasks(self, service_arn: str) -> Tasks:
         """The tasks of an ECS service."""
         cluster = service_arn.split("/")[1]
+        ask = self._client("ecs").describe_services
         with _translated():
-            (service,) = self._client("ecs").describe_services(cluster=cluster, services=[service_arn])["services"]
-        return Tasks(service["desiredCount"], service["runningCount"])
+            (service,) = ask(cluster=cluster, services=[service_arn], include=["TAGS"])["services"]
+        return Tasks(
+            service["desiredCount"],
+            service["runningCount"],
+            may_sleep=any(tag["key"] == SLEEPS_TAG for tag in service.get("tags", [])),
+            last_event=next((event["message"] for event in service.get("events", [])), ""),  # the newest is first
+        )
 
     def alarms(self, names: Sequence[str]) -> Mapping[str, str]:
         """Name and state of these alarms, up to a hundred of them."""
@@ -218,25 +205,94 @@ class Aws:
         if answer is None:
             return None
         found = answer["DBInstances"][0]
-        return Database(found["DBInstanceStatus"], found["AllocatedStorage"], found["DeletionProtection"])
+        version = f"{found['Engine']} {found['EngineVersion']}"
+        return Database(found["DBInstanceStatus"], found["AllocatedStorage"], found["DeletionProtection"], version)
 
-    def left_behind(self, database: str) -> Sequence[LeftBehind]:
-        """Snapshots and retained backups of a database instance."""
-        rds = self._client("rds")
+    def queue(self, identifier: str) -> Queue:
+        """The replication group of that name."""
         with _translated():
-            snapshots = rds.describe_db_snapshots(DBInstanceIdentifier=database, SnapshotType="manual")["DBSnapshots"]
-        ask = functools.partial(rds.describe_db_instance_automated_backups, DBInstanceIdentifier=database)
-        answer = _unless(("DBInstanceAutomatedBackupNotFound", "DBInstanceAutomatedBackupNotFoundFault"), ask)
-        backups = answer["DBInstanceAutomatedBackups"] if answer else []
+            ask = self._client("elasticache").describe_replication_groups
+            (found,) = ask(ReplicationGroupId=identifier)["ReplicationGroups"]
+        return Queue(found["Status"], tuple(found["MemberClusters"]))
+
+    def newest(self, metrics: Sequence[Metric], *, now: dt.datetime, within_s: int) -> Mapping[Metric, Sample]:
+        """The newest value of each of these metrics that is not older than ``within_s``; left out if there is none."""
+        queries = [
+            {
+                "Id": f"m{number}",
+                "MetricStat": {
+                    "Metric": {
+                        "Namespace": metric.namespace,
+                        "MetricName": metric.name,
+                        "Dimensions": [dict(zip(("Name", "Value"), metric.dimension, strict=True))]
+                        if metric.dimension
+                        else [],
+                    },
+                    "Period": 60,
+                    "Stat": metric.statistic,
+                },
+            }
+            for number, metric in enumerate(metrics)
+        ]
+        with _translated():
+            answers = self._client("cloudwatch").get_metric_data(
+                MetricDataQueries=queries,
+                StartTime=now - dt.timedelta(seconds=within_s),
+                EndTime=now,
+                ScanBy="TimestampDescending",
+            )["MetricDataResults"]
+        return {
+            metrics[int(answer["Id"][1:])]: Sample(answer["Values"][0], answer["Timestamps"][0])
+            for answer in answers
+            if answer["Values"]
+        }
+
+    def left_behind(self, deployment: str) -> Sequence[LeftBehind]:
+        """Snapshots and retained backups of the database of a deployment: they have its tag, also when it is gone."""
+        rds = self._client("rds")
+        wanted = {"Key": DEPLOYMENT_TAG, "Value": deployment}
+        with _translated():
+            snapshots = list(_all_of(rds, "describe_db_snapshots", "DBSnapshots", SnapshotType="manual"))
+            backups = list(_all_of(rds, "describe_db_instance_automated_backups", "DBInstanceAutomatedBackups"))
         return [
-            *(LeftBehind(f"snapshot {each['DBSnapshotIdentifier']}", each["AllocatedStorage"]) for each in snapshots),
             *(
-                LeftBehind(f"automated backups {each['DBInstanceAutomatedBackupsArn']}", each["AllocatedStorage"])
+                LeftBehind(
+                    f"snapshot {each['DBSnapshotIdentifier']}",
+                    each["AllocatedStorage"],
+                    f"aws rds delete-db-snapshot --db-snapshot-identifier {each['DBSnapshotIdentifier']}",
+                )
+                for each in snapshots
+                if wanted in each.get("TagList", [])
+            ),
+            *(
+                LeftBehind(
+                    f"automated backups of {each['DBInstanceIdentifier']}, until they expire",
+                    each["AllocatedStorage"],
+                    f"aws rds delete-db-instance-automated-backup --dbi-resource-id {each['DbiResourceId']}",
+                )
                 for each in backups
+                if wanted in each.get("TagList", []) and each.get("Status") == "retained"
             ),
         ]
 
+    def buckets(self, deployment: str) -> Sequence[str]:
+        """The buckets that have the tag of a deployment."""
+        with _translated():
+            found = _all_of(
+                self._client("resourcegroupstaggingapi"),
+                "get_resources",
+                "ResourceTagMappingList",
+                TagFilters=[{"Key": DEPLOYMENT_TAG, "Values": [deployment]}],
+                ResourceTypeFilters=["s3"],
+            )
+            return [each["ResourceARN"].rpartition(":")[2] for each in found]
+
     # -- changes -------------------------------------------------------------------------------------------------------
+
+    def make_service_role(self, service: str) -> None:
+        """Make the role that a service (``rds.amazonaws.com``) acts with, unless there is one."""
+        ask = functools.partial(self._client("iam").create_service_linked_role, AWSServiceName=service)
+        _unless(_ROLE_EXISTS, ask)
 
     def unprotect_database(self, identifier: str) -> None:
         """Let the database be deleted."""
@@ -287,7 +343,7 @@ def _translated() -> Iterator[None]:
     """Turn boto3's errors into ours."""
     try:
         yield
-    except (NoCredentialsError, PartialCredentialsError, ProfileNotFound, SSOError, TokenRetrievalError) as error:
+    except _NO_LOGIN as error:
         raise CredentialsMissing(str(error)) from error
     except NoRegionError as error:
         raise ConfigurationError("no AWS region is chosen", hint="pass --region, or set AWS_REGION") from error
@@ -300,6 +356,12 @@ def _translated() -> Iterator[None]:
         raise Unavailable(str(error)) from error
     except BotoCoreError as error:
         raise Unavailable(f"AWS cannot be reached: {error}", hint="Check the network and --region.") from error
+
+
+def _all_of(client: Any, operation: str, key: str, **asked: Any) -> Iterator[Any]:
+    """What all pages of an answer list under ``key``."""
+    for page in client.get_paginator(operation).paginate(**asked):
+        yield from page[key]
 
 
 def _unless(codes: Sequence[str], ask: Callable[[], Any]) -> Any:

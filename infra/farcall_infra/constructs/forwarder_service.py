@@ -36,8 +36,9 @@ _BOOT = WORKSPACE / "infra" / "runtime" / "fargate_boot.py"
 # Draining flushes results and tells endpoints to move; Fargate grants two minutes at most before it kills the task.
 _STOP_TIMEOUT_S = 120
 _DRAIN_S = 100
-# A Fargate task takes up to a minute to pull its image and boot.
-_GRACE_S = 60
+# How long a task that is not healthy yet is left alone. To fetch, unpack and compile the bundle takes five seconds of a
+# processor, which is twenty of a quarter of one; a task that is healthy before counts at once.
+_GRACE_S = 120
 _KEY_SEED_LENGTH = 64  # characters
 _PRIVATE_ECR: Final = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com/([a-z0-9._/-]+)(?:[:@](\S+))?")
 _ON_DEMAND = "FARGATE"
@@ -69,7 +70,8 @@ class ForwarderService(Construct):
             cpu=size.cpu_units,
             memory_limit_mib=size.memory_mib,
             runtime_platform=ecs.RuntimePlatform(
-                cpu_architecture=ecs.CpuArchitecture.ARM64, operating_system_family=ecs.OperatingSystemFamily.LINUX
+                cpu_architecture=ecs.CpuArchitecture.of(deployment.target.wheels.processor.upper()),
+                operating_system_family=ecs.OperatingSystemFamily.LINUX,
             ),
         )
         accept(
@@ -130,11 +132,14 @@ class ForwarderService(Construct):
             min_healthy_percent=100,
             max_healthy_percent=200,
             circuit_breaker=ecs.DeploymentCircuitBreaker(rollback=True),
+            health_check_grace_period=cdk.Duration.seconds(_GRACE_S) if front else None,
             # A strategy in both cases: a launch type cannot be changed without making a new service.
             capacity_provider_strategies=[
                 ecs.CapacityProviderStrategy(capacity_provider=_SPOT if size.spot else _ON_DEMAND, weight=1)
             ],
         )
+        # The CDK waits for the task's rights by itself. Without those to pull and to log, the first tasks would fail.
+        self.service.node.add_dependency(task.obtain_execution_role())
         if front:
             front.add_service(self.service)
         if size.sleeps:

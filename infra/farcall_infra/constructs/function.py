@@ -1,4 +1,4 @@
-"""A Lambda function the way all of ours are: arm64, its own role, its own log group, JSON logs."""
+"""A Lambda function the way all of ours are: the target's processor, its own role, its own log group, JSON logs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from farcall_infra.deployment import Deployment
 
 __all__ = ["PythonFunction", "retention"]
 
+_ARCHITECTURES = {"arm64": lambda_.Architecture.ARM_64, "x86_64": lambda_.Architecture.X86_64}
+
 
 class PythonFunction(Construct):
     """One handler of the ``lambdas`` bundle. It is in the VPC if ``network`` is given, and outside it otherwise.
 
     ``timeout_s`` is in seconds. The role may write to the function's own log group and, in the VPC, attach the
     function's network interfaces; everything else is granted by the constructs that own it, to ``role``.
+    If it is not ``retried``, Lambda leaves it at one attempt where nobody waits for the answer, instead of three.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class PythonFunction(Construct):
         timeout_s: int,
         memory_mib: int = 512,
         network: Network | None = None,
+        retried: bool = True,
     ) -> None:
         super().__init__(scope, construct_id)
         log_group = logs.LogGroup(
@@ -64,7 +68,7 @@ class PythonFunction(Construct):
             code=lambda_code(LAMBDAS, platform=target.wheels),
             handler=handler,
             runtime=lambda_.Runtime.PYTHON_3_14,
-            architecture=lambda_.Architecture.ARM_64,
+            architecture=_ARCHITECTURES[target.wheels.processor],
             memory_size=memory_mib,
             timeout=cdk.Duration.seconds(timeout_s),
             role=role,
@@ -74,6 +78,7 @@ class PythonFunction(Construct):
             vpc_subnets=network.private if network else None,
             security_groups=[network.functions] if network else None,
             ipv6_allowed_for_dual_stack=True if dual_stack else None,
+            retry_attempts=None if retried else 0,
         )
 
 

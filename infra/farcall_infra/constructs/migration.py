@@ -36,6 +36,7 @@ class Migration(Construct):
             environment=database.environment(),
             timeout_s=_TIMEOUT_S,
             network=network,
+            retried=False,  # CloudFormation has its answer, and may be putting back the old code
         )
         database.grant(migrator.role)
         resource = cdk.CustomResource(

@@ -14,15 +14,12 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from farcall_infra.constructs.accepted import accept
-from farcall_infra.profiles import ForwarderSize, NetworkShape
+from farcall_infra.profiles import ZONES, ForwarderSize, NetworkShape
 
 __all__ = ["POSTGRES_PORT", "VALKEY_PORT", "Network"]
 
 POSTGRES_PORT = 5432
 VALKEY_PORT = 6379
-
-# A synth without an account knows no more zones of a region than two.
-_ZONES = 2
 
 
 class Network(Construct):
@@ -48,7 +45,9 @@ class Network(Construct):
             self,
             "Vpc",
             ip_protocol=ec2.IpProtocol.DUAL_STACK if ipv6 else ec2.IpProtocol.IPV4_ONLY,
-            max_azs=_ZONES,
+            # Exactly one of the two may be given.
+            max_azs=None if shape.zones else ZONES,
+            availability_zones=list(shape.zones) or None,
             nat_gateways=0,
             restrict_default_security_group=False,  # it would need a Node function; nothing uses that group
             subnet_configuration=[
@@ -70,6 +69,8 @@ class Network(Construct):
         for peer in (self.functions, self.forwarder):
             self.database.add_ingress_rule(peer, ec2.Port.tcp(POSTGRES_PORT), "from the cloud tier")
             self.queue.add_ingress_rule(peer, ec2.Port.tcp(VALKEY_PORT), "from the cloud tier")
+        if shape.secrets_endpoint:
+            self._add_secrets_endpoint()
         self.front: ec2.SecurityGroup | None = None
         reached = self.forwarder
         self.addresses: list[str] = []
@@ -89,6 +90,19 @@ class Network(Construct):
             "EC23",
             "The one port that endpoints and clients connect to, from anywhere unless network.forwarder_cidrs is "
             "narrower. CURVE turns away every key that did not come through the API.",
+        )
+
+    def _add_secrets_endpoint(self) -> None:
+        """Whoever asks for Secrets Manager anywhere in the VPC gets there, the forwarder too."""
+        group = self._group("Secrets", "Secrets Manager", outbound=False)
+        for peer in (self.functions, self.forwarder):
+            group.add_ingress_rule(peer, ec2.Port.tcp(443), "from the cloud tier")
+        self.vpc.add_interface_endpoint(
+            "SecretsManager",
+            service=ec2.InterfaceVpcEndpointAwsService.SECRETS_MANAGER,
+            subnets=self.private,
+            security_groups=[group],
+            open=False,
         )
 
     def _group(self, name: str, description: str, *, outbound: bool = True) -> ec2.SecurityGroup:

@@ -35,6 +35,7 @@ class News(Construct):
                 )
             )
         subscriber = budgets.CfnBudget.SubscriberProperty(address=topic.topic_arn, subscription_type="SNS")
+        # Other warnings need another name: CloudFormation makes a new budget for them, and before the old one goes.
         kinds = [("ACTUAL", share) for share in _SHARES] + [("FORECASTED", _SHARES[-1])]
         made = budgets.CfnBudget(
             self,

@@ -35,10 +35,11 @@ class Reconciler(Construct):
             environment=stores.environment() | fleet.environment(),
             timeout_s=55,  # done before the next one starts
             network=network,
+            retried=False,
         )
         self.function = reconciler.function
         stores.grant(reconciler.role)
         fleet.grant(self, reconciler.role)
         rule = events.Rule(self, "EachMinute", schedule=events.Schedule.rate(_PERIOD))
-        # A missed run is made up for by the next one.
+        # A missed run, and one that failed, is made up for by the next one.
         rule.add_target(targets.LambdaFunction(reconciler.function, retry_attempts=0))

@@ -114,7 +114,7 @@ class Database(Construct):
 
     def grant(self, role: iam.IRole) -> None:
         """Let ``role`` read the credentials. Who can reach the port is the security group's business."""
-        self._secret.grant_read(role)
+        _grant_value(self._secret, role)
 
 
 class Queue(Construct):
@@ -146,8 +146,8 @@ class Queue(Construct):
             engine_version="8.0",
             cache_node_type=size.node_type,
             num_cache_clusters=size.nodes,
-            automatic_failover_enabled=size.nodes > 1,
-            multi_az_enabled=size.nodes > 1,
+            automatic_failover_enabled=size.failover,
+            multi_az_enabled=size.failover,
             at_rest_encryption_enabled=True,
             transit_encryption_enabled=tls,
             port=VALKEY_PORT,
@@ -156,13 +156,14 @@ class Queue(Construct):
             security_group_ids=[network.queue.security_group_id],
             auto_minor_version_upgrade=True,
         )
+        self._group.apply_removal_policy(cdk.RemovalPolicy.DESTROY)  # all that is in it is in the database as well
         accept(
             self._group,
             "AEC6",
             "Nothing but the cloud tier's own two groups can reach the port, both of which would hold the password "
             "too. All that is in the queue is in the database as well.",
         )
-        if size.nodes == 1:
+        if not size.failover:
             accept(
                 self._group,
                 "AEC4",
@@ -268,7 +269,14 @@ class TicketKey(Construct):
 
     def grant(self, role: iam.IRole) -> None:
         """Let ``role`` read the key."""
-        self._secret.grant_read(role)
+        _grant_value(self._secret, role)
+
+
+def _grant_value(secret: secretsmanager.ISecret, role: iam.IRole) -> None:
+    """Let ``role`` read the secret, and not its description, as CDK's own grant would."""
+    role.add_to_principal_policy(
+        iam.PolicyStatement(actions=["secretsmanager:GetSecretValue"], resources=[secret.secret_arn])
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import requests
 
 from farcall_common.errors import Unauthenticated, Unavailable
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.settings import is_safe_address
 
 __all__ = ["OidcProvider", "identity_id_of"]
 
@@ -86,12 +87,14 @@ class OidcProvider:
             answer = requests.get(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration", timeout=_TIMEOUT_S)
             answer.raise_for_status()
             document = answer.json()
-            said, address = document["issuer"], str(document["jwks_uri"])
+            said, keys = document["issuer"], str(document["jwks_uri"])
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             raise Unavailable("The issuer cannot be asked at the moment.", retry_after_s=_RETRY_S) from error
         if said != self._issuer:
             raise Unavailable("The issuer calls itself by another name than is configured.")
-        return address
+        if not is_safe_address(keys):
+            raise Unavailable("The issuer's keys are at an address that anybody on the way could answer for.")
+        return keys
 
 
 def identity_id_of(issuer: str, subject: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from farcall_lambdas.models.fields import Name, Shape, Text
+from farcall_lambdas.models.fields import Description, Name, Shape, Title
 
 __all__ = [
     "BuildStatus",
@@ -26,8 +26,8 @@ class RegisterContainer(Shape):
 
     name: Name | Literal[""] = ""
     type: Technology
-    location: Annotated[Text, Field(min_length=1, max_length=1000)]
-    description: Text | None = None
+    location: Annotated[Title, Field(min_length=1)]
+    description: Description | None = None
 
 
 class ContainerRegistered(Shape):

@@ -6,7 +6,20 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from farcall_lambdas.models.fields import Id, JsonObject, Maybe, PublicKey, Shape, Text
+from farcall_lambdas.models.fields import (
+    MAX_FUNCTIONS_ALLOWED,
+    Description,
+    FunctionReference,
+    Id,
+    Ids,
+    Maybe,
+    Metadata,
+    PublicKey,
+    Shape,
+    Strategies,
+    Text,
+    Title,
+)
 
 __all__ = [
     "AllowedFunctions",
@@ -30,26 +43,28 @@ __all__ = [
 
 
 class _EndpointFields(Shape):
-    display_name: Text | None = None
-    description: Text | None = None
+    display_name: Title | None = None
+    description: Description | None = None
     multi_user: bool | None = None
     public: bool | None = None
-    allowed_functions: list[Id] | None = None
-    metadata: JsonObject | None = None
+    allowed_functions: (
+        Annotated[list[FunctionReference], Field(fail_fast=True, max_length=MAX_FUNCTIONS_ALLOWED)] | None
+    ) = None
+    metadata: Metadata | None = None
     subscription_uuid: Id | None = None
     authentication_policy: Id | None = None
     high_assurance: bool | None = None
-    admins: list[Id] | None = None
+    admins: Ids | None = None
 
 
 class RegisterEndpoint(_EndpointFields):
-    endpoint_name: Annotated[Text, Field(min_length=1, max_length=1000)]
+    endpoint_name: Annotated[Title, Field(min_length=1)]
 
 
 class UpdateEndpoint(_EndpointFields):
     """A field that is not sent stays as it is."""
 
-    endpoint_name: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
+    endpoint_name: Annotated[Title, Field(min_length=1)] | None = None
 
 
 class QueueInfo(Shape):
@@ -138,9 +153,9 @@ class Connect(Shape):
 
     public_key: PublicKey
     spool_id: Id | None = None
-    python_version: Text = ""
-    packages: JsonObject = Field(default_factory=dict)
-    serializers: list[Text] | None = None
+    python_version: Annotated[Text, Field(max_length=100)] = ""
+    packages: Metadata = Field(default_factory=dict)
+    serializers: Strategies | None = None
 
 
 class OpenStream(Shape):

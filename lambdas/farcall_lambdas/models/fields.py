@@ -9,22 +9,29 @@ import re
 import uuid
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 __all__ = [
     "Cursor",
+    "Description",
     "FunctionKey",
+    "FunctionReference",
     "Id",
+    "Ids",
     "Instant",
     "JsonObject",
     "Maybe",
+    "Metadata",
     "Name",
+    "NamedFunctions",
     "NumberCursor",
     "PublicKey",
     "Reference",
     "Shape",
     "SmallJsonObject",
+    "Strategies",
     "Text",
+    "Title",
     "UserBytes",
 ]
 
@@ -38,6 +45,15 @@ _Z85: Final = r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$"
 MAX_DEPTH: Final = 64
 #: How long small free-form JSON may be.
 MAX_SMALL_BYTES: Final = 4096
+#: How long free-form JSON about something that is registered may be.
+MAX_METADATA_BYTES: Final = 64 * 1024
+#: How long what something is called, and what is said of it, may be, in characters: lists of many must fit an answer.
+MAX_TITLE: Final = 1000
+MAX_DESCRIPTION: Final = 10_000
+#: Different functions that one submit names: each costs a look at who may run it.
+MAX_FUNCTIONS_NAMED: Final = 1000
+#: Functions on the list of what an endpoint runs, which every submit to it is compared with.
+MAX_FUNCTIONS_ALLOWED: Final = 10_000
 
 T = TypeVar("T")
 
@@ -55,6 +71,13 @@ def _canonical(text: str) -> str:
         return str(uuid.UUID(text))
     except ValueError:
         raise ValueError("not a UUID") from None
+
+
+def _function_reference(text: str) -> str:
+    function_id, at, version = text.partition("@")
+    if not re.fullmatch(_VERSION, at + version):
+        raise ValueError("not a version")
+    return _canonical(function_id) + at + version
 
 
 def _name(text: str) -> str:
@@ -105,9 +128,16 @@ def _storable(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def _small(value: dict[str, Any]) -> dict[str, Any]:
-    if len(json.dumps(value)) > MAX_SMALL_BYTES:
-        raise ValueError(f"has more than {MAX_SMALL_BYTES} bytes")
+def _at_most(value: dict[str, Any], most_bytes: int) -> dict[str, Any]:
+    if len(json.dumps(value)) > most_bytes:
+        raise ValueError(f"has more than {most_bytes} bytes")
+    return value
+
+
+def _few_functions(value: Any) -> Any:
+    """Looked at before the entries: each wrong one makes an error, and a request has room for hundreds of thousands."""
+    if isinstance(value, dict) and len(value) > MAX_FUNCTIONS_NAMED:
+        raise ValueError(f"names more than {MAX_FUNCTIONS_NAMED} functions")
     return value
 
 
@@ -129,14 +159,35 @@ Reference = Annotated[
 #: User bytes, which are text; stored as bytes and never looked into.
 UserBytes = Annotated[str, AfterValidator(_encodable)]
 
+#: A function's UUID in any spelling, or that and ``@`` and a version.
+FunctionReference = Annotated[
+    str,
+    AfterValidator(_function_reference),
+    WithJsonSchema({"type": "string", "pattern": f"^{_CANONICAL_UUID.pattern}{_VERSION}$"}),
+]
+
+#: Ids, of which the first that is wrong is told.
+Ids = Annotated[list[Id], Field(fail_fast=True)]
+
 #: Text for people: names and descriptions.
 Text = Annotated[str, AfterValidator(_storable_text)]
+Title = Annotated[Text, Field(max_length=MAX_TITLE)]
+Description = Annotated[Text, Field(max_length=MAX_DESCRIPTION)]
+
+#: Ids of serialisation strategies.
+Strategies = Annotated[list[Annotated[Text, Field(max_length=100)]], Field(fail_fast=True, max_length=32)]
 
 #: Free-form JSON that is stored as it is.
 JsonObject = Annotated[dict[str, Any], AfterValidator(lambda value: _storable(value))]
 
 #: Free-form JSON of which each task of a submit keeps a copy, in memory while it waits.
-SmallJsonObject = Annotated[JsonObject, AfterValidator(lambda value: _small(value))]
+SmallJsonObject = Annotated[JsonObject, AfterValidator(lambda value: _at_most(value, MAX_SMALL_BYTES))]
+
+#: Free-form JSON about something that is registered.
+Metadata = Annotated[JsonObject, AfterValidator(lambda value: _at_most(value, MAX_METADATA_BYTES))]
+
+#: An object with a function in each key.
+NamedFunctions = Annotated[dict[FunctionKey, T], BeforeValidator(_few_functions)]
 
 #: Epoch seconds, up to the last year that a date has.
 Instant = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]

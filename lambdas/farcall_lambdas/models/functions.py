@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from farcall_lambdas.models.fields import Id, JsonObject, Name, Shape, Text, UserBytes
+from farcall_lambdas.models.fields import Description, Id, Metadata, Name, Shape, Title, UserBytes
 
 __all__ = [
     "AliasEntry",
@@ -32,11 +32,11 @@ class RegisterFunction(Shape):
     """``function_code`` is a packed buffer, or source text when ``serialized`` is false. With ``memoize``, calls of the
     function are answered from memory unless they say otherwise."""
 
-    function_name: Annotated[Text, Field(min_length=1, max_length=1000)]
+    function_name: Annotated[Title, Field(min_length=1)]
     function_code: Annotated[UserBytes, Field(min_length=1)]
     serialized: bool = True
-    description: Text | None = None
-    meta: JsonObject | None = None
+    description: Description | None = None
+    meta: Metadata | None = None
     public: bool = False
     group: Id | None = None
     ha_endpoint_id: Id | None = None
@@ -47,11 +47,11 @@ class UpdateFunction(Shape):
     """What is to change; what is left out stays as it is. Other code or ``meta`` make a new version, which has the
     ``meta`` given and no other."""
 
-    function_name: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
+    function_name: Annotated[Title, Field(min_length=1)] | None = None
     function_code: Annotated[UserBytes, Field(min_length=1)] | None = None
     serialized: bool = True
-    description: Text | None = None
-    meta: JsonObject | None = None
+    description: Description | None = None
+    meta: Metadata | None = None
     public: bool | None = None
     memoize: bool | None = None
 

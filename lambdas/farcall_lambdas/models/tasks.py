@@ -7,13 +7,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from farcall_lambdas.models.fields import (
-    FunctionKey,
     Id,
+    Ids,
     JsonObject,
     Maybe,
+    NamedFunctions,
     Reference,
     Shape,
     SmallJsonObject,
+    Strategies,
     Text,
     UserBytes,
 )
@@ -75,7 +77,7 @@ class _SubmitOptions(Shape):
     user_runtime: JsonObject | None = None
     user_endpoint_config: JsonObject | None = None
     resource_specification: SmallJsonObject | None = None
-    result_serializers: Annotated[list[Annotated[Text, Field(max_length=100)]], Field(max_length=32)] | None = None
+    result_serializers: Strategies | None = None
     idempotent: bool = True
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     walltime_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -88,9 +90,9 @@ class Submit(_SubmitOptions):
     ``traceparents``, too: the spans below which the tasks run. A function is named by its id, which means its newest
     version, or by ``<id>@<version>``."""
 
-    tasks: Annotated[dict[FunctionKey, list[Payload]], Field(min_length=1)]
-    task_ids: dict[FunctionKey, list[Id]] | None = None
-    traceparents: dict[FunctionKey, list[TraceParent | None]] | None = None
+    tasks: Annotated[NamedFunctions[Annotated[list[Payload], Field(fail_fast=True)]], Field(min_length=1)]
+    task_ids: NamedFunctions[Ids] | None = None
+    traceparents: NamedFunctions[Annotated[list[TraceParent | None], Field(fail_fast=True)]] | None = None
 
 
 class SubmitAnswer(Shape):
@@ -108,7 +110,7 @@ class SubmitAnswer(Shape):
 class SubmitV2(_SubmitOptions):
     """The older form: each task is ``[function_id, endpoint_id, payload]``."""
 
-    tasks: Annotated[list[tuple[Id, Id, UserBytes]], Field(min_length=1)]
+    tasks: Annotated[list[tuple[Id, Id, UserBytes]], Field(fail_fast=True, min_length=1)]
 
 
 class SubmitV2Result(Shape):
@@ -136,7 +138,8 @@ class TaskAnswer(Shape):
     """A task. Of ``result``, ``result_ref`` and ``exception`` at most one is there, and none before the task ended.
 
     ``completion_t`` is epoch seconds as text; ``timings`` are epoch seconds at the stations of the task's way.
-    ``reason`` says why an ended task shows neither a result nor an exception.
+    ``reason`` says why an ended task shows neither a result nor an exception; clients of Globus Compute see it as
+    ``exception`` too.
     """
 
     task_id: str
@@ -158,7 +161,7 @@ class TaskAnswer(Shape):
 
 
 class BatchStatus(Shape):
-    task_ids: Annotated[list[Id], Field(min_length=1)]
+    task_ids: Annotated[Ids, Field(min_length=1)]
 
 
 class TaskBatchAnswer(Shape):
@@ -219,7 +222,7 @@ class TaskEvents(Shape):
 
 
 class TaskIds(Shape):
-    task_ids: Annotated[list[Id], Field(min_length=1)]
+    task_ids: Annotated[Ids, Field(min_length=1)]
 
 
 class CancelAnswer(Shape):

@@ -15,7 +15,10 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["Call", "CurrentCall", "new_router"]
+__all__ = ["CALLER", "Call", "CurrentCall", "new_router"]
+
+#: Where the resolver keeps the identity that it let in.
+CALLER: Final = "caller"
 
 #: A client that sends ``X-Farcall-Accept: blob-ref`` fetches big results itself.
 ACCEPT_HEADER: Final = "x-farcall-accept"
@@ -38,21 +41,14 @@ class Call:
 
 
 def current_call(request: Request) -> Call:
-    """The call that is being answered.
-
-    :raises Unauthenticated: if no authorizer has run before.
-    :raises RateLimited: if it is one too many.
-    """
+    """The call that is being answered."""
     event = request.resolved_event
-    context = event["requestContext"]
     services: Services = request.context["services"]
-    identity = Identity.from_context(context.get("authorizer"))
-    services.rate_limit.spend(identity)
     return Call(
         services=services,
         settings=request.context["settings"],
-        identity=identity,
-        request_id=str(context.get("requestId", "")),
+        identity=request.context[CALLER],
+        request_id=str(event["requestContext"].get("requestId", "")),
         takes_refs="blob-ref" in event.headers.get(ACCEPT_HEADER, ""),
         knows_globus_states_only=GLOBUS_HEADER in event.headers,
         workers_of=functools.cache(services.endpoints.workers),

@@ -9,6 +9,7 @@ from farcall_lambdas.models.fields import Id
 from farcall_lambdas.models.tasks import Submit, SubmitAnswer, SubmitV2, SubmitV2Answer, SubmitV2Result, TaskAnswer
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router
 from farcall_lambdas.routes.tasks import task_answer
+from farcall_lambdas.services.limits import check_count
 from farcall_lambdas.services.submit import Submitted
 
 __all__ = ["router"]
@@ -32,7 +33,9 @@ def submit(endpoint_id: Id, body: Submit, call: CurrentCall) -> SubmitAnswer:
 
 @router.post("/v2/submit", summary="Submit tasks to several endpoints (older form)", tags=["tasks"])
 def submit_v2(body: SubmitV2, call: CurrentCall) -> SubmitV2Answer:
-    """Tasks of one function for one endpoint are accepted or refused together; each task says which."""
+    """Tasks of one function for one endpoint are accepted or refused together; each task says which. They count as a
+    request of their own."""
+    check_count(len(body.tasks), call.settings)
     group_id = body.task_group_id or new_id()
     parts: dict[tuple[str, str], list[int]] = {}
     for position, (function_id, endpoint_id, _) in enumerate(body.tasks):
@@ -40,7 +43,7 @@ def submit_v2(body: SubmitV2, call: CurrentCall) -> SubmitV2Answer:
     results: dict[int, SubmitV2Result] = {}
     for (function_id, endpoint_id), positions in parts.items():
         payloads = [body.tasks[position][2] for position in positions]
-        outcome = _submit_part(call, body, group_id, function_id, endpoint_id, payloads)
+        outcome = _submit_part(call, body, group_id, function_id, endpoint_id, payloads, counts=bool(results))
         results |= zip(positions, outcome, strict=True)
     accepted = all(result.task_uuid for result in results.values())
     return SubmitV2Answer(
@@ -56,11 +59,13 @@ def _results(submitted: Submitted, call: Call) -> dict[str, TaskAnswer]:
 
 
 def _submit_part(
-    call: Call, body: SubmitV2, group_id: str, function_id: str, endpoint_id: str, payloads: list[str]
+    call: Call, body: SubmitV2, group_id: str, function_id: str, endpoint_id: str, payloads: list[str], *, counts: bool
 ) -> list[SubmitV2Result]:
     shared = body.model_dump(exclude={"tasks", "task_group_id"})
     wanted = Submit.model_validate({**shared, "task_group_id": group_id, "tasks": {function_id: payloads}})
     try:
+        if counts:
+            call.services.admission.count(call.identity)
         submitted = call.services.submit.submit(call.identity, endpoint_id, wanted)
     except FarcallError as error:
         status = status_of(error)

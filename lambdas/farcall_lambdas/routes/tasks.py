@@ -71,7 +71,7 @@ def list_tasks(
     before: Annotated[Cursor | None, Query()] = None,
 ) -> TaskList:
     """``dead-lettered`` lists what was not discarded; with ``endpoint_id``, to the endpoint's owner, that of others."""
-    tasks = call.services.results.newest(
+    tasks, may_have_more = call.services.results.newest(
         call.identity,
         state=state,
         endpoint_id=endpoint_id,
@@ -80,7 +80,7 @@ def list_tasks(
         before=cursor.decode(before),
         limit=limit,
     )
-    last = tasks[-1] if len(tasks) == limit else None
+    last = tasks[-1] if may_have_more else None
     next_page = cursor.encode(last.submitted_at, last.task_id) if last and last.submitted_at else None
     return TaskList(tasks=[_entry(task, call) for task in tasks], next=next_page)
 
@@ -128,12 +128,14 @@ def task_answer(view: TaskView, call: Call) -> TaskAnswer:
     """A task as an answer shows it."""
     task = view.task
     error = task.error
+    # Globus Compute's client knows no ends but results and exceptions: whatever else there is to say is one of these.
+    otherwise = view.reason if call.knows_globus_states_only else None
     return TaskAnswer(
         task_id=task.task_id,
         status=_status(task.state, call),
         result=view.result,
         result_ref=_result_ref(view),
-        exception=(error.traceback or error.message) if error else None,
+        exception=(error.traceback or error.message) if error else otherwise,
         completion_t=f"{task.finished_at.timestamp()}" if task.finished_at else None,
         reason=view.reason,
         details=_details(task, call),

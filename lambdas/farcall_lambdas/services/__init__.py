@@ -2,6 +2,7 @@
 
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.account import AccountService
+from farcall_lambdas.services.admission import Admission
 from farcall_lambdas.services.afterwards import AfterwardsService
 from farcall_lambdas.services.audit import AuditService
 from farcall_lambdas.services.blobs import BlobService
@@ -19,6 +20,7 @@ from farcall_lambdas.services.why import WhyService
 __all__ = [
     "Access",
     "AccountService",
+    "Admission",
     "AfterwardsService",
     "AuditService",
     "BlobService",

@@ -10,6 +10,7 @@ from farcall_common.store import Stores
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.account import AccountService
+from farcall_lambdas.services.admission import Admission
 from farcall_lambdas.services.afterwards import AfterwardsService
 from farcall_lambdas.services.audit import AuditService
 from farcall_lambdas.services.blobs import BlobService
@@ -47,7 +48,7 @@ class Services:
     reconciler: Reconciler
     idle: IdleWatch
     why: WhyService
-    rate_limit: RateLimit
+    admission: Admission
 
     @classmethod
     def over(
@@ -60,7 +61,7 @@ class Services:
     ) -> Services:
         """Services over stores. ``clock`` gives epoch seconds; ``fleet`` are forwarders that may sleep."""
         access = Access(stores.records)
-        endpoints = EndpointService(stores.records, access, settings, clock=clock)
+        endpoints = EndpointService(stores, access, settings, clock=clock)
         results = ResultService(stores, settings)
         containers = ContainerService(stores.records, settings, clock=clock)
         submit = SubmitService(stores, access, containers, settings, clock=clock)
@@ -79,5 +80,5 @@ class Services:
             reconciler=Reconciler(stores, settings, clock=clock),
             idle=IdleWatch(stores.queue, fleet, clock=clock),
             why=WhyService(stores, results, endpoints, clock=clock),
-            rate_limit=RateLimit(stores.queue, settings, clock=clock),
+            admission=Admission(RateLimit(stores.queue, settings, clock=clock), clock=clock),
         )

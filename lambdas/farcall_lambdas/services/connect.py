@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from farcall_common.errors import Forbidden, ForwarderWaking, NoForwarder
+from farcall_common.errors import Forbidden, ForwarderWaking, NoForwarder, RateLimited, Unavailable
 from farcall_common.store import Stores
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
 from farcall_lambdas.fleet import Fleet
@@ -24,6 +24,7 @@ __all__ = ["ConnectService", "WayIn"]
 #: How many forwarders a peer is told of: enough to survive the loss of two.
 MAX_FORWARDERS: Final = 3
 RETRY_AFTER_S: Final = 2.0
+_KEEP_KEY: Final = "Use one key for one agent or client, also when it connects again."
 #: How long to wait for forwarders that wake: Fargate needs half a minute to a minute.
 WAKING_RETRY_AFTER_S: Final = 10.0
 
@@ -63,19 +64,20 @@ class ConnectService:
         :raises NoForwarder: if none is alive.
         """
         endpoint = self._access.own_endpoint(identity, endpoint_id)
+        peer = PeerKey(wanted.public_key, PeerKind.AGENT, endpoint_id)
         speaks_for = self._stores.records.find_endpoint_by_key(wanted.public_key)
         if speaks_for not in (None, endpoint_id):
             raise Forbidden(
                 "This key belongs to another endpoint.",
                 hint="Every endpoint has a key pair of its own; make a new one.",
             )
+        self._check_key(identity, peer)
         runtime: dict[str, Any] = {"python_version": wanted.python_version, "packages": wanted.packages}
         if wanted.serializers is not None:
             runtime["serializers"] = sorted(wanted.serializers)
         if any(runtime.values()) and endpoint.metadata.get("runtime") != runtime:
-            self._stores.records.put_endpoint(
-                dataclasses.replace(endpoint, metadata={**endpoint.metadata, "runtime": runtime})
-            )
+            # Nothing else of it: its owner may be making it private at this moment, or deleting it.
+            self._stores.records.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, "runtime": runtime}})
         now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
         if speaks_for is None:
             done = entry(
@@ -87,7 +89,7 @@ class ConnectService:
                 public_key=wanted.public_key,
             )
             self._stores.records.audited(done).add_endpoint_key(endpoint_id, wanted.public_key, at=now)
-        return self._let_in(PeerKey(wanted.public_key, PeerKind.AGENT, endpoint_id))
+        return self._let_in(peer)
 
     def stream(self, identity: Identity, public_key: str) -> WayIn:
         """Let a client of the caller in to hear of its results.
@@ -97,7 +99,33 @@ class ConnectService:
         """
         if self._stores.records.find_endpoint_by_key(public_key) is not None:
             raise Forbidden("This key belongs to an endpoint.", hint="Make a new key pair for the result stream.")
-        return self._let_in(PeerKey(public_key, PeerKind.CLIENT, identity.identity_id))
+        peer = PeerKey(public_key, PeerKind.CLIENT, identity.identity_id)
+        self._check_key(identity, peer)
+        return self._let_in(peer)
+
+    def _check_key(self, identity: Identity, peer: PeerKey) -> None:
+        """Each key is kept for as long as its ticket is good: an identity makes so many, and nobody those of others.
+
+        :raises Forbidden: if the key speaks for somebody else.
+        :raises RateLimited: for one new key too many.
+        """
+        try:
+            known = self._stores.queue.find_peers([peer.public_key]).get(peer.public_key)
+            if known == peer:
+                return
+            taken = self._stores.queue.take(
+                f"keys:{identity.identity_id}",
+                1,
+                rate_per_s=self._settings.key_rate_per_s,
+                burst=self._settings.key_burst,
+                now=self._clock(),
+            )
+        except Unavailable:
+            return  # Then there is no forwarder to be told of either.
+        if known is not None:
+            raise Forbidden("This key belongs to somebody else.", hint="Make a new key pair.")
+        if not taken.tokens:
+            raise RateLimited("You made too many new keys.", hint=_KEEP_KEY, retry_after_s=taken.wait_s)
 
     def _let_in(self, peer: PeerKey) -> WayIn:
         now = self._clock()

@@ -12,7 +12,7 @@ from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.containers import RegisterContainer
 from farcall_lambdas.services.audit import entry
-from farcall_lambdas.services.limits import check_quota
+from farcall_lambdas.services.limits import check_quota, fitting
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["ContainerService"]
@@ -72,8 +72,9 @@ class ContainerService:
         return found
 
     def newest(self, identity: Identity, *, limit: int) -> Sequence[Container]:
-        """The caller's containers, newest first."""
-        return self._records.list_containers(identity.identity_id, limit=limit)
+        """The caller's containers, newest first; as many as fit an answer."""
+        found = self._records.list_containers(identity.identity_id, limit=limit)
+        return fitting(found, self._settings, shown=lambda each: (each.name, each.image, each.description))
 
     def delete(self, identity: Identity, reference: str) -> None:
         """Forget a container of the caller. Tasks that were submitted still ask for it.

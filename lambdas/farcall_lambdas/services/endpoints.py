@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farcall_common.errors import InvalidRequest
+from aws_lambda_powertools import Logger
+
+from farcall_common.errors import InvalidRequest, Unavailable
+from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint
-from farcall_common.store.ports import Records
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.endpoints import RegisterEndpoint, UpdateEndpoint
+from farcall_lambdas.models.fields import MAX_METADATA_BYTES
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.audit import entry
-from farcall_lambdas.services.limits import check_quota
+from farcall_lambdas.services.limits import check_quota, fitting
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["EndpointService"]
+
+logger = Logger(service=SERVICE, child=True)
 
 
 class EndpointService:
     """Endpoints of the caller, and those that others let the caller use."""
 
-    def __init__(self, records: Records, access: Access, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
-        self._records = records
+    def __init__(self, stores: Stores, access: Access, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+        self._records = stores.records
+        self._queue = stores.queue
         self._access = access
         self._settings = settings
         self._clock = clock
@@ -45,7 +53,7 @@ class EndpointService:
             name=wanted.endpoint_name,
             created_at=dt.datetime.fromtimestamp(self._clock(), dt.UTC),
         )
-        endpoint = dataclasses.replace(endpoint, **_changes(wanted, endpoint))
+        endpoint = dataclasses.replace(endpoint, **self._changes(identity, wanted, endpoint))
         done = entry(identity, "endpoint.register", endpoint.endpoint_id, at=self._clock(), name=endpoint.name)
         self._records.audited(done).put_endpoint(endpoint)
         return endpoint
@@ -54,7 +62,7 @@ class EndpointService:
         """Change what was sent of an endpoint of the caller."""
         _refuse_unenforceable(wanted)
         endpoint = self._access.own_endpoint(identity, endpoint_id)
-        endpoint = dataclasses.replace(endpoint, **_changes(wanted, endpoint))
+        changes = self._changes(identity, wanted, endpoint)
         done = entry(
             identity,
             "endpoint.update",
@@ -63,22 +71,30 @@ class EndpointService:
             owner_id=endpoint.owner_id,
             changed=sorted(wanted.model_fields_set),
         )
-        self._records.audited(done).put_endpoint(endpoint)
-        return endpoint
+        self._records.audited(done).change_endpoint(endpoint_id, changes)
+        return dataclasses.replace(endpoint, **changes)
 
     def get(self, identity: Identity, endpoint_id: str) -> Endpoint:
         """An endpoint that the caller may use."""
         return self._access.endpoint(identity, endpoint_id)
 
     def search(self, identity: Identity, *, role: str) -> Sequence[Endpoint]:
-        """``role`` is "owner" (the caller's) or "any" (those that the caller may use)."""
-        return self._records.list_endpoints(identity.identity_id, role=role)
+        """``role`` is "owner" (the caller's) or "any" (those that the caller may use). Newest first; as many as fit an
+        answer."""
+        found = self._records.list_endpoints(identity.identity_id, role=role)
+        return fitting(found, self._settings, shown=lambda each: (each.name, each.display_name))
 
     def delete(self, identity: Identity, endpoint_id: str) -> None:
-        """Forget an endpoint of the caller."""
+        """Forget an endpoint of the caller, and show its agent out: its machine or its key may be in other hands."""
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         done = entry(identity, "endpoint.delete", endpoint_id, at=self._clock(), owner_id=endpoint.owner_id)
+        keys = self._records.list_endpoint_keys(endpoint_id)
         self._records.audited(done).delete_endpoint(endpoint_id)
+        try:
+            self._queue.dismiss(keys)
+            self._queue.evict(endpoint_id)
+        except Unavailable:
+            logger.warning("queue unavailable; an agent may stay until its ticket ends", endpoint_id=endpoint_id)
 
     def state(self, endpoint: Endpoint) -> EndpointState:
         """Online while heartbeats come in: a forwarder that died cannot say that its endpoints are gone."""
@@ -97,6 +113,22 @@ class EndpointService:
         dill = (runtime.get("packages") or {}).get("dill")
         return told | ({"dill_version": str(dill)} if dill else {})
 
+    def _changes(
+        self, identity: Identity, wanted: RegisterEndpoint | UpdateEndpoint, endpoint: Endpoint
+    ) -> dict[str, Any]:
+        changes = _changes(wanted, endpoint)
+        if wanted.allowed_functions:
+            changes["allowed_functions"] = self._pinned(identity, wanted.allowed_functions)
+        return changes
+
+    def _pinned(self, identity: Identity, references: Sequence[str]) -> Sequence[str]:
+        """What is allowed to run must not become something else: of a function that belongs to somebody else, who can
+        change it at any time, the newest version of today is meant."""
+        bare = [reference for reference in references if "@" not in reference]
+        found = self._records.get_functions(bare, with_bodies=False) if bare else {}
+        others = {id_: f"{id_}@{each.version}" for id_, each in found.items() if not identity.owns(each.owner_id)}
+        return [others.get(reference, reference) for reference in references]
+
 
 def _refuse_unenforceable(wanted: RegisterEndpoint | UpdateEndpoint) -> None:
     """A protection that is asked for and not enforced would be worse than none."""
@@ -114,7 +146,11 @@ def _changes(wanted: RegisterEndpoint | UpdateEndpoint, endpoint: Endpoint) -> d
     if wanted.endpoint_name is not None:
         changes["name"] = wanted.endpoint_name
     changes |= {name: value for name in ("public", "multi_user") if (value := getattr(wanted, name)) is not None}
+    if not wanted.metadata and "subscription_uuid" not in sent:
+        return changes
     metadata = {**endpoint.metadata, **(wanted.metadata or {})}
+    if wanted.metadata and len(json.dumps(metadata)) > 2 * MAX_METADATA_BYTES:  # half of it is what the agent said
+        raise InvalidRequest(f"The metadata of an endpoint has more than {MAX_METADATA_BYTES} bytes.")
     if "subscription_uuid" in sent:
         metadata["subscription_uuid"] = wanted.subscription_uuid
     return {**changes, "metadata": metadata}

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge
+from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge, QuotaExceeded
 from farcall_common.store.model import Function, FunctionAlias
 from farcall_common.store.ports import Records
 from farcall_common.wire.ids import is_uuid, new_id
@@ -17,7 +17,7 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.functions import PutAlias, RegisterFunction, UpdateFunction
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.audit import entry
-from farcall_lambdas.services.limits import check_quota
+from farcall_lambdas.services.limits import check_quota, fitting
 from farcall_lambdas.services.memo import MEMOIZE
 from farcall_lambdas.settings import ApiSettings
 
@@ -49,8 +49,7 @@ class FunctionService:
                 hint="Leave out group and ha_endpoint_id; a function is its owner's alone, or public.",
             )
         body = self._body(wanted.function_name, wanted.function_code, serialized=wanted.serialized)
-        limit = self._settings.max_functions
-        check_quota("functions", self._records.count_functions(identity.identity_id, limit=limit), limit)
+        self._check_quotas(identity.identity_id, body)
         function = Function(
             function_id=new_id(),
             owner_id=identity.identity_id,
@@ -81,6 +80,7 @@ class FunctionService:
                 self._records.audited(done).update_function(updated)
                 return updated
             check_quota("versions of this function", newest.version, self._settings.max_versions)
+            self._check_quotas(newest.owner_id, updated.body)
             added = dataclasses.replace(updated, version=newest.version + 1, created_at=self._now())
             done = entry(
                 identity,
@@ -127,7 +127,8 @@ class FunctionService:
         reference = wanted.function_id if wanted.version is None else f"{wanted.function_id}@{wanted.version}"
         self._access.functions(identity, [reference])
         if self._records.get_alias(alias.owner_id, alias.name) is None:
-            check_quota("aliases", len(self._records.list_aliases(alias.owner_id)), self._settings.max_functions)
+            limit = self._settings.max_functions
+            check_quota("aliases", self._records.count_aliases(alias.owner_id, limit=limit), limit)
         about: dict[str, Any] = {"function_id": alias.function_id, "version": alias.version}
         done = entry(identity, "alias.put", alias.name, at=self._clock(), **about)
         self._records.audited(done).put_alias(alias)
@@ -148,8 +149,9 @@ class FunctionService:
         self._records.audited(done).delete_alias(identity.identity_id, name)
 
     def search(self, identity: Identity, *, search: str, limit: int) -> Sequence[Function]:
-        """The caller's own functions, newest first."""
-        return self._records.list_functions(identity.identity_id, search=search, limit=limit)
+        """The caller's own functions, newest first, without their bodies; as many as fit an answer."""
+        found = self._records.list_functions(identity.identity_id, search=search, limit=limit)
+        return fitting(found, self._settings, shown=lambda f: (f.name, f.description, f.metadata))
 
     def delete(self, identity: Identity, function_id: str) -> None:
         """Forget a function of the caller."""
@@ -183,6 +185,17 @@ class FunctionService:
                 hint="Import big data inside the function instead of closing over it.",
             )
         return body
+
+    def _check_quotas(self, owner_id: str, body: bytes) -> None:
+        """Whether an owner may have one more version of anything.
+
+        :raises QuotaExceeded: if it is one too many, or too much.
+        """
+        limit, most = self._settings.max_functions, self._settings.max_function_bytes
+        check_quota("functions and versions of them", self._records.count_functions(owner_id, limit=limit), limit)
+        there = self._records.measure_functions(owner_id)
+        if there + len(body) > most:
+            raise QuotaExceeded(f"Your functions have {there} bytes; with {len(body)} more it would be over {most}.")
 
     def _now(self) -> dt.datetime:
         return dt.datetime.fromtimestamp(self._clock(), dt.UTC)

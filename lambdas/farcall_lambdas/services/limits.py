@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from farcall_common.errors import QueueFull, QuotaExceeded, RateLimited, TooManyTasks, Unavailable
-from farcall_common.store.model import Taken
-from farcall_common.store.ports import Queue
+from farcall_common.store.model import Endpoint, Taken
+from farcall_common.store.ports import Queue, Records
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["RateLimit", "check_count", "check_quota", "check_room"]
+__all__ = ["RateLimit", "Room", "check_count", "check_quota", "fitting"]
 
 #: How long a caller is told to wait for room in a queue, in seconds.
 QUEUE_RETRY_S: Final = 5.0
 
+#: Beside a queue up to this long others are not added up; their sum is believed for so many seconds.
+_SHORT_QUEUE: Final = 1000
+_WAITING_GOOD_S: Final = 1.0
+
 #: Tokens are taken in advance, so many, and are lost if they are not used within so many seconds.
 _ADVANCE: Final = 20
 _ADVANCE_GOOD_S: Final = 1.0
+
+#: What an entry of a list takes beside texts, in bytes.
+_ENTRY_BYTES: Final = 500
+
+T = TypeVar("T")
 
 #: Callers whose tokens are kept in this process at once.
 _CALLERS: Final = 4096
@@ -38,26 +48,70 @@ def check_quota(what: str, count: int, limit: int) -> None:
         raise QuotaExceeded(f"You have {count} {what} already; {limit} are allowed.")
 
 
-def check_room(queue: Queue, endpoint_id: str, count: int, settings: ApiSettings) -> None:
-    """Whether ``count`` more tasks may wait for an endpoint. Submits at the same moment do not see each other.
+def fitting(items: Sequence[T], settings: ApiSettings, *, shown: Callable[[T], object]) -> Sequence[T]:
+    """As many of the first items as fit one answer, by what is ``shown`` of them beside ids and times; at least one if
+    there are any."""
+    room = settings.max_response_bytes
+    for count, item in enumerate(items):
+        room -= _ENTRY_BYTES + len(json.dumps(shown(item)))
+        if room < 0 and count:
+            return items[:count]
+    return items
 
-    :raises TooManyTasks: for tasks that would not fit an empty queue.
-    :raises QueueFull: for tasks that do not fit now.
-    """
-    if not count:
-        return
-    room = settings.max_queue_depth
-    if count > room:
-        raise TooManyTasks(f"{count} tasks in one request; {room} may wait for an endpoint.")
-    try:
-        depth = queue.depth(endpoint_id)
-    except Unavailable:
-        return  # What is accepted now is queued when the queue is back.
-    if depth + count > room:
-        raise QueueFull(
-            f"{depth} tasks wait for endpoint {endpoint_id}; with {count} more it would be over {room}.",
-            retry_after_s=QUEUE_RETRY_S,
-        )
+
+class Room:
+    """How many tasks may wait for an endpoint, and for all endpoints of its owner: whoever registers endpoints makes
+    queues, and one that is never started is never emptied. Submits at the same moment do not see each other."""
+
+    def __init__(self, queue: Queue, records: Records, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+        self._queue = queue
+        self._records = records
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        #: Tasks that wait for all endpoints of an owner, and until when that is believed.
+        self._waiting: dict[str, tuple[int, float]] = {}
+
+    def check(self, endpoint: Endpoint, count: int) -> None:
+        """Whether ``count`` more tasks may wait for an endpoint.
+
+        :raises TooManyTasks: for tasks that would not fit an empty queue.
+        :raises QueueFull: for tasks that do not fit now.
+        """
+        if not count:
+            return
+        room = self._settings.max_queue_depth
+        if count > room:
+            raise TooManyTasks(f"{count} tasks in one request; {room} may wait for an endpoint.")
+        try:
+            depth = self._queue.depth(endpoint.endpoint_id)
+            # Short queues are not added up: all that one identity may have hold no more than a few long ones.
+            waiting = self._of_owner(endpoint.owner_id) if depth + count > _SHORT_QUEUE else 0
+        except Unavailable:
+            return  # What is accepted now is queued when the queue is back.
+        for there, most, where in (
+            (depth, room, f"endpoint {endpoint.endpoint_id}"),
+            (waiting, self._settings.max_waiting, "all endpoints of its owner"),
+        ):
+            if there + count > most:
+                raise QueueFull(
+                    f"{there} tasks wait for {where}; with {count} more it would be over {most}.",
+                    retry_after_s=QUEUE_RETRY_S,
+                )
+
+    def _of_owner(self, owner_id: str) -> int:
+        now = self._clock()
+        with self._lock:
+            waiting, good_until = self._waiting.get(owner_id, (0, 0.0))
+        if now < good_until:
+            return waiting
+        endpoints = self._records.list_endpoints(owner_id, limit=self._settings.max_endpoints)
+        waiting = self._queue.depths([endpoint.endpoint_id for endpoint in endpoints])
+        with self._lock:
+            if len(self._waiting) >= _CALLERS:
+                self._waiting.clear()
+            self._waiting[owner_id] = (waiting, now + _WAITING_GOOD_S)
+        return waiting
 
 
 @dataclasses.dataclass

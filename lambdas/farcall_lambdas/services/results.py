@@ -8,12 +8,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from farcall_common.errors import BlobUnknown, TaskGroupUnknown, TaskUnknown
+from farcall_common.errors import BlobUnknown, TaskGroupUnknown, TaskUnknown, TooManyTasks
 from farcall_common.store import Stores
 from farcall_common.store.model import BlobRef, Task, TaskEvent
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.services.limits import check_count
+from farcall_lambdas.services.limits import check_count, fitting
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["ResultService", "TaskView"]
@@ -21,6 +21,14 @@ __all__ = ["ResultService", "TaskView"]
 
 #: What an entry of an answer takes beside its result, in bytes: ids, times, details, a pre-signed URL.
 _ENTRY_BYTES: Final = 2_000
+#: What an entry of a task group takes.
+_GROUP_ENTRY_BYTES: Final = 100
+#: Tasks that are read from the database at once: a result there may have 64 KiB, and an error several of them.
+_READ_AT_ONCE: Final = 500
+_FOR_OURS: Final = (
+    "The result is in a format of Farcall's own, as its submitter asked for: read it with farcall.Client, or submit "
+    'such calls with result_serializers=["DillDataBase64"].'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,25 +72,38 @@ class ResultService:
         Tasks whose results do not fit one answer together are left out, to be asked for again; at least one is there.
         """
         check_count(len(task_ids), self._settings)
-        found = self._stores.records.get_tasks(task_ids)
-        own = {id_: task for id_, task in found.items() if identity.owns(task.owner_id)}
-        wanted = dict.fromkeys(task_ids)
-        views = self.views([own[task_id] for task_id in wanted if task_id in own], takes_refs=takes_refs)
-        # What was left out for want of room is left out here too.
-        return {id_: views.get(id_) for id_ in wanted if id_ in views or id_ not in own}
+        wanted = list(dict.fromkeys(task_ids))
+        views: dict[str, TaskView | None] = {}
+        room = self._settings.max_response_bytes
+        # Some after the other: of many tasks with big results most would be read in vain.
+        for start in range(0, len(wanted), _READ_AT_ONCE):
+            ids = wanted[start : start + _READ_AT_ONCE]
+            found = self._stores.records.get_tasks(ids)
+            own = {id_: found[id_] for id_ in ids if id_ in found and identity.owns(found[id_].owner_id)}
+            shown = self.views(list(own.values()), takes_refs=takes_refs, room=room)
+            views |= {id_: shown.get(id_) for id_ in ids if id_ in shown or id_ not in own}
+            if len(shown) < len(own):
+                break
+            room -= sum(view.size_bytes() for view in shown.values())
+        return views
 
-    def views(self, tasks: Sequence[Task], *, takes_refs: bool) -> Mapping[str, TaskView]:
-        """Tasks of the caller by id, as many as fit one answer; at least one if there are any."""
+    def views(self, tasks: Sequence[Task], *, takes_refs: bool, room: int | None = None) -> Mapping[str, TaskView]:
+        """Tasks of the caller by id, as many as fit into ``room`` bytes of an answer; of a whole one, at least one if
+        there are any."""
         views: dict[str, TaskView] = {}
-        most = room = self._settings.max_response_bytes
+        most = self._settings.max_response_bytes
+        room = most if room is None else room
         for task in tasks:
             if not takes_refs and task.result_ref and room < task.result_ref.size_bytes <= most:
                 continue  # not now, and not worth fetching to find out
+            if room < _ENTRY_BYTES:
+                break
             view = self._view(task, takes_refs=takes_refs, room=most)
             size = view.size_bytes()
-            if size <= room or room == most:
-                views[task.task_id] = view
-                room -= size
+            if size > room and room < most:
+                break  # it was fetched in vain; the others would be, too
+            views[task.task_id] = view
+            room -= size
         return views
 
     def newest(
@@ -95,8 +116,8 @@ class ResultService:
         until: dt.datetime | None = None,
         before: tuple[dt.datetime, str] | None = None,
         limit: int,
-    ) -> Sequence[Task]:
-        """The caller's tasks, newest first, without results.
+    ) -> tuple[Sequence[Task], bool]:
+        """The caller's tasks, newest first, without results, as many as fit an answer; and whether there may be more.
 
         The owner of an endpoint sees everybody's dead letters there, without what their code printed and raised.
         """
@@ -111,7 +132,9 @@ class ResultService:
             before=before,
             limit=limit,
         )
-        return [task if identity.owns(task.owner_id) else _for_the_endpoint(task) for task in tasks]
+        own = [task if identity.owns(task.owner_id) else _for_the_endpoint(task) for task in tasks]
+        shown = fitting(own, self._settings, shown=lambda task: task.error and task.error.to_json())
+        return shown, len(tasks) == limit or len(shown) < len(tasks)
 
     def _owns_endpoint(self, identity: Identity, endpoint_id: str | None) -> bool:
         endpoint = self._stores.records.get_endpoint(endpoint_id) if endpoint_id else None
@@ -121,8 +144,14 @@ class ResultService:
         """The caller's tasks of a group, in the order of submission.
 
         :raises TaskGroupUnknown: if the caller has none there.
+        :raises TooManyTasks: if there are too many for one answer.
         """
-        tasks = [task for task in self._stores.records.get_group(task_group_id) if identity.owns(task.owner_id)]
+        most = self._settings.max_response_bytes // _GROUP_ENTRY_BYTES
+        tasks = self._stores.records.get_group(task_group_id, owner_ids=identity.identity_set, limit=most + 1)
+        if len(tasks) > most:
+            raise TooManyTasks(
+                f"Group {task_group_id} has more than {most} tasks.", hint="List them in pages: `farcall tasks export`."
+            )
         if not tasks:
             raise TaskGroupUnknown(f"There is no task group {task_group_id}.")
         return tasks
@@ -147,17 +176,21 @@ class ResultService:
 
     def _view(self, task: Task, *, takes_refs: bool, room: int) -> TaskView:
         ref = task.result_ref
-        if ref is None:
+        if ref is None and (task.result is None or takes_refs or not _is_for_ours(task.result)):
             return TaskView(task, result=None if task.result is None else _text(task.result))
+        if ref is None:
+            return TaskView(task, reason=_FOR_OURS)
+        reason = None if takes_refs else f"The result has {ref.size_bytes} bytes, too many for an answer: GET its url."
         if not takes_refs and ref.size_bytes <= room:
             try:
-                text = _text(self._stores.blobs.read(ref.blob_key))
+                data = self._stores.blobs.read(ref.blob_key)
             except BlobUnknown:
                 return TaskView(task, reason="The result is gone: its time in the blob store is over.")
-            if _json_bytes(text) <= room:
+            if _is_for_ours(data):
+                reason = _FOR_OURS
+            elif _json_bytes(text := _text(data)) <= room:
                 return TaskView(task, result=text)
         url = self._stores.blobs.download_url(ref.blob_key, ttl_s=self._settings.url_ttl_s)
-        reason = None if takes_refs else f"The result has {ref.size_bytes} bytes, too many for an answer: GET its url."
         return TaskView(task, result_ref=ref, url=url, reason=reason)
 
 
@@ -165,6 +198,11 @@ def _for_the_endpoint(task: Task) -> Task:
     """Somebody else's task, as far as it concerns the endpoint that ran it."""
     error = task.error and dataclasses.replace(task.error, traceback=None, stdout_tail=None, stderr_tail=None)
     return dataclasses.replace(task, error=error, details={})
+
+
+def _is_for_ours(result: bytes) -> bool:
+    """Whether a result begins with the id of one of Farcall's own strategies, which only its SDK reads."""
+    return result[:1] == b"f" and result[2:3] == b"\n"
 
 
 def _text(data: bytes) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aws_lambda_powertools import Logger
 
-from farcall_common.errors import ErrorRecord, Fault, Forbidden, InvalidRequest, TaskIdReused, Unavailable
+from farcall_common.errors import ErrorRecord, Fault, Forbidden, InvalidRequest, TaskIdReused, TooManyTasks, Unavailable
 from farcall_common.store import Stores
 from farcall_common.store.model import AuditEntry, BlobRef, Container, Endpoint, Function, QueuedTask, Task
 from farcall_common.store.moves import written_ahead
@@ -27,13 +27,16 @@ from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.containers import ContainerService
-from farcall_lambdas.services.limits import check_count, check_room
+from farcall_lambdas.services.limits import Room, check_count
 from farcall_lambdas.services.memo import Memo, is_memoized
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["SubmitService", "Submitted", "queue_tasks", "was_dispatched"]
 
 logger = Logger(service=SERVICE, child=True)
+
+#: Different blobs that one submit refers to: the blob store is asked about each.
+_MAX_BLOBS: Final = 1000
 
 #: Functions of a submit that its entry in the audit names.
 _FUNCTIONS_TOLD: Final = 20
@@ -71,6 +74,7 @@ class SubmitService:
         self._clock = clock
         self._blobs = BlobService(stores.blobs, settings)
         self._memo = Memo(stores)
+        self._room = Room(stores.queue, stores.records, settings, clock=clock)
 
     def submit(self, identity: Identity, endpoint_id: str, wanted: Submit, *, retry_of: str | None = None) -> Submitted:
         """Accept tasks for an endpoint. Sending the same task ids again gives the same answer.
@@ -120,7 +124,7 @@ class SubmitService:
         sources = self._memo.recall(identity.identity_id, [task for task in tasks if task.task_id not in existing])
 
         new = sum(task.task_id not in existing and task.task_id not in sources for task in tasks)
-        check_room(self._stores.queue, endpoint_id, new, self._settings)
+        self._room.check(endpoint, new)
         self._blobs.keep(uploads)
         # A repeat that raced this one got in between the two calls; such tasks are checked like those seen before.
         done = self._entry(identity, endpoint, tasks)
@@ -171,6 +175,8 @@ class SubmitService:
 
         payloads = {function_id: [stored(each) for each in given] for function_id, given in wanted.tasks.items()}
         references = {each for given in payloads.values() for each in given if isinstance(each, BlobRef)}
+        if len(references) > _MAX_BLOBS:
+            raise TooManyTasks(f"{len(references)} blobs in one request; {_MAX_BLOBS} are allowed.")
         self._blobs.check_references(identity, references - uploads.keys())
         return payloads, uploads
 
@@ -255,9 +261,11 @@ def queue_tasks(stores: Stores, tasks: Sequence[Task], *, now: float) -> None:
 def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:
     if endpoint.allowed_functions is None:
         return
+    allowed = frozenset(endpoint.allowed_functions)
     for function in functions.values():
-        if function.function_id not in endpoint.allowed_functions:
-            message = f"Endpoint {endpoint.endpoint_id} does not run function {function.function_id}."
+        version = f"{function.function_id}@{function.version}"
+        if allowed.isdisjoint((function.function_id, version)):
+            message = f"Endpoint {endpoint.endpoint_id} does not run function {version}."
             hint = "Ask the endpoint's owner to allow the function; `allowed_functions` lists those that may run."
             raise Forbidden(message, record=ErrorRecord("FUNCTION_NOT_PERMITTED", message, hint, Fault.CALLER))
 

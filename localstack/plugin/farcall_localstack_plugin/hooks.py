@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 
@@ -20,14 +21,16 @@ def farcall_start() -> None:
     _complete_api_gateway()
     _attach_secrets()
     _keep_objects_apart()
+    _say_what_runs_functions()
     if (lifeline := settings().lifeline_fd) is not None:
         threading.Thread(target=_stop_with_driver, args=(lifeline,), name="lifeline", daemon=True).start()
 
 
 @hooks.on_infra_shutdown()
 def farcall_stop() -> None:
-    """Stop every process that we started."""
+    """Stop every process that we started; the driver may be gone, so what they stored goes here."""
     children.stop_all()
+    shutil.rmtree(settings().database_directory, ignore_errors=True)
 
 
 def _complete_api_gateway() -> None:
@@ -58,8 +61,21 @@ def _keep_objects_apart() -> None:
     provider.DEFAULT_S3_TMP_DIR = str(settings().directory / "objects")
 
 
+def _say_what_runs_functions() -> None:
+    """Whoever deploys has to bring wheels for this Python, and may not be who started us."""
+    from localstack.http import Resource
+    from localstack.services.internal import get_internal_apis
+
+    get_internal_apis().add(Resource("/_localstack/farcall", _Python()))
+
+
+class _Python:
+    def on_get(self, _request: object) -> dict[str, str]:
+        return {"python": settings().python_tag}
+
+
 def _stop_with_driver(lifeline_fd: int) -> None:
-    """Block until the driver's end of the pipe is closed, by it or by its death, then stop LocalStack."""
-    while os.read(lifeline_fd, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    """Block until the driver's end of the pipe is closed, by it or by its death, then stop LocalStack. A byte before
+    that lets it run on."""
+    if not os.read(lifeline_fd, 1):
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -16,12 +16,14 @@ __all__ = ["Settings", "settings"]
 class Settings:
     """Where things are and how ECS tasks differ from those on AWS.
 
+    Functions and tasks run under ``python``; ``python_tag`` says which wheels that can load.
     ``task_environment`` overrides a task's variables; ``{task}`` in a value becomes the task's own directory. A task
     has started when ``task_ready_file`` exists in that directory. ``lifeline_fd`` is a pipe from the driver: LocalStack
     stops when its other end closes.
     """
 
     python: Path
+    python_tag: str
     postgres_bin: Path
     valkey: Path
     directory: Path
@@ -40,6 +42,7 @@ class Settings:
         lifeline = environ.get(f"{prefix}LIFELINE_FD")
         return cls(
             python=Path(environ[f"{prefix}PYTHON"]),
+            python_tag=environ[f"{prefix}PYTHON_TAG"],
             postgres_bin=Path(environ[f"{prefix}POSTGRES_BIN"]),
             valkey=Path(environ[f"{prefix}VALKEY"]),
             directory=Path(environ[f"{prefix}DIRECTORY"]),

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -23,6 +23,9 @@ from farcall.cli._load import FunctionName, load_function, parse_argument, parse
 from farcall.cli._output import AsJson, show_json, show_line, show_value
 from farcall.cli._resolve import EndpointName, resolve_endpoint
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
+
+if TYPE_CHECKING:
+    from farcall._batch import Batch
 
 __all__ = ["map_", "run"]
 
@@ -61,10 +64,7 @@ def run(
     with connected(context, doing=None) as client:
         endpoint_id = _endpoint_id(client, endpoint)
         if not wait:
-            batch = client.create_batch(walltime_s=walltime)
-            task_id = batch.add(client.register_function(called), args, named)
-            client.batch_run(endpoint_id, batch)
-            remember("tasks", [task_id])
+            [task_id] = _submitted(client, endpoint_id, called, [(args, named)], walltime).task_ids
             show_json({"task_id": task_id}) if as_json else show_value(task_id)
             return
         with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
@@ -109,7 +109,12 @@ def map_(
     with connected(context, doing=None) as client:
         endpoint_id = _endpoint_id(client, endpoint)
         if not wait:
-            _submit_only(client, endpoint_id, called, calls, walltime, as_json=as_json)
+            batch = _submitted(client, endpoint_id, called, calls, walltime)
+            remember("groups", [batch.task_group_id])
+            if as_json:
+                show_json({"task_group_id": batch.task_group_id, "task_ids": batch.task_ids})
+            else:
+                typer.echo(batch.task_group_id)
             return
         with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
             futures.extend(executor.submit(called, *args, **named) for args, named in calls)
@@ -206,26 +211,18 @@ def _show_failure(index: int, future: Future, error: FarcallError, *, as_json: b
     show_error(FarcallError(told.message, record=told), as_json=False)
 
 
-def _submit_only(
-    client: Client,
-    endpoint_id: str,
-    called: Any,
-    calls: Sequence[Arguments],
-    walltime_s: float | None,
-    *,
-    as_json: bool,
-) -> None:
+def _submitted(
+    client: Client, endpoint_id: str, called: Any, calls: Sequence[Arguments], walltime_s: float | None
+) -> Batch:
+    """Calls of a function that nobody waits for here."""
     with waiting("submitting"):
         function_id = client.register_function(called)
         batch = client.create_batch(walltime_s=walltime_s)
-        ids = [batch.add(function_id, args, named) for args, named in calls]
+        for args, named in calls:
+            batch.add(function_id, args, named)
         client.batch_run(endpoint_id, batch)
-    remember("tasks", reversed(ids))
-    remember("groups", [batch.task_group_id])
-    if as_json:
-        show_json({"task_group_id": batch.task_group_id, "task_ids": ids})
-    else:
-        typer.echo(batch.task_group_id)
+    remember("tasks", reversed(batch.task_ids))
+    return batch
 
 
 def _end_late(futures: Sequence[Future], timeout_s: float | None) -> None:

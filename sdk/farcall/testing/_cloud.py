@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import re
 import threading
@@ -18,12 +17,13 @@ import msgspec
 
 from farcall._blobs import INLINE_BYTES, MAX_PAYLOAD_BYTES
 from farcall._client import Client
+from farcall.testing._endpoint import Endpoint
+from farcall.testing._listings import Listings
 from farcall.testing._registry import Registry
 from farcall.testing._shapes import Task, read_json, refusal, unknown_task
 from farcall_common.errors import (
     BlobUnknown,
     Conflict,
-    EndpointUnknown,
     ErrorRecord,
     FarcallError,
     InvalidRequest,
@@ -32,12 +32,11 @@ from farcall_common.errors import (
     PayloadTooLarge,
     TaskCancelled,
     TaskDeadLettered,
-    TaskGroupUnknown,
     TaskIdReused,
     TaskUnknown,
     Unauthenticated,
 )
-from farcall_common.payload import BINARY_DATA, PickleOutOfBand, Serializer, describe_exception
+from farcall_common.payload import BINARY_DATA, PORTABLE_DATA, PickleOutOfBand, Serializer, describe_exception
 from farcall_common.wire import Reporter, TaskState, is_uuid
 
 __all__ = ["FakeCloud"]
@@ -70,37 +69,28 @@ class FakeCloud:
     token: Final = "fake-token"  # noqa: S105 - it opens nothing
 
     def __init__(self, *, workers: int = 4) -> None:
-        self.endpoint_id: Final = str(uuid.uuid4())
         self.transport: Final = httpx.MockTransport(self._answer)
-        #: What the endpoint says of its workers; a test may claim another Python, although calls run in this one.
-        self.runtime: Json = {}
         self._owner_id = str(uuid.uuid4())
         self._lock = threading.RLock()
         self._registry = Registry()
         self._tasks: dict[str, Task] = {}
         self._blobs: dict[str, bytes] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._endpoint_is_deleted = False
+        self._endpoint = Endpoint(self._tasks, owner_id=self._owner_id)
+        self.endpoint_id: Final = self._endpoint.endpoint_id
         routes: tuple[tuple[str, str, Callable[..., Any]], ...] = (
             ("GET", "/v2/version", self._get_version),
             ("GET", "/v3/whoami", self._whoami),
-            ("GET", "/v3/groups", self._list_groups),
             *self._registry.routes,
-            ("GET", "/v2/endpoints", self._list_endpoints),
-            ("GET", "/v2/endpoints/([^/]+)", self._get_endpoint),
-            ("DELETE", "/v2/endpoints/([^/]+)", self._delete_endpoint),
-            ("GET", "/v2/endpoints/([^/]+)/status", self._get_endpoint_status),
-            ("GET", "/v3/endpoints/([^/]+)/allowed_functions", self._get_allowed_functions),
+            *self._endpoint.routes,
+            *Listings(self._tasks, owner_id=self._owner_id).routes,
             ("POST", "/v3/endpoints/([^/]+)/submit", self._submit),
             ("GET", "/v2/tasks/([^/]+)", self._get_task),
             ("POST", "/v2/batch_status", self._batch_status),
-            ("GET", "/v2/taskgroup/([^/]+)", self._get_group),
-            ("GET", "/v3/tasks", self._list_tasks),
             ("POST", "/v3/tasks/cancel", self._cancel),
             ("GET", "/v3/tasks/([^/]+)/events", self._list_events),
             ("POST", "/v3/tasks/([^/]+)/retry", self._retry),
             ("POST", "/v3/tasks/([^/]+)/discard", self._discard),
-            ("GET", "/v3/audit", self._list_audit),
             ("GET", "/v3/tasks/([^/]+)/why", self._why),
             ("POST", "/v3/blobs", self._grant_blob),
             ("POST", "/v3/stream", self._open_stream),
@@ -117,6 +107,15 @@ class FakeCloud:
     ) -> None:
         self.close()
 
+    @property
+    def runtime(self) -> Json:
+        """What the endpoint says of its workers; a test may claim another Python, although calls run in this one."""
+        return self._endpoint.runtime
+
+    @runtime.setter
+    def runtime(self, value: Json) -> None:
+        self._endpoint.runtime = value
+
     def client(self) -> Client:
         """A client of this cloud."""
         return Client(_API_URL, self.token, transport=self.transport)
@@ -125,6 +124,7 @@ class FakeCloud:
         """Bring the endpoint online: it runs what waits, and what comes from now on."""
         with self._lock:
             self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fake-worker")
+            self._endpoint.is_online = True
             for task in self._tasks.values():
                 if not task.state.is_terminal:
                     self._pool.submit(self._run, task)
@@ -166,7 +166,7 @@ class FakeCloud:
         try:
             function = _serializer.unpack_function(body)
             args, kwargs = _serializer.unpack_call(task.payload)
-            wanted = BINARY_DATA if PickleOutOfBand().id in task.result_serializers else None
+            wanted = BINARY_DATA if PickleOutOfBand().id in task.result_serializers else PORTABLE_DATA
             result = _serializer.serialize(function(*args, **kwargs), strategies=wanted)
         except Exception as raised:  # noqa: BLE001 - user code may raise anything; it is reported
             error = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
@@ -218,72 +218,8 @@ class FakeCloud:
         who: Json = {"identity_id": self._owner_id, "username": "fake", "linked": [], "provider": "dev"}
         return who | {"limits": limits}
 
-    def _list_groups(self, query: Json) -> Json:
-        limit, members = int(query.get("limit", 100)), collections.defaultdict[str, list[Task]](list)
-        for task in self._tasks.values():
-            members[task.task_group_id].append(task)
-        ids = list(reversed(members))
-        page = (ids[ids.index(query["before"]) + 1 :] if "before" in query else ids)[:limit]
-        groups = [
-            {
-                "task_group_id": group_id,
-                "created_at": members[group_id][0].timings["submitted_at"],
-                "tasks": len(members[group_id]),
-                "states": collections.Counter(str(task.state) for task in members[group_id]),
-            }
-            for group_id in page
-        ]
-        return {"groups": groups, "next": page[-1] if len(page) == limit else None}
-
-    def _list_endpoints(self, _: Json) -> list[Json]:
-        endpoint = {"uuid": self.endpoint_id, "name": "fake", "display_name": None, "owner": self._owner_id}
-        return [] if self._endpoint_is_deleted else [endpoint]
-
-    def _delete_endpoint(self, _: Json, endpoint_id: str) -> Json:
-        self._check_endpoint(endpoint_id)
-        self._endpoint_is_deleted = True
-        return {"result": 302}
-
-    def _get_endpoint(self, _: Json, endpoint_id: str) -> Json:
-        self._check_endpoint(endpoint_id)
-        nothing = (
-            "display_name",
-            "description",
-            "hostname",
-            "local_user",
-            "ip_address",
-            "endpoint_version",
-            "sdk_version",
-        )
-        return (
-            {
-                "uuid": endpoint_id,
-                "name": "fake",
-                "multi_user": False,
-                "public": False,
-                "endpoint_config": "",
-                "user_config_template": "",
-                "user_config_schema": {},
-                "subscription_uuid": None,
-            }
-            | dict.fromkeys(nothing)
-            | ({"runtime": self.runtime} if self.runtime else {})
-        )
-
-    def _get_endpoint_status(self, _: Json, endpoint_id: str) -> Json:
-        self._check_endpoint(endpoint_id)
-        online = self._pool is not None
-        waiting = sum(not task.state.is_terminal for task in self._tasks.values())
-        details = {"managers": int(online), "total_workers": int(online), "idle_workers": int(online and not waiting)}
-        details |= {"pending_tasks": waiting, "outstanding_tasks": waiting}
-        return {"status": "online" if online else "offline", "details": details}
-
-    def _get_allowed_functions(self, _: Json, endpoint_id: str) -> Json:
-        self._check_endpoint(endpoint_id)
-        return {"endpoint_id": endpoint_id, "restricted": False, "functions": []}
-
     def _submit(self, body: Json, endpoint_id: str) -> Json:
-        self._check_endpoint(endpoint_id)
+        self._endpoint.check(endpoint_id)
         group_id = body.get("task_group_id") or str(uuid.uuid4())
         ids = body.get("task_ids") or {key: [str(uuid.uuid4()) for _ in each] for key, each in body["tasks"].items()}
         tasks = []
@@ -342,45 +278,6 @@ class FakeCloud:
         }
         return {"response": "batch", "results": shown}
 
-    def _get_group(self, _: Json, task_group_id: str) -> Json:
-        tasks = [task for task in self._tasks.values() if task.task_group_id == task_group_id]
-        if not tasks:
-            raise TaskGroupUnknown(f"there is no task group {task_group_id}")
-        entries = [{"id": task.task_id, "created_at": str(task.timings["submitted_at"])} for task in tasks]
-        return {"taskgroup_id": task_group_id, "create_websockets_queue": False, "tasks": entries}
-
-    def _list_tasks(self, query: Json) -> Json:
-        state, limit, last = query.get("state"), int(query.get("limit", 100)), query.get("before")
-        since, until = float(query.get("since", 0)), float(query.get("until", "inf"))
-        tasks = [
-            task
-            for task in reversed(self._tasks.values())
-            if state in (None, str(task.state))
-            and not task.discarded
-            and query.get("endpoint_id") in (None, task.endpoint_id)
-            and since <= task.timings["submitted_at"] < until
-        ]
-        if last is not None:
-            tasks = tasks[[task.task_id for task in tasks].index(last.partition(":")[2]) + 1 :]
-        more = {"next": f"0:{tasks[limit - 1].task_id}"} if len(tasks) >= limit else {}
-        return more | {
-            "tasks": [
-                {
-                    "task_id": task.task_id,
-                    "status": str(task.state),
-                    "task_group_id": task.task_group_id,
-                    "endpoint_id": task.endpoint_id,
-                    "function_id": task.function_id,
-                    "function_version": task.function_version,
-                    "attempt": task.attempt,
-                    "submitted_at": task.timings["submitted_at"],
-                    "finished_at": task.events[-1]["at"] if task.state.is_terminal else None,
-                    **({"error": task.error.to_json()} if task.error else {}),
-                }
-                for task in tasks[:limit]
-            ]
-        }
-
     def _list_events(self, _: Json, task_id: str) -> Json:
         return {"task_id": task_id, "events": self._task(task_id).events}
 
@@ -401,30 +298,14 @@ class FakeCloud:
         task.discarded, task.payload = True, b""
         return {"task_id": task_id, "outcome": "discarded"}
 
-    def _list_audit(self, query: Json) -> Json:
-        since, until = float(query.get("since", 0)), float(query.get("until", "inf"))
-        entries = [
-            {
-                "at": task.timings["submitted_at"],
-                "identity_id": self._owner_id,
-                "action": "task.retry" if task.retry_of else "tasks.submit",
-                "object_id": task.retry_of or task.endpoint_id,
-                "owner_id": self._owner_id,
-                "detail": {"task_group_id": task.task_group_id, "tasks": 1},
-            }
-            for task in self._tasks.values()
-            if since <= task.timings["submitted_at"] < until
-        ]
-        return {"entries": entries}
-
     def _why(self, _: Json, task_id: str) -> Json:
-        task, online = self._task(task_id), self._pool is not None
+        task = self._task(task_id)
         waiting = [each.task_id for each in self._tasks.values() if each.state is TaskState.RECEIVED]
         if task.ended():
             reason, text = "ENDED", f"It does not wait: it ended as {task.state}."
         elif task.state is TaskState.RUNNING:
             reason, text = "RUNNING", f"It is running (attempt {task.attempt})."
-        elif online:
+        elif self._endpoint.is_online:
             reason, text = "WORKERS_BUSY", "Endpoint fake is online, and its workers are busy."
         else:
             reason, text = "ENDPOINT_NEVER_SEEN", "Endpoint fake was never online."
@@ -441,7 +322,7 @@ class FakeCloud:
             "attempt": task.attempt,
             "queue_position": place,
             "queue_depth": len(waiting),
-            "endpoint": endpoint | self._get_endpoint_status({}, task.endpoint_id),
+            "endpoint": endpoint | self._endpoint.status(),
         }
 
     def _cancel(self, body: Json) -> Json:
@@ -470,10 +351,6 @@ class FakeCloud:
         if task_id not in self._tasks:
             raise TaskUnknown(f"there is no task {task_id}")
         return self._tasks[task_id]
-
-    def _check_endpoint(self, endpoint_id: str) -> None:
-        if endpoint_id != self.endpoint_id or self._endpoint_is_deleted:
-            raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
 
     def _shown(self, task: Task) -> Json:
         shown: Json = {

@@ -15,10 +15,19 @@ from globus_compute_sdk.sdk import client as module
 from globus_compute_sdk.serialize import AllCodeStrategies, CombinedCode, ComputeSerializer, JSONData
 
 WITHIN_S = 60
+LARGE = 100_000  # what our own SDK is sent as bytes; this one gets what it reads
 
 
 def add(x, y=0):
     return x + y
+
+
+def divmod_of(a, b):
+    return divmod(a, b)
+
+
+def large(count):
+    return bytes(count)
 
 
 def fail():
@@ -54,6 +63,11 @@ def main(address, token, endpoint_id):
     seen["batch"] = [result_of(client, task_id) for task_id in task_ids]
     ends = client.get_batch_result(task_ids)
     seen["batch_result"] = [ends[task_id]["result"] for task_id in task_ids]
+
+    large_id = client.register_function(large)
+    pair_id = client.register_function(divmod_of)
+    seen["pair"] = result_of(client, client.run(7, 2, endpoint_id=endpoint_id, function_id=pair_id)) == (3, 1)
+    seen["large"] = len(result_of(client, client.run(LARGE, endpoint_id=endpoint_id, function_id=large_id)))
 
     failing = client.run(endpoint_id=endpoint_id, function_id=client.register_function(fail))
     try:

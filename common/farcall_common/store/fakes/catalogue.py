@@ -73,10 +73,19 @@ class FakeCatalogue(FakeAudit):
                 if function.owner_id == owner_id
                 and search.lower() in f"{function.name}\n{function.description or ''}".lower()
             ]
-        return sorted(found, key=lambda f: (_moment(f.created_at), f.function_id), reverse=True)[:limit]
+        newest = sorted(found, key=lambda f: (_moment(f.created_at), f.function_id), reverse=True)[:limit]
+        return [dataclasses.replace(function, body=b"") for function in newest]
+
+    def measure_functions(self, owner_id: str) -> int:
+        return sum(len(each.body) for each in self._versions_of(owner_id))
 
     def count_functions(self, owner_id: str, *, limit: int) -> int:
-        return len(self.list_functions(owner_id, limit=limit))
+        return min(limit, len(self._versions_of(owner_id)))
+
+    def _versions_of(self, owner_id: str) -> Sequence[Function]:
+        with self._call():
+            versions = [each for of_function in self._functions.values() for each in of_function.values()]
+        return [each for each in versions if each.owner_id == owner_id]
 
     def delete_function(self, function_id: str) -> bool:
         with self._call():
@@ -92,6 +101,9 @@ class FakeCatalogue(FakeAudit):
     def get_alias(self, owner_id: str, name: str) -> FunctionAlias | None:
         with self._call():
             return self._aliases.get((owner_id, name))
+
+    def count_aliases(self, owner_id: str, *, limit: int) -> int:
+        return min(limit, len(self.list_aliases(owner_id)))
 
     def list_aliases(self, owner_id: str) -> Sequence[FunctionAlias]:
         with self._call():

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
-import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
+from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
 from farcall_common.store import moves
-from farcall_common.store.fakes.reach import Reach
+from farcall_common.store.fakes.registry import FakeRegistry
 from farcall_common.store.model import (
     AckOutcome,
     CancelOutcome,
-    ForwarderInfo,
     Holding,
     LeasedTask,
-    PeerKey,
     QueuedTask,
     QueuePlace,
     QueueStanding,
-    SharedEnds,
     Taken,
     TaskResult,
     Tended,
@@ -35,7 +32,7 @@ _RESCUE_LEASE_S = 60.0
 
 @dataclasses.dataclass
 class _Entry:
-    """A task hash. ``result`` says that the task is done; it may be flushed already."""
+    """A task hash. ``result`` says that the task is done. Once it is flushed, the entry is a marker."""
 
     task: QueuedTask
     attempt: int
@@ -97,28 +94,29 @@ class _Lane:
         return LeasedTask(entry.task, entry.attempt, entry.enqueued_at, leased_at, task_id in self.stops)
 
 
-class FakeQueue(Reach):
+class FakeQueue(FakeRegistry):
     """:class:`~farcall_common.store.ports.Queue` that lasts until :meth:`wipe`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lanes: dict[str, _Lane] = {}
-        self._forwarders: dict[str, tuple[ForwarderInfo, float]] = {}
-        self._peers: dict[str, PeerKey] = {}
         self._buckets: dict[str, tuple[float, float]] = {}
-        self._listeners: dict[str, list[_FakeWakeUps]] = {}
-        self._watchers: dict[str, dict[str, float]] = {}
         # Stands for the server's clock, which a wipe does not turn back.
         self._fences = itertools.count(1)
 
     def wipe(self) -> None:
-        """Forget everything, as after a restart without persistence. Subscriptions stay."""
+        super().wipe()
         with self._call():
             self._lanes.clear()
-            self._forwarders.clear()
-            self._peers.clear()
             self._buckets.clear()
-            self._watchers.clear()
+
+    def forget_ends(self) -> None:
+        """Forget ended tasks that were flushed, as when the time of their markers is over."""
+        with self._call():
+            for lane in self._lanes.values():
+                lane.entries = {
+                    id_: entry for id_, entry in lane.entries.items() if entry.result is None or id_ in lane.outbox
+                }
 
     # producing
 
@@ -166,11 +164,30 @@ class FakeQueue(Reach):
             lane.spool_id = spool_id
             return lane.fence
 
+    def claim_many(
+        self, forwarder_id: str, wanted: Sequence[tuple[str, str]], *, ttl_s: float, now: float
+    ) -> Sequence[int | EndpointInUse]:
+        answers: list[int | EndpointInUse] = []
+        for endpoint_id, spool_id in wanted:
+            try:
+                answers.append(self.claim(endpoint_id, forwarder_id, spool_id=spool_id, ttl_s=ttl_s, now=now))
+            except EndpointInUse as error:
+                answers.append(error)
+        return answers
+
     def keep(
         self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float, now: float
     ) -> None:
         with self._owned(endpoint_id, fence) as lane:
             lane.forwarder_id, lane.until, lane.spool_id = forwarder_id, now + ttl_s, spool_id
+
+    def leave_many(
+        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float, now: float
+    ) -> Sequence[Fenced | QueueDataLost | None]:
+        return [
+            _refusal(functools.partial(self.keep, id_, forwarder_id, fence, ttl_s=ttl_s, now=now))
+            for id_, fence in owned
+        ]
 
     def refresh(
         self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float, now: float
@@ -205,6 +222,12 @@ class FakeQueue(Reach):
             lane = self._lane(endpoint_id)
             if lane.fence == fence:
                 lane.forwarder_id, lane.spool_id = None, ""
+
+    def evict(self, endpoint_id: str) -> None:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            lane.fence = None if lane.fence is None else lane.fence + 1
+            lane.forwarder_id, lane.spool_id = None, ""
 
     # consuming
 
@@ -245,6 +268,15 @@ class FakeQueue(Reach):
     def leased(self, endpoint_id: str, fence: int) -> Mapping[str, int]:
         with self._owned(endpoint_id, fence) as lane:
             return {task_id: lane.entries[task_id].attempt for task_id in lane.leases}
+
+    def leased_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Mapping[str, int] | Fenced | QueueDataLost]:
+        found: list[Mapping[str, int] | Fenced | QueueDataLost] = []
+        for endpoint_id, fence in owned:
+            try:
+                found.append(self.leased(endpoint_id, fence))
+            except (Fenced, QueueDataLost) as refusal:
+                found.append(refusal)
+        return found
 
     def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
         with self._owned(endpoint_id, fence) as lane:
@@ -291,15 +323,7 @@ class FakeQueue(Reach):
     def ack_many(
         self, ends: Sequence[tuple[int, Sequence[TaskResult]]], *, now: float
     ) -> Sequence[Fenced | QueueDataLost | None]:
-        refusals: list[Fenced | QueueDataLost | None] = []
-        for fence, results in ends:
-            try:
-                self.ack(fence, results, now=now)
-            except (Fenced, QueueDataLost) as refusal:
-                refusals.append(refusal)
-            else:
-                refusals.append(None)
-        return refusals
+        return [_refusal(functools.partial(self.ack, fence, results, now=now)) for fence, results in ends]
 
     def outbox(self, endpoint_id: str, *, limit: int = 200) -> Sequence[TaskResult]:
         with self._call():
@@ -346,6 +370,12 @@ class FakeQueue(Reach):
             lane.require_claim(fence)
             lane.complete = True
 
+    def mark_restored_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Fenced | QueueDataLost | None]:
+        return [_refusal(functools.partial(self.mark_restored, *each)) for each in owned]
+
+    def depths(self, endpoint_ids: Sequence[str]) -> int:
+        return sum(map(self.depth, endpoint_ids))
+
     def depth(self, endpoint_id: str) -> int:
         with self._call():
             return len(self._lane(endpoint_id).waiting)
@@ -369,65 +399,6 @@ class FakeQueue(Reach):
                 return QueuePlace(QueueStanding.LEASED, 0, depth)
             return QueuePlace(QueueStanding.DONE if task_id in lane.entries else QueueStanding.UNKNOWN, 0, depth)
 
-    # forwarders, peers and wake-ups
-
-    def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None:
-        with self._call():
-            self._forwarders[info.forwarder_id] = (info, now + ttl_s)
-
-    def withdraw(self, forwarder_id: str) -> None:
-        with self._call():
-            self._forwarders.pop(forwarder_id, None)
-
-    def forwarders(self, *, now: float) -> Sequence[ForwarderInfo]:
-        with self._call():
-            return [info for info, until in self._forwarders.values() if until > now and not info.draining]
-
-    def admit(self, key: PeerKey, *, ttl_s: float) -> None:  # noqa: ARG002
-        with self._call():
-            self._peers[key.public_key] = key
-
-    def find_peer(self, public_key: str) -> PeerKey | None:
-        with self._call():
-            return self._peers.get(public_key)
-
-    def listen(self, forwarder_id: str) -> _FakeWakeUps:
-        with self._call():
-            listener = _FakeWakeUps(self, forwarder_id)
-            self._listeners.setdefault(forwarder_id, []).append(listener)
-            return listener
-
-    # ends that forwarders tell one another
-
-    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float, now: float) -> frozenset[str]:
-        with self._call():
-            known = {
-                owner_id for owner_id in owner_ids if self._watchers.get(owner_id, {}).get(forwarder_id, 0.0) > now
-            }
-            for owner_id in owner_ids:
-                self._watchers.setdefault(owner_id, {})[forwarder_id] = now + ttl_s
-            return frozenset(owner_ids) - known
-
-    def watchers(self, owner_ids: Sequence[str], *, now: float) -> Mapping[str, Sequence[str]]:
-        with self._call():
-            found: dict[str, list[str]] = {}
-            for owner_id in owner_ids:
-                for forwarder_id, until in self._watchers.get(owner_id, {}).items():
-                    if until > now:
-                        found.setdefault(forwarder_id, []).append(owner_id)
-            return found
-
-    def share(self, ends: Mapping[str, Sequence[SharedEnds]]) -> None:
-        with self._call():
-            for forwarder_id, messages in ends.items():
-                for listener in self._listeners.get(forwarder_id, []):
-                    listener.hear_ends(messages)
-
-    def unlisten(self, forwarder_id: str, listener: _FakeWakeUps) -> None:
-        """Forget a subscription; :meth:`WakeUps.close` calls it."""
-        with self._lock:
-            self._listeners[forwarder_id].remove(listener)
-
     def _lane(self, endpoint_id: str) -> _Lane:
         return self._lanes.setdefault(endpoint_id, _Lane())
 
@@ -439,42 +410,12 @@ class FakeQueue(Reach):
             yield lane
 
 
-class _FakeWakeUps:
-    """A subscription to one forwarder's wake-ups."""
-
-    def __init__(self, queue: FakeQueue, forwarder_id: str) -> None:
-        self._queue = queue
-        self._forwarder_id = forwarder_id
-        self._heard: dict[str, None] = {}
-        self._shared: list[SharedEnds] = []
-        self._changed = threading.Condition()
-
-    def hear(self, endpoint_id: str) -> None:
-        with self._changed:
-            self._heard[endpoint_id] = None
-            self._changed.notify_all()
-
-    def hear_ends(self, messages: Sequence[SharedEnds]) -> None:
-        with self._changed:
-            self._shared += messages
-            self._changed.notify_all()
-
-    def take_shared(self) -> Sequence[SharedEnds]:
-        with self._changed:
-            shared, self._shared = self._shared, []
-            return shared
-
-    def get(self, timeout_s: float) -> Sequence[str] | None:
-        if not self._queue.reachable:
-            raise Unavailable("FakeQueue was cut off")
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._heard or self._shared), timeout_s)
-            heard = list(self._heard)
-            self._heard.clear()
-            return heard
-
-    def close(self) -> None:
-        self._queue.unlisten(self._forwarder_id, self)
+def _refusal(call: Callable[[], object]) -> Fenced | QueueDataLost | None:
+    try:
+        call()
+    except (Fenced, QueueDataLost) as refusal:
+        return refusal
+    return None
 
 
 def _may_start_again(task: QueuedTask, attempt: int) -> bool:

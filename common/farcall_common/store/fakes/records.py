@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store import moves
 from farcall_common.store.fakes.catalogue import FakeCatalogue
-from farcall_common.store.model import AuditEntry, Endpoint, EndpointStatus, Task, TaskEvent, TaskGroup, TaskResult
+from farcall_common.store.model import AuditEntry, Endpoint, Presence, Task, TaskEvent, TaskGroup, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 
 __all__ = ["FakeRecords"]
@@ -48,11 +49,16 @@ class FakeRecords(FakeCatalogue):
                 status=kept.status,
             )
 
+    def change_endpoint(self, endpoint_id: str, changes: Mapping[str, object]) -> None:
+        with self._call():
+            if endpoint := self._endpoints.get(endpoint_id):
+                self._endpoints[endpoint_id] = dataclasses.replace(endpoint, **dict[str, Any](changes))
+
     def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
         with self._call():
             return self._endpoints.get(endpoint_id)
 
-    def list_endpoints(self, owner_id: str, *, role: str = "owner") -> Sequence[Endpoint]:
+    def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
         with self._call():
             found = [
                 endpoint
@@ -60,7 +66,11 @@ class FakeRecords(FakeCatalogue):
                 if endpoint.owner_id == owner_id
                 or (role == "any" and (endpoint.public or (owner_id, endpoint.endpoint_id) in self._grants))
             ]
-        return sorted(found, key=lambda e: (_moment(e.created_at), e.endpoint_id), reverse=True)
+        newest = sorted(found, key=lambda e: (_moment(e.created_at), e.endpoint_id), reverse=True)[:limit]
+        return [
+            Endpoint(e.endpoint_id, e.owner_id, e.name, display_name=e.display_name, created_at=e.created_at)
+            for e in newest
+        ]
 
     def count_endpoints(self, owner_id: str, *, limit: int) -> int:
         return min(limit, len(self.list_endpoints(owner_id)))
@@ -70,10 +80,13 @@ class FakeRecords(FakeCatalogue):
             self._keys = {key: id_ for key, id_ in self._keys.items() if id_ != endpoint_id}
             return self._endpoints.pop(endpoint_id, None) is not None
 
-    def set_endpoint_presence(self, endpoint_id: str, *, online: bool, status: EndpointStatus, at: dt.datetime) -> None:
+    def set_presence(self, presences: Sequence[Presence]) -> None:
         with self._call():
-            if endpoint := self._endpoints.get(endpoint_id):
-                self._endpoints[endpoint_id] = dataclasses.replace(endpoint, online=online, status=status, seen_at=at)
+            for each in presences:
+                if endpoint := self._endpoints.get(each.endpoint_id):
+                    self._endpoints[each.endpoint_id] = dataclasses.replace(
+                        endpoint, online=each.online, status=each.status, seen_at=each.at
+                    )
 
     def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:  # noqa: ARG002
         with self._call():
@@ -82,9 +95,16 @@ class FakeRecords(FakeCatalogue):
             if self._keys.setdefault(public_key, endpoint_id) != endpoint_id:
                 raise Conflict("the key speaks for another endpoint")
 
-    def find_endpoint_by_key(self, public_key: str) -> str | None:
+    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
         with self._call():
-            return self._keys.get(public_key)
+            return [key for key, id_ in self._keys.items() if id_ == endpoint_id]
+
+    def find_endpoint_by_key(self, public_key: str) -> str | None:
+        return self.find_endpoints_by_key([public_key]).get(public_key)
+
+    def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
+        with self._call():
+            return {key: self._keys[key] for key in public_keys if key in self._keys}
 
     # grants
 
@@ -134,9 +154,10 @@ class FakeRecords(FakeCatalogue):
             newest = sorted(found, key=lambda task: _moment(task.finished_at))
         return {task.memo_key: task for task in newest if task.memo_key is not None}
 
-    def get_tasks(self, task_ids: Sequence[str]) -> Mapping[str, Task]:
+    def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
         with self._call():
-            return {task_id: self._tasks[task_id] for task_id in task_ids if task_id in self._tasks}
+            found = (self._tasks[task_id] for task_id in task_ids if task_id in self._tasks)
+            return {task.task_id: task if with_bodies else _light(task) for task in found}
 
     def list_tasks(
         self,
@@ -171,10 +192,17 @@ class FakeRecords(FakeCatalogue):
                 self._tasks[task_id] = dataclasses.replace(self._tasks[task_id], payload=None, payload_ref=None)
             return discarded
 
-    def get_group(self, task_group_id: str) -> Sequence[Task]:
+    def get_group(
+        self, task_group_id: str, *, owner_ids: Collection[str] | None = None, limit: int | None = None
+    ) -> Sequence[Task]:
         with self._call():
-            found = [task for task in self._tasks.values() if task.task_group_id == task_group_id]
-        return [_light(task) for task in sorted(found, key=_by_submission)]
+            found = [
+                task
+                for task in self._tasks.values()
+                if task.task_group_id == task_group_id and (owner_ids is None or task.owner_id in owner_ids)
+            ]
+        by_submission = sorted(found, key=_by_submission)[:limit]
+        return [dataclasses.replace(_light(task), error=None, details={}) for task in by_submission]
 
     def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
         with self._call():
@@ -196,6 +224,12 @@ class FakeRecords(FakeCatalogue):
         with self._call():
             found = (t for t in self._tasks.values() if t.endpoint_id == endpoint_id and not t.state.is_terminal)
             return sorted((t for t in found if t.task_id > after), key=lambda t: t.task_id)[:limit]
+
+    def find_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        return frozenset(endpoint_id for endpoint_id in endpoint_ids if self.get_endpoint(endpoint_id))
+
+    def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        return frozenset(endpoint_id for endpoint_id in endpoint_ids if self.list_open_tasks(endpoint_id, limit=1))
 
     def list_endpoints_with_open_tasks(self, *, older_than: dt.datetime) -> Sequence[str]:
         with self._call():

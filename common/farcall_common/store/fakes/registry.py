@@ -1,0 +1,130 @@
+"""Forwarders and peers in memory: who lives, who may connect, who waits for whose ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from farcall_common.errors import Unavailable
+from farcall_common.store.fakes.reach import Reach
+from farcall_common.store.model import ForwarderInfo, PeerKey, SharedEnds
+
+__all__ = ["FakeRegistry", "FakeWakeUps"]
+
+
+class FakeRegistry(Reach):
+    """The part of :class:`~farcall_common.store.ports.Queue` that is about no endpoint's tasks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forwarders: dict[str, tuple[ForwarderInfo, float]] = {}
+        self._peers: dict[str, PeerKey] = {}
+        self._listeners: dict[str, list[FakeWakeUps]] = {}
+        self._watchers: dict[str, dict[str, float]] = {}
+
+    def wipe(self) -> None:
+        """Forget everything, as after a restart without persistence. Subscriptions stay."""
+        with self._call():
+            self._forwarders.clear()
+            self._peers.clear()
+            self._watchers.clear()
+
+    def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None:
+        with self._call():
+            self._forwarders[info.forwarder_id] = (info, now + ttl_s)
+
+    def withdraw(self, forwarder_id: str) -> None:
+        with self._call():
+            self._forwarders.pop(forwarder_id, None)
+
+    def forwarders(self, *, now: float) -> Sequence[ForwarderInfo]:
+        with self._call():
+            return [info for info, until in self._forwarders.values() if until > now and not info.draining]
+
+    def admit(self, key: PeerKey, *, ttl_s: float) -> None:  # noqa: ARG002
+        with self._call():
+            self._peers[key.public_key] = key
+
+    def dismiss(self, public_keys: Sequence[str]) -> None:
+        with self._call():
+            for public_key in public_keys:
+                self._peers.pop(public_key, None)
+
+    def find_peers(self, public_keys: Sequence[str]) -> Mapping[str, PeerKey]:
+        with self._call():
+            return {key: self._peers[key] for key in public_keys if key in self._peers}
+
+    def listen(self, forwarder_id: str) -> FakeWakeUps:
+        with self._call():
+            listener = FakeWakeUps(self, forwarder_id)
+            self._listeners.setdefault(forwarder_id, []).append(listener)
+            return listener
+
+    # ends that forwarders tell one another
+
+    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float, now: float) -> frozenset[str]:
+        with self._call():
+            known = {
+                owner_id for owner_id in owner_ids if self._watchers.get(owner_id, {}).get(forwarder_id, 0.0) > now
+            }
+            for owner_id in owner_ids:
+                self._watchers.setdefault(owner_id, {})[forwarder_id] = now + ttl_s
+            return frozenset(owner_ids) - known
+
+    def watchers(self, owner_ids: Sequence[str], *, now: float) -> Mapping[str, Sequence[str]]:
+        with self._call():
+            found: dict[str, list[str]] = {}
+            for owner_id in owner_ids:
+                for forwarder_id, until in self._watchers.get(owner_id, {}).items():
+                    if until > now:
+                        found.setdefault(forwarder_id, []).append(owner_id)
+            return found
+
+    def share(self, ends: Mapping[str, Sequence[SharedEnds]]) -> None:
+        with self._call():
+            for forwarder_id, messages in ends.items():
+                for listener in self._listeners.get(forwarder_id, []):
+                    listener.hear_ends(messages)
+
+    def unlisten(self, forwarder_id: str, listener: FakeWakeUps) -> None:
+        """Forget a subscription; :meth:`WakeUps.close` calls it."""
+        with self._lock:
+            self._listeners[forwarder_id].remove(listener)
+
+
+class FakeWakeUps:
+    """A subscription to one forwarder's wake-ups."""
+
+    def __init__(self, queue: FakeRegistry, forwarder_id: str) -> None:
+        self._queue = queue
+        self._forwarder_id = forwarder_id
+        self._heard: dict[str, None] = {}
+        self._shared: list[SharedEnds] = []
+        self._changed = threading.Condition()
+
+    def hear(self, endpoint_id: str) -> None:
+        with self._changed:
+            self._heard[endpoint_id] = None
+            self._changed.notify_all()
+
+    def hear_ends(self, messages: Sequence[SharedEnds]) -> None:
+        with self._changed:
+            self._shared += messages
+            self._changed.notify_all()
+
+    def take_shared(self) -> Sequence[SharedEnds]:
+        with self._changed:
+            shared, self._shared = self._shared, []
+            return shared
+
+    def get(self, timeout_s: float) -> Sequence[str] | None:
+        if not self._queue.reachable:
+            raise Unavailable("FakeQueue was cut off")
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._heard or self._shared), timeout_s)
+            heard = list(self._heard)
+            self._heard.clear()
+            return heard
+
+    def close(self) -> None:
+        self._queue.unlisten(self._forwarder_id, self)

@@ -1,0 +1,137 @@
+"""Forwarders and peers in Valkey: who lives, who may connect, who waits for whose ends, and the channels between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from redis.client import PubSub
+
+from farcall_common.store import codec
+from farcall_common.store.model import ForwarderInfo, PeerKey, SharedEnds
+from farcall_common.store.valkey import batches, mapped, texts
+
+__all__ = ["ValkeyRegistry", "ValkeyWakeUps"]
+
+
+class ValkeyRegistry:
+    """The part of :class:`~farcall_common.store.ports.Queue` that is about no endpoint's tasks."""
+
+    _client: Any
+
+    def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None:
+        with mapped():
+            self._client.set(f"fwd:{info.forwarder_id}", codec.pack(info), px=round(ttl_s * 1000))
+            self._client.zadd("fwds", {info.forwarder_id: now + ttl_s})
+            self._client.zremrangebyscore("fwds", "-inf", now)
+
+    def withdraw(self, forwarder_id: str) -> None:
+        with mapped():
+            self._client.zrem("fwds", forwarder_id)
+            self._client.delete(f"fwd:{forwarder_id}")
+
+    def forwarders(self, *, now: float) -> Sequence[ForwarderInfo]:
+        with mapped():
+            alive = texts(self._client.zrangebyscore("fwds", f"({now}", "+inf"))
+            found = [self._client.get(f"fwd:{forwarder_id}") for forwarder_id in alive]
+        infos = [codec.if_known(codec.unpack_forwarder, data) for data in found if data]
+        return [info for info in infos if info and not info.draining]
+
+    def admit(self, key: PeerKey, *, ttl_s: float) -> None:
+        with mapped():
+            self._client.set(f"zap:{key.public_key}", codec.pack(key), px=round(ttl_s * 1000))
+
+    def dismiss(self, public_keys: Sequence[str]) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for public_key in public_keys:
+            pipeline.delete(f"zap:{public_key}")
+        with mapped():
+            pipeline.execute()
+
+    def find_peers(self, public_keys: Sequence[str]) -> Mapping[str, PeerKey]:
+        pipeline = self._client.pipeline(transaction=False)  # not MGET, which takes keys of one slot only
+        for public_key in public_keys:
+            pipeline.get(f"zap:{public_key}")
+        with mapped():
+            found = pipeline.execute()
+        peers = {
+            key: codec.if_known(codec.unpack_peer, data) for key, data in zip(public_keys, found, strict=True) if data
+        }
+        return {key: peer for key, peer in peers.items() if peer}
+
+    def listen(self, forwarder_id: str) -> ValkeyWakeUps:
+        return ValkeyWakeUps(self._client, forwarder_id)
+
+    # ends that forwarders tell one another
+
+    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float, now: float) -> frozenset[str]:
+        fresh: set[str] = set()
+        for batch in batches(owner_ids):
+            pipeline = self._client.pipeline(transaction=False)
+            for owner_id in batch:
+                pipeline.zremrangebyscore(f"watch:{owner_id}", "-inf", now)
+                pipeline.zadd(f"watch:{owner_id}", {forwarder_id: now + ttl_s})
+                pipeline.pexpire(f"watch:{owner_id}", round(ttl_s * 1000))
+            with mapped():
+                answers = pipeline.execute()
+            fresh |= {owner_id for owner_id, is_new in zip(batch, answers[1::3], strict=True) if is_new}
+        return frozenset(fresh)
+
+    def watchers(self, owner_ids: Sequence[str], *, now: float) -> Mapping[str, Sequence[str]]:
+        pipeline = self._client.pipeline(transaction=False)
+        for owner_id in owner_ids:
+            pipeline.zrangebyscore(f"watch:{owner_id}", f"({now}", "+inf")
+        with mapped():
+            answers = pipeline.execute()
+        found: dict[str, list[str]] = {}
+        for owner_id, forwarder_ids in zip(owner_ids, answers, strict=True):
+            for forwarder_id in texts(forwarder_ids):
+                found.setdefault(forwarder_id, []).append(owner_id)
+        return found
+
+    def share(self, ends: Mapping[str, Sequence[SharedEnds]]) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for forwarder_id, messages in ends.items():
+            for message in messages:
+                pipeline.publish(f"ends:{forwarder_id}", codec.pack(message))
+        with mapped():
+            pipeline.execute()
+
+
+class ValkeyWakeUps:
+    """:class:`~farcall_common.store.ports.WakeUps` on a subscription of its own connection."""
+
+    def __init__(self, client: Any, forwarder_id: str) -> None:
+        self._subscription: PubSub = client.pubsub()
+        self._ends_channel = f"ends:{forwarder_id}".encode()
+        self._shared: list[SharedEnds] = []
+        channels = (f"wake:{forwarder_id}", f"ends:{forwarder_id}")
+        with mapped():
+            self._subscription.subscribe(*channels)
+            # The server's word that we are subscribed: what is published from here on is heard.
+            for _ in channels:
+                self._subscription.get_message(timeout=5.0)
+
+    def get(self, timeout_s: float) -> Sequence[str] | None:
+        endpoint_ids: dict[str, None] = {}
+        deadline = time.monotonic() + timeout_s
+        with mapped():
+            while True:
+                has_heard = bool(endpoint_ids or self._shared)
+                wait_s = 0.0 if has_heard else max(0.0, deadline - time.monotonic())
+                message = self._subscription.get_message(timeout=wait_s)
+                if message is not None and message["type"] == "message":
+                    if message["channel"] != self._ends_channel:
+                        endpoint_ids[message["data"].decode()] = None
+                    elif shared := codec.if_known(codec.unpack_shared, message["data"]):
+                        self._shared.append(shared)
+                elif message is None and (has_heard or time.monotonic() >= deadline):
+                    return list(endpoint_ids)
+
+    def take_shared(self) -> Sequence[SharedEnds]:
+        shared, self._shared = self._shared, []
+        return shared
+
+    def close(self) -> None:
+        self._subscription.close()

@@ -1,0 +1,38 @@
+"""How many tasks the cloud may send: enough that its distance is not felt, and no more than others would miss."""
+
+from __future__ import annotations
+
+from farcall_endpoint.prefetch import PrefetchPolicy
+
+__all__ = ["Credit"]
+
+
+class Credit:
+    """Of one session at a time.
+
+    :param window: tasks to hold here for each slot, so that the way to the cloud is hidden; at most ``limit`` together,
+        but never less than two for each slot.
+    """
+
+    def __init__(self, window: PrefetchPolicy, *, limit: int) -> None:
+        self._window = window
+        self._limit = limit
+        self._given = 0
+
+    def restart(self) -> None:
+        """A session has begun: nothing is given yet."""
+        self._given = 0
+
+    def used(self, count: int) -> None:
+        """So many tasks came, or that much credit was not given after all."""
+        self._given -= count
+
+    def grant(self, *, slots: int, held: int) -> int:
+        """Credit to give now, with so many slots and unfinished tasks here. Small change waits until it is worth a
+        message, unless the cloud has none left."""
+        window = min(slots * (2 + self._window.depth), max(self._limit, 2 * slots))
+        due = window - held - self._given
+        if due < max(1, window // 4) and not (due > 0 and self._given == 0):
+            return 0
+        self._given += due
+        return due

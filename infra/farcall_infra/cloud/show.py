@@ -1,0 +1,127 @@
+"""What ``farcall cloud`` writes for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from farcall_infra.cloud.account import Sample
+from farcall_infra.cloud.doctor import Finding, Outcome
+from farcall_infra.cloud.lifecycle import Remains
+from farcall_infra.cloud.status import Status
+from farcall_infra.cost import Bill
+from farcall_infra.deployment import Deployment
+from farcall_infra.prices import Prices
+
+__all__ = ["show_cost", "show_finding", "show_remains", "show_status", "tell"]
+
+_COLOURS: Final = {Outcome.FINE: "green", Outcome.WARNING: "yellow", Outcome.FAILED: "red"}
+_GIB: Final = 2**30
+
+_console = Console(highlight=False, emoji=False)  # an ARN has `:secret:` in it
+
+
+def tell(line: str) -> None:
+    """Write a line as it is."""
+    _console.print(line, markup=False, soft_wrap=True)
+
+
+def show_finding(finding: Finding) -> None:
+    """What one look found, and what to do about it."""
+    colour = _COLOURS[finding.outcome]
+    _console.print(f"[{colour}]{finding.outcome:8}[/{colour}] {finding.what}: ", end="")
+    tell(" ".join(finding.message.split()))
+    if finding.hint and finding.outcome is not Outcome.FINE:
+        tell(f"         {finding.hint}")
+
+
+def show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], prices: Prices) -> None:
+    """A profile's bill, and the price of its tasks."""
+    profile = deployment.profile
+    table = Table("US$ a month", "what", "stack", title=f"Profile {profile.name}, idle, {prices.region}")
+    for item in sorted(bill.items, key=lambda item: -item.usd):
+        table.add_row(f"{item.usd:.2f}", item.what, item.stack)
+    table.add_section()
+    table.add_row(f"{bill.usd:.2f}", "all", "")
+    _console.print(table)
+    if not profile.identity.oidc_issuer:
+        tell(f"Besides: {prices.secrets.secret_usd_per_month:.2f} for the secret of your Globus client.")
+    table = Table("US$", "a million small tasks")
+    for how, usd in tasks.items():
+        table.add_row(f"{usd:.2f}", how)
+    _console.print(table)
+    tell(
+        f"Prices of {prices.as_of}, without free tiers and taxes (infra/prices.toml). The alarm on the real bill is at"
+        f" ${profile.budget.monthly_usd:.0f} a month."
+    )
+
+
+def show_status(name: str, status: Status) -> None:
+    """A deployment at one moment."""
+    table = Table("stack", "status", "changed", title=f"Deployment {name!r}")
+    for stack in status.stacks:
+        changed = f"{stack.changed_at:%Y-%m-%d %H:%M} UTC" if stack.changed_at else ""
+        table.add_row(stack.name, stack.status, changed)
+    for missing in status.missing:
+        table.add_row(missing, "missing", "")
+    _console.print(table)
+    for what, line in _lines(status):
+        tell(f"{what:10} {line}")
+    tell("Not well:" if status.troubles else "All is well.")
+    for trouble in status.troubles:
+        tell(f"  {trouble}")
+    if status.api_url:
+        tell(f"export FARCALL_API_URL={status.api_url}")
+
+
+def _lines(status: Status) -> list[tuple[str, str]]:
+    lines = []
+    if status.api_url:
+        lines.append(("API", "does not answer" if status.api_trouble else "answers"))
+    if status.tasks:
+        running = f"{status.tasks.running} of {status.tasks.desired} tasks run"
+        lines.append(("Forwarder", "asleep until somebody connects" if status.is_asleep else running))
+    numbers = {what: _number(sample) for what, sample in status.measured.items()}
+    if "endpoints" in numbers and not status.is_asleep:
+        lines.append(("Connected", f"{numbers['endpoints']} endpoints, {numbers.get('connections', '?')} connections"))
+    if "queue_wait_s" in numbers and not status.is_asleep:
+        lines.append(("Waited", f"{numbers['queue_wait_s']} s, the longest of the tasks that were last dispatched"))
+    if status.database:
+        said = f"{status.database.status}, {status.database.version}"
+        if free := status.measured.get("database_free_bytes"):
+            said += f", {free.value / _GIB:.1f} of {status.database.storage_gib} GiB free"
+        lines.append(("Database", said))
+    if status.queue:
+        said = f"{status.queue.status}, {len(status.queue.nodes)} nodes"
+        if "queue_keys" in numbers:
+            said += f", {numbers['queue_keys']} keys, {numbers.get('queue_memory_percent', '?')} percent of its memory"
+        lines.append(("Queue", said))
+    if canary := status.measured.get("canary_s"):
+        lines.append(("Canary", f"came through in {canary.value:.1f} s at {canary.at:%H:%M} UTC"))
+    lines.append(("Alarms", f"{', '.join(status.alarms) or 'none'} (of {status.alarms_watched})"))
+    return lines
+
+
+def _number(sample: Sample) -> str:
+    return f"{sample.value:.3g}" if sample.value % 1 else f"{sample.value:.0f}"
+
+
+def show_remains(remains: Remains, prices: Prices) -> None:
+    """What a deployment leaves behind, what it costs, and how to be rid of it."""
+    tell("Deleted. This stays, and is billed for until you delete it:")
+    for backup in remains.backups:
+        usd = backup.storage_gib * prices.database.backup_usd_per_gib_month
+        tell(f"  {backup.what}: at most ${usd:.2f} a month\n    {backup.delete}")
+    for bucket in remains.buckets:
+        usd = prices.blobs.storage_usd_per_gb_month
+        tell(f"  bucket {bucket}: ${usd} per GB and month; its objects expire by themselves")
+        tell(f"    aws s3 rb --force s3://{bucket}")
+    if remains.secret:
+        tell(f"  the secret of your Globus client: ${prices.secrets.secret_usd_per_month:.2f} a month")
+        tell(f"    aws secretsmanager delete-secret --secret-id {remains.secret}")
+    tell("  the CDK's bootstrap stack and its bucket of bundles: cents; other CDK apps may use it too")
+    for unknown in remains.unknown:
+        tell(f"  and what could not be looked at: {unknown}")

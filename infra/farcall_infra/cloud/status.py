@@ -1,0 +1,163 @@
+"""How a deployment is at this moment: what somebody wants to know who was woken by an alarm."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeVar
+
+from farcall_common.errors import FarcallError
+from farcall_infra.cloud.account import Database, Metric, Queue, Sample, Stack, Tasks
+from farcall_infra.cloud.aws import Aws
+from farcall_infra.cloud.lifecycle import find_stacks, made
+from farcall_infra.deployment import STACKS, stack_name
+
+__all__ = ["Status", "knock", "look", "metrics_of"]
+
+_FIRING: Final = "ALARM"
+_AT_REST: Final = frozenset({"CREATE_COMPLETE", "UPDATE_COMPLETE"})
+#: What RDS and ElastiCache call an instance that works, though they are busy with it.
+_IN_USE: Final = frozenset(
+    {"available", "backing-up", "modifying", "snapshotting", "storage-config-upgrade", "storage-optimization"}
+)
+#: The oldest that a number may be, in seconds: the canary comes once an hour at the least.
+_RECENT_S: Final = 2 * 3600
+_KNOCK_S: Final = 10.0
+_SERVER_ERROR: Final = 500
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """A deployment at one moment.
+
+    ``missing`` names stacks that are not there, ``alarms`` those that are firing, of ``alarms_watched``.
+    ``api_trouble`` says why the API does not answer from here, and is empty if it does. ``measured`` has the newest
+    numbers by name, without those that nobody has reported for two hours. ``unknown`` says what could not be looked
+    at, and why.
+    """
+
+    stacks: tuple[Stack, ...]
+    missing: tuple[str, ...]
+    api_url: str
+    api_trouble: str
+    tasks: Tasks | None
+    database: Database | None
+    queue: Queue | None
+    alarms: tuple[str, ...]
+    alarms_watched: int
+    measured: Mapping[str, Sample]
+    unknown: Mapping[str, str]
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether no forwarder runs because nobody needs one."""
+        return self.tasks is not None and self.tasks.may_sleep and self.tasks.desired == 0
+
+    @property
+    def is_well(self) -> bool:
+        """Whether everything is deployed, at rest, known, and running as it should."""
+        return not self.troubles
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What is not as it should be, as lines for people."""
+        return tuple(self._troubles())
+
+    def _troubles(self) -> Iterator[str]:
+        for stack in self.stacks:
+            if stack.status not in _AT_REST:
+                yield f"{stack.name} is {stack.status}{': ' if stack.reason else ''}{stack.reason}"
+        yield from (f"{name} is missing" for name in self.missing)
+        yield from (f"alarm {alarm}" for alarm in self.alarms)
+        if self.api_trouble:
+            yield f"the API does not answer from here: {self.api_trouble}"
+        if self.tasks and self.tasks.running < self.tasks.desired:
+            said = f"; ECS says: {self.tasks.last_event}" if self.tasks.last_event else ""
+            yield f"{self.tasks.running} of {self.tasks.desired} forwarders run{said}"
+        for what, part in (("database", self.database), ("queue", self.queue)):
+            if part and part.status not in _IN_USE:
+                yield f"the {what} is {part.status}"
+        for what, reason in self.unknown.items():
+            yield f"{what} cannot be looked at: {' '.join(reason.split())}"
+
+
+def look(aws: Aws, name: str, *, now: dt.datetime, knock: Callable[[str], str]) -> Status:
+    """How the deployment ``name`` is; ``knock`` asks an address whether it answers.
+
+    What cannot be looked at does not hide the rest.
+
+    :raises DeploymentUnknown: if there is none.
+    """
+    stacks = find_stacks(aws, name)
+    unknown: dict[str, str] = {}
+
+    def attempt(what: str, ask: Callable[[], T]) -> T | None:
+        try:
+            return ask()
+        except FarcallError as error:
+            unknown[what] = error.record.message
+            return None
+
+    def first(part: str, kind: str) -> str | None:
+        return next(iter(attempt(kind, lambda: made(aws, stacks.get(part), kind)) or ()), None)
+
+    service = first("forwarder", "AWS::ECS::Service")
+    database = first("data", "AWS::RDS::DBInstance")
+    group = first("data", "AWS::ElastiCache::ReplicationGroup")
+    watched = attempt("Alarms", lambda: made(aws, stacks.get("observability"), "AWS::CloudWatch::Alarm")) or ()
+    queue = attempt("Queue", lambda: aws.queue(group)) if group else None
+    alarms = (attempt("Alarms", lambda: aws.alarms(watched)) if watched else None) or {}
+    wanted = metrics_of(name, database=database, queue=queue)
+    measured = attempt("Metrics", lambda: aws.newest(list(wanted.values()), now=now, within_s=_RECENT_S)) or {}
+    api_url = next((stack.outputs["ApiUrl"] for stack in stacks.values() if "ApiUrl" in stack.outputs), "").rstrip("/")
+    return Status(
+        stacks=tuple(stacks.values()),
+        missing=tuple(stack_name(name, part) for part in STACKS if part not in stacks),
+        api_url=api_url,
+        api_trouble=knock(f"{api_url}/v2/version") if api_url else "",
+        tasks=attempt("Forwarder", lambda: aws.tasks(service)) if service else None,
+        database=attempt("Database", lambda: aws.database(database)) if database else None,
+        queue=queue,
+        alarms=tuple(alarm for alarm, state in alarms.items() if state == _FIRING),
+        alarms_watched=len(watched),
+        measured={what: measured[metric] for what, metric in wanted.items() if metric in measured},
+        unknown=unknown,
+    )
+
+
+def metrics_of(name: str, *, database: str | None, queue: Queue | None) -> Mapping[str, Metric]:
+    """The metrics that tell how a deployment is, by what they are here."""
+    return dict(_metrics(name, database, queue))
+
+
+def _metrics(name: str, database: str | None, queue: Queue | None) -> Iterator[tuple[str, Metric]]:
+    ours = f"Farcall/{name}"
+    yield "endpoints", Metric(ours, "ConnectedEndpoints", "Sum")
+    yield "connections", Metric(ours, "Connections", "Sum")
+    yield "queue_wait_s", Metric(ours, "QueueWait", "Maximum")
+    yield "canary_s", Metric(ours, "CanaryTime", "Maximum")
+    if database:
+        yield (
+            "database_free_bytes",
+            Metric("AWS/RDS", "FreeStorageSpace", "Minimum", ("DBInstanceIdentifier", database)),
+        )
+    for node in queue.nodes[:1] if queue else ():
+        dimension = ("CacheClusterId", node)
+        yield "queue_keys", Metric("AWS/ElastiCache", "CurrItems", "Maximum", dimension)
+        yield "queue_memory_percent", Metric("AWS/ElastiCache", "DatabaseMemoryUsagePercentage", "Maximum", dimension)
+
+
+def knock(url: str) -> str:
+    """Why nobody answers at ``url``; empty if somebody does, be it that we have no token."""
+    try:
+        with urllib.request.urlopen(url, timeout=_KNOCK_S):  # noqa: S310 - the address is the stack's own output
+            return ""
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return f"HTTP status {answer.code}" if answer.code >= _SERVER_ERROR else ""
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))

@@ -1,0 +1,96 @@
+"""A cloud assembly on disk: its stacks in order, and the files and directories that they refer to."""
+
+from __future__ import annotations
+
+import dataclasses
+import graphlib
+import json
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+__all__ = ["ACCOUNT", "REGION", "Stack", "assets", "in_order", "is_whole", "stack_names", "zipped"]
+
+ACCOUNT: Final = "000000000000"
+REGION: Final = "us-east-1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """One stack: its name in CloudFormation, and where its template and the list of its assets are."""
+
+    artifact: str
+    name: str
+    template: Path
+    assets: Path
+    dependencies: tuple[str, ...]
+
+
+def stack_names(assembly: Path) -> tuple[str, ...]:
+    """The names of the assembly's stacks in the order in which they are made."""
+    return tuple(stack.name for stack in in_order(assembly))
+
+
+def in_order(assembly: Path) -> Iterator[Stack]:
+    """The assembly's stacks, dependencies first."""
+    artifacts = json.loads((assembly / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
+    stacks = {
+        key: Stack(
+            artifact=key,
+            name=artifact["properties"].get("stackName", key),
+            template=assembly / artifact["properties"]["templateFile"],
+            assets=assembly / f"{key}.assets.json",
+            dependencies=tuple(artifact.get("dependencies", ())),
+        )
+        for key, artifact in artifacts.items()
+        if artifact["type"] == "aws:cloudformation:stack"
+    }
+    graph = {key: [name for name in stack.dependencies if name in stacks] for key, stack in stacks.items()}
+    for key in graphlib.TopologicalSorter(graph).static_order():
+        yield stacks[key]
+
+
+def assets(assembly: Path, stack: Stack) -> Iterator[tuple[Path, str, str]]:
+    """What the stack's resources refer to: a file or directory, its bucket and its key. Templates go inline."""
+    files = json.loads(stack.assets.read_text(encoding="utf-8"))["files"]
+    for file in files.values():
+        source = assembly / file["source"]["path"]
+        if source != stack.template:
+            destination = next(iter(file["destinations"].values()))
+            yield source, _resolved(destination["bucketName"]), destination["objectKey"]
+
+
+def is_whole(assembly: Path) -> bool:
+    """Whether everything is there that a deployment of it would need."""
+    try:
+        return all(
+            source.exists() or _archive(source).exists()
+            for stack in in_order(assembly)
+            for source, _, _ in assets(assembly, stack)
+        )
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _resolved(name: str) -> str:
+    return name.replace("${AWS::AccountId}", ACCOUNT).replace("${AWS::Region}", REGION)
+
+
+def zipped(directory: Path) -> Path:
+    """The directory as a zip file beside it, made once per assembly."""
+    archive = _archive(directory)
+    if not archive.exists():
+        with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
+            made = Path(temporary) / archive.name
+            with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as zipped:
+                for path in sorted(directory.rglob("*")):
+                    if path.is_file():
+                        zipped.write(path, path.relative_to(directory))
+            made.replace(archive)
+    return archive
+
+
+def _archive(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.zip")

@@ -1,0 +1,143 @@
+"""cfn-lint on every template that goes to AWS, for several regions: types, properties and values that CloudFormation
+refuses, sizes that a region does not have, and IAM actions that do not exist or do not fit their resources.
+
+Each run is a process of its own and takes some seconds, so everything is looked at by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.templates import OPTIONS, PROFILES, Templates, resources, the_one
+
+pytestmark = pytest.mark.timeout(300)  # cfn-lint reads a hundred megabytes of schemas, on a machine with other work
+
+_REGIONS = ("eu-central-1", "us-east-1", "us-west-2")
+
+#: Findings that are known and left, by rule and the beginning of what it says, each with its reason.
+_ACCEPTED = {
+    ("I1022", "Prefer using Fn::Sub"): "To CloudFormation both are the same, and nobody edits what CDK writes.",
+    ("W3010", "Avoid hardcoding availability zones"): "Nobody gets them without having named them (network.zones).",
+    ("W3005", ""): "CDK writes down every dependency on a construct, also where a reference says the same.",
+    ("W3691", "Engine version '16' for"): "The major version alone is RDS' newest minor one, and goes on being it when "
+    "RDS upgrades by itself. That there is one is a test of its own.",
+}
+
+
+def _lint(directory: Path, templates: Iterable[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What cfn-lint finds in the templates, information included."""
+    paths = []
+    for name, template in templates:
+        path = directory / f"{name}.json"
+        path.write_text(json.dumps(template), encoding="utf-8")
+        paths.append(str(path))
+    arguments = ["--format", "json", "--include-checks", "I", "--regions", *_REGIONS, "--template", *paths]
+    program = str(Path(sys.executable).with_name("cfn-lint"))
+    done = subprocess.run([program, *arguments], cwd=directory, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr  # its status only says whether it found something
+    findings: list[dict[str, Any]] = json.loads(done.stdout)
+    return findings
+
+
+def _reason(finding: dict[str, Any]) -> tuple[str, str] | None:
+    """Under which key the finding is accepted."""
+    return next(
+        (key for key in _ACCEPTED if finding["Rule"]["Id"] == key[0] and finding["Message"].startswith(key[1])), None
+    )
+
+
+def test_nothing_is_found_that_is_not_accepted_with_a_reason(
+    synthesized: Callable[[str, str], Templates], tmp_path: Path
+) -> None:
+    kinds = [("aws", profile) for profile in PROFILES] + [("options", name) for name in OPTIONS]
+    findings = _lint(
+        tmp_path,
+        ((f"{name}-{stack}", template) for kind, name in kinds for stack, template in synthesized(kind, name).items()),
+    )
+    found = [(_reason(each), each) for each in findings]
+    assert [
+        f"{Path(each['Filename']).stem}: {each['Rule']['Id']} {each['Message']}" for key, each in found if key is None
+    ] == []
+    assert {key for key, _ in found} == set(_ACCEPTED), "a reason that is no longer needed"
+
+
+def test_stores_are_of_kinds_that_aws_still_makes(synthesized: Callable[[str, str], Templates], tmp_path: Path) -> None:
+    """cfn-lint knows versions and sizes of a single cache node only, and no minor versions behind a major one."""
+    scratch: dict[str, Any] = {}
+    for profile in PROFILES:
+        queue = the_one(synthesized("aws", profile), "AWS::ElastiCache::ReplicationGroup")
+        node = {key: queue[key] for key in ("CacheNodeType", "Engine", "EngineVersion")} | {"NumCacheNodes": 1}
+        scratch[f"Queue{profile}"] = {"Type": "AWS::ElastiCache::CacheCluster", "Properties": node}
+    database = the_one(synthesized("aws", "lab"), "AWS::RDS::DBInstance")
+    assert database["EngineVersion"].isdigit()
+    for minor in range(1, 40):
+        properties = {key: database[key] for key in ("DBInstanceClass", "Engine")}
+        properties["EngineVersion"] = f"{database['EngineVersion']}.{minor}"
+        scratch[f"Minor{minor}"] = {"Type": "AWS::RDS::DBInstance", "Properties": properties}
+    findings = _lint(tmp_path, [("stores", {"Resources": scratch})])
+    refused = {
+        each["Location"]["Path"][1]
+        for each in findings
+        if each["Level"] != "Informational" and each["Location"]["Path"]
+    }
+    assert not [name for name in refused if name.startswith("Queue")]
+    offered = {name for name in scratch if name.startswith("Minor")} - refused
+    assert 0 < len(offered) < 39  # some are too old, and some are not there yet
+
+
+def test_a_deployment_grows_without_a_replacement(synthesized: Callable[[str, str], Templates]) -> None:
+    """A replacement would be made before the old resource goes: what has a fixed name could not, and data would stay
+    behind. Which properties cannot be changed in place is in CloudFormation's own schemas, which cfn-lint brings."""
+    from cfnlint.schema import PROVIDER_SCHEMA_MANAGER  # takes five seconds, which no other test should wait for
+
+    replaced = set()
+    for smaller, larger in itertools.pairwise(PROFILES):
+        for stack, template in synthesized("aws", smaller).items():
+            for name, before in template["Resources"].items():
+                after = synthesized("aws", larger)[stack]["Resources"].get(name)
+                if after is None or before["Type"].startswith("Custom::"):
+                    continue
+                schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema(_REGIONS[0], before["Type"]).schema
+                for pointer in schema.get("createOnlyProperties", []):
+                    if _at(before.get("Properties", {}), pointer) != _at(after.get("Properties", {}), pointer):
+                        replaced.add(before["Type"])
+    assert replaced == {"AWS::ECS::TaskDefinition"}  # each is a revision of its own, whatever changes
+
+
+def _at(properties: dict[str, Any], pointer: str) -> object:
+    """The value of a property by its pointer in a schema, ``/properties/A/B``."""
+    found: Any = properties
+    for key in pointer.split("/")[2:]:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def test_what_aws_would_refuse_is_found(synthesized: Callable[[str, str], Templates], tmp_path: Path) -> None:
+    """Mistakes that LocalStack deploys without a word."""
+    templates: Templates = json.loads(json.dumps(synthesized("aws", "lab")))
+    the_one(templates, "AWS::RDS::DBInstance")["DBInstanceClass"] = "db.t4g.nano"
+    the_one(templates, "AWS::ECS::TaskDefinition")["Memory"] = "300"
+    the_one(templates, "AWS::ECS::Service")["TaskDefinition"] = {"Ref": "Nothing"}
+    the_one(templates, "AWS::Events::Rule")["ScheduleExpression"] = "rate(1 minutes)"
+    function = next(properties for _, properties in resources(templates, "AWS::Lambda::Function"))
+    function["Runtime"] = "python3.7"
+    statements = [
+        statement
+        for _, policy in resources(templates, "AWS::IAM::Policy")
+        for statement in policy["PolicyDocument"]["Statement"]
+    ]
+    for statement in statements:
+        if statement["Action"] == "s3:ListBucket":
+            statement["Action"] = "s3:ListBuckets"
+        if statement["Action"] == ["s3:GetObject", "s3:PutObject"]:
+            statement["Resource"] = "arn:aws:sqs:us-east-1:123456789012:queue"
+    found = {each["Rule"]["Id"] for each in _lint(tmp_path, templates.items()) if _reason(each) is None}
+    assert found >= {"E1020", "E2531", "E3025", "E3027", "E3047", "I3510", "W3037"}

@@ -1,0 +1,187 @@
+"""Who calls AWS in the cloud tier may do so, may do nothing else, and can reach what it calls.
+
+The calls are read from the sources: every module that makes a client of boto3 makes one of one service, so each method
+of the module that is named like an operation of that service is a call of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore import xform_name
+from botocore.config import Config
+from botocore.session import get_session
+
+from tests.contract.templates import Resource, Templates, resources, the_one
+
+_WORKSPACE = Path(__file__).resolve().parents[2]
+_SOURCES = ("common/farcall_common", "lambdas/farcall_lambdas", "forwarder_fargate/farcall_forwarder", "infra/runtime")
+_REGIONS = ("eu-central-1", "us-east-1", "us-west-2")
+
+#: The variable without which a module makes no client. Whoever is given it needs the rights for all of its calls.
+_USED_WITH = {
+    "common/farcall_common/store/blobs_s3.py": "FARCALL_BLOB_BUCKET",
+    "common/farcall_common/store/settings.py": "FARCALL_DATABASE_SECRET_ARN",
+    "lambdas/farcall_lambdas/fleet.py": "FARCALL_FLEET_CLUSTER",
+    "lambdas/farcall_lambdas/handlers/canary.py": "FARCALL_API_FUNCTION",
+}
+#: Operations whose right has another name. (Service Authorization Reference.)
+_RIGHTS = {
+    "lambda:Invoke": "lambda:InvokeFunction",
+    "s3:HeadBucket": "s3:ListBucket",
+    "s3:HeadObject": "s3:GetObject",
+}
+#: What Lambda does with a function's role: the log, and the interfaces of a function in a VPC.
+_LAMBDAS_OWN = ("ec2:", "logs:")
+#: The names that have addresses of IPv6, as AWS documents them, and an operation to ask for one.
+_DUAL_STACK = {
+    "ecs": ("https://ecs.{region}.api.aws/", "list_clusters", {}),
+    "s3": ("https://s3.dualstack.{region}.amazonaws.com/", "head_bucket", {"Bucket": "bucket"}),
+    "secretsmanager": ("https://secretsmanager.{region}.amazonaws.com/", "list_secrets", {}),
+}
+
+
+def _clients(tree: ast.AST) -> list[str]:
+    """The services of the clients that are made in a module; nothing of boto3 is used in another way."""
+    uses = [
+        node for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "boto3"
+    ]  # fmt: skip
+    made = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.func in uses]
+    assert len(made) == len(uses)
+    assert {use.attr for use in uses} <= {"client"}
+    return [str(ast.literal_eval(call.args[0])) for call in made]
+
+
+@functools.cache
+def _calls() -> dict[str, tuple[str, frozenset[str]]]:
+    """Service and rights (``s3:GetObject``) by module."""
+    found = {}
+    for path in (path for source in _SOURCES for path in sorted((_WORKSPACE / source).rglob("*.py"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if not (services := _clients(tree)):
+            continue
+        (service,) = services
+        model = get_session().get_service_model(service)
+        operations = {xform_name(name): name for name in model.operation_names}
+        named = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        # generate_presigned_url has the operation's name as its first argument.
+        named |= {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        called = {f"{service}:{operations[name]}" for name in named & set(operations)}
+        assert called, path
+        rights = frozenset(_RIGHTS.get(operation, operation) for operation in called)
+        found[str(path.relative_to(_WORKSPACE))] = (service, rights)
+    return found
+
+
+def _programs(templates: Templates) -> Iterator[tuple[str, Resource, dict[str, Any], bool]]:
+    """Name, role, environment of every program that runs in AWS, and whether it is in the private subnets."""
+    for _, function in resources(templates, "AWS::Lambda::Function"):
+        yield (
+            function["Handler"],
+            {"Ref": function["Role"]["Fn::GetAtt"][0]},
+            function["Environment"]["Variables"],
+            "VpcConfig" in function,
+        )
+    task = the_one(templates, "AWS::ECS::TaskDefinition")
+    (container,) = task["ContainerDefinitions"]
+    environment = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    yield "the forwarder", {"Ref": task["TaskRoleArn"]["Fn::GetAtt"][0]}, environment, False
+
+
+def _granted(templates: Templates, role: Resource) -> dict[str, list[Any]]:
+    """The resources of each right of a role."""
+    granted: dict[str, list[Any]] = {}
+    for _, policy in resources(templates, "AWS::IAM::Policy"):
+        if role not in policy["Roles"]:
+            continue
+        for statement in policy["PolicyDocument"]["Statement"]:
+            assert statement["Effect"] == "Allow"
+            actions, on = statement["Action"], statement["Resource"]
+            for action in actions if isinstance(actions, list) else [actions]:
+                granted.setdefault(action, []).extend(on if isinstance(on, list) else [on])
+    return granted
+
+
+def test_it_is_known_what_makes_a_module_call_aws() -> None:
+    assert set(_calls()) == set(_USED_WITH)
+
+
+def test_each_program_may_do_what_it_does_and_nothing_else(aws: Templates) -> None:
+    for name, role, environment, _ in _programs(aws):
+        needed = {
+            right for module, (_, rights) in _calls().items() if _USED_WITH[module] in environment for right in rights
+        }
+        granted = {right for right in _granted(aws, role) if not right.startswith(_LAMBDAS_OWN)}
+        assert granted == needed, name
+
+
+def test_each_program_may_read_the_secrets_that_it_is_told_of_and_no_others(aws: Templates) -> None:
+    for name, role, environment, _ in _programs(aws):
+        told = [value for variable, value in environment.items() if variable.endswith("_SECRET_ARN")]
+        readable = _granted(aws, role).get("secretsmanager:GetSecretValue", [])
+        assert sorted(map(str, readable)) == sorted(map(str, told)), name
+
+
+def test_the_only_condition_of_any_policy_is_one_that_exists(aws: Templates) -> None:
+    kinds = ("AWS::IAM::Policy", "AWS::S3::BucketPolicy", "AWS::SNS::TopicPolicy")
+    conditions = [
+        statement["Condition"]
+        for kind in kinds
+        for _, policy in resources(aws, kind)
+        for statement in policy["PolicyDocument"]["Statement"]
+        if "Condition" in statement
+    ]
+    assert conditions == [{"Bool": {"aws:SecureTransport": "false"}}] * 2  # the bucket's and the topic's
+
+
+@pytest.mark.parametrize("region", _REGIONS)
+def test_what_the_private_subnets_call_has_addresses_of_ipv6(
+    aws: Templates, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing there reaches an address of IPv4. That boto3 sends where AWS documents IPv6 is asked of boto3 itself."""
+    switch = "AWS_USE_DUALSTACK_ENDPOINT"
+    private = [environment for _, _, environment, is_private in _programs(aws) if is_private]
+    assert all(environment[switch] == "true" for environment in private)
+    called = {
+        service
+        for environment in private
+        for module, (service, _) in _calls().items()
+        if _USED_WITH[module] in environment
+    }
+    assert {"s3", "secretsmanager"} <= called
+    monkeypatch.setenv(switch, "true")
+    for service in called:
+        address, operation, arguments = _DUAL_STACK[service]
+        assert _sent_to(service, operation, arguments, region).startswith(address.format(region=region))
+
+
+class _Sent(Exception):
+    """Instead of a request."""
+
+
+def _sent_to(service: str, operation: str, arguments: dict[str, str], region: str) -> str:
+    """The address that boto3 sends an operation to; nothing is sent."""
+
+    def stop(request: Any, **_: object) -> None:
+        raise _Sent(request.url)
+
+    client = boto3.client(  # type: ignore[call-overload]  # one for each literal name of a service
+        service,
+        region_name=region,
+        aws_access_key_id="key",
+        aws_secret_access_key="secret",
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    client.meta.events.register("before-send", stop)
+    with pytest.raises(_Sent) as caught:
+        getattr(client, operation)(**arguments)
+    return str(caught.value)

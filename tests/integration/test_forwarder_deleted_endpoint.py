@@ -1,0 +1,38 @@
+"""An endpoint that is deleted while its agent is connected, on stores in memory and on the real ones."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+
+from farcall_common import wire
+from farcall_common.store.settings import Stores
+from farcall_forwarder.adapters.zap import find_peers
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.testing import MemoryApi
+from tests.integration.forwarder_peers import Agent, Cloud, RunningForwarder, cloud, endpoint_id, forwarder, stores
+
+__all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
+
+
+def test_an_agent_of_a_deleted_endpoint_is_shown_out_and_not_let_in_again(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        public_key = agent.key.public_key
+        # As the API does when it hands out a ticket.
+        stores.records.add_endpoint_key(endpoint_id, public_key, at=dt.datetime.now(dt.UTC))
+        stores.queue.admit(agent.key, ttl_s=3600)
+        agent.greet(credit=10)
+        owner = Identity(cloud.owner_id, "owner")
+
+        assert MemoryApi(stores=stores).call("DELETE", f"/v2/endpoints/{endpoint_id}", caller=owner).status == 200
+
+        agent.hear(wire.Move)
+        # It might stay on its line, with a ticket that is good for a day.
+        for code in ("PROTOCOL_ERROR", "ENDPOINT_UNKNOWN"):  # the first ends the session that was shown out
+            agent.session = wire.Session(agent.role, heartbeat_s=5.0, now=time.monotonic())
+            agent.say(agent.hello())
+            refused, _ = agent.hear(wire.Refused)
+            assert refused.error["code"] == code
+        assert find_peers(stores.queue, stores.records, [public_key]).get(public_key) is None

@@ -1,0 +1,100 @@
+"""Tasks that are offered to the queue after their end, when even the marker of the end is gone from it.
+
+Whoever offers them saw them open in the database, and was away since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from farcall_common import wire
+from farcall_common.store.fakes import FakeQueue
+from farcall_common.store.settings import Stores
+from farcall_common.wire import TaskState
+from tests.integration.forwarder_peers import (
+    Agent,
+    Cloud,
+    RunningForwarder,
+    cloud,
+    endpoint_id,
+    forwarder,
+    stores,
+    until,
+)
+
+__all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
+
+
+@pytest.fixture
+def forget_ends(stores: Stores, request: pytest.FixtureRequest) -> Callable[[], None]:
+    """Makes the queue forget what it knows of recorded ends."""
+    if isinstance(stores.queue, FakeQueue):
+        return stores.queue.forget_ends
+    url = request.getfixturevalue("valkey").url
+
+    def forget() -> None:
+        with redis.Redis.from_url(url) as server:
+            assert server.delete(*(key for key in server.scan_iter("t:*") if server.ttl(key) != -1))
+
+    return forget
+
+
+@pytest.mark.parametrize("is_back", [False, True], ids=["same session", "new session"])
+def test_a_task_that_may_not_run_twice_is_not_sent_again(
+    is_back: bool,
+    cloud: Cloud,
+    forwarder: RunningForwarder,
+    endpoint_id: str,
+    forget_ends: Callable[[], None],
+) -> None:
+    [task] = cloud.tasks(endpoint_id, 1, idempotent=False)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=5)
+        cloud.submit([task])
+        agent.finish(agent.take(1), b"the result")
+        agent.until_recorded([task.task_id])
+        until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the end is marked as recorded")
+        forget_ends()
+        if is_back:
+            agent.connect(forwarder)
+            agent.greet(credit=5)
+        before = cloud.stores.records.list_events(task.task_id)
+        cloud.enqueue([task])
+        # What was submitted after it comes, so it had its turn.
+        cloud.submit_new(endpoint_id, 1)
+        [spec] = agent.take(1)
+        assert spec.task_id != task.task_id
+        assert agent.hears_no(wire.RunTasks, for_s=0.5)
+        until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has let go of it")
+    ended = cloud.task(task.task_id)
+    assert (ended.state, ended.result) == (TaskState.SUCCESS, b"the result")
+    events = cloud.stores.records.list_events(task.task_id)
+    assert [event.state for event in events if event.state.is_terminal] == [TaskState.SUCCESS]
+    assert len(events) <= len(before) + 1  # that it was about to be sent
+
+
+def test_the_first_end_stays_of_a_task_that_may_run_again(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str, forget_ends: Callable[[], None]
+) -> None:
+    [task] = cloud.tasks(endpoint_id, 1)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=5)
+        cloud.submit([task])
+        agent.finish(agent.take(1), b"first")
+        agent.until_recorded([task.task_id])
+        until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the end is marked as recorded")
+        forget_ends()
+        cloud.enqueue([task])
+        agent.finish(agent.take(1), b"second")
+        agent.until_recorded([task.task_id])
+        until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has let go of it")
+    ended = cloud.task(task.task_id)
+    assert (ended.state, ended.result) == (TaskState.SUCCESS, b"first")
+
+
+def _is_gone(cloud: Cloud, endpoint_id: str, task_id: str) -> bool:
+    place = cloud.stores.queue.place(endpoint_id, task_id)
+    return place.standing.value in ("", "done") and not cloud.stores.queue.outbox(endpoint_id)

@@ -1,0 +1,213 @@
+"""The command line of the offline tier when something goes wrong: it says so with a code and a hint, or mends it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from farcall_common.errors import ConfigurationError
+from farcall_localstack import Tier
+from farcall_localstack.environment import ensure_environment
+from farcall_localstack.locks import locked
+from farcall_localstack.server import end_group, group_members, is_localstack
+from farcall_localstack.synth import ensure_assembly
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+_LITTLE_BYTES = 1_000_000  # enough for logs, too little for a bundle
+
+
+def _start(*arguments: str, directory: Path, limit: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "farcall_localstack", *arguments, "--directory", str(directory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a terminal's Ctrl-C reaches what is in its session, and LocalStack is not
+        preexec_fn=limit,
+    )
+
+
+def _run(*arguments: str, directory: Path, limit: Callable[[], None] | None = None) -> tuple[int, str]:
+    """Exit status, and what it said on both channels."""
+    with _start(*arguments, directory=directory, limit=limit) as running:
+        said, complained = running.communicate(timeout=200)
+    return running.returncode, said + complained
+
+
+def _wait_for(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def _localstacks(directory: Path) -> list[int]:
+    """The LocalStacks that run for a tier, each of which leads the group of what it started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            ours = process.environ().get("FARCALL_LOCALSTACK_DIRECTORY") == str(directory.resolve())
+            if ours and is_localstack(process.pid):
+                found.append(process.pid)
+    return found
+
+
+def _programs(group: int) -> set[str]:
+    names = set()
+    for pid in group_members(group):
+        with contextlib.suppress(psutil.Error):
+            names.add(psutil.Process(pid).name())
+    return names
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _made() -> None:
+    """What every `up` shares is there, so that each test is about what it says."""
+    ensure_environment()
+    ensure_assembly()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """The directory of a tier, which is ended afterwards."""
+    path = tmp_path / "tier"
+    yield path
+    for group in _localstacks(path):
+        end_group(group)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_an_interrupted_up_leaves_nothing_behind(directory: Path, number: signal.Signals) -> None:
+    running = _start("up", directory=directory)
+    try:
+        _wait_for(lambda: any("postgres" in _programs(group) for group in _localstacks(directory)))
+        (group,) = _localstacks(directory)
+        database = Path(psutil.Process(group).environ()["FARCALL_LOCALSTACK_DATABASE_DIRECTORY"])
+        assert database.exists()
+        running.send_signal(number)
+        running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode != 0
+    _wait_for(lambda: not group_members(group))
+    assert not database.exists()
+    status, said = _run("status", directory=directory)
+    assert status == 1
+    assert "[CONFIGURATION] no tier runs with" in said
+
+
+def test_one_that_was_killed_makes_way_for_a_new_one(directory: Path) -> None:
+    assert _run("up", directory=directory)[0] == 0
+    first = Tier.load(directory)
+    assert first.localstack_pid is not None
+    status, said = _run("up", directory=directory)
+    assert status == 1
+    assert re.search(r"\[CONFLICT\] a tier runs with .* already \(`down` ends it", said)
+
+    os.kill(first.localstack_pid, signal.SIGKILL)
+    _wait_for(lambda: not psutil.pid_exists(first.localstack_pid or 0))
+    assert group_members(first.localstack_pid)  # engines and forwarder are still there
+    status, said = _run("status", directory=directory)
+    assert status == 1
+    assert "[UNAVAILABLE]" in said
+    assert _run("up", directory=directory)[0] == 0
+    assert group_members(first.localstack_pid) == set()
+    second = Tier.load(directory)
+    second.require_healthy()
+    assert second.localstack_pid != first.localstack_pid
+
+    assert _run("down", directory=directory)[0] == 0
+    assert group_members(second.localstack_pid or 0) == set()
+
+
+def test_two_at_once_do_not_mix(directory: Path) -> None:
+    with locked(directory / "up"):
+        status, said = _run("up", directory=directory)
+    assert status == 1
+    assert "[CONFLICT] another `up` is at work" in said
+
+
+def test_a_number_that_another_process_has_by_now_is_left_alone(directory: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    ) as bystander:
+        directory.mkdir()
+        Tier(
+            name="farcall",
+            profile="lab",
+            target="localstack",
+            stacks=(),
+            api_url="http://127.0.0.1:1",
+            token="t",
+            tokens={},
+            endpoint_url="http://127.0.0.1:1",
+            directory=directory,
+            localstack_pid=bystander.pid,
+            database_directory=None,
+        ).save()
+        assert _run("down", directory=directory) == (0, "")
+        assert bystander.poll() is None
+        bystander.communicate(b"\n")
+    assert not (directory / "state.json").exists()
+
+
+def test_a_state_of_another_version_is_named(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "state.json").write_text(json.dumps({"localstack_pid": 1}))
+    for command in ("up", "down", "status"):
+        status, said = _run(command, directory=directory)
+        assert status == 1
+        assert "[CONFIGURATION]" in said
+        assert "is not of this version" in said
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_behind(directory: Path) -> None:
+    """A limit of the process and its children: it needs no privilege, and fails as a quota does."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_LITTLE_BYTES, _LITTLE_BYTES))
+
+    status, said = _run("up", directory=directory, limit=limit)
+    assert status == 1
+    assert re.match(r"\w+: \[(CONFIGURATION|DEPLOYMENT_FAILED)\] .*\(.+\)$", said.strip(), re.DOTALL), said
+    assert not _localstacks(directory)
+    assert not (directory / "state.json").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    status, said = _run("up", directory=tmp_path / "file" / "below")
+    assert status == 1
+    assert "[CONFIGURATION]" in said
+    assert "--directory" in said
+
+
+def test_an_assembly_that_has_lost_a_bundle_is_made_anew(tmp_path: Path) -> None:
+    made = tmp_path / ensure_assembly().name
+    shutil.copytree(ensure_assembly(), made, copy_function=os.link)
+    bundle = next(path for path in made.glob("asset.*") if (path / "farcall_lambdas").is_dir())
+    bundle.rename(tmp_path / "lost")
+    bundle.with_name(f"{bundle.name}.zip").unlink(missing_ok=True)  # would do instead of it
+    assert ensure_assembly(directory=tmp_path) == made
+    assert (bundle / "farcall_lambdas" / "__init__.py").exists()
+
+
+def test_an_environment_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python2.7"))
+    with pytest.raises(ConfigurationError, match=r"(?s)uv venv.* failed.*Python 3\.11") as caught:
+        ensure_environment(tmp_path / "environment")
+    assert caught.value.hint

@@ -1,0 +1,90 @@
+"""Polling through a sleep of the machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from farcall import Client, ComputeFuture, Unavailable
+from farcall._collector import Collector
+from farcall._ends import ResultReader
+from farcall._poller import Poller
+from farcall.testing import FakeCloud
+
+WAIT_S = 20.0
+NIGHT_S = 8 * 3600.0
+
+
+class Laptop:
+    """Asks for the end of a task. While the lid is closed nothing runs, and no answer comes in."""
+
+    def __init__(self, cloud: FakeCloud, *, patience_s: float) -> None:
+        self.asked, self.slept_s, self.unreachable = 0, 0.0, 0
+        self._cloud = cloud
+        client = Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(self._answer))
+        function_id = client.register_function(abs)
+        task_id = client.run(-7, endpoint_id=cloud.endpoint_id, function_id=function_id)
+        self.future: ComputeFuture[Any] = ComputeFuture(
+            task_id, task_group_id="g", endpoint_id="e", on_cancel=print, ask_why=client.why, adopted=True
+        )
+        collector = Collector(ResultReader(client._api, client._blobs), on_finished=lambda: None)
+        collector.add(self.future)
+        self._poller = Poller(
+            client._api,
+            collector,
+            stream_is_open=lambda: False,
+            patience_s=patience_s,
+            clock=lambda: time.monotonic() + self.slept_s,
+        )
+        self._thread = threading.Thread(target=self._poller.run)
+        self._client = client
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/v2/batch_status":
+            return self._cloud.transport.handle_request(request)
+        self.asked += 1
+        if self.asked == 2:
+            self.slept_s = NIGHT_S  # the lid is closed while this is on its way
+        if 2 <= self.asked < 2 + self.unreachable:
+            raise httpx.ReadError("cut")
+        if self.asked == 2 + self.unreachable:
+            self._cloud.run_waiting()
+        return self._cloud.transport.handle_request(request)
+
+    def open(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._poller.stop()
+        self._thread.join(WAIT_S)
+        self._client.close()
+
+
+@pytest.fixture
+def laptop() -> Iterator[Laptop]:
+    with FakeCloud(workers=0) as cloud:
+        laptop = Laptop(cloud, patience_s=90.0)
+        yield laptop
+        laptop.close()
+
+
+def test_a_night_in_a_closed_laptop_is_no_night_without_an_answer(laptop: Laptop) -> None:
+    laptop.unreachable = 3  # the network is not up yet
+    laptop.open()
+    assert laptop.future.result(WAIT_S) == 7
+    assert laptop.asked == 5
+
+
+def test_one_that_sleeps_again_and_again_gives_up_in_the_end() -> None:
+    with FakeCloud(workers=0) as cloud:
+        laptop = Laptop(cloud, patience_s=30.0)  # less than what a sleep counts for
+        laptop.unreachable = 10_000
+        laptop.open()
+        with pytest.raises(Unavailable, match="no contact with the API for 6"):
+            laptop.future.result(WAIT_S)
+        laptop.close()
