@@ -17,7 +17,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_common.errors import ConfigurationError, EndpointInUse, Fault
+from farcall_common.errors import ConfigurationError, Fault
 from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_common.store.model import (
     Endpoint,
@@ -413,13 +413,15 @@ def steps_on(queue: FakeQueue, records: FakeRecords) -> StoreSteps:
 def test_agents_that_come_together_are_let_in_together_and_one_that_may_not_is_refused_alone() -> None:
     queue, _ = queue_of("a")
     queue.claim("b", "another forwarder", spool_id="another", ttl_s=45, now=0)
-    steps = [ClaimEndpoint(name, life, "spool", 45.0) for life, name in enumerate("abc")]
-    first, second, third = steps_on(queue, FakeRecords()).perform_together(steps)
-    assert isinstance(first, EndpointClaimed)
-    assert isinstance(second, ClaimRefused)
-    assert isinstance(third, EndpointClaimed)
-    assert (first.life, second.life, third.life) == (0, 1, 2)
-    assert isinstance(second.error, EndpointInUse)
+    records = FakeRecords()
+    for endpoint_id in "abc":
+        records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
+    steps = [ClaimEndpoint(name, life, "spool", 45.0) for life, name in enumerate(["deleted", *"abc"])]
+    became = dict[int, str]()
+    for answer in steps_on(queue, records).perform_together(steps):
+        assert isinstance(answer, ClaimRefused | EndpointClaimed)
+        became[answer.life] = answer.error.code if isinstance(answer, ClaimRefused) else "let in"
+    assert became == {0: "ENDPOINT_UNKNOWN", 1: "let in", 2: "ENDPOINT_IN_USE", 3: "let in"}
 
 
 def test_queues_are_restored_together_and_one_that_is_owned_by_others_alone_is_not() -> None:

@@ -399,6 +399,8 @@ class RecordsSuite:
             ]
         )
         records.set_presence([])
+        assert records.find_endpoints(["e2", "gone", "e1"]) == {"e1", "e2"}
+        assert records.find_endpoints([]) == frozenset()
         found = [records.get_endpoint(endpoint_id) for endpoint_id in ("e1", "e2", "e3")]
         assert [(e.online, e.status, e.seen_at) for e in found if e] == [
             (False, sick, at(3)),
