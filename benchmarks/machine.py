@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -16,6 +17,8 @@ import psutil
 __all__ = ["circumstances", "facts", "pss_mib"]
 
 _STEPS: Final = 300_000
+#: Of a list whose objects, some 40 MB, no cache holds.
+_SCATTERED: Final = 1_000_000
 
 
 def facts() -> dict[str, Any]:
@@ -29,6 +32,7 @@ def facts() -> dict[str, Any]:
         "byte_code_cached": not sys.dont_write_bytecode,
         "load_1min_before": round(os.getloadavg()[0], 2),
         "python_step_ns": round(_python_step_ns(), 1),
+        "memory_look_ns": round(_memory_look_ns()),
     }
 
 
@@ -36,7 +40,10 @@ def circumstances(machine: Mapping[str, Any]) -> str:
     """What figures of one machine that were measured at different times differ by: its load, and how fast it was."""
     load = f"load before {machine['load_1min_before']}"
     step_ns = machine.get("python_step_ns")  # not in older results
-    return load if step_ns is None else f"{load}, {step_ns:.0f} ns for a step of a Python loop"
+    if step_ns is None:
+        return load
+    far_ns = machine["memory_look_ns"]
+    return f"{load}, {step_ns:.0f} ns for a step of a Python loop, {far_ns} ns for one to an object far away"
 
 
 def pss_mib(pid: int) -> float:
@@ -51,6 +58,22 @@ def _python_step_ns() -> float:
         total, before = 0, time.process_time()
         for number in range(_STEPS):
             total += number
+        rounds.append((time.process_time() - before) / _STEPS * 1e9)
+    return statistics.median(rounds)
+
+
+def _memory_look_ns() -> float:
+    """Processor time of a step of a loop that goes where the object before says, all over memory; the median of five.
+
+    Neighbours on the same host slow this down by a factor, and with it whatever has much data, long before the other.
+    """
+    following = list(range(_SCATTERED))
+    random.Random(0).shuffle(following)
+    rounds = []
+    for _ in range(5):
+        place, before = 0, time.process_time()
+        for _ in range(_STEPS):
+            place = following[place]
         rounds.append((time.process_time() - before) / _STEPS * 1e9)
     return statistics.median(rounds)
 

@@ -71,7 +71,7 @@ def test_an_account_that_is_ready_has_nothing_wrong(profile: str) -> None:
         (FakeAws(quotas=0.25), "Fargate vCPU", Outcome.FAILED, "0.25 allowed, 0.5 needed"),
         (FakeAws(quotas=None), "Fargate vCPU", Outcome.WARNING, "does not say"),
         (FakeAws(quotas=5, vpcs=5), "VPCs", Outcome.WARNING, "5 of 5 are taken"),
-        (FakeAws(roles=False), "service-linked roles", Outcome.WARNING, "farcall cloud bootstrap"),
+        (FakeAws(roles=False), "service-linked roles", Outcome.FAILED, "farcall cloud bootstrap"),
         (FakeAws(refused=True), "Lambda concurrency", Outcome.WARNING, "cannot be looked at"),
     ],
 )

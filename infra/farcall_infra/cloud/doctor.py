@@ -232,7 +232,8 @@ def _roles(aws: Aws, profile: Profile) -> Finding:
     if not missing:
         return Finding("service-linked roles", Outcome.FINE, "all there")
     hint = f"Run once: `farcall cloud bootstrap --region {aws.region}`"
-    return Finding("service-linked roles", Outcome.WARNING, f"missing for {', '.join(missing)}", hint)
+    # ECS makes its role when it is first asked for a cluster, and fails if CloudFormation goes on before that is done.
+    return Finding("service-linked roles", Outcome.FAILED, f"missing for {', '.join(missing)}", hint)
 
 
 def _globus(aws: Aws, account: str, client: GlobusClient) -> Finding:
