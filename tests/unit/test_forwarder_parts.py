@@ -64,7 +64,14 @@ from farcall_forwarder.core.events import (
 from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.moves import MoveBuffer
 from farcall_forwarder.core.outbox import Outbox
-from farcall_forwarder.core.untrusted import clean_error, clean_map, clean_status, clean_time
+from farcall_forwarder.core.untrusted import (
+    MAX_DETAILS,
+    clean_details,
+    clean_error,
+    clean_map,
+    clean_status,
+    clean_time,
+)
 from farcall_forwarder.service import key_pair
 from farcall_forwarder.settings import Settings
 
@@ -209,6 +216,15 @@ def test_what_is_said_of_each_attempt_is_short_text() -> None:
     record = clean_error(data, endpoint_id="endpoint", attempt=1)
     assert all(isinstance(reason, str) for reason in record.reasons or ())
     assert 1_000 < len(json.dumps(record.to_json())) < 300_000
+
+
+def test_too_much_about_one_task_is_not_kept() -> None:
+    told = {"stdout_tail": "x" * 4096, "stderr_tail": "\N{SNOWMAN}" * 4096, "node": {"cores": 64}}
+    assert clean_details(told) == told
+    filler = MAX_DETAILS - len(json.dumps({"text": ""}))
+    assert clean_details({"text": "x" * filler}) == {"text": "x" * filler}
+    assert clean_details({"text": "x" * (filler + 1)}) == {}
+    assert clean_details({str(number): "x" * 1000 for number in range(100)}) == {}
 
 
 def test_long_and_deep_values_are_cut() -> None:

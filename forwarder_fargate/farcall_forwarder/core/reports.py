@@ -13,7 +13,7 @@ from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.leases import Stage
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.served import Served
-from farcall_forwarder.core.untrusted import clean_map, clean_time
+from farcall_forwarder.core.untrusted import clean_details, clean_time
 
 __all__ = ["Reports"]
 
@@ -48,7 +48,7 @@ class Reports:
                     Reporter.AGENT,
                     at=clean_time(move.at, now=now.epoch) or now.epoch,
                     attempt=min(move.attempt, lease.attempt),
-                    detail=clean_map(move.detail) if move.detail else None,
+                    detail=clean_details(move.detail) if move.detail else None,
                     now_mono=now.mono,
                 )
 

@@ -11,7 +11,7 @@ from farcall_common.errors import ErrorRecord, Fault, TaskCancelled, TaskDeadLet
 from farcall_common.store.model import BlobRef, LeasedTask, QueuedTask, Task, TaskResult
 from farcall_common.wire import Reporter, ResultSpec, TaskState
 from farcall_forwarder.core.leases import Lease
-from farcall_forwarder.core.untrusted import clean_error, clean_map, clean_time
+from farcall_forwarder.core.untrusted import clean_details, clean_error, clean_time
 
 __all__ = [
     "MAX_ATTEMPTS",
@@ -72,7 +72,7 @@ def read_result(
         state=spec.state,
         reporter=Reporter.AGENT,
         result=frames[spec.result] if is_inline and spec.result is not None else None,
-        details=clean_map(spec.details) if spec.details else {},
+        details=clean_details(spec.details) if spec.details else {},
         timings=timings,
         task_group_id=lease.task_group_id if lease else "",
         owner_id=lease.owner_id if lease else "",

@@ -3,6 +3,7 @@ carries; a peer must not be able to fail the commit that its report shares with 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,12 +12,14 @@ from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.store.model import EndpointStatus
 from farcall_common.wire import EndpointReport
 
-__all__ = ["clean_error", "clean_map", "clean_status", "clean_time"]
+__all__ = ["clean_details", "clean_error", "clean_map", "clean_status", "clean_time"]
 
 #: Characters of one text, entries of one object, and levels of nesting that are kept.
 MAX_TEXT: Final = 64 * 1024
 MAX_ENTRIES: Final = 200
 MAX_DEPTH: Final = 6
+#: Bytes of what is told of one task beside its result, as JSON: two tails of output and some facts need a sixth of it.
+MAX_DETAILS: Final = 64 * 1024
 #: Characters of what an endpoint says is wrong with it, and of why one attempt of a task came to nothing.
 MAX_PROBLEM: Final = 1000
 MAX_REASON: Final = 1000
@@ -30,6 +33,12 @@ def clean_map(value: Mapping[str, Any]) -> dict[str, Any]:
     """A free-form map as JSON that every store can hold. What cannot be kept is left out."""
     cleaned = _clean(value, MAX_DEPTH)
     return cleaned if isinstance(cleaned, dict) else {}
+
+
+def clean_details(value: Mapping[str, Any]) -> dict[str, Any]:
+    """What is told of one task, which is stored with it: all of it, or nothing if that is too much."""
+    cleaned = clean_map(value)
+    return cleaned if len(json.dumps(cleaned)) <= MAX_DETAILS else {}
 
 
 def clean_time(at: float | None, *, now: float) -> float | None:
