@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ class MemoryApi:
         self.stores = stores or memory_stores()
         self.clock = Clock()
         self.application = Application.over(self.stores, settings or ApiSettings(), clock=self.clock, fleet=fleet)
+        self._one_at_a_time = threading.RLock()
 
     def call(
         self,
@@ -64,7 +66,8 @@ class MemoryApi:
         """One request. A ``body`` of text or bytes is sent as it is, any other as JSON; ``path`` may have a query."""
         sent = body if isinstance(body, str | bytes) or body is None else json.dumps(body)
         event = proxy_event(method, path, sent, caller=caller, headers=headers)
-        answer = self.application.answer(event, LambdaContext())
+        with self._one_at_a_time:  # as a Lambda does; a test may call while it answers
+            answer = self.application.answer(event, LambdaContext())
         flat = {name: values[0] for name, values in answer["multiValueHeaders"].items()}
         return Answer(answer["statusCode"], json.loads(answer["body"]), flat)
 
