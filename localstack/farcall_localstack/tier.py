@@ -81,8 +81,11 @@ class Tier:
         """:raises Unavailable: if the API does not answer, or a forwarder does not say that it is well."""
         if not answers(f"{self.api_url}/v2/version", token=self.token):
             raise Unavailable(f"the API at {self.api_url} does not answer", hint=f"The logs are in {self.directory}.")
-        for task, text in self._said(READY_FILE):
-            url = json.loads(text)["health_url"]
+        ready = dict(self._said(READY_FILE))
+        for task, _ in self._said("pid"):
+            if task not in ready:
+                raise Unavailable("a forwarder is not ready yet", hint=f"Its log is in {task}.")
+            url = json.loads(ready[task])["health_url"]
             if not answers(url):
                 raise Unavailable(f"the forwarder at {url} is not well", hint=f"Its log is in {task}.")
 
