@@ -14,7 +14,7 @@ RUN := .venv/bin/python -m
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-localstack test-slurm test-docs fuzz check format docs bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-serialization bench-memoization bench-engine bench-engine-scale bench-engine-papers openapi clean
+.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-localstack test-slurm test-docs fuzz check format docs bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-engine bench-engine-scale bench-engine-papers openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -78,6 +78,10 @@ bench-forwarder: setup
 
 bench-sdk: setup
 	@$(RUN) benchmarks.sdk
+
+# The import of the SDK and its command's help, beside those peers that are installed.
+bench-start: setup
+	@$(RUN) benchmarks.start
 
 # Beside Globus Compute's own package.
 bench-serialization: setup .venv-globus/.made

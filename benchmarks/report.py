@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import api, memoization, sdk, serialization
+from benchmarks import api, memoization, sdk, serialization, start
 from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
@@ -53,6 +53,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "memoization-full": ("memoization_full.json", memoization.as_table),
     "serialization": ("serialization.json", serialization.as_tables),
     "sdk": ("sdk.json", sdk.as_tables),
+    "start": ("start.json", start.as_table),
     "forwarder": ("forwarder.json", as_markdown),
 }
 
