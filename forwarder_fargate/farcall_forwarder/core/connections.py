@@ -11,6 +11,7 @@ from farcall_common.errors import ErrorRecord, FarcallError
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.agenda import Agenda
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.sessions import PeerSession
 
@@ -50,6 +51,7 @@ class Connections:
         self._detach = detach
         self._sessions: dict[bytes, PeerSession] = {}
         self._refused: dict[bytes, None] = {}
+        self._agenda = Agenda[bytes]()
         #: Epoch second since when nobody has been connected; None while somebody is.
         self.idle_since: float | None = now.epoch
 
@@ -63,9 +65,10 @@ class Connections:
         """The session of a connection whose peer has greeted."""
         return self._sessions.get(routing_id)
 
-    def admit(self, session: PeerSession) -> None:
+    def admit(self, session: PeerSession, now: Instant) -> None:
         """The peer has greeted as it should."""
         self._sessions[session.routing_id] = session
+        self._agenda.enter(session.routing_id, at=now.mono)
         self._refused.pop(session.routing_id, None)
 
     def session_of(self, event: ev.Received | ev.Garbled, now: Instant) -> PeerSession:
@@ -128,12 +131,19 @@ class Connections:
     def tick(self, now: Instant) -> list[Action]:
         """End the sessions of peers that are silent for too long, and let the others hear that we are alive."""
         actions: list[Action] = []
-        for session in self:
+        for routing_id in self._agenda.due(now.mono):
+            session = self._sessions.get(routing_id)
+            if session is None:
+                continue
             if session.wire.is_dead(now=now.mono):
                 self._counters["peers_silent"] += 1
                 actions += self.close(session, now)
-            elif session.wire.heartbeat_due(now=now.mono):
+                continue
+            if session.wire.heartbeat_due(now=now.mono):
                 actions.append(session.send(wire.Heartbeat(at=now.epoch), now))
+            # Once in a period at least: a session that is let in meanwhile has heartbeats to send.
+            at = min(session.wire.next_deadline(), now.mono + session.wire.heartbeat_s)
+            self._agenda.enter(routing_id, at=at)
         if self._sessions:
             self.idle_since = None
         elif self.idle_since is None:

@@ -10,6 +10,7 @@ from farcall_common.errors import EndpointInUse, EndpointUnknown
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.agenda import Agenda
 from farcall_forwarder.core.connections import Connections
 from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.greetings import taken_over
@@ -31,6 +32,7 @@ class Endpoints:
         self._counters = counters
         self._meter = meter
         self._endpoints: dict[str, LogicalForwarder] = {}
+        self._agenda = Agenda[str]()
         self._lives = 0
         self._is_sweeping = False
 
@@ -59,6 +61,7 @@ class Endpoints:
         session.wire.heartbeat_s = self._shared.policy.heartbeat_s(hello.heartbeat_s)
         endpoint = LogicalForwarder(endpoint_id, self._lives, session, hello, self._shared, now=now)
         self._endpoints[endpoint_id] = endpoint
+        self._agenda.enter(endpoint_id, at=now.mono)
         self._counters["agents_greeted"] += 1
         note = do.Note("agent connected", {**session.names, "held_tasks": len(hello.held)})
         return [*actions, note, *endpoint.claim()]
@@ -84,8 +87,9 @@ class Endpoints:
 
     def on_cut_off(self, now: Instant) -> None:
         """Wake-ups may have passed unheard: look into all queues, with the next tick."""
-        for endpoint in self._endpoints.values():
+        for endpoint_id, endpoint in self._endpoints.items():
             endpoint.upkeep.sweep_soon(now)
+            self._agenda.enter(endpoint_id, at=now.mono)
 
     def on_woken(self, endpoint_ids: Iterable[str]) -> list[Action]:
         """Endpoints may have work, or tasks to cancel."""
@@ -194,13 +198,17 @@ class Endpoints:
         owned: dict[str, tuple[int, str]] = {}
         swept: dict[str, int] = {}
         sweep_s = max(policy.sweep_s, len(self._endpoints) / policy.sweeps_per_s)
-        for endpoint in self._endpoints.values():
+        for endpoint_id in self._agenda.due(now.mono):
+            endpoint = self._endpoints.get(endpoint_id)
+            if endpoint is None:
+                continue
             served = endpoint.served
             if endpoint.upkeep.is_to_be_refreshed(now):
                 owned[served.endpoint_id] = (served.fence, endpoint.upkeep.spool_heard)
             actions += endpoint.upkeep.on_tick(now)
             if not self._is_sweeping and endpoint.upkeep.is_to_be_swept(now, sweep_s=sweep_s):
                 swept[served.endpoint_id] = served.fence
+            self._agenda.enter(endpoint_id, at=endpoint.upkeep.next_at)
         if owned:
             actions.append(do.RefreshEndpoints(owned, policy.ownership_ttl_s))
         if swept:

@@ -216,7 +216,7 @@ class Forwarder:
         """A peer introduces itself: let it in, or tell it why not."""
         try:
             check_greeting(greeting, session.peer, tickets=self._tickets, now=now)
-            self._connections.admit(session)
+            self._connections.admit(session, now)
             if self._shared.is_draining:
                 return self._connections.move(session, _ENDING, now)
             if isinstance(greeting, wire.Hello):

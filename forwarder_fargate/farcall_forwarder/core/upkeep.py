@@ -79,6 +79,11 @@ class Upkeep:
         """Upkeep, if it is due."""
         return self.keep(now) if now.mono >= self._upkeep_at else []
 
+    @property
+    def next_at(self) -> float:
+        """The monotonic second at which something here is due next."""
+        return self._upkeep_at if self._served.session is None else min(self._upkeep_at, self._sweep_at)
+
     def keep(self, now: Instant) -> list[Action]:
         """Keep the ownership, and prolong the leases of what the agent has accepted."""
         policy = self._served.shared.policy
