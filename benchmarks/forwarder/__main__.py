@@ -45,8 +45,15 @@ __all__ = ["main"]
 _RESULTS: Final = Path(__file__).parents[1] / "results"
 _OWNER_ID: Final = wire.new_id()
 _BODY: Final = b"01\nnobody reads this"
+#: How many tasks an endpoint takes at a time where numbers of endpoints are compared: what a message costs, its tasks
+#: share, so that other batches would be another cost.
+_BATCH: Final = 16
 #: Endpoints of a point, and how many tasks each of them takes at a time.
-_POINTS: Final = ((1, 1000), (256, 64), (4000, 16))
+_POINTS: Final = ((1, 1000), (1, _BATCH), (256, 64), (256, _BATCH), (4000, _BATCH))
+#: A batch waits for the one before it: few endpoints with small ones take long, and need no more of them.
+_BATCHES: Final = 500
+#: What is called flat.
+_FLAT: Final = 1.25
 _PAGE: Final = 1000
 _PATIENCE_S: Final = 300.0
 #: A peer that was not let in for so long connects anew.
@@ -182,18 +189,37 @@ def measure_tasks(bench: Bench, endpoints: Sequence[SimulatedEndpoint], credit: 
     took_s, after = time.monotonic() - started_at, bench.cpu_s()
     if missing := bench.all_succeeded(task_ids):
         raise RuntimeError(f"{missing} tasks did not succeed")
-    name = (
-        f"{len(endpoints):,} endpoints, {credit:,} tasks each at a time"
-        if len(endpoints) > 1
-        else "1 endpoint, 1,000 tasks at a time"
-    )
+    name = _point(len(endpoints), credit)
     rate = len(task_ids) / took_s
+    waits = len(endpoints) * credit < _POINTS[0][1]  # for answers, most of the time
+    wish = ("", None) if waits else (">= 10,000", rate >= 10_000)
+    times = {who: (after[who] - before[who]) / len(task_ids) * 1e6 for who in after}
     return [
-        Figure(f"{name}: tasks", rate, "/s", ">= 10,000", rate >= 10_000),
-        *(
-            Figure(f"{name}: {who} time for each", (after[who] - before[who]) / len(task_ids) * 1e6, "us")
-            for who in after
-        ),
+        Figure(f"{name}: tasks", rate, "/s", *wish),
+        *(Figure(f"{name}: {who} time for each", time_us, "us") for who, time_us in times.items()),
+    ]
+
+
+def _point(endpoints: int, credit: int) -> str:
+    return f"{endpoints:,} endpoint{'s'[: endpoints > 1]}, {credit:,} tasks {'each ' * (endpoints > 1)}at a time"
+
+
+def compared(figures: Sequence[Figure], counts: Sequence[int]) -> list[Figure]:
+    """How much more a task costs the forwarder with the most endpoints than with fewer, in batches of one size.
+
+    One endpoint alone pays for every step; the others share them. So it is told beside some in between, too.
+    """
+    times_us = {figure.name: figure.value for figure in figures}
+    *fewer, most = (times_us[f"{_point(count, _BATCH)}: forwarder's time for each"] for count in counts)
+    return [
+        Figure(
+            f"forwarder's time for each, {_BATCH} tasks at a time: {counts[-1]:,} endpoints to {count:,}",
+            most / few,
+            "x",
+            f"<= {_FLAT}",
+            most / few <= _FLAT,
+        )
+        for count, few in zip(counts, fewer, strict=False)
     ]
 
 
@@ -286,15 +312,17 @@ def measure(points: Sequence[tuple[int, int]], tasks: int, say: Callable[[Figure
         note([Figure("memory of a forwarder with nobody connected", pss_mib(bench.forwarder.pid), "MiB")])
         note(measure_handshakes(bench, most))
         for endpoints, credit in points:
-            bench.add_endpoints(endpoints - len(bench.endpoints))
+            new = bench.add_endpoints(endpoints - len(bench.endpoints))
             bench.crowd.disconnect()
             for endpoint in bench.endpoints:
                 endpoint.credit = 0
             took_s = bench.open_all(bench.endpoints, bench.address())
-            if endpoints == most:
+            if new and endpoints == most:
                 note([Figure(f"{endpoints:,} endpoints at once: let in", endpoints / took_s, "/s")])
                 note(measure_idle(bench, for_s=10.0))
-            note(measure_tasks(bench, bench.endpoints, credit, max(tasks, endpoints * credit)))
+            at_once = endpoints * credit
+            note(measure_tasks(bench, bench.endpoints, credit, max(at_once, min(tasks, at_once * _BATCHES))))
+        note(compared(figures, sorted({endpoints for endpoints, credit in points if credit == _BATCH})))
         note([Figure(f"{most:,} endpoints after work: memory of the forwarder", pss_mib(bench.forwarder.pid), "MiB")])
         note(measure_storm(bench, tasks))
     return figures
@@ -307,14 +335,14 @@ def main() -> None:
     parser.add_argument("--endpoints", type=int, default=max(_POINTS)[0], help="the most that are connected")
     parser.add_argument("--output", type=Path, default=_RESULTS / "forwarder.json")
     options = parser.parse_args()
-    points = {min(endpoints, options.endpoints): credit for endpoints, credit in _POINTS}
+    points = dict.fromkeys((min(endpoints, options.endpoints), credit) for endpoints, credit in _POINTS)
     machine = facts()
 
     def say(figure: Figure) -> None:
         wish = "" if figure.reached is None else f"  (wish {figure.wish}: {'yes' if figure.reached else 'NO'})"
         print(f"{figure.name:75} {figure.value:>12,.2f} {figure.unit}{wish}", flush=True)
 
-    figures = measure(sorted(points.items()), options.tasks, say)
+    figures = measure(list(points), options.tasks, say)
     report: dict[str, Any] = {
         "measured_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "machine": machine,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.figure import Figure
+from benchmarks.forwarder.__main__ import compared
 from benchmarks.forwarder.peers import SimulatedEndpoint
 from farcall_common import wire
 from farcall_common.store.model import PeerKind
@@ -48,3 +50,23 @@ def test_one_that_holds_its_tasks_brings_them_along() -> None:
     assert {held.task_id for held in hello.held} == {"a", "b"}
     endpoint.hear(wire.Welcome(session_id="s", forwarder_id="f", protocol_version=1, heartbeat_s=30.0, forget=()))
     assert endpoint.is_open
+
+
+def test_the_cost_of_many_endpoints_is_told_beside_that_of_fewer() -> None:
+    times_us = {1: 200.0, 256: 100.0, 4000: 150.0}
+    measured = [
+        Figure(f"{point}: forwarder's time for each", time_us, "us")
+        for point, time_us in zip(
+            (
+                "1 endpoint, 16 tasks at a time",
+                "256 endpoints, 16 tasks each at a time",
+                "4,000 endpoints, 16 tasks each at a time",
+            ),
+            times_us.values(),
+            strict=True,
+        )
+    ]
+    to_one, to_some = compared(measured, list(times_us))
+    assert (to_one.value, to_one.reached) == (0.75, True)
+    assert (to_some.value, to_some.reached) == (1.5, False)
+    assert to_some.name.endswith("4,000 endpoints to 256")
