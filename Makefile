@@ -118,7 +118,7 @@ test-integration: setup .tools/cdklocal/.made
 	$(RUN) pytest tests/integration -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test-e2e: setup .venv-globus/.made
-	$(RUN) pytest tests/e2e -q --tier local
+	$(RUN) pytest tests/e2e -q --tier local -n 2 --dist loadfile
 
 # The same suite on a deployment of each profile, two at a time: it waits more than it computes. PROFILES=lab is for one of
 # them, AWS_ENDPOINT_URL=... for a LocalStack that runs already.
@@ -156,7 +156,7 @@ docs: setup
 	@echo "build/site/index.html"
 
 openapi: setup
-	$(RUN) farcall_lambdas.openapi
+	$(RUN) farcall_lambdas.openapi docs/openapi.json
 
 clean:
 	rm -rf .venv .venv-localstack benchmarks/engine/.venv-peers .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache cdk.out dist

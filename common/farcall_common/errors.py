@@ -16,6 +16,7 @@
     │   ├── QueueFull             too many tasks wait for an endpoint
     │   └── QuotaExceeded         (not by itself: something has to be deleted first)
     ├── Unavailable               a part of the service is away; retry
+    │   ├── DatabaseUntrusted     something answers in its place, or its certificate is not one that we accept
     │   └── NoForwarder       (ForwarderWaking: soon there will be one)
     ├── ProtocolError             a peer sent bytes that PROTOCOL.md does not allow
     │   ├── FrameMalformed
@@ -51,6 +52,7 @@ __all__ = [
     "ConfigurationError",
     "Conflict",
     "ContainerUnknown",
+    "DatabaseUntrusted",
     "DeserializationError",
     "EndpointInUse",
     "EndpointUnknown",
@@ -135,17 +137,27 @@ class ErrorRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ErrorRecord:
-        """Read a record; fields that a newer writer added are ignored.
+        """Read a record; fields that a newer writer added are ignored, and a fault that one added is ours.
 
         :raises KeyError: if ``code`` or ``message`` is missing.
-        :raises ValueError: if ``fault`` is not one of :class:`Fault`.
+        :raises ValueError: if ``fault`` is not a word.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
         values["code"], values["message"] = str(data["code"]), str(data["message"])
-        values["fault"] = Fault(values.get("fault", Fault.US))
+        values["fault"] = _fault(values.get("fault", Fault.US))
         values["reasons"] = tuple(map(str, values["reasons"])) if values.get("reasons") else None
         return cls(**values)
+
+
+def _fault(word: Any) -> Fault:
+    """Nobody else is blamed for what a newer writer means and this reader does not know."""
+    try:
+        return Fault(word)
+    except ValueError:
+        if isinstance(word, str):
+            return Fault.US
+        raise
 
 
 class FarcallError(Exception):
@@ -291,6 +303,14 @@ class Unavailable(FarcallError):
     code = "UNAVAILABLE"
     retryable = True
     default_hint = "Try again in a moment."
+
+
+class DatabaseUntrusted(Unavailable):
+    code = "DATABASE_UNTRUSTED"
+    default_hint = (
+        "This is for the deployment's operator: the database's certificate must not have expired, be for its host name,"
+        " and be signed by one of database.authorities; docs/operations.md has what to do."
+    )
 
 
 class NoForwarder(Unavailable):

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
+from farcall_common.interruption import exit_status, heed_sigterm
 from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
 from farcall_endpoint.config import Config, EngineConfig, read_config, write_config
@@ -31,7 +32,8 @@ __all__ = ["main"]
 
 _EXIT_CODES: Final = (
     "Exit codes: 0 done · 1 not connected (status) · 2 the command line is wrong · 69 the service cannot be reached · "
-    "70 an error of Farcall · 73 in use already · 77 not logged in, or not allowed · 78 a setting is missing or wrong"
+    "70 an error of Farcall · 73 in use already · 77 not logged in, or not allowed · 78 a setting is missing or wrong "
+    "· 130 interrupted · 143 told to end (an endpoint that is told to ends with 0)"
 )
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, epilog=_EXIT_CODES)
@@ -57,6 +59,7 @@ class _Options:
 
 def main() -> None:
     """The console script."""
+    heed_sigterm()
     app()
 
 
@@ -340,3 +343,5 @@ def _errors() -> Iterator[None]:
     except FarcallError as error:
         _err.print(f"[red]Error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(exit_code(error)) from error
+    except KeyboardInterrupt as interruption:
+        raise typer.Exit(exit_status(interruption)) from None

@@ -92,7 +92,7 @@ def start_detached(
     A forwarder that has to be woken gets two minutes more, and ``tell`` is told why it takes so long.
 
     :raises StartFailed: with its own words if it ended.
-    :raises Unavailable: if it was not connected in time; it was ended then.
+    :raises Unavailable: if it was not connected in time; it was ended then, as when the waiting is interrupted.
     """
     readable, writable = os.pipe()
     options = ["--ready-fd", str(writable), *(["--debug"] if debug else [])]
@@ -108,21 +108,21 @@ def start_detached(
             cwd=directory.path,
         )
         os.close(writable)
-        waiting, _, _ = select.select([ready], [], [], timeout_s)
-        if not waiting and ForwarderWaking.code in _trouble(directory):
-            tell(_trouble(directory))
-            timeout_s += _WAKING_S
-            waiting, _, _ = select.select([ready], [], [], _WAKING_S)
-        line = ready.readline() if waiting else b""
+        try:
+            waiting, _, _ = select.select([ready], [], [], timeout_s)
+            if not waiting and ForwarderWaking.code in _trouble(directory):
+                tell(_trouble(directory))
+                timeout_s += _WAKING_S
+                waiting, _, _ = select.select([ready], [], [], _WAKING_S)
+            line = ready.readline() if waiting else b""
+        except KeyboardInterrupt:  # nobody waits for it any more, and nobody would know of it
+            _end(process)
+            raise
     if line and json.loads(line).get("connected"):
         return process.pid
     if not waiting:
         trouble = _trouble(directory)
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_MARGIN_S)
-        process.kill()
-        process.wait()
+        _end(process)
         raise Unavailable(
             f"The endpoint was not connected within {timeout_s:g} s: {trouble}",
             hint=f"It was ended; {directory.log_file} has the details.",
@@ -132,6 +132,14 @@ def start_detached(
         str(json.loads(line)["error"]) if line else _last_words(directory, said_before),
         exit_code=code or os.EX_SOFTWARE,
     )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_MARGIN_S)
+    process.kill()
+    process.wait()
 
 
 def _trouble(directory: EndpointDirectory) -> str:

@@ -35,6 +35,7 @@ _TOGETHER: Final[Mapping[type[do.StoreStep], int]] = {
     do.ReadTasks: 64,
     do.SetPresence: 256,
     do.LeaseTasks: 64,
+    do.ReadCancels: 64,
     do.KeepEndpoint: 64,
 }
 #: A ROUTER does not say which peer can take more; those that could not are tried again this often.

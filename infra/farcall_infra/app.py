@@ -10,6 +10,7 @@ from cdk_nag import AwsSolutionsChecks
 
 from farcall_infra.constructs.watched import Watched
 from farcall_infra.deployment import DEPLOYMENT_TAG, Deployment, deployment_from_context, stack_name
+from farcall_infra.release import RELEASE_OUTPUT, this_release
 from farcall_infra.stacks.api import ApiStack
 from farcall_infra.stacks.data import DataStack
 from farcall_infra.stacks.forwarder import ForwarderStack
@@ -40,6 +41,9 @@ def add_stacks(app: cdk.App, deployment: Deployment) -> None:
         ObservabilityStack(app, named("observability"), deployment=deployment, watched=watched)
     forwarder.add_stack_dependency(api, "the forwarder needs the schema that the API's migration makes")
     cdk.Tags.of(app).add(DEPLOYMENT_TAG, deployment.name)
+    for stack in app.node.children:
+        if isinstance(stack, cdk.Stack):
+            cdk.CfnOutput(stack, RELEASE_OUTPUT, value=this_release())
 
 
 def synthesize(*, outdir: Path | None = None, context: dict[str, object] | None = None) -> Path:

@@ -60,14 +60,15 @@ class Bundle:
     """What goes into one bundle.
 
     ``member`` is the workspace member whose locked dependencies are installed, ``sources`` are package directories
-    relative to the workspace, ``extra_files`` are files of ``infra/runtime``, and ``omitted`` names
-    distributions that it does without, and with them what only they need.
+    relative to the workspace, ``extra_files`` are files of ``infra/runtime``, ``texts`` are files of one deployment by
+    name and contents, and ``omitted`` names distributions that it does without, and with them what only they need.
     """
 
     name: str
     member: str
     sources: tuple[str, ...]
     extra_files: tuple[str, ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
     omitted: tuple[str, ...] = ()
 
     def requirements(self) -> str:
@@ -84,6 +85,8 @@ class Bundle:
         for path, relative in self._files():
             digest.update(f"\n{relative}\n".encode())
             digest.update(path.read_bytes())
+        for name, text in self.texts:
+            digest.update(f"\n{name}\n{text}".encode())
         return digest.hexdigest()
 
     def build(self, directory: Path, *, platform: WheelPlatform) -> None:
@@ -101,6 +104,8 @@ class Bundle:
         for path, relative in self._files():
             (directory / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, directory / relative)
+        for name, text in self.texts:
+            (directory / name).write_text(text, encoding="utf-8")
         if platform.triple is None:  # another Python reads other byte code, and we may not have it
             # Programs start in half the time. Sources are not looked at again: what is in a bundle does not change.
             compileall.compile_dir(directory, quiet=2, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)

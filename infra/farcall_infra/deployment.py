@@ -7,17 +7,23 @@ two templates.
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from farcall_common.errors import ConfigurationError
-from farcall_infra.bundles import ARM64, HOST, X86_64, WheelPlatform
+from farcall_infra.authorities import AUTHORITIES_FILE, Authorities, read_authorities
+from farcall_infra.bundles import ARM64, HOST, X86_64, Bundle, WheelPlatform
 from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile, setting_names
 
 __all__ = [
     "DEPLOYMENT_TAG",
+    "OVERRIDES_OUTPUT",
+    "PROFILE_OUTPUT",
+    "SETTINGS_OUTPUT",
     "SLEEPS_TAG",
     "STACKS",
     "TARGETS",
@@ -31,6 +37,14 @@ __all__ = [
 STACKS: Final = ("network", "data", "api", "forwarder", "observability")
 #: The tag of everything that a deployment makes; its value is the deployment's name.
 DEPLOYMENT_TAG: Final = "farcall:deployment"
+#: Outputs of the data stack: the profile, its settings (one output for each section, as JSON), and which of them were
+#: given on the command line.
+PROFILE_OUTPUT: Final = "Profile"
+SETTINGS_OUTPUT: Final = "Settings"
+OVERRIDES_OUTPUT: Final = "Overrides"
+#: Settings that are paths, which `farcall cloud deploy` overrides with absolute ones.
+_PATHS: Final = frozenset({"database.authorities"})
+_DIGITS: Final = 12
 #: The tag of a service that ends while nobody uses it; the price of doing nothing depends on it.
 SLEEPS_TAG: Final = "farcall:sleeps"
 
@@ -91,16 +105,34 @@ TARGETS: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """Everything that a synth depends on."""
+    """Everything that a synth depends on. ``authorities`` are those of the database, None if nobody checks its
+    certificate. ``overrides`` names the settings that do not come from the profile's table."""
 
     name: str
     profile: Profile
     target: Target
+    authorities: Authorities | None = None
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The profile's settings by section. A file's place says nothing to others: what is in it stands for it."""
+        sections: dict[str, dict[str, Any]] = self.profile.model_dump(mode="json", exclude={"name"})
+        if self.authorities is not None:
+            digest = hashlib.sha256(self.authorities.pem.encode()).hexdigest()[:_DIGITS]
+            sections["database"]["authorities"] = f"sha256:{digest}"
+        return sections
 
     @property
     def keeps_data(self) -> bool:
         """Whether the data stores outlive the stack."""
         return self.profile.retention.keep_data and not self.target.deletable
+
+    def packed(self, bundle: Bundle) -> Bundle:
+        """``bundle`` with what this deployment puts into all of them."""
+        if self.authorities is None:
+            return bundle
+        return dataclasses.replace(bundle, texts=((AUTHORITIES_FILE, self.authorities.pem),))
 
 
 def stack_name(deployment: str, part: str) -> str:
@@ -113,7 +145,8 @@ def deployment_from_context(context: Mapping[str, Any]) -> Deployment:
 
     Keys: ``profile`` (default ``lab``), ``profiles`` (a TOML file), ``name`` (default ``farcall``; the prefix of the
     stacks' names, so that several deployments fit into one account), ``target`` (one of :data:`TARGETS`), and
-    ``section.key`` for every setting of a profile. Keys of anybody else's (CDK's have colons) are left alone.
+    ``section.key`` for every setting of a profile. Keys of anybody else's (CDK's have colons) are left alone. The file
+    of the database's authorities is read; the clock is looked at only to refuse those that have expired.
 
     :raises ConfigurationError: if one of them is wrong.
     """
@@ -124,14 +157,19 @@ def deployment_from_context(context: Mapping[str, Any]) -> Deployment:
     if target_name not in TARGETS:
         raise ConfigurationError(f"there is no target {target_name!r}", hint=f"choose one of: {', '.join(TARGETS)}")
     profiles = context.get("profiles")
+    overrides = _overrides(context)
+    profile = load_profile(
+        str(context.get("profile") or "lab"),
+        path=Path(profiles) if profiles else DEFAULT_PROFILES,
+        overrides=overrides,
+    )
+    file = profile.database.authorities
     return Deployment(
         name=name,
-        profile=load_profile(
-            str(context.get("profile") or "lab"),
-            path=Path(profiles) if profiles else DEFAULT_PROFILES,
-            overrides=_overrides(context),
-        ),
+        profile=profile,
         target=TARGETS[target_name],
+        authorities=read_authorities(Path(file), now=dt.datetime.now(dt.UTC)) if file else None,
+        overrides=tuple(sorted(overrides.keys() - _PATHS)),
     )
 
 

@@ -113,7 +113,8 @@ class DatabaseSize(_Section):
     """The PostgreSQL instance. ``connections`` is how many it admits; its memory should have 10 MiB for each.
 
     ``snapshot`` names the snapshot that it is made of, or is empty for a new one. It has to stay what it was when the
-    instance was made: CloudFormation would make another one.
+    instance was made: CloudFormation would make another one. ``authorities`` is the path of a PEM file, relative to the
+    working directory, of those who may sign the instance's certificate, or is empty if that is not to be checked.
     """
 
     instance_type: Annotated[str, AfterValidator(_instance_type)]
@@ -122,6 +123,7 @@ class DatabaseSize(_Section):
     multi_az: bool
     backup_days: Annotated[int, Field(ge=1, le=35)]
     snapshot: Annotated[str, Field(pattern=r"^[A-Za-z0-9:-]*$")]
+    authorities: str
 
 
 class QueueSize(_Section):

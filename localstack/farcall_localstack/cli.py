@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from farcall_common.errors import ConfigurationError, FarcallError
+from farcall_common.interruption import exit_status
 from farcall_localstack.bundles import AUTO, BUNDLES, target_named
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment
@@ -38,6 +39,10 @@ BundlesOption = Annotated[
         "--bundles",
         help=f"Wheels for this Python or Lambda's image: {', '.join(BUNDLES)}; {AUTO} (mode endpoint) asks LocalStack.",
     ),
+]
+ContextOption = Annotated[
+    list[str] | None,
+    typer.Option("--context", "-c", metavar="KEY=VALUE", help="Another value for a setting: database.storage_gib=50."),
 ]
 ModeOption = Annotated[str, typer.Option("--mode", help="host: start LocalStack; endpoint: use AWS_ENDPOINT_URL.")]
 
@@ -85,11 +90,17 @@ def synth(*, profile: ProfileOption = "lab", bundles: BundlesOption = "host") ->
 
 @app.command()
 def deploy(
-    *, directory: DirectoryOption = _HOME, profile: Annotated[str, typer.Option(help="Another than that of up.")] = ""
+    *,
+    directory: DirectoryOption = _HOME,
+    profile: Annotated[str, typer.Option(help="Another than that of up.")] = "",
+    context: ContextOption = None,
 ) -> None:
     """Deploy the sources as they are now to the tier that ``up`` started."""
     tier = _or_exit(lambda: Tier.load(directory))
-    assembly = _or_exit(lambda: ensure_assembly(name=tier.name, profile=profile or tier.profile, target=tier.target))
+    settings = dict(_or_exit(lambda: [_setting(pair) for pair in context or ()]))
+    assembly = _or_exit(
+        lambda: ensure_assembly(name=tier.name, profile=profile or tier.profile, target=tier.target, settings=settings)
+    )
     _or_exit(lambda: Deployer(tier.endpoint_url).deploy(assembly, parameters=tier.parameters()))
 
 
@@ -97,6 +108,13 @@ def deploy(
 def environment() -> None:
     """Make LocalStack's own Python environment and print its interpreter."""
     _console.print(str(_or_exit(ensure_environment)), soft_wrap=True)
+
+
+def _setting(pair: str) -> tuple[str, str]:
+    setting, separator, value = pair.partition("=")
+    if not separator:
+        raise ConfigurationError(f"{pair!r} is no setting", hint="write -c section.key=value")
+    return setting, value
 
 
 def _or_exit(action: Callable[[], T]) -> T:
@@ -107,6 +125,8 @@ def _or_exit(action: Callable[[], T]) -> T:
     except OSError as error:
         hint = "Make room or mend the rights, or name another --directory."
         raise _said(ConfigurationError(str(error), hint=hint)) from error
+    except KeyboardInterrupt as interruption:
+        raise typer.Exit(exit_status(interruption)) from None
 
 
 def _said(error: FarcallError) -> typer.Exit:

@@ -46,7 +46,7 @@ _PROGRAM: Final = "localstack.runtime.main"
 
 # What LocalStack and the plugin keep in the directory besides logs.
 _SCRATCH: Final = "tmp"
-_STATE: Final = (_SCRATCH, "cache", "code", "filesystem", "objects", "targets")
+_STATE: Final = (_SCRATCH, "cache", "code", "filesystem", "objects", "snapshots", "targets")
 
 # How the forwarder's task differs from the one on AWS: any free port, loopback only, and nobody waits for it to drain.
 _TASK_ENVIRONMENT: Final = {
@@ -63,11 +63,13 @@ class LocalStackServer:
     """One LocalStack in host mode with our plugin, its state in ``directory``.
 
     It leads a process group of its own, in which its children stay, so that ending the group ends all of it. It also
-    ends when this process does, however this process ends, unless it has been let go.
+    ends when this process does, however this process ends, unless it has been let go. With ``database_certificate``, a
+    PEM file with its key, its databases speak TLS.
     """
 
-    def __init__(self, python: Path, *, directory: Path) -> None:
+    def __init__(self, python: Path, *, directory: Path, database_certificate: Path | None = None) -> None:
         self._python = python
+        self._database_certificate = database_certificate
         self.directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None
@@ -172,6 +174,11 @@ class LocalStackServer:
             "FARCALL_LOCALSTACK_DATABASE_DIRECTORY": str(self.database_directory),
             "FARCALL_LOCALSTACK_TASK_ENVIRONMENT": json.dumps(_TASK_ENVIRONMENT),
             "FARCALL_LOCALSTACK_TASK_READY_FILE": READY_FILE,
+            **(
+                {"FARCALL_LOCALSTACK_DATABASE_CERTIFICATE": str(self._database_certificate)}
+                if self._database_certificate
+                else {}
+            ),
         }
 
     def _wait_until_healthy(self) -> None:

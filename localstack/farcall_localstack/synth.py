@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,14 +25,25 @@ _IN_USE_S: Final = 900.0  # whoever asked for an assembly may be deploying it fo
 
 
 def ensure_assembly(
-    *, name: str = "farcall", profile: str = "lab", target: str = "localstack", directory: Path = ASSEMBLIES
+    *,
+    name: str = "farcall",
+    profile: str = "lab",
+    target: str = "localstack",
+    settings: Mapping[str, str] | None = None,
+    authorities: Path | None = None,
+    directory: Path = ASSEMBLIES,
 ) -> Path:
     """The directory of an assembly for ``-c target=…``, from an earlier run if no source has changed.
 
+    ``settings`` are other values than the profile's, by ``section.key``; ``authorities`` is a PEM file for
+    ``-c database.authorities=…``.
+
     :raises ConfigurationError: if the app does not synthesise.
     """
-    context = {"name": name, "profile": profile, "target": target}
-    assembly = directory / _digest(context)
+    context = {"name": name, "profile": profile, "target": target, **(settings or {})}
+    if authorities:
+        context["database.authorities"] = str(authorities)
+    assembly = directory / _digest(context, authorities)
     with locked(directory / "synth"):
         if not is_whole(assembly):
             _remove(assembly)
@@ -73,9 +84,11 @@ def _adopt_archives(made: Path, directory: Path) -> None:
             break
 
 
-def _digest(context: dict[str, str]) -> str:
+def _digest(context: dict[str, str], authorities: Path | None) -> str:
     digest = hashlib.sha256(f"{sys.version}\n{json.dumps(context, sort_keys=True)}".encode())
     digest.update((WORKSPACE / "cdk.json").read_bytes())
+    if authorities:
+        digest.update(authorities.read_bytes())
     for path in _source_files():
         digest.update(f"\n{path.relative_to(WORKSPACE)}\n".encode())
         digest.update(path.read_bytes())

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.certificates import Authority
+
 PROFILES = ("hobby", "lab", "facility")
 TARGETS = ("aws", "localstack")
 #: Deployments to AWS with settings of their own; between them they have every setting that changes a template's shape.
@@ -25,6 +27,7 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
         "profile": "lab",
         "budget.emails": "ada@example.org,grace@example.org",
         "canary.minutes": 60,
+        "database.authorities": "authorities.pem",
         "database.snapshot": "farcall-data-snapshot-1",
         "identity.oidc_issuer": "https://id.example.org",
         "identity.oidc_audience": "farcall",
@@ -123,6 +126,8 @@ def _main(directory: Path, target: str) -> None:
     for profile in PROFILES:
         synthesize(outdir=directory / target / profile, context=context(target=target, profile=profile))
     if target == "aws":
+        Authority().write(directory / "authorities.pem")
+        os.chdir(directory)
         for name, values in OPTIONS.items():
             synthesize(outdir=directory / "options" / name, context=context(**values))
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_committed_document_is_what_the_code_says() -> None:
     committed = (ROOT / "docs" / "openapi.json").read_text()
 
-    assert committed == document(), "run: python -m farcall_lambdas.openapi docs/openapi.json"
+    assert committed == document(), "run: make openapi"
 
 
 def test_the_same_code_gives_the_same_document() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import datetime as dt
 import time
 import uuid
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import httpx
+import msgspec
 import pytest
 
 from farcall import (
@@ -107,7 +107,7 @@ class Real:
             except ArithmeticError as error:
                 record = describe_exception(error, attempt=1, endpoint_id=self.endpoint_id)
                 fields = {"state": TaskState.FAILED, "error": record}
-            results.append(dataclasses.replace(result, **fields))
+            results.append(msgspec.structs.replace(result, **fields))
         records.record_results(results, at=dt.datetime.now(dt.UTC))
 
 

@@ -18,11 +18,11 @@ def _alarm_names(templates: Templates) -> set[str]:
     return {alarm["AlarmName"].removeprefix("farcall-") for _, alarm in resources(templates, "AWS::CloudWatch::Alarm")}
 
 
-def test_metrics_are_made_of_fields_that_the_forwarder_writes(aws: Templates) -> None:
-    # Tests of the canary and of a submit hold theirs.
-    written = {*Meter().read(endpoints=0, connections=0), "canary_s", "tasks_accepted"}
+def test_metrics_are_made_of_fields_that_the_forwarder_writes(aws: Templates, size: Profile) -> None:
+    # Tests of the canary, of a submit and of the reconciler hold theirs.
+    written = {*Meter().read(endpoints=0, connections=0), "canary_s", "tasks_accepted", "tasks_waiting"}
     filters = [each for _, each in resources(aws, "AWS::Logs::MetricFilter")]
-    assert 5 <= len(filters) <= 10  # ten metrics are free
+    assert len(filters) == 10 + bool(size.canary.minutes)  # ten metrics are free, and the canary pays for its own
     for each in filters:
         (made,) = each["MetricTransformations"]
         field = made["MetricValue"].removeprefix("$.")
@@ -102,4 +102,9 @@ def test_alarms_and_budget_may_publish_to_the_topic_and_nobody_without_tls(aws: 
 def test_there_is_one_dashboard_of_the_deployments_name(aws: Templates) -> None:
     dashboard = the_one(aws, "AWS::CloudWatch::Dashboard")
     assert dashboard["DashboardName"] == "farcall"
-    assert "TasksFinished" in json.dumps(dashboard["DashboardBody"])
+    shown = json.dumps(dashboard["DashboardBody"])
+    assert [
+        name
+        for _, each in resources(aws, "AWS::Logs::MetricFilter")
+        if (name := each["MetricTransformations"][0]["MetricName"]) not in shown
+    ] == []

@@ -5,6 +5,7 @@ encrypted. cdk-nag's opinion is part of it: a finding that no construct accepts,
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,29 @@ def test_stores_are_encrypted_at_rest_and_on_the_way(aws: Templates) -> None:
     (container,) = the_one(aws, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
     told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
     assert (told["FARCALL_QUEUE_TLS"], told["PGSSLMODE"]) == ("true", "require")
+
+
+def test_the_certificate_of_the_database_is_checked_where_its_authorities_are_known(
+    synthesized: Callable[[str, str], Templates],
+) -> None:
+    """All that speak to the database find them in their bundle, which another file of them makes another bundle."""
+    bundles = []
+    for templates, expected in (
+        (synthesized("options", "restored"), "database-authorities.pem"),
+        (synthesized("aws", "lab"), None),
+    ):
+        functions = [function for _, function in resources(templates, "AWS::Lambda::Function")]
+        (container,) = the_one(templates, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
+        told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+        environments = [told, *(function.get("Environment", {}).get("Variables", {}) for function in functions)]
+        speakers = [each for each in environments if "FARCALL_DATABASE_HOST" in each]
+        assert len(speakers) == 4
+        for environment in environments:
+            assert environment.get("FARCALL_DATABASE_AUTHORITIES") == (expected if environment in speakers else None)
+        (lambdas,) = {function["Code"]["S3Key"] for function in functions}
+        migrated = the_one(templates, "Custom::FarcallMigration")["Bundle"]
+        bundles += [lambdas, migrated, told["FARCALL_BUNDLE_KEY"]]
+    assert len(set(bundles)) == 6
 
 
 def test_data_outlives_the_stack(aws: Templates, size: Profile) -> None:

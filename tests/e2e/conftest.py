@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from farcall_localstack.faults import Faults
 
 USERS = ("ada", "grace")
-_FIRST_TEST_S = 400
+_FIRST_TEST_S = 900
+_UP_AGAIN_WITHIN_S = 100.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,7 +98,7 @@ def local_tier(
         pytest.skip("the blob store is LocalStack itself, and everything else with it")
     yield tier
     for name in tier.state.processes if isinstance(tier, LocalTier) else tier.parts:
-        tier.wait_up(name)
+        tier.wait_up(name, within_s=_UP_AGAIN_WITHIN_S)
 
 
 @pytest.fixture(scope="session")

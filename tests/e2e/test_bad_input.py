@@ -28,7 +28,7 @@ from farcall_common.errors import (
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 
-WITHIN_S = 60
+WITHIN_S = 100
 OVER_THE_LIMIT = 11 * 1024 * 1024
 
 

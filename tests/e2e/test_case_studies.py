@@ -89,7 +89,7 @@ def test_the_demo_cleans_up_when_it_is_interrupted(tier_name: str, tmp_path: Pat
         family += [process for process in psutil.process_iter() if str(tmp_path) in " ".join(command_line(process))]
         demo.send_signal(number)
         assert demo.wait(timeout=60) == 130
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert not list(tmp_path.glob("farcall-demo-*"))
 

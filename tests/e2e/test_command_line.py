@@ -15,7 +15,7 @@ import pytest
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 
-WITHIN_S = 60.0
+WITHIN_S = 100.0
 SCRIPT = """
 def invert(n):
     print("looking at", n)

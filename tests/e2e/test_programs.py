@@ -15,7 +15,7 @@ import farcall
 from farcall import ShellFunction, ShellResult
 from farcall_local.endpoint import LocalEndpoint
 
-WITHIN_S = 60
+WITHIN_S = 100
 
 
 def cube(number: int) -> int:

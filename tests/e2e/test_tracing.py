@@ -19,7 +19,7 @@ import farcall
 from farcall_common.errors import TaskFailed
 from farcall_local.endpoint import LocalEndpoint
 
-WITHIN_S: Final = 60
+WITHIN_S: Final = 100
 #: Times travel as floating-point seconds.
 _SLACK_NS: Final = 2_000
 

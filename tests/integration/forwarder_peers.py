@@ -26,7 +26,9 @@ from farcall_forwarder.core.policy import Policy
 from farcall_forwarder.service import Service
 from farcall_forwarder.settings import Settings
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
+HEARTBEAT_S = 60.0
+"""Peers here speak when a test wants, and would be taken for dead."""
 TICKET_KEY = "a ticket key that is long enough for HS256"
 FUNCTION_BODY = b"packed function"
 
@@ -199,7 +201,7 @@ class Peer:
         self.prepare(socket)
         socket.connect(forwarder.address)
         self.socket = socket
-        self.session = wire.Session(self.role, heartbeat_s=5.0, now=time.monotonic())
+        self.session = wire.Session(self.role, heartbeat_s=HEARTBEAT_S, now=time.monotonic())
         self._unread: list[wire.Envelope] = []
 
     def prepare(self, socket: zmq.Socket[bytes]) -> None:
@@ -287,7 +289,7 @@ class Agent(Peer):
             "instance_id": self.instance_id,
             "spool_id": self.spool_id,
             "protocol_versions": (wire.PROTOCOL_VERSION,),
-            "heartbeat_s": 5.0,
+            "heartbeat_s": HEARTBEAT_S,
             "held": held,
         }
         return wire.Hello(**(values | fields))
@@ -300,6 +302,16 @@ class Agent(Peer):
         if credit:
             self.say(wire.Credit(tasks=credit))
         return welcome
+
+    def is_let_in(self, forwarder: Listening) -> bool:
+        """Whether a greeting on a fresh connection is welcome, and not refused."""
+        self.connect(forwarder)
+        self.say(self.hello())
+        deadline = time.monotonic() + TIMEOUT_S
+        while (envelope := self._receive(deadline - time.monotonic())) is not None:
+            if isinstance(envelope.message, wire.Welcome | wire.Refused):
+                return isinstance(envelope.message, wire.Welcome)
+        raise AssertionError("the forwarder says nothing")
 
     def on_message(self, envelope: wire.Envelope) -> None:
         match envelope.message:
@@ -373,7 +385,7 @@ class Client(Peer):
         request = wire.OpenStream(
             ticket=self.ticket,
             protocol_versions=(wire.PROTOCOL_VERSION,),
-            heartbeat_s=5.0,
+            heartbeat_s=HEARTBEAT_S,
             task_group_ids=groups,
             cursor=cursor,
         )

@@ -23,7 +23,7 @@ from farcall_common.wire import (
     encode,
 )
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class ScriptedForwarder:

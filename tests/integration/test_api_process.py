@@ -25,7 +25,7 @@ from farcall_common.wire.states import Reporter, TaskState
 from tests.integration.identity_provider import serving
 from tests.integration.store_servers import Valkey
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 ALICE_ID = "a11ce000-0000-4000-8000-000000000001"
 
 

@@ -17,7 +17,7 @@ from benchmarks.engine.scale.agent import SLOTS, Agent
 
 _REPOSITORY = Path(__file__).parents[2]
 _PNG = b"\x89PNG"
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 _STEP_S = 0.02
 
 

@@ -108,7 +108,7 @@ def test_the_life_of_an_endpoint(shell: Shell) -> None:
     assert "was not running" in shell.ok("stop")
     assert "Stopped" in shell.ok("list")
     assert shell.run("status").returncode == 1
-    wait_gone(family, timeout_s=2)
+    wait_gone(family)
 
     assert shell.run("delete").returncode != 0, "it asks, and nobody answers"
     assert "Deleted default" in shell.ok("delete", "--yes")
@@ -192,6 +192,20 @@ def test_a_start_that_cannot_connect_in_time_leaves_nothing(shell: Shell) -> Non
     assert "Stopped" in shell.ok("list")
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_start_that_is_interrupted_leaves_nothing(shell: Shell, number: signal.Signals, status: int) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    shell.cloud.offline()
+    command = [str(Path(sys.executable).with_name("farcall-endpoint")), "start", "--detach"]
+    starting = subprocess.Popen(command, env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until(lambda: shell.directory().read_agent() is not None)
+    agent = psutil.Process(shell.pid())
+    starting.send_signal(number)
+    starting.communicate(timeout=TIMEOUT_S)
+    assert starting.returncode == status
+    wait_gone([agent])
+
+
 def test_a_forwarder_that_sleeps_is_told_of_once(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     here, asked = shell.cloud.http.connect, list[None]()
@@ -231,7 +245,7 @@ def test_foreground_start_ends_on_ctrl_c(shell: Shell) -> None:
     _, log = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
     assert "has ended" in log
-    wait_gone(family, timeout_s=2)
+    wait_gone(family)
 
 
 def test_adopting_a_registration(shell: Shell) -> None:

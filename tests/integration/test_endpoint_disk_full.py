@@ -158,8 +158,9 @@ def test_the_connection_may_be_lost_meanwhile(endpoint: EndpointProcess, disk: D
     running, waiting = stall(endpoint, disk, tmp_path)
     (tmp_path / "go").touch()
     cloud.offline()
+    greeted = len(cloud.hellos)
     cloud.online()
-    cloud.wait_for(lambda: len(cloud.hellos) == 2)
+    cloud.wait_for(lambda: len(cloud.hellos) > greeted)
     held = {task.task_id: task.finished for task in cloud.hellos[-1].held}
     assert set(running) <= set(held), "these are in the spool"
     assert set(held) <= set(cloud.accepted), "what is not in the spool is not held"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,9 +31,25 @@ def note_and_sleep(path: str, number: int, seconds: float) -> int:
     return number
 
 
+def note_and_wait(path: str, number: int, release: str) -> int:
+    """Note the start, and go on when there is a file ``release``."""
+    import os
+    import pathlib
+    import time
+
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, f"{number}\n".encode())
+    os.close(descriptor)
+    while not pathlib.Path(release).exists():
+        time.sleep(0.01)
+    return number
+
+
 def runs(path: Path) -> collections.Counter[int]:
     """How often each task was started."""
-    return collections.Counter(int(line) for line in path.read_text().split())
+    return (
+        collections.Counter(int(line) for line in path.read_text().split()) if path.exists() else collections.Counter()
+    )
 
 
 def a_worker(endpoint: EndpointProcess) -> None:
@@ -74,9 +89,9 @@ def test_what_may_not_run_twice_does_not(
     endpoint: EndpointProcess, kill: Callable[[EndpointProcess], None], tmp_path: Path
 ) -> None:
     cloud, log = endpoint.cloud, tmp_path / "runs"
-    calls = [(str(log), number, 0.01) for number in range(200)]
+    calls = [(str(log), number, 0.05) for number in range(60)]  # so long that a worker is in a task when it is killed
     ids = cloud.submit_many(note_and_sleep, calls, idempotent=False, max_attempts=3)
-    for share in (20, 80):
+    for share in (10, 30):
         cloud.wait_for(lambda share=share: len(cloud.results) >= share)  # type: ignore[misc]
         kill(endpoint)
     ends = cloud.ends(ids, timeout_s=60)
@@ -89,11 +104,13 @@ def test_what_may_not_run_twice_does_not(
 
 
 def test_a_task_that_was_not_started_is_not_lost_with_the_agent(endpoint: EndpointProcess, tmp_path: Path) -> None:
-    log = tmp_path / "runs"
-    ids = endpoint.cloud.submit_many(note_and_sleep, [(str(log), number, 1.0) for number in range(6)], idempotent=False)
+    log, release = tmp_path / "runs", tmp_path / "release"
+    calls = [(str(log), number, str(release)) for number in range(6)]
+    ids = endpoint.cloud.submit_many(note_and_wait, calls, idempotent=False)
     endpoint.cloud.wait_for(lambda: len(endpoint.cloud.accepted) == 6)
-    wait_until(lambda: log.exists() and len(runs(log)) == 2)
+    wait_until(lambda: len(runs(log)) == 2)
     endpoint.kill_agent()
+    release.touch()
     endpoint.start()
     ends = endpoint.cloud.ends(ids)
     assert collections.Counter(end.state for end in ends) == {TaskState.LOST: 2, TaskState.SUCCESS: 4}
@@ -159,13 +176,14 @@ def test_tasks_that_the_cloud_wants_forgotten_are_ended(endpoint: EndpointProces
 
 def test_an_endpoint_waits_for_its_cloud_and_goes_on_without_it(tmp_path: Path) -> None:
     with running_endpoint(tmp_path, start=False) as endpoint:
-        cloud, log = endpoint.cloud, tmp_path / "runs"
+        cloud, log, release = endpoint.cloud, tmp_path / "runs", tmp_path / "release"
         cloud.offline()
         endpoint.start(connected=False)
-        ids = cloud.submit_many(note_and_sleep, [(str(log), number, 0.5) for number in range(4)])
+        ids = cloud.submit_many(note_and_wait, [(str(log), number, str(release)) for number in range(4)])
         cloud.online()
-        wait_until(log.exists)
+        cloud.wait_for(lambda: len(cloud.accepted) == 4)
         cloud.offline()
+        release.touch()
         wait_until(lambda: len(runs(log)) == 4)
         assert not cloud.results
         cloud.online()
@@ -175,14 +193,17 @@ def test_an_endpoint_waits_for_its_cloud_and_goes_on_without_it(tmp_path: Path) 
 
 def test_a_silent_forwarder_is_left(tmp_path: Path) -> None:
     with running_endpoint(tmp_path, start=False) as endpoint:
-        endpoint.cloud.heartbeat_s = 0.2
-        endpoint.start()
-        session = endpoint.cloud._session
-        assert session is not None
-        session.heartbeat_s = 1000  # from now on it says nothing by itself
-        endpoint.cloud.wait_for(lambda: len(endpoint.cloud.hellos) == 2)
-        assert endpoint.cloud.reports, "heartbeats carry numbers"
-        assert endpoint.cloud.reports[-1].managers <= 1
+        cloud = endpoint.cloud
+        cloud.heartbeat_s = 0.2
+
+        def is_left() -> bool:
+            if cloud._session is not None:
+                cloud._session.heartbeat_s = 1000  # it says nothing by itself
+            return len(cloud.hellos) >= 2 and bool(cloud.reports)
+
+        endpoint.start(connected=False)
+        cloud.wait_for(is_left)
+        assert cloud.reports[-1].managers <= 1, "heartbeats carry numbers"
 
 
 def test_a_draining_forwarder_is_left_politely(endpoint: EndpointProcess) -> None:
@@ -242,18 +263,23 @@ def test_a_token_that_is_not_accepted_ends_the_agent(tmp_path: Path) -> None:
 
 def test_a_stop_leaves_unfinished_tasks_in_the_spool_and_no_process(endpoint: EndpointProcess, tmp_path: Path) -> None:
     cloud, log = endpoint.cloud, tmp_path / "runs"
-    quick = cloud.submit(note_and_sleep, str(log), 0, 1.0)
-    slow = cloud.submit(note_and_sleep, str(log), 1, 7.0, max_attempts=1)
-    waiting = cloud.submit(note_and_sleep, str(log), 2, 0.0)
-    wait_until(lambda: log.exists() and len(runs(log)) == 2)
+    soon, late = tmp_path / "soon", tmp_path / "late"
+    quick = cloud.submit(note_and_wait, str(log), 0, str(soon))
+    slow = cloud.submit(note_and_wait, str(log), 1, str(late), max_attempts=1)
+    wait_until(lambda: len(runs(log)) == 2)
+    waiting = cloud.submit(note_and_wait, str(log), 2, str(late))
+    cloud.wait_for(lambda: waiting in cloud.accepted)
     family = endpoint.family()
-    started = time.monotonic()
-    assert endpoint.stop() == 0
-    assert 4 < time.monotonic() - started < 10, "running tasks get their grace"
-    wait_gone(family, timeout_s=2)
-    assert cloud.end(quick).value == 0
+    assert endpoint.agent is not None
+    endpoint.agent.terminate()
+    wait_until(lambda: "running tasks get 5 s to finish" in endpoint.log())
+    soon.touch()
+    assert endpoint.wait() == 0
+    wait_gone(family)
+    assert cloud.end(quick).value == 0, "running tasks get their grace"
     assert set(runs(log)) == {0, 1}
     assert len(cloud.goodbyes) == 1
+    late.touch()
     endpoint.start()
     assert [end.value for end in cloud.ends([slow, waiting])] == [1, 2]
     assert runs(log) == {0: 1, 1: 2, 2: 1}, "an orderly stop does not count as an attempt"

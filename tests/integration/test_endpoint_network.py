@@ -34,7 +34,7 @@ from farcall_endpoint.transport import (
     send_frames,
 )
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_only_the_managers_key_opens_the_fleet(known: bool) -> None:
         )
         try:
             manager.send(b"hello")
-            assert bool(fleet.poll(10_000 if known else 500)) is known
+            assert bool(fleet.poll(60_000 if known else 500)) is known
         finally:
             manager.close()
             fleet.close()
@@ -213,7 +213,7 @@ class Site:
             self.lost += self.fleet.tend(now=now, ready=ready)
 
     def told(self) -> protocol.FromAgent:
-        assert self.manager.poll(10_000)
+        assert self.manager.poll(60_000)
         return protocol.decode_from_agent(receive_frames(self.manager))[0]
 
     def close(self) -> None:

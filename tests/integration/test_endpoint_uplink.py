@@ -24,6 +24,6 @@ def test_a_connection_that_ended_by_a_breach_of_protocol_holds_nobody_up() -> No
         assert not list(uplink.receive())
         sender = threading.Thread(target=uplink.send, args=(Envelope(Heartbeat(at=0.0)),), daemon=True)
         sender.start()
-        sender.join(5.0)
+        sender.join(60.0)
         assert not sender.is_alive()
         uplink.close()

@@ -10,7 +10,16 @@ from farcall_common.store.settings import Stores
 from farcall_forwarder.adapters.zap import find_peers
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.testing import MemoryApi
-from tests.integration.forwarder_peers import Agent, Cloud, RunningForwarder, cloud, endpoint_id, forwarder, stores
+from tests.integration.forwarder_peers import (
+    HEARTBEAT_S,
+    Agent,
+    Cloud,
+    RunningForwarder,
+    cloud,
+    endpoint_id,
+    forwarder,
+    stores,
+)
 
 __all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
 
@@ -31,7 +40,7 @@ def test_an_agent_of_a_deleted_endpoint_is_shown_out_and_not_let_in_again(
         agent.hear(wire.Move)
         # It might stay on its line, with a ticket that is good for a day.
         for code in ("PROTOCOL_ERROR", "ENDPOINT_UNKNOWN"):  # the first ends the session that was shown out
-            agent.session = wire.Session(agent.role, heartbeat_s=5.0, now=time.monotonic())
+            agent.session = wire.Session(agent.role, heartbeat_s=HEARTBEAT_S, now=time.monotonic())
             agent.say(agent.hello())
             refused, _ = agent.hear(wire.Refused)
             assert refused.error["code"] == code

@@ -131,7 +131,7 @@ def test_another_agent_is_refused_at_any_forwarder_while_the_first_one_lives(
         first.finish(first.take(3))
         first.until_recorded(task_ids)
         first.say(wire.Goodbye())
-        until(lambda: _can_greet(second, there), "the endpoint is free")
+        until(lambda: second.is_let_in(there), "the endpoint is free")
         second.say(wire.Credit(tasks=10))
         task_ids = cloud.submit_new(endpoint_id, 3)
         second.finish(second.take(3))
@@ -141,19 +141,22 @@ def test_another_agent_is_refused_at_any_forwarder_while_the_first_one_lives(
 def test_another_agent_may_come_when_a_dead_forwarder_has_not_been_heard_of_for_long_enough(
     stores: Stores, cloud: Cloud, endpoint_id: str
 ) -> None:
-    policy = dataclasses.replace(FAST, ownership_ttl_s=1.0)
+    policy = dataclasses.replace(FAST, ownership_ttl_s=2.5)
     doomed = RunningForwarder(stores, policy)
-    with Agent(cloud, endpoint_id, doomed) as first:
+    with (
+        forwarding(stores, policy) as heir,
+        Agent(cloud, endpoint_id, heir) as second,
+        Agent(cloud, endpoint_id, doomed) as first,
+    ):
         first.greet(credit=10)
         [once] = cloud.submit_new(endpoint_id, 1, idempotent=False)
         [often] = cloud.submit_new(endpoint_id, 1)
         first.take(2)
         doomed.kill()
-    with forwarding(stores, policy) as heir, Agent(cloud, endpoint_id, heir) as second:
         second.say(second.hello())
         refused, _ = second.hear(wire.Refused)
         assert refused.error["code"] == "ENDPOINT_IN_USE"
-        until(lambda: _can_greet(second, heir), "the dead forwarder's claim is over")
+        until(lambda: second.is_let_in(heir), "the dead forwarder's claim is over")
         second.say(wire.Credit(tasks=10))
         [spec] = second.take(1)
         assert spec.task_id == often
@@ -177,9 +180,3 @@ def test_an_agent_whose_forwarder_dies_goes_on_at_another_one_at_once(
         agent.finish(held)
         agent.until_recorded(task_ids)
     assert {cloud.task(task_id).attempt for task_id in task_ids} == {1}
-
-
-def _can_greet(agent: Agent, forwarder: RunningForwarder) -> bool:
-    agent.connect(forwarder)
-    agent.say(agent.hello())
-    return not agent.hears_no(wire.Welcome, for_s=0.3)

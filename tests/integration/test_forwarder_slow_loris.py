@@ -30,9 +30,6 @@ from tests.integration.test_forwarder_process import ForwarderProcess
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
 HELLO_BYTES = 202
-#: What the forwarder gives a handshake, and as much again for a busy machine.
-GONE_WITHIN_S = 20.0
-GREETS_WITHIN_S = 5.0
 
 
 @pytest.fixture
@@ -147,16 +144,15 @@ def test_thousands_of_half_open_connections_hold_up_nobody(
         with Agent(cloud, endpoint_id, forwarder) as agent:
             agent.greet(credit=20)
             greeted_s = time.monotonic() - began
-            assert greeted_s < GREETS_WITHIN_S
             task_ids = cloud.submit_new(endpoint_id, 20)
             agent.serve(20)
-        assert time.monotonic() - began < 2 * GREETS_WITHIN_S
+        assert process.num_fds() >= descriptors + 1000, "it was served only when they had gone"
         cloud.until_all(task_ids, TaskState.SUCCESS)
         grown_bytes = process.memory_info().rss - memory_bytes
         print(f"a peer is in after {greeted_s:.2f} s, 2,000 others take {grown_bytes / 1e6:.0f} MB")
         assert grown_bytes < 2000 * 32 * 1024
 
-        deadline = time.monotonic() + GONE_WITHIN_S
+        deadline = time.monotonic() + TIMEOUT_S
         lazy = silent + half + curving
         sent = 1
         while lazy or dripping:
@@ -184,10 +180,8 @@ def test_a_crowd_keeps_nobody_out(environ: dict[str, str], stores: Stores, tmp_p
             connect(forwarder.address, 1000, SIGNATURE)
             until(lambda: health(forwarder)["refused"]["crowded_out"] >= 900, "the crowd is thinned out")
             until(lambda: process.num_fds() <= descriptors + 120, "their descriptors are free again")
-            began = time.monotonic()
             with Agent(cloud, late_id, forwarder) as late:
                 late.greet(credit=1)
-            assert time.monotonic() - began < GREETS_WITHIN_S
             task_ids = cloud.submit_new(served_id, 50)
             agent.serve(50)
         cloud.until_all(task_ids, TaskState.SUCCESS)

@@ -5,17 +5,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from farcall.cli._app import app as farcall
+from farcall_common.errors import ConfigurationError
+from farcall_common.interruption import heed_sigterm
 from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Stack
 from farcall_infra.cloud.cli import app
-from farcall_infra.cloud.errors import DeploymentBusy, DeploymentFailed, DeploymentInterrupted
+from farcall_infra.cloud.errors import DeploymentBusy, DeploymentFailed
+from tests.certificates import Authority
 from tests.unit.infra_account import FakeAws
 
 _CDK = """#!{python}
@@ -49,11 +56,15 @@ def test_an_update_looks_prices_asks_deploys_and_tells(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = _install_cdk(tmp_path, monkeypatch)
-    done = CliRunner().invoke(app, ["deploy", "-c", "database.storage_gib=30"], input="y\n")
+    Authority().write(tmp_path / "authorities.pem")
+    monkeypatch.chdir(tmp_path)
+    given = ["-c", "database.storage_gib=30", "-c", "database.authorities=authorities.pem"]
+    done = CliRunner().invoke(app, ["deploy", *given], input="y\n")
     assert done.exit_code == 0, done.output
     called = json.loads(record.read_text(encoding="utf-8"))
     assert called["arguments"][:2] == ["deploy", "--all"]
     assert "database.storage_gib=30" in called["arguments"]
+    assert f"database.authorities={tmp_path / 'authorities.pem'}" in called["arguments"]  # it runs elsewhere
     assert "profile=hobby" in called["arguments"]  # the one that it has
     assert "--parameters" not in called["arguments"]  # an update keeps those that it has
     assert called["region"] == aws.region
@@ -62,6 +73,33 @@ def test_an_update_looks_prices_asks_deploys_and_tells(
     assert "nobody is told of alarms" in done.output
     assert "a month while idle" in done.output
     assert "export FARCALL_API_URL=https://api.example/api" in done.output
+
+
+def test_settings_that_would_go_back_are_told_before_anything_is_asked(
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = _install_cdk(tmp_path, monkeypatch)
+    deployed = {"Profile": "hobby", "SettingsDatabase": '{"storage_gib":50,"backup_days":5}'}
+    data = aws.stacks["farcall-data"]
+    aws.stacks["farcall-data"] = dataclasses.replace(data, outputs={**deployed, "Overrides": "database.storage_gib"})
+    refused = CliRunner().invoke(app, ["deploy", "--yes"])
+    assert isinstance(refused.exception, ConfigurationError)  # a disk does not shrink
+    assert not record.exists()
+    assert re.search(r"database\.backup_days\W+5\W+1\W", refused.output)
+    assert re.search(r"database\.storage_gib\W+50\W+20\W", refused.output)
+    assert "-c database.storage_gib=50, or for good `storage_gib` in [hobby.database]" in refused.output
+    asked = CliRunner().invoke(app, ["deploy", "-c", "database.storage_gib=50"], input="n\n")
+    assert asked.exit_code == 1
+    assert not record.exists()
+    told, _, _ = asked.output.partition("Go on?")
+    assert "database.backup_days" in told
+    assert "database.storage_gib" not in told
+    kept = ["-c", "database.storage_gib=50", "-c", "database.backup_days=5"]
+    assert "Settings that change" not in CliRunner().invoke(app, ["deploy", "--yes", *kept]).output
+    assert record.exists()
+    mislaid = {"Profile": "hobby", "SettingsDatabase": '{"backup_days":5}'}
+    aws.stacks["farcall-data"] = dataclasses.replace(data, outputs=mislaid)
+    assert "is the file with your profiles missing?" in CliRunner().invoke(app, ["deploy", "--yes"]).output
 
 
 def test_nothing_is_deployed_without_a_yes(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,15 +147,40 @@ def test_nobody_deploys_while_another_does(aws: FakeAws, tmp_path: Path, monkeyp
     assert not record.exists()
 
 
+@pytest.fixture
+def _heeding() -> Iterator[None]:
+    """As in a process of the command line."""
+    before = signal.getsignal(signal.SIGTERM)
+    heed_sigterm()
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+#: Ctrl-C goes to all that the terminal shows, SIGTERM to us alone: then the program has to hear it from us.
+_INTERRUPTING = """
+    import signal
+    try:
+        os.kill(os.getppid(), signal.{number})
+        if signal.{number} == signal.SIGTERM:
+            signal.pause()
+    except KeyboardInterrupt:
+        open("{told}", "w").close()
+    sys.exit(130)
+"""
+
+
+@pytest.mark.usefixtures("_heeding")
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_an_interruption_says_what_goes_on_and_how_to_go_on(
-    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, status: int
 ) -> None:
-    # Ctrl-C goes to all that the terminal shows, so the program here sends it to whom it belongs.
-    _install_cdk(tmp_path, monkeypatch, then="import signal; os.kill(os.getppid(), signal.SIGINT); sys.exit(130)")
-    stopped = CliRunner().invoke(app, ["deploy", "--yes"])
-    assert isinstance(stopped.exception, DeploymentInterrupted)
-    assert stopped.exception.record.code == "DEPLOYMENT_INTERRUPTED"
-    assert "farcall cloud status" in stopped.exception.hint
+    told = tmp_path / "told"
+    _install_cdk(tmp_path, monkeypatch, then=_INTERRUPTING.format(number=number, told=told))
+    stopped = CliRunner().invoke(farcall, ["cloud", "deploy", "--yes"])
+    assert told.exists() is (number == "SIGTERM")
+    assert stopped.exit_code == status
+    assert "[DEPLOYMENT_INTERRUPTED]" in stopped.stderr
+    assert "farcall cloud status" in stopped.stderr
 
 
 def test_a_destruction_that_is_interrupted_says_so_too(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +188,10 @@ def test_a_destruction_that_is_interrupted_says_so_too(aws: FakeAws, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(aws, "delete_stack", delete_stack)
-    stopped = CliRunner().invoke(app, ["destroy", "--yes", "farcall"])
-    assert isinstance(stopped.exception, DeploymentInterrupted)
-    assert "Run it again" in stopped.exception.hint
+    stopped = CliRunner().invoke(farcall, ["cloud", "destroy", "--yes", "farcall"])
+    assert stopped.exit_code == 130
+    assert "[DEPLOYMENT_INTERRUPTED]" in stopped.stderr
+    assert "Run it again" in stopped.stderr
 
 
 def _set(aws: FakeAws, part: str, status: str, reason: str = "") -> None:

@@ -3,6 +3,7 @@ the files are run."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import shutil
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 import uv
 
+from farcall_infra.authorities import AUTHORITIES_FILE
 from farcall_infra.bundles import FORWARDER, HOST, WORKSPACE
 from farcall_infra.profiles import load_profile, profile_names
+from tests.certificates import Authority
 
 _DOCKERFILE = WORKSPACE / "forwarder_fargate" / "Dockerfile"
 _KNOWN = {"FROM", "RUN", "WORKDIR", "COPY", "ENV", "ENTRYPOINT"}
@@ -71,13 +74,15 @@ def test_the_commands_of_the_build_make_the_bundles_files(tmp_path: Path) -> Non
         else:
             target.mkdir()
             shutil.copy(project, target)
+    authorities = Authority().write(context / AUTHORITIES_FILE).read_text(encoding="utf-8")
     path = os.pathsep.join([str(Path(uv.find_uv_bin()).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     commands = [rest for word, rest in build if word == "RUN"]
     assert commands[0].startswith("pip install")  # uv, which we have
     for command in commands[1:]:
         local = command.replace("/app", str(app))
         subprocess.run(["sh", "-ec", local], check=True, cwd=context, env={**os.environ, "PATH": path}, timeout=300)
-    FORWARDER.build(bundle, platform=HOST)
+    dataclasses.replace(FORWARDER, texts=((AUTHORITIES_FILE, authorities),)).build(bundle, platform=HOST)
+    assert (app / AUTHORITIES_FILE).read_text(encoding="utf-8") == authorities
     assert _files(app) == _files(bundle)
 
 

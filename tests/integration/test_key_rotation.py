@@ -14,9 +14,7 @@ from farcall_local.control import wipe
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.tier import LocalTier
 
-WITHIN_S = 60.0
-
-pytestmark = pytest.mark.timeout(120)
+WITHIN_S = 100.0
 
 
 def test_endpoints_and_clients_go_on_with_new_keys(tmp_path: Path) -> None:

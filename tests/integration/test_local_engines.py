@@ -26,7 +26,7 @@ from farcall_local.postgres_files import forget_database
 from farcall_local.process import Child, Program, free_port
 from farcall_local.services import Part, base_environment, migrate
 
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 60.0
 
 
 @asynccontextmanager
@@ -181,7 +181,7 @@ def test_no_child_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         orphan = psutil.Process(int(process.stdout.readline()))
         process.kill()
     try:
-        psutil.wait_procs([orphan], timeout=10)
+        psutil.wait_procs([orphan], timeout=60)
         assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         pass

@@ -59,7 +59,7 @@ def _runs_a_task(api_url: str, token: str, tmp_path: Path) -> None:
     endpoint = LocalEndpoint("own", home=tmp_path / "home", environment=deployment.environment("dev"))
     with endpoint, farcall.Client(api_url, token) as client, farcall.Executor(client=client) as executor:
         executor.endpoint_id = endpoint.endpoint_id
-        assert executor.submit(_double, 21).result(timeout=60) == 42
+        assert executor.submit(_double, 21).result(timeout=100) == 42
 
 
 def test_the_command_line_deploys_to_it_and_leaves_it_as_it_was(foreign: LocalStackServer, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from farcall_localstack.locks import locked
 from farcall_localstack.server import end_group, group_members, is_localstack
 from farcall_localstack.synth import ensure_assembly
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 _LITTLE_BYTES = 1_000_000  # enough for logs, too little for a bundle
 
@@ -44,7 +44,7 @@ def _start(*arguments: str, directory: Path, limit: Callable[[], None] | None = 
 def _run(*arguments: str, directory: Path, limit: Callable[[], None] | None = None) -> tuple[int, str]:
     """Exit status, and what it said on both channels."""
     with _start(*arguments, directory=directory, limit=limit) as running:
-        said, complained = running.communicate(timeout=200)
+        said, complained = running.communicate(timeout=400)
     return running.returncode, said + complained
 
 
@@ -90,8 +90,12 @@ def directory(tmp_path: Path) -> Iterator[Path]:
         end_group(group)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_an_interrupted_up_leaves_nothing_behind(directory: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "ended_with"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    ids=["SIGINT", "SIGTERM", "SIGKILL"],
+)
+def test_an_interrupted_up_leaves_nothing_behind(directory: Path, number: signal.Signals, ended_with: int) -> None:
     running = _start("up", directory=directory)
     try:
         _wait_for(lambda: any("postgres" in _programs(group) for group in _localstacks(directory)))
@@ -99,10 +103,10 @@ def test_an_interrupted_up_leaves_nothing_behind(directory: Path, number: signal
         database = Path(psutil.Process(group).environ()["FARCALL_LOCALSTACK_DATABASE_DIRECTORY"])
         assert database.exists()
         running.send_signal(number)
-        running.communicate(timeout=60)
+        running.communicate(timeout=100)
     finally:
         running.kill()
-    assert running.returncode != 0
+    assert running.returncode == ended_with
     _wait_for(lambda: not group_members(group))
     assert not database.exists()
     status, said = _run("status", directory=directory)

@@ -122,7 +122,7 @@ def test_the_suite_for_a_deployment_of_ones_own_knows_an_address_and_tokens(tier
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert suite.returncode == 0, suite.stdout[-3000:]
@@ -171,6 +171,25 @@ def test_a_queue_with_tls_is_refused_instead_of_made_without(tier: Tier, tmp_pat
     assembly = _assembly(tmp_path, {"Queue": {"Type": "AWS::ElastiCache::ReplicationGroup", "Properties": group}})
     with pytest.raises(DeployFailed, match="Valkey has no TLS here"):
         Deployer(tier.endpoint_url).deploy(assembly, parameters={})
+
+
+def test_a_queue_gets_its_replica_before_fail_over_or_is_refused_as_on_aws(tier: Tier, tmp_path: Path) -> None:
+    def assembly(nodes: int, *, failover: bool) -> Path:
+        group = {"ReplicationGroupDescription": "q", "Engine": "valkey", "NumCacheClusters": nodes}
+        properties = {**group, "AutomaticFailoverEnabled": failover}
+        resource = {"Type": "AWS::ElastiCache::ReplicationGroup", "Properties": properties}
+        return _assembly(tmp_path, {"Queue": resource})
+
+    deployer = Deployer(tier.endpoint_url)
+    for nodes, failover in ((1, False), (2, False), (2, True)):
+        deployer.deploy(assembly(nodes, failover=failover), parameters={})
+    deployer.delete(assembly(2, failover=True))
+    refused = "Replication group must have at least one read replica to enable autofailover"
+    with pytest.raises(DeployFailed, match=refused):
+        deployer.deploy(assembly(1, failover=True), parameters={})
+    deployer.deploy(assembly(1, failover=False), parameters={})
+    with pytest.raises(DeployFailed, match=refused):
+        deployer.deploy(assembly(2, failover=True), parameters={})
 
 
 def test_a_tier_ends_with_its_driver_even_if_that_is_killed(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ from farcall_local.endpoint import LocalEndpoint
 from farcall_local.postgres_files import PostgresInstall, database_home, give_to
 from farcall_local.tier import LocalTier
 
-WITHIN_S: Final = 60.0
+WITHIN_S: Final = 100.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def count(folder: str, name: str) -> str:
@@ -49,7 +49,7 @@ def wait_for_gate(folder: str, name: str) -> str:
 
     with open(f"{folder}/{name}.runs", "a") as runs:  # noqa: PTH123
         runs.write("run\n")
-    give_up_at = time.monotonic() + 120
+    give_up_at = time.monotonic() + 500
     while not pathlib.Path(folder, f"{name}.gate").exists() and time.monotonic() < give_up_at:
         time.sleep(0.05)
     return name

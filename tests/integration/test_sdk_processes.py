@@ -14,7 +14,7 @@ import pytest
 from farcall.testing import FakeCloud
 from tests.integration.sdk_served_cloud import serving
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 Start = Callable[[str], "subprocess.Popen[str]"]
 

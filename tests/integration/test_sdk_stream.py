@@ -21,6 +21,7 @@ from farcall_common.errors import ForwarderWaking
 from farcall_common.errors import TaskFailed as RemoteFailure
 from farcall_common.payload import Serializer
 from farcall_common.wire import (
+    SILENT_PERIODS,
     BlobLocation,
     Goodbye,
     Heartbeat,
@@ -315,7 +316,7 @@ def test_a_way_that_is_cut_in_its_middle_is_noticed_and_another_found() -> None:
         cloud = StreamingCloud(lost)
         with cloud.executor() as executor:
             future = executor.submit(pow, 2, 3)
-            lost.wait_for(lambda it: it.streams_opened == 1)
+            lost.wait_for(lambda it: it.streams_opened >= 1)
             cloud.way = other.way
             lost.mute = True  # the line stays up: no event tells of it
             other.wait_for(lambda it: it.streams_opened == 1)
@@ -325,10 +326,10 @@ def test_a_way_that_is_cut_in_its_middle_is_noticed_and_another_found() -> None:
 
 
 def test_both_sides_show_that_they_are_alive() -> None:
-    with ScriptedForwarder(heartbeat_s=0.1) as forwarder:
+    with ScriptedForwarder(heartbeat_s=0.7) as forwarder:
         cloud = StreamingCloud(forwarder)
         with cloud.executor():
-            forwarder.wait_for(lambda it: len(it.said(Heartbeat)) >= 5)
+            forwarder.wait_for(lambda it: len(it.said(Heartbeat)) > SILENT_PERIODS)
             assert forwarder.streams_opened == 1
         forwarder.wait_for(lambda it: bool(it.said(Goodbye)))
         cloud.client.close()
@@ -396,9 +397,11 @@ def test_a_token_that_ended_stops_no_results_that_are_pushed(
 
 
 def test_an_open_stream_spares_the_api(executor: Executor, forwarder: ScriptedForwarder, cloud: StreamingCloud) -> None:
+    began = time.monotonic()
     for n in range(30):
         future = executor.submit(pow, 2, n)
         assert executor._engine.flush(WAIT_S)
         forwarder.push([success(future, 0)], [serializer.serialize(2**n)])
         assert future.result(WAIT_S) == 2**n
-    assert cloud.polls <= 2  # one when the stream opened, and a sample if the machine was slow
+    samples = (time.monotonic() - began) / 2.0  # seconds between the first two
+    assert cloud.polls <= 1 + samples, "one when the stream opened, and samples"

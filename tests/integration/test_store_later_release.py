@@ -31,6 +31,7 @@ from farcall_common.store import (
     open_stores,
 )
 from farcall_common.wire import Reporter, TaskState
+from farcall_forwarder.adapters.shared_steps import spools_of
 from tests.integration.forwarder_peers import Agent, Cloud, forwarding, real_environment, until
 from tests.integration.store_servers import Valkey
 from tests.unit.test_store_queue import lease, make_queued, make_result, own
@@ -148,6 +149,25 @@ def test_events_and_references_with_more_in_them_are_read(records: Records, expa
     assert events[1].detail == {"spool_id": "s"}  # where a task was sent to is never overlooked
 
 
+def test_who_reported_it_and_whose_fault_it_is_need_not_be_known(records: Records, expanded_url: str) -> None:
+    records.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
+    records.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))
+    error = {"code": "LATER", "message": "as the later release says", "fault": "weather", "hint": "Wait."}
+    rewrite(expanded_url, "t1", state="failed", result=None, error=json.dumps(error))
+    with psycopg.connect(expanded_url, autocommit=True) as connection:
+        connection.execute(
+            b"INSERT INTO task_event (task_id, state, reporter, at, attempt, detail)"
+            b" VALUES ('t2', 'running', 'broker', now(), 1, '{\"spool_id\": \"s\"}')"
+        )
+    assert records.get_tasks(["t1"])["t1"].error == ErrorRecord("LATER", error["message"], "Wait.", Fault.US)
+    assert [task.error and task.error.fault for task in records.list_tasks("alice")] == [None, Fault.US]
+    assert [event.reporter for event in records.list_events("t2")] == [Reporter.API, Reporter.FORWARDER]
+    assert spools_of(records, "t2") == {"s"}
+    with psycopg.connect(expanded_url) as connection:  # it is not written back over
+        stored = connection.execute("SELECT error FROM task WHERE task_id = 't1'").fetchone()
+    assert stored == (error,)
+
+
 def test_an_error_with_more_in_it_is_read(records: Records, expanded_url: str) -> None:
     error = ErrorRecord("BOOM", "boom", fault=Fault.USER_CODE)
     records.add_tasks([make_task("t1")])
@@ -168,12 +188,23 @@ def test_a_queued_task_with_more_in_it_is_leased(queue: Queue, server: redis.Red
     assert leased.task == make_queued("t1")
 
 
-def test_an_end_of_a_kind_that_is_not_known_is_left_to_who_knows_it(queue: Queue, server: redis.Redis) -> None:
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        {"state": LATER},
+        {"reporter": "broker"},
+        {"state": "failed", "result": None, "error": {"code": "LATER", "message": "m", "fault": "weather"}},
+    ],
+    ids=["state", "reporter", "fault"],
+)
+def test_an_end_of_a_kind_that_is_not_known_is_left_to_who_knows_it(
+    queue: Queue, server: redis.Redis, unknown: dict[str, Any]
+) -> None:
     fence = own(queue)
     queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
     lease(queue, fence)
     queue.ack(fence, [make_result("t1"), make_result("t2")], now=2)
-    server.hset("t:{e1}:t1", "result", later(make_result("t1"), state=LATER))
+    server.hset("t:{e1}:t1", "result", later(make_result("t1"), **unknown))
     assert [end.task_id for end in queue.outbox("e1")] == ["t2"]
     queue.flushed("e1", ["t2"])
     assert server.lrange("o:{e1}", 0, -1) == [b"t1"]

@@ -42,11 +42,11 @@ def test_a_large_table_takes_writes_while_its_index_is_built(empty_database: str
     with (
         ThreadPoolExecutor(1) as pool,
         psycopg.connect(empty_database) as writer,
-        psycopg.connect(empty_database, autocommit=True, options="-c lock_timeout=5s") as other,
+        psycopg.connect(empty_database, autocommit=True, options="-c lock_timeout=60s") as other,
     ):
         writer.execute(lock)
         upgrade = pool.submit(migrate.upgrade, empty_database)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while other.execute(waits).fetchone() == (0,) and time.monotonic() < deadline:
             other.execute("SELECT pg_sleep(0.02)")
         assert not upgrade.done()
@@ -54,7 +54,7 @@ def test_a_large_table_takes_writes_while_its_index_is_built(empty_database: str
             other.execute(lock)
             other.execute(group, ["g1"])
         writer.commit()
-        assert upgrade.result(timeout=30)
+        assert upgrade.result(timeout=60)
     assert not migrate.upgrade(empty_database)
 
 

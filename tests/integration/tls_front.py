@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import select
 import socket
 import ssl
@@ -12,39 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 #: What a PostgreSQL client sends first when it wants TLS, and the server's yes.
 _SSL_REQUEST: Final = (8).to_bytes(4) + (80877103).to_bytes(4)
 _YES: Final = b"S"
-
-
-def make_certificate(directory: Path) -> Path:
-    """A certificate for 127.0.0.1 that vouches for itself, with its key in the same file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stores of a test")])
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = directory / "certificate.pem"
-    path.write_bytes(
-        certificate.public_bytes(serialization.Encoding.PEM)
-        + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return path
 
 
 class TlsFront:
@@ -74,6 +42,10 @@ class TlsFront:
         for thread in self._threads:
             thread.join(timeout=10.0)
         self._listener.close()
+
+    def show(self, certificate: Path) -> None:
+        """From now on show clients another certificate."""
+        self._context.load_cert_chain(certificate)
 
     def _accept(self) -> None:
         while True:

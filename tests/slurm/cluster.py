@@ -106,7 +106,7 @@ class SlurmCluster:
         """End everything that was started, jobs first."""
         with contextlib.suppress(subprocess.SubprocessError):
             self.command("scancel", f"--user={getpass.getuser()}")
-            wait_until(lambda: not self.jobs(), timeout_s=20)
+            wait_until(lambda: not self.jobs(), timeout_s=60)
         for process in reversed(self._processes.values()):
             process.terminate()
         for process in self._processes.values():
@@ -136,7 +136,7 @@ class SlurmCluster:
         :raises subprocess.CalledProcessError: if it fails.
         """
         environment = {**os.environ, **self.environment}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=True).stdout
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
 
     def idle_nodes(self) -> list[str]:
         """Names of nodes that are up and have nothing to do; none while the controller does not answer."""

@@ -29,4 +29,4 @@ def cluster(_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FARCALL_HOME", str(tmp_path / "home"))
     wait_until(lambda: len(_cluster.idle_nodes()) == len(_cluster.nodes), timeout_s=60)
     yield _cluster
-    wait_until(lambda: not _cluster.jobs(), timeout_s=30)
+    wait_until(lambda: not _cluster.jobs(), timeout_s=60)

@@ -42,7 +42,7 @@ def test_blocks_come_with_load_and_go_when_idle(cluster: SlurmCluster) -> None:
         places = [future.result(60) for future in submit_many(engine, where, 24, 0.5)]
         assert len({job for job, _ in places}) == 3
         assert {node for _, node in places} == set(cluster.nodes)
-        wait_until(lambda: not cluster.jobs(), timeout_s=30)
+        wait_until(lambda: not cluster.jobs(), timeout_s=60)
         assert engine.submit(where, 0).result(60)[0] not in {job for job, _ in places}
 
 
@@ -62,7 +62,7 @@ def test_a_block_of_several_nodes(cluster: SlurmCluster) -> None:
 def test_what_a_cancelled_job_ran_is_run_again(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 2}) as engine:
         futures = submit_many(engine, where, 8, 1.0)
-        wait_until(lambda: engine.stats().workers > 0, timeout_s=30)
+        wait_until(lambda: engine.stats().workers > 0, timeout_s=60)
         cancelled = next(iter(cluster.jobs("RUNNING")))
         cluster.command("scancel", cancelled)
         jobs = {future.result(90)[0] for future in futures}
@@ -72,8 +72,8 @@ def test_what_a_cancelled_job_ran_is_run_again(cluster: SlurmCluster) -> None:
 def test_what_may_not_run_twice_is_lost_with_its_job(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 1}) as engine:
         once = engine.options(idempotent=False).submit(where, 1000.0)
-        wait_until(lambda: engine.stats().workers > 0, timeout_s=30)
-        wait_until(lambda: engine.stats().idle_workers == 1, timeout_s=30)
+        wait_until(lambda: engine.stats().workers > 0, timeout_s=60)
+        wait_until(lambda: engine.stats().idle_workers == 1, timeout_s=60)
         cluster.command("scancel", *cluster.jobs("RUNNING"))
         with pytest.raises(FarcallError, match=r"SIGTERM|CANCELLED"):
             once.result(60)
@@ -82,8 +82,8 @@ def test_what_may_not_run_twice_is_lost_with_its_job(cluster: SlurmCluster) -> N
 def test_a_node_that_goes_down(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 2}, max_idletime_s=2.0) as engine:
         futures = submit_many(engine, where, 16, 1.0)
-        wait_until(lambda: len(cluster.jobs("RUNNING")) == 2, timeout_s=30)
-        wait_until(lambda: engine.stats().workers == 4, timeout_s=30)
+        wait_until(lambda: len(cluster.jobs("RUNNING")) == 2, timeout_s=60)
+        wait_until(lambda: engine.stats().workers == 4, timeout_s=60)
         node = next(iter(cluster.jobs("RUNNING").values()))
         cluster.crash(node)
         assert len([future.result(90) for future in futures]) == 16
@@ -115,9 +115,9 @@ def test_why_a_block_waits_can_be_seen(cluster: SlurmCluster) -> None:
     provider = {"max_blocks": 1, "scheduler_options": "#SBATCH --begin=now+1hour"}
     with engine_of(provider=provider) as engine:
         future = engine.submit(where, 0)
-        wait_until(lambda: "PENDING (BeginTime)" in engine.stats().problem, timeout_s=30)
+        wait_until(lambda: "PENDING (BeginTime)" in engine.stats().problem, timeout_s=60)
         assert future.cancel()
-    wait_until(lambda: not cluster.jobs(), timeout_s=30)
+    wait_until(lambda: not cluster.jobs(), timeout_s=60)
 
 
 def test_a_task_that_no_block_has_time_for_is_refused(cluster: SlurmCluster) -> None:

@@ -47,11 +47,11 @@ def run(endpoint: EndpointProcess, function: object, *args: object) -> TaskState
 def test_tasks_run_in_jobs_and_the_stop_takes_the_jobs_along(endpoint: EndpointProcess, cluster: SlurmCluster) -> None:
     assert run(endpoint, job_id) is TaskState.SUCCESS
     [job] = cluster.jobs("RUNNING")
-    wait_until(lambda: f"job {job} RUNNING" in str(endpoint.directory.read_status()["blocks"]), timeout_s=10)
+    wait_until(lambda: f"job {job} RUNNING" in str(endpoint.directory.read_status()["blocks"]), timeout_s=60)
     ended = endpoint.cloud.end(endpoint.cloud.submit(secrets), timeout_s=60)
     assert ended.value == []
     assert endpoint.stop() == 0
-    wait_until(lambda: not cluster.jobs(), timeout_s=30)
+    wait_until(lambda: not cluster.jobs(), timeout_s=60)
 
 
 def test_the_jobs_of_an_agent_that_was_killed_are_cancelled_by_the_next(
@@ -63,7 +63,7 @@ def test_the_jobs_of_an_agent_that_was_killed_are_cancelled_by_the_next(
     assert set(cluster.jobs()) == former
     endpoint.start()
     assert run(endpoint, job_id) is TaskState.SUCCESS
-    wait_until(lambda: not former & set(cluster.jobs()), timeout_s=30)
+    wait_until(lambda: not former & set(cluster.jobs()), timeout_s=60)
     assert len(cluster.jobs()) == 1
 
 
@@ -77,7 +77,7 @@ def test_a_task_of_an_agent_that_was_killed_goes_on_in_another_job(
         return "rested"
 
     task_id = endpoint.cloud.submit(nap)
-    wait_until(lambda: cluster.jobs("RUNNING"), timeout_s=30)
+    wait_until(lambda: cluster.jobs("RUNNING"), timeout_s=60)
     endpoint.kill_agent()
     endpoint.start()
     assert endpoint.cloud.end(task_id, timeout_s=90).state is TaskState.SUCCESS

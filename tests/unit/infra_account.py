@@ -23,6 +23,7 @@ GLOBUS = {
 VALUES = {
     "ConnectedEndpoints": 12.0,
     "Connections": 30.0,
+    "TasksWaiting": 7.0,
     "QueueWait": 0.25,
     "CanaryTime": 0.8,
     "FreeStorageSpace": 15.5 * 2**30,

@@ -39,6 +39,10 @@ def open_session(connection: Connection, *forwarders: Address, now: float = 0.0)
     assert connection.start() == [AskApi()]
     [dial] = asked(connection, *(forwarders or (A,)), now=now)
     assert isinstance(dial, Dial)
+    greet(connection, now=now)
+
+
+def greet(connection: Connection, *, now: float) -> None:
     assert connection.shaken(now=now) == [Greet("t")]
     connection.sent(HELLO, now=now)
     assert connection.received(WELCOME, now=now) == [Opened(WELCOME)]
@@ -89,6 +93,38 @@ def test_waits_grow_with_full_jitter_up_to_a_cap() -> None:
     assert longest[0] <= 0.4
     assert longest[3] <= 3.2
     assert 25 < longest[-1] <= 30
+
+
+def test_what_failed_before_a_session_is_not_held_against_it_however_soon_it_ends() -> None:
+    for seed in range(200):
+        connection = make(seed)
+        connection.start()
+        for _ in range(12):  # by now it waits for up to half a minute
+            connection.unanswered(NoForwarder("none"), now=0.0)
+            wait_out(connection)
+        asked(connection, A)
+        greet(connection, now=0.0)
+        connection.lost("killed", now=0.5)
+        assert wait_out(connection)[0] - 0.5 <= 0.8
+
+
+def test_sessions_that_end_at_once_are_sought_ever_more_slowly_until_one_lasts() -> None:
+    longest = [0.0] * 13
+    for seed in range(200):
+        connection = make(seed)
+        open_session(connection)
+        now = 0.0
+        for number, lasted_s in enumerate([0.0] * 12 + [1.5]):
+            now += lasted_s
+            connection.lost("shown out", now=now)
+            due_at, actions = wait_out(connection)
+            assert actions == [Dial(A)]
+            longest[number] = max(longest[number], due_at - now)
+            now = due_at
+            greet(connection, now=now)
+    assert 0.4 < longest[0] <= 0.8
+    assert 25 < longest[11] <= 30
+    assert longest[12] <= 0.4
 
 
 def test_the_api_decides_how_long_to_wait_at_least() -> None:

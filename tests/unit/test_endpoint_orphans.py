@@ -22,7 +22,7 @@ orphans.end(known={known.pid}, now=10.0)
 assert orphans.due_at > 10.0, "dead, and perhaps not collected"
 orphans.expect(now=10.1)
 assert orphans.due_at > 10.1, "not all processes for each worker that dies"
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 60
 while orphans.due_at is not None and time.monotonic() < deadline:
     orphans.end(known={known.pid}, now=orphans.due_at)
 assert not os.path.exists(f"/proc/{orphan}")
@@ -49,7 +49,7 @@ print("done")
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
     return done
 

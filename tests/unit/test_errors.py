@@ -41,6 +41,13 @@ def test_a_code_of_a_newer_peer_keeps_its_words() -> None:
     assert error.record.fault is Fault.PEER
 
 
+def test_a_fault_of_a_newer_writer_is_ours() -> None:
+    assert ErrorRecord.from_json({"code": "X", "message": "m", "fault": "weather"}) == ErrorRecord("X", "m")
+    for wrong in (7, None, ["us"]):
+        with pytest.raises(ValueError):
+            ErrorRecord.from_json({"code": "X", "message": "m", "fault": wrong})
+
+
 def test_unset_fields_are_left_out() -> None:
     assert ErrorRecord(code="X", message="m").to_json() == {
         "code": "X",

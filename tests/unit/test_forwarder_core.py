@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from farcall_common import wire
@@ -76,7 +76,7 @@ def leased(number: int, *, attempt: int = 1, cancel_requested: bool = False, **f
 def open_task(number: int, **fields: Any) -> Task:
     """A task as the database has it."""
     queued = leased(number).task
-    shared = {field.name: getattr(queued, field.name) for field in dataclasses.fields(queued)}
+    shared = {name: getattr(queued, name) for name in queued.__struct_fields__}
     del shared["submitted_at"]
     return Task(**(shared | fields))
 
@@ -178,7 +178,7 @@ def the_flush(actions: Sequence[do.Action]) -> do.FlushResults:
 def recorded(flush: do.FlushResults) -> ev.Flushed:
     """The answer to a flush that went well, and was first for all."""
     first = {
-        result.task_id: dataclasses.replace(result, owner_id=OWNER_ID, task_group_id="group")
+        result.task_id: msgspec.structs.replace(result, owner_id=OWNER_ID, task_group_id="group")
         for batch in flush.batches
         for result in batch.results
     }
@@ -351,6 +351,22 @@ def test_what_was_accepted_stays_leased_when_the_session_ends_until_the_lease_is
     assert world.core.status().endpoints == 0
 
 
+def test_a_lease_that_was_prolonged_while_the_session_ended_is_looked_after_until_it_is_over() -> None:
+    """The queue took its time: the lease ends so long after that moment, and whoever lets go before would lose it."""
+    world = World()
+    world.serve(credit=1)
+    world.dispatch(leased(1))
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []))
+    assert any(isinstance(action, do.KeepEndpoint) for action in world.after(POLICY.upkeep_s))
+    world.hears(wire.Goodbye())
+    world.mono += POLICY.upkeep_s / 2
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []))
+    world.after(POLICY.lease_s - 1)
+    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, [])) == []
+    world.after(POLICY.upkeep_s)
+    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
+
+
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
@@ -443,7 +459,7 @@ def test_ends_that_others_recorded_are_pushed_and_not_shared_again() -> None:
     world.on(ev.Announced(others=1))
     world.open_stream("group")
     end = TaskResult(task_id(1), "elsewhere", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"one")
-    end = dataclasses.replace(end, owner_id=OWNER_ID, task_group_id="group")
+    end = msgspec.structs.replace(end, owner_id=OWNER_ID, task_group_id="group")
     [push] = world.on(ev.EndsHeard([SharedEnds([end], {}, EPOCH)]))
     assert isinstance(push, do.Send)
     assert push.envelope.frames == (b"one",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from farcall_common.errors import TaskDeadLettered, error_from_record
@@ -63,7 +64,7 @@ def test_clients_are_told_in_words_that_each_of_them_knows() -> None:
     streams.open(b"peer", "o", groups=["g"], cursor=None)
     task = QueuedTask(TASK, "g", "o", "e", "f", "h", b"p", max_attempts=1)
     end = results.end_reaped(LeasedTask(task, 1, 0.0, 1.0), endpoint_id="e")
-    ended = TaskResult(**{**vars(end), "task_group_id": "g", "owner_id": "o"})
+    ended = msgspec.structs.replace(end, task_group_id="g", owner_id="o")
     [push] = streams.publish([ended], {}, recorded_at=1.0)
     [told] = push.message.results
     assert told.state is TaskState.FAILED

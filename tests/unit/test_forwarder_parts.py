@@ -41,6 +41,7 @@ from farcall_forwarder.core.actions import (
     ClaimEndpoint,
     FlushResults,
     LeaseTasks,
+    ReadCancels,
     ReadLeases,
     ReadTasks,
     RestoreQueue,
@@ -50,6 +51,7 @@ from farcall_forwarder.core.actions import (
 )
 from farcall_forwarder.core.dispatch import orders
 from farcall_forwarder.core.events import (
+    CancelsRead,
     ClaimRefused,
     EndpointClaimed,
     Event,
@@ -329,7 +331,7 @@ class SlowSteps(StoreSteps):
 
     def perform(self, step: StoreStep) -> None:
         self.began.set()
-        self.may_end.wait(10)
+        self.may_end.wait(60)
         self.has_ended = True
 
 
@@ -339,7 +341,7 @@ def test_a_closed_pool_leaves_no_call_under_way() -> None:
     async def close_in_the_middle() -> None:
         pool = StorePool(steps)
         task = asyncio.create_task(pool.perform(Withdraw("forwarder")))
-        await asyncio.to_thread(steps.began.wait, 10)
+        await asyncio.to_thread(steps.began.wait, 60)
         task.cancel()
         closing = asyncio.create_task(asyncio.to_thread(pool.close))
         done, _ = await asyncio.wait([closing], timeout=0.05)
@@ -370,7 +372,7 @@ def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
 
         together = Together(perform, limit=2)
         running = asyncio.create_task(together.run(answers.append))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             together.add(Withdraw("a"))
             await has_begun.acquire()
             for name in "bcd":
@@ -404,7 +406,7 @@ def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> No
         pool = StorePool(steps)
         try:
             leasing = asyncio.create_task(pool.perform_together(wanted))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not pool.is_degraded:
                     await asyncio.sleep(0)
                 queue.reachable = True
@@ -467,6 +469,22 @@ def test_what_is_read_for_many_is_told_to_each_its_own() -> None:
     assert isinstance(second, TasksRead)
     assert (set(first.tasks), set(second.tasks)) == ({"t0", "t1"}, {"t2"})
     assert first.tasks["t0"].payload is None  # nobody needs it here
+
+
+def test_requests_to_cancel_are_told_to_each_its_own_and_a_stale_owner_hears_that() -> None:
+    queue, fences = queue_of("a", "b", "c")
+    for endpoint_id, fence in fences.items():
+        queue.mark_restored(endpoint_id, fence)
+    queue.enqueue([QueuedTask.of(Task("t1", "group", "owner", "a", "function", "hash", b"x"))], now=0)
+    queue.lease("a", fences["a"], limit=9, lease_s=30, now=1)
+    queue.cancel("a", ["t1"], now=2)
+    queue.claim("b", "another forwarder", ttl_s=45, now=3)
+    steps = [ReadCancels(endpoint_id, fence) for endpoint_id, fence in fences.items()]
+    assert steps_on(queue, FakeRecords()).perform_together(steps) == [
+        CancelsRead("a", fences["a"], ["t1"]),
+        StepFenced(steps[1]),
+        CancelsRead("c", fences["c"], []),
+    ]
 
 
 def test_a_stale_owner_says_nothing_of_its_endpoint_and_the_others_are_recorded() -> None:

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farcall_common.errors import ConfigurationError
+from farcall_infra.authorities import FETCH_AUTHORITIES, Authorities
 from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Tasks
 from farcall_infra.cloud.aws import Aws
@@ -31,13 +32,16 @@ from farcall_infra.cloud.errors import (
     ToolMissing,
 )
 from farcall_infra.cloud.lifecycle import clear, destroy, require_changeable
+from farcall_infra.cloud.settings import Change, changes, deployed_settings, require_possible
 from farcall_infra.cloud.status import Status
 from farcall_infra.cloud.status import look as look_at
 from farcall_infra.cloud.tools import CDK_VERSION, Tools, version_of
-from farcall_infra.deployment import STACKS
+from farcall_infra.deployment import STACKS, Deployment, deployment_from_context
 from farcall_infra.profiles import load_profile
+from farcall_infra.release import this_release
 from tests.unit.infra_account import GLOBUS, NOW, SECRET, FakeAws
 
+_AUTHORITIES = Authorities(Path("/etc/authorities.pem"), pem="", valid=3, expires_at=NOW)
 _CLIENT = GlobusClient(GLOBUS["GlobusClientId"], GLOBUS["GlobusScope"], SECRET)
 
 
@@ -46,10 +50,17 @@ def _tools(*, node: str = "v24.19.0", cdk: str = "2.1148.1 (build fcf5e34)") -> 
 
 
 def _examine(
-    aws: FakeAws, *, profile: str = "lab", globus: GlobusClient = _CLIENT, emails: str = "ada@example.org"
+    aws: FakeAws,
+    *,
+    profile: str = "lab",
+    globus: GlobusClient = _CLIENT,
+    authorities: Authorities | None = _AUTHORITIES,
+    **overrides: str,
 ) -> dict[str, Finding]:
-    size = load_profile(profile, overrides={"budget.emails": emails})
-    return {finding.what: finding for finding in examine(size, lambda: aws, _tools(), globus=globus)}
+    given = {"budget.emails": "ada@example.org"} | {key.replace("__", "."): value for key, value in overrides.items()}
+    size = load_profile(profile, overrides=given)
+    findings = examine(size, lambda: aws, _tools(), authorities=authorities, globus=globus)
+    return {finding.what: finding for finding in findings}
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
@@ -122,7 +133,8 @@ def test_an_issuer_is_asked_what_it_calls_itself(answer: bytes | OSError, outcom
         return answer
 
     source = {"identity.oidc_issuer": "https://id.example.org/realms/lab", "identity.oidc_audience": "farcall"}
-    findings = examine(load_profile("lab", overrides=source), FakeAws, _tools(), globus=_CLIENT, fetch=fetch)
+    profile = load_profile("lab", overrides=source)
+    findings = examine(profile, FakeAws, _tools(), authorities=_AUTHORITIES, globus=_CLIENT, fetch=fetch)
     found = {finding.what: finding for finding in findings}
     assert found["identity provider"].outcome is outcome
     assert said in found["identity provider"].message + found["identity provider"].hint
@@ -130,9 +142,28 @@ def test_an_issuer_is_asked_what_it_calls_itself(answer: bytes | OSError, outcom
 
 
 def test_nobody_who_hears_of_alarms_is_worth_a_warning() -> None:
-    finding = _examine(FakeAws(), emails="")["e-mail"]
+    finding = _examine(FakeAws(), budget__emails="")["e-mail"]
     assert finding.outcome is Outcome.WARNING
     assert "budget.emails" in finding.hint
+
+
+def test_a_certificate_that_nobody_checks_is_worth_a_warning_with_the_way_to_have_it_checked() -> None:
+    finding = _examine(FakeAws(), authorities=None)["database certificate"]
+    assert finding.outcome is Outcome.WARNING
+    assert "not verified" in finding.message
+    assert f"`{FETCH_AUTHORITIES}`" in finding.hint
+    assert "-c database.authorities=global-bundle.pem" in finding.hint
+    checked = _examine(FakeAws())["database certificate"]
+    assert (checked.outcome, checked.message) == (
+        Outcome.FINE,
+        "signed by one of 3 in /etc/authorities.pem, until 2026-11-21",
+    )
+
+
+def test_an_image_of_ones_own_has_to_have_the_authorities() -> None:
+    finding = _examine(FakeAws(), forwarder__code="image")["database certificate"]
+    assert finding.outcome is Outcome.WARNING
+    assert "database-authorities.pem" in finding.hint
 
 
 def test_programs_that_cannot_work_are_found_without_an_account() -> None:
@@ -140,11 +171,12 @@ def test_programs_that_cannot_work_are_found_without_an_account() -> None:
         raise CredentialsMissing("Unable to locate credentials")
 
     tools = _tools(node="v20.20.2", cdk="3.0.0 (build old)")
-    findings = list(examine(load_profile("lab"), nobody, tools))
+    findings = list(examine(load_profile("lab"), nobody, tools, authorities=None))
     assert [(finding.what, finding.outcome) for finding in findings] == [
         ("Node", Outcome.FAILED),
         ("CDK command line", Outcome.FAILED),
         ("e-mail", Outcome.WARNING),
+        ("database certificate", Outcome.WARNING),
         ("credentials", Outcome.FAILED),
     ]
     assert all(finding.hint for finding in findings)
@@ -207,6 +239,7 @@ def test_a_deployment_that_runs_is_well() -> None:
     assert {what: sample.value for what, sample in status.measured.items()} == {
         "endpoints": 12.0,
         "connections": 30.0,
+        "tasks_waiting": 7.0,
         "queue_wait_s": 0.25,
         "canary_s": 0.8,
         "database_free_bytes": 15.5 * 2**30,
@@ -355,6 +388,7 @@ def test_status_is_for_people_and_for_programs(aws: FakeAws) -> None:
         "All is well.",
         "1 of 1 tasks run",
         "12 endpoints, 30 connections",
+        "7 tasks do not run yet",
         "0.25 s, the longest",
         "available, postgres 16.9, 15.5 of 20 GiB free",
         "345 keys, 3 percent",
@@ -371,6 +405,127 @@ def test_status_is_for_people_and_for_programs(aws: FakeAws) -> None:
     assert found["is_well"] is False
     assert found["troubles"] == ["alarm farcall-api-errors"]
     assert found["measured"]["canary_s"] == {"value": 0.8, "at": "2026-11-21T03:00:00+00:00"}
+
+
+def _tell(aws: FakeAws, outputs: Mapping[str, Mapping[str, str]]) -> None:
+    """Let stacks of the deployment have these outputs too."""
+    for part, more in outputs.items():
+        stack = aws.stacks[f"farcall-{part}"]
+        aws.stacks[stack.name] = dataclasses.replace(stack, outputs={**stack.outputs, **more})
+
+
+def _said(command: str = "status") -> str:
+    return " ".join(CliRunner().invoke(app, [command]).output.split())
+
+
+def test_status_tells_the_deployed_release_beside_that_of_the_installation(aws: FakeAws) -> None:
+    version, _, sources = this_release().partition("+")
+    assert f"an older one; this installation is {this_release()}: `farcall cloud deploy`" in _said()
+
+    _tell(aws, {part: {"Release": this_release()} for part in STACKS})
+    assert f"Release {this_release()}, that of this installation" in _said()
+    found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)
+    assert (found["is_current"], found["installed"]) == (True, this_release())
+
+    other = f"{version}+{sources[::-1]}"
+    _tell(aws, {"forwarder": {"Release": other}})
+    said = _said()
+    assert f"{other} (farcall-forwarder); this installation is {this_release()}: `farcall cloud deploy`" in said
+    assert "if the deployment is the newer one" in said
+    found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)
+    assert found["is_current"] is False
+    assert found["releases"]["farcall-forwarder"] == other
+
+
+@pytest.mark.parametrize(("version", "way"), [("0.0.9", "farcall cloud deploy"), ("999.0.0", "git pull && make setup")])
+def test_a_release_with_a_number_of_its_own_is_older_or_newer(aws: FakeAws, version: str, way: str) -> None:
+    _tell(aws, {part: {"Release": f"{version}+0123456789ab"} for part in STACKS})
+    assert f"Release {version}+0123456789ab; this installation is {this_release()}: `{way}` brings" in _said()
+
+
+def _settings(**sections: Mapping[str, object]) -> dict[str, str]:
+    """The outputs of a data stack that was made with the profile hobby and these settings."""
+    told = load_profile("hobby").model_dump(mode="json", exclude={"name"})
+    merged = {name: {**values, **sections.get(name, {})} for name, values in told.items()}
+    return {f"Settings{name.capitalize()}": json.dumps(values) for name, values in merged.items()}
+
+
+def test_settings_that_are_deployed_are_told(aws: FakeAws) -> None:
+    _tell(aws, {"data": {**_settings(database={"storage_gib": 50}), "Overrides": "database.storage_gib"}})
+    assert "Settings profile hobby, with -c database.storage_gib=50" in _said()
+    found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)["settings"]
+    assert found["profile"] == "hobby"
+    assert found["overrides"] == ["database.storage_gib"]
+    assert found["values"]["database.storage_gib"] == "50"
+    assert found["values"]["forwarder.spot"] == "true"
+    assert found["values"]["network.forwarder_cidrs"] == "0.0.0.0/0"
+
+
+def _deployment(profile: str = "hobby", **context: object) -> Deployment:
+    return deployment_from_context({"profile": profile, **context})
+
+
+def test_nothing_changes_when_the_same_is_deployed_again() -> None:
+    aws = FakeAws()
+    _tell(aws, {"data": _settings()})
+    assert changes(deployed_settings(aws.stacks["farcall-data"]), _deployment()) == []
+
+
+def test_what_an_older_release_does_not_tell_is_no_change() -> None:
+    assert changes(deployed_settings(None), _deployment()) == []
+    data = FakeAws().stacks["farcall-data"]
+    assert changes(deployed_settings(data), _deployment()) == []
+    gone = dataclasses.replace(data, outputs={"Profile": "hobby", "SettingsDatabase": '{"of_another_release": 1}'})
+    assert changes(deployed_settings(gone), _deployment()) == []
+
+
+def test_settings_that_go_back_are_found_with_who_gave_them() -> None:
+    aws = FakeAws()
+    told = _settings(database={"storage_gib": 50}, canary={"minutes": 0}, budget={"emails": ["ada@example.org", "b@c"]})
+    _tell(aws, {"data": {**told, "Overrides": "database.storage_gib,forwarder.spot"}})
+    found = changes(deployed_settings(aws.stacks["farcall-data"]), _deployment(**{"forwarder.tasks": "2"}))
+    assert list(found) == [
+        Change("database.storage_gib", "50", "20", was_given=True),
+        Change("forwarder.tasks", "1", "2", is_given=True),
+        Change("budget.emails", "ada@example.org,b@c", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("deployed", "wanted", "hint"),
+    [
+        ({"database": {"storage_gib": 50}}, {}, "-c database.storage_gib=50"),
+        ({}, {"queue.nodes": "2", "queue.failover": "true"}, "-c queue.failover=false first"),
+    ],
+    ids=["a disk that shrinks", "fail-over with the second node"],
+)
+def test_what_aws_would_refuse_is_refused_before_it_begins(
+    deployed: Mapping[str, Mapping[str, object]], wanted: Mapping[str, str], hint: str
+) -> None:
+    aws = FakeAws()
+    _tell(aws, {"data": _settings(**deployed)})
+    before = deployed_settings(aws.stacks["farcall-data"])
+    with pytest.raises(ConfigurationError) as caught:
+        require_possible(changes(before, _deployment(**wanted)))
+    assert hint in caught.value.hint
+
+
+def test_a_queue_grows_in_two_steps_and_a_disk_at_once() -> None:
+    aws = FakeAws()
+    _tell(aws, {"data": _settings()})
+    first_step = _deployment(**{"queue.nodes": "2", "database.storage_gib": "50"})
+    require_possible(changes(deployed_settings(aws.stacks["farcall-data"]), first_step))
+    _tell(aws, {"data": _settings(queue={"nodes": 2})})
+    second_step = _deployment(**{"queue.nodes": "2", "queue.failover": "true"})
+    require_possible(changes(deployed_settings(aws.stacks["farcall-data"]), second_step))
+
+
+def test_another_profile_is_a_change_of_its_own() -> None:
+    aws = FakeAws()
+    _tell(aws, {"data": _settings()})
+    first, *others = changes(deployed_settings(aws.stacks["farcall-data"]), _deployment("lab"))
+    assert first == Change("profile", "hobby", "lab", is_given=True)
+    assert Change("forwarder.idle_minutes", "15", "0") in others
 
 
 def test_status_says_who_is_asleep_who_is_silent_and_why_nobody_starts(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -213,11 +212,11 @@ class AbuseSuite:
         many = 300_000
         wrong_keys = ",".join(f'"{number}":0' for number in range(many)) if "wrong_keys" in body else ""
         text = body.format(function=person.function_id, zeros=",".join("0" * 1_000_000), wrong_keys=wrong_keys)
-        before_s = time.process_time()
 
-        person.refused(422, "INVALID_REQUEST", "POST", f"/v3/endpoints/{person.endpoint_id}/submit", text)
+        told = person.refused(422, "INVALID_REQUEST", "POST", f"/v3/endpoints/{person.endpoint_id}/submit", text).body
 
-        assert time.process_time() - before_s < 3.0, "some ten seconds, and a gigabyte, when every place is told"
+        places = re.search(r"and (\d+) more$", told["reason"])
+        assert places is None or int(places[1]) < 100, "some ten seconds, and a gigabyte, when every place is looked at"
 
     def test_what_is_wrong_is_not_repeated_at_length(self, person: Person) -> None:
         for key in ("x" * 3_000_000, "\\u0001" * 600_000):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import uuid
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import TaskResult
 from farcall_common.wire.states import Reporter, TaskState
+from farcall_lambdas.services.reconcile import Reconciled
 from farcall_lambdas.testing import BOB, MemoryApi
 
 
@@ -149,5 +149,5 @@ def test_a_crash_between_queue_and_record_is_repaired_by_the_reconciler(lab: Lab
 
     done = lab.api.application.services.reconciler.run()
 
-    assert dataclasses.asdict(done) == {"endpoints": 1, "offered": 0, "recorded": 1, "purged": 0, "audit_purged": 0}
+    assert done == Reconciled(endpoints=1, recorded=1)
     assert lab.state(task_id) is TaskState.CANCELLED

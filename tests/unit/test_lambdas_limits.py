@@ -17,6 +17,7 @@ from farcall_lambdas.services.limits import RateLimit
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.testing import ALICE, BOB, Answer, Clock, MemoryApi
 from tests.unit.test_lambdas_submit import PAYLOAD, Lab
+from tests.unit.test_store_queue import make_queued
 
 LIMITS_PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
 
@@ -100,6 +101,22 @@ def test_a_full_queue_takes_nothing_more() -> None:
 
     assert (answer.headers["Retry-After"], lab.count(), lab.queue.depth(lab.endpoint_id)) == ("5", 2, 2)
     assert lab.submit({lab.function_id: [PAYLOAD]}).status == 200
+
+
+def test_that_a_queue_is_far_from_full_is_believed_for_a_second() -> None:
+    lab = Lab(ApiSettings(max_queue_depth=30))
+    assert lab.submit({lab.function_id: [PAYLOAD] * 2}).status == 200
+    others = [make_queued(f"t{number}", endpoint_id=lab.endpoint_id) for number in range(28)]
+    assert lab.queue.enqueue(others, now=lab.api.clock.now) == 30
+
+    assert lab.submit().status == 200  # the third of thirty, as far as this process knows
+    refused(lab.submit(), 429, "QUEUE_FULL")
+
+    lab = Lab(ApiSettings(max_queue_depth=30))
+    assert lab.submit().status == 200
+    lab.queue.enqueue([make_queued(f"t{number}", endpoint_id=lab.endpoint_id) for number in range(29)], now=0)
+    lab.api.clock.now += 1
+    refused(lab.submit(), 429, "QUEUE_FULL")
 
 
 def test_each_endpoint_has_room_of_its_own() -> None:

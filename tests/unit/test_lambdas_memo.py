@@ -27,11 +27,9 @@ class MemoLab(Lab):
         [[task_id]] = answer.body["tasks"].values()
         return task_id, answer.body.get("results", {}).get(task_id)
 
-    def end(self, task_id: str, **fields: Any) -> None:
+    def end(self, task_id: str, *, state: TaskState = TaskState.SUCCESS, **fields: Any) -> None:
         given = {"result": b"answer"} | fields
-        result = TaskResult(task_id, self.endpoint_id, 1, fields.pop("state", TaskState.SUCCESS), Reporter.AGENT)
-        given.pop("state", None)
-        ended = TaskResult(**{**vars(result), **given})
+        ended = TaskResult(task_id, self.endpoint_id, 1, state, Reporter.AGENT, **given)
         assert self.records.record_results([ended], at=dt.datetime.fromtimestamp(self.api.clock.now, dt.UTC))
 
 

@@ -11,7 +11,7 @@ import uvicorn
 
 from farcall_lambdas.patience import PromptHttp
 
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 HEAD = b"GET / HTTP/1.1\r\nHost: here\r\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 
 import pytest
 
@@ -87,6 +88,24 @@ def test_what_was_dispatched_is_its_forwarders_to_restore(lab: Lab) -> None:
 
     assert lab.reconciler.run().offered == 0
     assert lab.queue.depth(lab.endpoint_id) == 0
+
+
+def test_each_round_tells_how_many_tasks_wait_in_one_line(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    reached, running, _, ended = lab.submit(4)
+    at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
+    for task_id, state in ((reached, TaskState.WAITING_FOR_NODES), (running, TaskState.RUNNING)):
+        lab.records.record_moves([TaskEvent(task_id, state, Reporter.AGENT, at, attempt=1)])
+    end(lab, [ended])
+    lab.api.clock.now += 60
+    lab.submit()  # just now
+
+    lab.reconciler.run()
+    end(lab, [each.task_id for each in lab.records.list_open_tasks(lab.endpoint_id)])
+    lab.reconciler.run()
+
+    told = [vars(record)["tasks_waiting"] for record in caplog.records if "tasks_waiting" in vars(record)]
+    assert told == [2, 0]
 
 
 def test_ends_that_nobody_wrote_down_are_recorded(lab: Lab) -> None:

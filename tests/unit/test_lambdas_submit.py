@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -48,6 +49,14 @@ class Lab:
 @pytest.fixture
 def lab() -> Lab:
     return Lab()
+
+
+def test_what_is_sent_is_in_nobodys_log(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """Powertools writes each request down for its log, at a level that nobody reads."""
+    with caplog.at_level(logging.DEBUG):
+        assert lab.submit({lab.function_id: ["4\n00\nbirthday"]}).status == 200
+    assert "Calling API Route Handler" in caplog.text
+    assert "birthday" not in caplog.text
 
 
 def test_byte_code_of_another_python_is_refused_before_anything_is_stored(lab: Lab) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
@@ -33,12 +33,12 @@ LEASE_S = 30.0
 
 def make_queued(task_id: str = "t1", **changes: Any) -> QueuedTask:
     plain = QueuedTask(task_id, "g1", "alice", "e1", "f1", "hash", b"\x00payload\xff")
-    return dataclasses.replace(plain, **changes)
+    return msgspec.structs.replace(plain, **changes)
 
 
 def make_result(task_id: str = "t1", **changes: Any) -> TaskResult:
     plain = TaskResult(task_id, "e1", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"\x00result\xff")
-    return dataclasses.replace(plain, **changes)
+    return msgspec.structs.replace(plain, **changes)
 
 
 def own(queue: Queue, forwarder_id: str = "w1", *, now: float = 0.0, tasks: Sequence[QueuedTask] = ()) -> int:
@@ -101,6 +101,19 @@ class QueueSuite:
         assert lease(queue, fence) == []
         assert queue.depth("e1") == 0
 
+    def test_tasks_on_different_terms_keep_their_order(self, queue: Queue) -> None:
+        fence = own(queue)
+        terms: list[dict[str, Any]] = [{}, {"idempotent": False}, {"max_attempts": 1}, {}, {"idempotent": False}]
+        tasks = [make_queued(f"t{number}", **fields) for number, fields in enumerate(terms)]
+        assert queue.enqueue([], now=0) == 0
+        assert queue.enqueue(tasks[:4], now=0) == 4
+        assert queue.enqueue(tasks[2:], now=0) == queue.depth("e1") == 5
+        leased = queue.lease("e1", fence, limit=9, lease_s=1, now=1)
+        assert [each.task for each in leased] == tasks
+        again = queue.reap("e1", fence, now=9)
+        assert {each.task.task_id for each in again} == {"t1", "t2", "t4"}  # they may not start a second time
+        assert queue.depth("e1") == 2
+
     def test_a_bucket_gives_what_it_has_and_fills_with_time(self, queue: Queue) -> None:
         def take(tokens: int, now: float, bucket: str = "alice") -> Taken:
             return queue.take(bucket, tokens, rate_per_s=2, burst=5, now=now)
@@ -159,7 +172,7 @@ class QueueSuite:
         refusals = queue.ack_many([(fences["e1"], ends["e1"]), (fences["e2"] - 1, ends["e2"]), (1, [])], now=2)
         assert [type(refusal) for refusal in refusals] == [type(None), Fenced, type(None)]
         assert queue.outbox("e1") == [
-            dataclasses.replace(end, task_group_id="g1", owner_id="alice") for end in ends["e1"]
+            msgspec.structs.replace(end, task_group_id="g1", owner_id="alice") for end in ends["e1"]
         ]
         assert (queue.outbox("e2"), queue.leased("e1", fences["e1"])) == ([], {})
         queue.flushed_many({"e1": ["e1-0", "e1-1"], "e2": ["e2-0"]})
@@ -186,6 +199,16 @@ class QueueSuite:
         queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
         queue.lease("e1", fences["e1"], limit=9, lease_s=LEASE_S, now=1)
         assert queue.leased_many(list(fences.items())) == [{"t1": 1, "t2": 1}, {}]
+
+    def test_requests_to_cancel_tasks_of_many_endpoints_are_read_in_one_call(self, queue: Queue) -> None:
+        fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
+        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        queue.lease("e1", fences["e1"], limit=9, lease_s=LEASE_S, now=1)
+        queue.cancel("e1", ["t2"], now=2)
+        newer = queue.claim("e2", "w2", ttl_s=45, now=3)
+        found = queue.cancel_requests_many([*fences.items(), ("e2", newer), ("e3", 1)])
+        assert list(map(_kind, found)) == [list, Fenced, list, QueueDataLost]
+        assert (found[0], found[2]) == (["t2"], [])
 
     def test_many_queues_are_declared_complete_in_one_call(self, queue: Queue) -> None:
         wanted = [("e1", ""), ("e2", ""), ("e3", "")]

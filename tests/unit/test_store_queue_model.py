@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from farcall_common.errors import ErrorRecord, Fenced, QueueDataLost, Unavailable
@@ -117,7 +118,7 @@ class World:
         for _ in range(self.random.randint(1, 5)):
             self._ids += 1
             task = Task(f"t{self._ids:05}", "g1", "alice", ENDPOINT, "f1", "hash", b"x", submitted_at=self.at())
-            tasks.append(dataclasses.replace(task, idempotent=self.random.random() < 0.6))
+            tasks.append(msgspec.structs.replace(task, idempotent=self.random.random() < 0.6))
         self.records.add_tasks(tasks)
         self.accepted |= {task.task_id: task for task in tasks}
         yield

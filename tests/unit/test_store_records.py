@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 from typing import Any
 
+import msgspec
 import pytest
 
 from farcall_common.errors import (
@@ -53,7 +54,7 @@ def make_task(task_id: str = "t1", **changes: Any) -> Task:
         payload=b"\x00payload\xff",
         submitted_at=T0,
     )
-    return dataclasses.replace(plain, **changes)
+    return msgspec.structs.replace(plain, **changes)
 
 
 def make_function(function_id: str = "f1", **changes: Any) -> Function:
@@ -65,13 +66,13 @@ def make_function(function_id: str = "f1", **changes: Any) -> Function:
 
 def make_end(task_id: str = "t1", **changes: Any) -> TaskResult:
     plain = TaskResult(task_id, "e1", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"\x00result\xff")
-    return dataclasses.replace(plain, **changes)
+    return msgspec.structs.replace(plain, **changes)
 
 
 def make_dead(task_id: str = "t1", *, reasons: tuple[str, ...] | None = None, **changes: Any) -> TaskResult:
     error = ErrorRecord("DEAD", "each attempt took its worker down", reasons=reasons)
     end = TaskResult(task_id, "e1", 1, TaskState.DEAD_LETTERED, Reporter.FORWARDER, error=error)
-    return dataclasses.replace(end, **changes)
+    return msgspec.structs.replace(end, **changes)
 
 
 def make_entry(action: str, object_id: str, *, seconds: float = 0, **changes: Any) -> AuditEntry:
@@ -81,7 +82,7 @@ def make_entry(action: str, object_id: str, *, seconds: float = 0, **changes: An
 
 def move(task_id: str, state: TaskState, attempt: int = 0, **changes: Any) -> TaskEvent:
     reporter = Reporter.FORWARDER if state is TaskState.WAITING_FOR_NODES else Reporter.AGENT
-    return dataclasses.replace(TaskEvent(task_id, state, reporter, at(1), attempt=attempt), **changes)
+    return msgspec.structs.replace(TaskEvent(task_id, state, reporter, at(1), attempt=attempt), **changes)
 
 
 class RecordsSuite:
@@ -200,6 +201,25 @@ class RecordsSuite:
         assert records.delete_container("c1")
         assert not records.delete_container("c1")
         assert records.list_containers("alice") == [second]
+
+    # what a submit asks about
+
+    def test_what_a_submit_asks_about_is_what_the_single_calls_say(self, records: Records) -> None:
+        odd = {"runtime": {"python_version": "3.11"}, "note": "nul \x00 and \u00fc", "n": [1, 2.5, None, 2**60]}
+        records.put_endpoint(Endpoint("e1", "alice", "lab", allowed_functions=("f1",), metadata=odd, created_at=T0))
+        status = EndpointStatus(managers=2, problem="none \x00")
+        records.set_presence([Presence("e1", True, status, at(5))])
+        for function in (make_function("f1", metadata=odd), make_function("f1", version=2), make_function("f2")):
+            records.add_function(function)
+        records.add_tasks([make_task("t1"), make_task("t2", owner_id="bob")])
+
+        endpoint, functions, tasks = records.look_up("e1", ["f2", "f1", "f9"], ["t2", "t9", "t1"])
+
+        assert endpoint == records.get_endpoint("e1")
+        assert functions == records.get_functions(["f1", "f2"], with_bodies=False)
+        assert tasks == records.get_tasks(["t1", "t2"])
+        assert (functions["f1"].version, len(tasks)) == (2, 2)
+        assert records.look_up("e9", [], []) == records.look_up("e9", ["f9"], ["t9"]) == (None, {}, {})
 
     # groups
 
@@ -633,7 +653,7 @@ class RecordsSuite:
         records.add_tasks([make_task(timings={"submitted_at": 1.0})])
         end = make_end(details={"os": "linux"}, timings={"started_at": 2.0})
         first = records.record_results([end], at=at(7))
-        assert first == {"t1": dataclasses.replace(end, task_group_id="g1", owner_id="alice")}
+        assert first == {"t1": msgspec.structs.replace(end, task_group_id="g1", owner_id="alice")}
         assert records.get_tasks(["t1"])["t1"] == make_task(
             state=TaskState.SUCCESS,
             attempt=1,

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.store import DatabaseSettings, StoreSettings
@@ -33,6 +36,16 @@ def test_the_cloud_gives_hosts_and_secrets() -> None:
     assert settings.database == DatabaseSettings(host="db.example", name="farcall", secret_arn="arn:db")
     assert settings.queue_url == "rediss://cache.example:6379/0"
     assert (settings.ticket_key, settings.ticket_secret_arn) == (None, "arn:ticket")
+
+
+def test_a_certificate_is_checked_against_authorities(tmp_path: Path) -> None:
+    authorities = tmp_path / "authorities.pem"
+    authorities.touch()
+    settings = StoreSettings.from_environment({**LOCAL, "FARCALL_DATABASE_AUTHORITIES": str(authorities)})
+    told = conninfo_to_dict(settings.database.conninfo())
+    assert (told["host"], told["sslmode"], told["sslrootcert"]) == ("127.0.0.1", "verify-full", str(authorities))
+    cloud = StoreSettings.from_environment({**CLOUD, "FARCALL_DATABASE_AUTHORITIES": str(authorities)})
+    assert cloud.database.authorities == str(authorities)
 
 
 def test_transport_encryption_can_be_off() -> None:

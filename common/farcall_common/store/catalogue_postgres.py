@@ -14,7 +14,7 @@ from farcall_common.errors import Conflict, FunctionUnknown
 from farcall_common.store.model import Container, Function, FunctionAlias
 from farcall_common.store.postgres import Database, to_json
 
-__all__ = ["PostgresCatalogue"]
+__all__ = ["NEWEST_FUNCTION", "PostgresCatalogue"]
 
 _FUNCTION: Final = """
     SELECT function_id, owner_id, name, body, body_hash, version, description, public, metadata, f.created_at
@@ -23,7 +23,8 @@ _FUNCTION: Final = """
         WHERE v.function_id = f.function_id ORDER BY version DESC LIMIT 1
     ) newest ON true
 """
-_FUNCTION_WITHOUT_BODY: Final = _FUNCTION.replace("name, body,", "name, ''::bytea AS body,")
+#: Without its body.
+NEWEST_FUNCTION: Final = _FUNCTION.replace("name, body,", "name, ''::bytea AS body,")
 _VERSION: Final = """
     SELECT f.function_id, f.owner_id, f.name, v.body, v.body_hash, v.version, f.description, f.public, v.metadata,
         v.created_at
@@ -72,7 +73,7 @@ class PostgresCatalogue:
         return self.get_functions([function_id]).get(function_id)
 
     def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
-        query = _FUNCTION if with_bodies else _FUNCTION_WITHOUT_BODY
+        query = _FUNCTION if with_bodies else NEWEST_FUNCTION
         rows = self._database.rows(f"{query} WHERE function_id = ANY(%(ids)s)", {"ids": list(function_ids)})
         return {row["function_id"]: Function(**row) for row in rows}
 
@@ -113,7 +114,7 @@ class PostgresCatalogue:
 
     def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
         rows = self._database.rows(
-            f"""{_FUNCTION_WITHOUT_BODY}
+            f"""{NEWEST_FUNCTION}
             WHERE owner_id = %(owner_id)s
                 AND strpos(lower(concat_ws(E'\\n', name, description)), lower(%(search)s)) > 0
             ORDER BY f.created_at DESC, function_id DESC LIMIT %(limit)s

@@ -13,6 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import NullPool, create_engine
 
 from farcall_common.errors import Unavailable
+from farcall_common.store.postgres import unavailable
 
 __all__ = ["HEAD", "upgrade"]
 
@@ -42,7 +43,7 @@ def upgrade(database_url: str, *, revision: str = HEAD) -> bool:
             _apply(database_url, revision)
             return True
     except psycopg.OperationalError as error:
-        raise Unavailable(f"cannot upgrade the database: {error}") from error
+        raise unavailable(error, what="cannot upgrade the database") from error
 
 
 def scripts() -> ScriptDirectory:

@@ -6,6 +6,8 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from farcall_common.errors import InvalidRequest, TaskCancelled
 from farcall_common.store.model import Task, TaskEvent, TaskResult
 from farcall_common.wire.states import LEGAL_MOVES, REPORTERS, Reporter, TaskState
@@ -45,7 +47,7 @@ def written_ahead(task: Task, remembered: Mapping[str, Task] | None, *, now: dt.
     if source is None and _is_fresh(task):
         return task  # The usual case: copying every task of a batch is a third of what a submit costs.
     at = task.submitted_at or now
-    fresh = dataclasses.replace(
+    fresh = msgspec.structs.replace(
         task,
         result_serializers=tuple(task.result_serializers),
         state=TaskState.RECEIVED,
@@ -58,7 +60,7 @@ def written_ahead(task: Task, remembered: Mapping[str, Task] | None, *, now: dt.
     )
     if source is None:
         return fresh
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         fresh,
         state=TaskState.SUCCESS,
         result=source.result,
@@ -135,7 +137,7 @@ def completed(result: TaskResult, *, task_group_id: str, owner_id: str) -> TaskR
     """A result with the group and the owner of its task, which whoever reports it usually knows."""
     if (result.task_group_id, result.owner_id) == (task_group_id, owner_id):
         return result
-    return dataclasses.replace(result, task_group_id=task_group_id, owner_id=owner_id)
+    return msgspec.structs.replace(result, task_group_id=task_group_id, owner_id=owner_id)
 
 
 def cancelled_while_waiting(task_id: str, endpoint_id: str) -> TaskResult:

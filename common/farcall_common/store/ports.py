@@ -190,6 +190,12 @@ class Records(Protocol):
         so that the caller can tell a repeated submit from a reused id.
         """
 
+    def look_up(
+        self, endpoint_id: str, function_ids: Sequence[str], task_ids: Sequence[str]
+    ) -> tuple[Endpoint | None, Mapping[str, Function], Mapping[str, Task]]:
+        """What a submit asks about: :meth:`get_endpoint`, :meth:`get_functions` without bodies, and :meth:`get_tasks`.
+        In one round trip, if there are none of these tasks."""
+
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
         """For each key the owner's newest task with it that succeeded, if there is one."""
 
@@ -273,10 +279,10 @@ class Queue(Protocol):
     def close(self) -> None: ...
 
     # producing
-    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> None:
+    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> int:
         """Queue tasks of ONE endpoint; ids that the queue holds already are skipped. Wakes the endpoint's owner.
 
-        Wake-ups are lossy; the owner's sweep stands behind them.
+        Wake-ups are lossy; the owner's sweep stands behind them. Returns how many tasks wait now, 0 if none was given.
         """
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
@@ -362,6 +368,11 @@ class Queue(Protocol):
 
     def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
         """Leased tasks that the endpoint should stop; the same ids come again until the tasks end."""
+
+    def cancel_requests_many(
+        self, owned: Sequence[tuple[str, int]]
+    ) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
+        """:meth:`cancel_requests` for many endpoints, as :meth:`leased_many` is for :meth:`leased`."""
 
     def stirring(self, fences: Mapping[str, int]) -> Sequence[str]:
         """Of these endpoints, owned under these fences, those with waiting tasks or requests to cancel, and those whose

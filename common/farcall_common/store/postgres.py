@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import re
 import select
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 import psycopg
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.json import set_json_loads
-from psycopg_pool import ConnectionPool
+from psycopg_pool import ConnectionPool, PoolTimeout
 
-from farcall_common.errors import Conflict, InvalidRequest, Unavailable
+from farcall_common.errors import Conflict, DatabaseUntrusted, InvalidRequest, Unavailable
 
-__all__ = ["Database", "to_json"]
+__all__ = ["Database", "to_json", "unavailable"]
 
 #: How a connection finds out that the server is gone, in milliseconds or seconds, instead of waiting for ever.
 _SOCKET: Final = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
@@ -30,27 +32,62 @@ _TRUSTED_S: Final = 5.0
 #: on solid-state disks, where a random page costs about as much as the next one.
 _PLANNER: Final = "-c plan_cache_mode=force_custom_plan -c random_page_cost=1.1"
 
+#: Making a plan takes the server longer than finding a row by its key. Where nothing else is to be done, a plan that
+#: goes by keys is right whatever the tables hold, and is made once for a connection.
+_PLANS: Final = {True: ("force_generic_plan", "off"), False: ("force_custom_plan", "on")}
+_SET_PLANS: Final = b"SELECT set_config('plan_cache_mode', %s, false), set_config('enable_seqscan', %s, false)"
+
 #: Nobody waits longer than API Gateway, whose 29 s are over then; what is asked for must not go on without anybody.
 _PATIENCE: Final = "-c statement_timeout=28000"
 
 
+#: What the driver says, after the address, when it does not go on because of whom it would speak to.
+_DISTRUST: Final = re.compile(r".* failed: (.*(?:certificate|does not support SSL).*)")
+
+
+@dataclasses.dataclass
+class _Attempts:
+    """Why the newest attempt to connect failed, None if it did not: the pool says no more than that it has waited."""
+
+    failure: psycopg.OperationalError | None = None
+
+
 class _Connection(psycopg.Connection[DictRow]):
-    """A connection that knows when it last worked, in monotonic seconds."""
+    """A connection that knows when it last worked, in monotonic seconds, and how its statements are planned."""
 
     used_at = 0.0
+    by_keys = False
+
+    @classmethod
+    def connect(cls, *args: Any, **kwargs: Any) -> Self:
+        attempts: _Attempts = kwargs.pop("attempts")
+        try:
+            connection = super().connect(*args, **kwargs)
+        except psycopg.OperationalError as error:
+            attempts.failure = error
+            raise
+        attempts.failure = None
+        return connection
 
 
 class Database:
     """A pool of autocommitting connections whose rows are dictionaries."""
 
     def __init__(self, conninfo: str, *, min_connections: int, max_connections: int, timeout_s: float) -> None:
+        self._attempts = _Attempts()
         self._pool: ConnectionPool[_Connection] = ConnectionPool(
             conninfo,
             min_size=min_connections,
             max_size=max_connections,
             timeout=timeout_s,
             connection_class=_Connection,
-            kwargs={**_SOCKET, "options": f"{_PLANNER} {_PATIENCE}", "autocommit": True, "row_factory": dict_row},
+            kwargs={
+                **_SOCKET,
+                "options": f"{_PLANNER} {_PATIENCE}",
+                "autocommit": True,
+                "row_factory": dict_row,
+                "attempts": self._attempts,
+            },
             configure=_configure,
             check=_check,
             num_workers=1,
@@ -70,15 +107,20 @@ class Database:
         self._pool.close()
 
     @contextlib.contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[DictRow]]:
+    def connection(self, *, by_keys: bool = False) -> Iterator[psycopg.Connection[DictRow]]:
         """Lend a connection. Each statement commits by itself; ``connection.transaction()`` makes several one.
 
-        :raises Unavailable: when the database cannot be reached, or goes away meanwhile.
+        :param by_keys: the statements do nothing but find rows by their keys, or add some.
+        :raises Unavailable: when the database cannot be reached, or goes away meanwhile (DatabaseUntrusted: what is
+            reached is not accepted as the database).
         :raises InvalidRequest: for values that a column cannot hold, such as a NUL in a text.
         :raises Conflict: when the values contradict what is stored.
         """
         try:
             with self._pool.connection() as connection:
+                if connection.by_keys is not by_keys:
+                    connection.execute(_SET_PLANS, _PLANS[by_keys])
+                    connection.by_keys = by_keys
                 if self._sequel is None:
                     yield connection
                 else:
@@ -87,21 +129,31 @@ class Database:
                         connection.execute(*self._sequel)
                 connection.used_at = time.monotonic()
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:  # also the pool's own
-            raise Unavailable(f"the database does not answer: {error}") from error
+            cause = self._attempts.failure if isinstance(error, PoolTimeout) else None
+            raise unavailable(error, cause=cause) from error
         except (psycopg.DataError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"the database cannot hold this value: {error}") from error
         except psycopg.IntegrityError as error:
             raise Conflict(f"the database holds something else already: {error}") from error
 
-    def rows(self, query: str, parameters: Mapping[str, Any]) -> list[DictRow]:
+    def rows(self, query: str, parameters: Mapping[str, Any], *, by_keys: bool = False) -> list[DictRow]:
         """Run one statement and fetch its rows, in the binary format."""
-        with self.connection() as connection, connection.cursor(binary=True) as cursor:
+        with self.connection(by_keys=by_keys) as connection, connection.cursor(binary=True) as cursor:
             return cursor.execute(query.encode(), parameters).fetchall()
 
     def run(self, query: str, parameters: Mapping[str, Any]) -> int:
         """Run one statement. Returns the number of rows that it touched."""
         with self.connection() as connection:
             return connection.execute(query.encode(), parameters).rowcount
+
+
+def unavailable(
+    error: psycopg.Error, *, cause: psycopg.Error | None = None, what: str = "the database does not answer"
+) -> Unavailable:
+    """The driver's error as ours. The ``cause`` of a time-out is told if the operator has to do something about it."""
+    if distrust := _DISTRUST.search(str(cause or error)):
+        return DatabaseUntrusted(f"the database is not trusted: {distrust[1]}")
+    return Unavailable(f"{what}: {error}")
 
 
 def _check(connection: _Connection) -> None:

@@ -41,10 +41,11 @@ has the last word: record the end there before the endpoint may forget it.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
 from farcall_common.store import codec, moves
@@ -98,11 +99,19 @@ class ValkeyQueue(ValkeyRegistry):
 
     # producing
 
-    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> None:
-        for batch in batches(tasks):
-            endpoint_id = batch[0].endpoint_id
-            arguments = itertools.chain.from_iterable(map(_task_arguments, batch))
-            self._scripts.run("enqueue", endpoint_id, endpoint_id, now, now + RESCUE_LEASE_S, *arguments)
+    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> int:
+        # Tasks of one submit are queued on the same terms: those travel once.
+        calls: list[Call] = []
+        for terms, alike in itertools.groupby(tasks, _terms):
+            for batch in batches(list(alike)):
+                endpoint_id = batch[0].endpoint_id
+                packed = itertools.chain.from_iterable(map(_packed, batch))
+                calls.append(("enqueue", endpoint_id, (endpoint_id, now, now + RESCUE_LEASE_S, *terms, *packed)))
+        depth = 0
+        for answer in self._scripts.run_many(calls):
+            refusal(answer)
+            depth = int(answer)
+        return depth
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
         end = codec.pack(moves.cancelled_while_waiting("", endpoint_id))
@@ -221,6 +230,12 @@ class ValkeyQueue(ValkeyRegistry):
     def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
         return texts(self._scripts.run("cancel_requests", endpoint_id, fence))
 
+    def cancel_requests_many(
+        self, owned: Sequence[tuple[str, int]]
+    ) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
+        answers = self._scripts.run_many([("cancel_requests", endpoint_id, (fence,)) for endpoint_id, fence in owned])
+        return [refusal(answer) or texts(answer) for answer in answers]
+
     def stirring(self, fences: Mapping[str, int]) -> Sequence[str]:
         found: list[str] = []
         for batch in batches(list(fences)):
@@ -288,7 +303,7 @@ class ValkeyQueue(ValkeyRegistry):
     ) -> None:
         for batch in batches(tasks):
             arguments = itertools.chain.from_iterable(
-                (*_task_arguments(task), held.get(task.task_id, "")) for task in batch
+                (*_packed(task), *_terms(task), held.get(task.task_id, "")) for task in batch
             )
             self._scripts.run("restore", endpoint_id, fence, now, now + lease_s, *arguments)
 
@@ -327,9 +342,14 @@ def _attempts(found: Sequence[bytes]) -> dict[str, int]:
     return dict(zip(texts(found[::2]), map(int, found[1::2]), strict=True))
 
 
-def _task_arguments(task: QueuedTask) -> tuple[str | bytes | int, ...]:
+def _packed(task: QueuedTask) -> tuple[str | bytes, ...]:
     """One task as enqueue and restore take it."""
-    return task.task_id, codec.pack(task), int(task.idempotent), task.max_attempts, task.attempt
+    return task.task_id, codec.pack(task)
+
+
+def _terms(task: QueuedTask) -> tuple[int, int, int]:
+    """What decides whether a task may start again, as they take it."""
+    return int(task.idempotent), task.max_attempts, task.attempt
 
 
 def _end_arguments(fence: int, results: Sequence[TaskResult]) -> list[str | bytes | int]:
@@ -361,6 +381,6 @@ def _ended(rows: Iterable[Sequence[bytes]]) -> list[TaskResult]:
     for task_id, task, packed in rows:
         if result := codec.if_known(codec.unpack_result, packed):
             queued = codec.unpack_task(task)
-            end = dataclasses.replace(result, task_id=task_id.decode(), task_group_id=queued.task_group_id)
-            found.append(dataclasses.replace(end, owner_id=queued.owner_id))
+            end = msgspec.structs.replace(result, task_id=task_id.decode(), task_group_id=queued.task_group_id)
+            found.append(msgspec.structs.replace(end, owner_id=queued.owner_id))
     return found

@@ -9,17 +9,19 @@ import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import psycopg
 from psycopg.rows import DictRow
 
 from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store import moves, task_rows
 from farcall_common.store.audit_postgres import PostgresAudit, audit_parameters
-from farcall_common.store.catalogue_postgres import PostgresCatalogue
+from farcall_common.store.catalogue_postgres import NEWEST_FUNCTION, PostgresCatalogue
 from farcall_common.store.model import (
     AuditEntry,
     Endpoint,
     EndpointStatus,
+    Function,
     Presence,
     Task,
     TaskEvent,
@@ -51,6 +53,14 @@ _SET_PRESENCE: Final = """
     FROM there JOIN unnest(%(endpoint_id)s::text[], %(online)s::boolean[], %(status)s::text[]::json[],
                            %(at)s::timestamptz[]) AS new (endpoint_id, online, status, at) USING (endpoint_id)
     WHERE endpoint.endpoint_id = there.endpoint_id
+"""
+
+#: Rows as JSON, so that one statement can find some of several tables.
+_LOOK_UP: Final = f"""
+    SELECT
+        (SELECT row_to_json(endpoint) FROM endpoint WHERE endpoint_id = %(endpoint)s) AS endpoint,
+        (SELECT json_agg(found) FROM ({NEWEST_FUNCTION} WHERE function_id = ANY(%(functions)s)) AS found) AS functions,
+        (SELECT array_agg(task_id) FROM task WHERE task_id = ANY(%(tasks)b::text[])) AS tasks
 """
 
 _BUSY: Final = """
@@ -192,10 +202,22 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
         ordered = sorted(tasks, key=lambda task: task.task_id)
         written = [moves.written_ahead(task, remembered, now=now) for task in ordered]
         statement, parameters = task_rows.add_tasks(written)
-        rows = self._database.rows(statement, {**parameters, **audit_parameters(audit)})
+        rows = self._database.rows(statement, {**parameters, **audit_parameters(audit)}, by_keys=True)
         added = {row["task_id"] for row in rows}
         known = [task.task_id for task in written if task.task_id not in added]
         return self.get_tasks(known) if known else {}
+
+    def look_up(
+        self, endpoint_id: str, function_ids: Sequence[str], task_ids: Sequence[str]
+    ) -> tuple[Endpoint | None, Mapping[str, Function], Mapping[str, Task]]:
+        wanted = {"endpoint": endpoint_id, "functions": list(function_ids), "tasks": list(task_ids)}
+        [row] = self._database.rows(_LOOK_UP, wanted, by_keys=True)
+        functions = [msgspec.convert({**function, "body": b""}, Function) for function in row["functions"] or ()]
+        return (
+            row["endpoint"] and msgspec.convert(row["endpoint"], Endpoint),
+            {function.function_id: function for function in functions},
+            self.get_tasks(row["tasks"]) if row["tasks"] else {},
+        )
 
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
         # One look at the index for each key, however many tasks share it.
@@ -204,7 +226,7 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
 
     def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
         query = task_rows.WHOLE_TASK if with_bodies else task_rows.LIGHT_TASK
-        tasks = self._tasks(f"{query} WHERE task_id = ANY(%(ids)s)", {"ids": list(task_ids)})
+        tasks = self._tasks(f"{query} WHERE task_id = ANY(%(ids)b::text[])", {"ids": list(task_ids)}, by_keys=True)
         return {task.task_id: task for task in tasks}
 
     def list_tasks(
@@ -308,8 +330,8 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
         [row] = self._database.rows(task_rows.PURGE, {"ended_before": ended_before, "limit": limit})
         return int(row["count"])
 
-    def _tasks(self, query: str, parameters: Mapping[str, Any]) -> list[Task]:
-        return [task_rows.task_from_row(row) for row in self._database.rows(query, parameters)]
+    def _tasks(self, query: str, parameters: Mapping[str, Any], *, by_keys: bool = False) -> list[Task]:
+        return [task_rows.task_from_row(row) for row in self._database.rows(query, parameters, by_keys=by_keys)]
 
 
 def _lock_tasks(connection: psycopg.Connection[DictRow], task_ids: Iterable[str]) -> dict[str, moves.Standing]:

@@ -6,6 +6,8 @@ variable                                        meaning
 ``FARCALL_DATABASE_URL``                        ``postgresql://user:password@host:port/db``; or instead of it:
 ``FARCALL_DATABASE_HOST`` ``_PORT`` ``_NAME``   the database's address,
 ``FARCALL_DATABASE_SECRET_ARN``                 and a secret with ``{"username": …, "password": …}``
+``FARCALL_DATABASE_AUTHORITIES``                a PEM file: the database's certificate must be signed by one of them
+                                                and be for its host; a relative path begins where the code is
 ``FARCALL_QUEUE_URL``                           ``redis://host:port/0``, ``rediss://…`` with TLS; or instead of it:
 ``FARCALL_QUEUE_HOST`` ``_PORT`` ``_TLS``       the queue's address, and ``true`` or ``false``
 ``FARCALL_BLOB_BUCKET``                         the bucket for payloads and results
@@ -19,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from psycopg.conninfo import make_conninfo
@@ -34,25 +37,33 @@ __all__ = ["DatabaseSettings", "StoreSettings", "Stores", "open_stores"]
 
 _POSTGRES_PORT: Final = "5432"
 _VALKEY_PORT: Final = "6379"
+#: The directory that our packages are in: the bundle, where there is one.
+_CODE: Final = Path(__file__).resolve().parents[2]
 _SWITCH: Final = {"true": True, "false": False}
 
 
 @dataclasses.dataclass(frozen=True)
 class DatabaseSettings:
-    """The database: a whole ``url``, or an address without credentials and the secret that holds them."""
+    """The database: a whole ``url``, or an address without credentials and the secret that holds them.
+
+    With ``authorities``, a PEM file, it is spoken to only if one of them has signed a certificate for its host name.
+    """
 
     url: str | None = dataclasses.field(default=None, repr=False)
     host: str = ""
     port: str = _POSTGRES_PORT
     name: str = ""
     secret_arn: str = ""
+    authorities: str = ""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> DatabaseSettings:
-        """Read the ``FARCALL_DATABASE_*`` variables. Raises ConfigurationError when one is missing."""
+        """Read the ``FARCALL_DATABASE_*`` variables. Raises ConfigurationError when one is missing, or the PEM file."""
+        authorities = _authorities(environ)
         if url := environ.get("FARCALL_DATABASE_URL"):
-            return cls(url=url)
+            return cls(url=url, authorities=authorities)
         return cls(
+            authorities=authorities,
             host=_required(environ, "FARCALL_DATABASE_HOST", instead_of="FARCALL_DATABASE_URL"),
             port=environ.get("FARCALL_DATABASE_PORT", _POSTGRES_PORT),
             name=_required(environ, "FARCALL_DATABASE_NAME"),
@@ -61,11 +72,17 @@ class DatabaseSettings:
 
     def conninfo(self) -> str:
         """The connection string; reads the secret if there is one. Raises Unavailable when it cannot be read."""
+        verified = {"sslmode": "verify-full", "sslrootcert": self.authorities} if self.authorities else {}
         if self.url:
-            return self.url
+            return make_conninfo(self.url, **verified)
         secret = _secret(self.secret_arn)
         return make_conninfo(
-            host=self.host, port=self.port, dbname=self.name, user=secret["username"], password=secret["password"]
+            host=self.host,
+            port=self.port,
+            dbname=self.name,
+            user=secret["username"],
+            password=secret["password"],
+            **verified,
         )
 
 
@@ -130,6 +147,19 @@ def _required(environ: Mapping[str, str], name: str, *, instead_of: str = "") ->
         return value
     wanted = f"{instead_of} or {name}" if instead_of else name
     raise ConfigurationError(f"{wanted} is not set")
+
+
+def _authorities(environ: Mapping[str, str]) -> str:
+    name = environ.get("FARCALL_DATABASE_AUTHORITIES")
+    if not name:
+        return ""
+    path = _CODE / name
+    if not path.is_file():
+        raise ConfigurationError(
+            f"FARCALL_DATABASE_AUTHORITIES is {name!r}, and there is no file {path}",
+            hint="Bundles have it by themselves; put it into an image of your own, or give an absolute path.",
+        )
+    return str(path)
 
 
 def _queue_url(environ: Mapping[str, str]) -> str:

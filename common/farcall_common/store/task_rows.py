@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import functools
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
+
+import msgspec
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.store import moves
@@ -42,7 +43,7 @@ __all__ = [
     "task_from_row",
 ]
 
-_TASK_COLUMNS: Final = [field.name for field in dataclasses.fields(Task)]
+_TASK_COLUMNS: Final = Task.__struct_fields__
 WHOLE_TASK: Final = f"SELECT {', '.join(_TASK_COLUMNS)} FROM task"
 LIGHT_TASK: Final = WHOLE_TASK.replace(" payload,", " NULL AS payload,").replace(" result,", " NULL AS result,")
 #: What a list of tasks shows, and one of many: an endpoint may have said as much of each as a message holds.
@@ -126,12 +127,11 @@ _ADD_TASKS: Final = f"""
         INSERT INTO task_group (task_group_id, owner_id, created_at)
         SELECT DISTINCT ON (task_group_id) task_group_id, owner_id, submitted_at FROM added
         ON CONFLICT (task_group_id) DO NOTHING
-    ), audited AS ({AUDIT_OF_BATCH})
-    INSERT INTO task_event (task_id, state, reporter, at, attempt)
-    SELECT task_id, '{TaskState.RECEIVED}', '{Reporter.API}', submitted_at, 0 FROM added
-    UNION ALL
-    SELECT task_id, state, '{Reporter.API}', finished_at, 0 FROM added WHERE finished_at IS NOT NULL
-    RETURNING task_id
+    ), audited AS ({AUDIT_OF_BATCH}), ended AS (
+        INSERT INTO task_event (task_id, state, reporter, at, attempt)
+        SELECT task_id, state, '{Reporter.API}', finished_at, 0 FROM added WHERE finished_at IS NOT NULL
+    )
+    SELECT task_id FROM added
 """
 
 MEMOIZED: Final = f"""
@@ -146,7 +146,18 @@ MEMOIZED: Final = f"""
 
 ADD_EVENTS: Final = f"INSERT INTO task_event ({', '.join(_EVENT)}) SELECT * FROM {_unnest(_EVENT)}"
 
-EVENTS: Final = f"SELECT {', '.join(_EVENT)} FROM task_event WHERE task_id = %(id)s ORDER BY event_id"
+#: That a task was received is in its own row, and needs no other. Releases before this one have added one all the same.
+EVENTS: Final = f"""
+    SELECT {", ".join(_EVENT)} FROM (
+        SELECT 0 AS event_id, task_id, '{TaskState.RECEIVED}' AS state, 0 AS attempt, '{Reporter.API}' AS reporter,
+            submitted_at AS at, '{{}}'::json AS detail
+        FROM task WHERE task_id = %(id)s AND NOT EXISTS (
+            SELECT FROM task_event WHERE task_id = %(id)s AND state = '{TaskState.RECEIVED}'
+        )
+        UNION ALL
+        SELECT event_id, {", ".join(_EVENT)} FROM task_event WHERE task_id = %(id)s
+    ) AS events ORDER BY event_id
+"""
 
 #: A page by the index ``task_group_of_owner``, then the tasks of each group on it. A group may have tasks of others.
 GROUPS: Final = """
@@ -275,8 +286,10 @@ def add_tasks(tasks: Sequence[Task]) -> tuple[str, dict[str, Any]]:
 
 def _are_one(values: Sequence[Any]) -> bool:
     """Whether all are written alike. Equal ones need not be: 1 equals True, and other JSON is made of it."""
+    if len(set(map(id, values))) == 1:
+        return True
     first = values[0]
-    return all(value is first or (not first and value == first) for value in values)
+    return not first and all(value == first for value in values)
 
 
 @functools.lru_cache(maxsize=64)
@@ -312,13 +325,14 @@ def end_columns(results: Sequence[TaskResult], *, at: dt.datetime) -> dict[str, 
 
 def event_row(event: TaskEvent) -> dict[str, Any]:
     """A row of ADD_EVENTS."""
-    return {**vars(event), "state": str(event.state), "reporter": str(event.reporter), "detail": to_json(event.detail)}
+    row = msgspec.structs.asdict(event)
+    return {**row, "state": str(event.state), "reporter": str(event.reporter), "detail": to_json(event.detail)}
 
 
 def event_from_row(row: Mapping[str, Any]) -> TaskEvent:
     """An event as it was appended."""
     state = state_of(row["state"], is_over="code" in row["detail"])
-    return TaskEvent(**{**row, "state": state, "reporter": Reporter(row["reporter"])})
+    return TaskEvent(**{**row, "state": state, "reporter": _reporter_of(row["reporter"])})
 
 
 def group_from_row(row: Mapping[str, Any]) -> TaskGroup:
@@ -350,6 +364,15 @@ def state_of(text: str, *, is_over: bool) -> TaskState:
         return TaskState(text)
     except ValueError:
         return TaskState.FAILED if is_over else TaskState.RUNNING
+
+
+def _reporter_of(text: str) -> Reporter:
+    """A reporter as this release knows it. One that a later release added counts as a forwarder: where one of those
+    sent a task to is never overlooked."""
+    try:
+        return Reporter(text)
+    except ValueError:
+        return Reporter.FORWARDER
 
 
 def _blob_ref(value: Mapping[str, Any] | None) -> BlobRef | None:

@@ -7,8 +7,9 @@
       └────── WAITING ◀──────┴────────────────────────────────┴─────────────┴───────────────────────┘
 
 Waiting is full jitter (M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015), so that the agents
-of a dead forwarder do not come back all at once. While the ticket is good, forwarders that are known are tried before
-the API is asked again. Instants are monotonic seconds.
+of a dead forwarder do not come back all at once. What failed before a session counts no more behind it; sessions that
+end at once, one after the other, do. While the ticket is good, forwarders that are known are tried before the API is
+asked again. Instants are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _BASE_S: Final = 0.2
 _CAP_S: Final = 30.0
 _GREETING_LIMIT_S: Final = 15.0
 _STABLE_S: Final = 1.0
-"""A session that lasted for so long was a good one: the next waiting starts small again."""
+"""A session that lasted for so long was a good one; one that did not counts as a failure."""
 _TICKET_MARGIN_S: Final = 60.0
 
 
@@ -118,6 +119,7 @@ class Connection:
         self._ticket_until = 0.0
         self._ticket_doubted = False
         self._failures = 0
+        self._brief_sessions = 0  # in a row
         self._opened_at = 0.0
         self._due_at: float | None = None
         #: Why there is no session, for people; empty while there is one.
@@ -220,6 +222,7 @@ class Connection:
         if self._session.is_dead(now=now):
             return self.lost("the forwarder has been silent for too long", now=now)
         if self._due_at is not None and now >= self._due_at:
+            self._count_session(now)
             return [Close(politely=True), Closed(self.trouble), *self._ask()]
         return [Beat()] if self._session.heartbeat_due(now=now) else []
 
@@ -255,14 +258,19 @@ class Connection:
         return []
 
     def _reconnect(self, reason: str, now: float) -> list[Action]:
+        self._count_session(now)
         self._session = None
-        if now - self._opened_at >= _STABLE_S:
-            self._failures = 0
         return [Close(), Closed(reason), *self._wait(reason, now)]
+
+    def _count_session(self, now: float) -> None:
+        self._brief_sessions = self._brief_sessions + 1 if now - self._opened_at < _STABLE_S else 0
+        self._failures = self._brief_sessions
 
     def _refused(self, record: ErrorRecord, now: float) -> list[Action]:
         error = error_from_record(record, default=SessionRefused)
         was_open = self._phase is _Phase.OPEN
+        if was_open:
+            self._count_session(now)
         self._session = None
         closing: list[Action] = [Close(), Closed(str(error))] if was_open else [Close()]
         stale_ticket = record.code == "TICKET_INVALID" and not self._ticket_doubted

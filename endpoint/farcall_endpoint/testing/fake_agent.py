@@ -22,7 +22,7 @@ from farcall_endpoint.transport import fleet_socket, send_frames
 __all__ = ["FakeAgent"]
 
 _STEP_MS: Final = 50
-_PATIENCE_S: Final = 20.0
+_PATIENCE_S: Final = 60.0
 
 
 class FakeAgent:

@@ -151,7 +151,7 @@ class FakeCloud:
         self._call(self._listen)
         self.wait_for(lambda: self._socket is not None)
 
-    def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
         """Wait until something is so.
 
         :raises TimeoutError: if it is not in time.
@@ -160,7 +160,7 @@ class FakeCloud:
             if not self._changed.wait_for(condition, timeout_s):
                 raise TimeoutError(f"not so within {timeout_s} s")
 
-    def wait_connected(self, *, timeout_s: float = 30.0) -> None:
+    def wait_connected(self, *, timeout_s: float = 60.0) -> None:
         """Wait for an open session."""
         self.wait_for(lambda: self._session is not None and self._session.phase is wire.Phase.OPEN, timeout_s=timeout_s)
 
@@ -173,7 +173,7 @@ class FakeCloud:
         """Whether a task has ended."""
         return task_id in self._ended
 
-    def ends(self, task_ids: Sequence[str], *, timeout_s: float = 30.0) -> list[Ended]:
+    def ends(self, task_ids: Sequence[str], *, timeout_s: float = 60.0) -> list[Ended]:
         """Wait until tasks have ended."""
         missing = collections.deque(task_ids)
 
@@ -185,7 +185,7 @@ class FakeCloud:
         self.wait_for(all_in, timeout_s=timeout_s)
         return [self._ended[task_id] for task_id in task_ids]
 
-    def end(self, task_id: str, *, timeout_s: float = 30.0) -> Ended:
+    def end(self, task_id: str, *, timeout_s: float = 60.0) -> Ended:
         """Wait until a task has ended."""
         return self.ends([task_id], timeout_s=timeout_s)[0]
 

@@ -151,6 +151,16 @@ class SharedSteps:
         found = self._queue.lease_many(wanted, lease_s=like.lease_s, now=self._clock())
         return [_leased(step, found[step.endpoint_id]) for step in steps]
 
+    @_perform.register
+    def _(self, like: do.ReadCancels, steps: Sequence[do.ReadCancels]) -> Sequence[Event]:  # noqa: ARG002
+        found = self._queue.cancel_requests_many([(step.endpoint_id, step.fence) for step in steps])
+        return [
+            refused(step, task_ids)
+            if isinstance(task_ids, Fenced | QueueDataLost)
+            else ev.CancelsRead(step.endpoint_id, step.fence, task_ids)
+            for step, task_ids in zip(steps, found, strict=True)
+        ]
+
 
 def _deleted(endpoint_id: str) -> EndpointUnknown:
     return EndpointUnknown(

@@ -85,11 +85,6 @@ class StoreSteps:
         self._queue.unlease(step.endpoint_id, step.fence, step.task_ids, now=self._clock())
 
     @_perform.register
-    def _(self, step: do.ReadCancels) -> Event:
-        task_ids = self._queue.cancel_requests(step.endpoint_id, step.fence)
-        return ev.CancelsRead(step.endpoint_id, step.fence, task_ids)
-
-    @_perform.register
     def _(self, step: do.PrepareTasks) -> Event:
         bodies = self._records.get_bodies(step.functions) if step.functions else {}
         urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in step.blob_keys}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
 
 from farcall_common.store.model import BlobRef, LeasedTask, TaskEvent
 from farcall_common.wire import BlobLocation, FunctionSpec, Reporter, RunTasks, TaskSpec, TaskState
@@ -19,7 +20,9 @@ def locate(ref: BlobRef, urls: Mapping[str, str]) -> BlobLocation:
 
 def with_payload(leased: LeasedTask, payloads: Mapping[str, bytes]) -> LeasedTask:
     """A task with the payload that was not in the queue."""
-    return dataclasses.replace(leased, task=dataclasses.replace(leased.task, payload=payloads[leased.task.task_id]))
+    return msgspec.structs.replace(
+        leased, task=msgspec.structs.replace(leased.task, payload=payloads[leased.task.task_id])
+    )
 
 
 def dispatches(tasks: Sequence[LeasedTask], *, spool_id: str, at: float) -> list[TaskEvent]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from farcall_common.errors import ErrorRecord, Fault, TaskCancelled, TaskDeadLettered, TaskLost, TaskUnknown
 from farcall_common.store.model import BlobRef, LeasedTask, QueuedTask, Task, TaskResult
 from farcall_common.wire import Reporter, ResultSpec, TaskState
@@ -82,11 +84,11 @@ def read_result(
         too_large = f"a result of {size_bytes:,} bytes inline, where only {max_inline_bytes:,} are allowed"
         return end if size_bytes <= max_inline_bytes else _malformed(end, too_large)
     if spec.state is TaskState.SUCCESS and spec.result is None and blob is not None and is_sha256(blob.sha256):
-        end = dataclasses.replace(end, result_ref=BlobRef(blob.blob_key, blob.size_bytes, blob.sha256))
+        end = msgspec.structs.replace(end, result_ref=BlobRef(blob.blob_key, blob.size_bytes, blob.sha256))
         return check_blob(end, owner_id=lease.owner_id) if lease else end
     if spec.state in _AGENT_FAILURES and spec.error is not None:
         error = clean_error(spec.error, endpoint_id=endpoint_id, attempt=spec.attempt)
-        failed = dataclasses.replace(end, error=error)
+        failed = msgspec.structs.replace(end, error=error)
         return dead_lettered(failed) if spec.exhausted and spec.state is TaskState.FAILED else failed
     return _malformed(end)
 
@@ -103,7 +105,7 @@ def dead_lettered(end: TaskResult) -> TaskResult:
     )
     error = dataclasses.replace(end.error, code=TaskDeadLettered.code, hint=hint.lstrip())
     # The forwarder says so, whoever reported the last attempt: that is one place for the rule.
-    return dataclasses.replace(end, state=TaskState.DEAD_LETTERED, reporter=Reporter.FORWARDER, error=error)
+    return msgspec.structs.replace(end, state=TaskState.DEAD_LETTERED, reporter=Reporter.FORWARDER, error=error)
 
 
 def check_blob(result: TaskResult, *, owner_id: str) -> TaskResult:
@@ -121,7 +123,7 @@ def _malformed(end: TaskResult, what: str = "an end of the task that the protoco
         attempt=end.attempt,
         endpoint_id=end.endpoint_id,
     )
-    return dataclasses.replace(end, state=TaskState.FAILED, result=None, result_ref=None, error=error)
+    return msgspec.structs.replace(end, state=TaskState.FAILED, result=None, result_ref=None, error=error)
 
 
 def recorded_end(task: Task, *, endpoint_id: str) -> TaskResult:

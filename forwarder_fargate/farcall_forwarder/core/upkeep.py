@@ -21,7 +21,7 @@ class Upkeep:
 
     def __init__(self, served: Served, *, now: Instant) -> None:
         self._served = served
-        self._is_keeping = self._is_reading_cancels = False
+        self._is_keeping = self._is_prolonging = self._is_reading_cancels = False
         self._sweep_at = self._upkeep_at = now.mono
         self._status = EndpointStatus()
         self._presence_at = 0.0
@@ -91,7 +91,8 @@ class Upkeep:
         if self._is_keeping or self._served.phase is not Phase.SERVING:
             return []
         self._is_keeping = True
-        alive = (Stage.ACCEPTED, Stage.RETURNED) if self._served.session else (Stage.RETURNED,)
+        self._is_prolonging = self._served.session is not None
+        alive = (Stage.ACCEPTED, Stage.RETURNED) if self._is_prolonging else (Stage.RETURNED,)
         renew = [lease.task_id for lease in self._served.table.at(*alive)]
         keep = do.KeepEndpoint(
             self._served.endpoint_id,
@@ -121,8 +122,8 @@ class Upkeep:
         for result in event.outbox:
             self._served.shared.outbox.add(result, verified=True)
         self._served.table.drop(requeue)
-        if self._served.session:
-            # These were prolonged by this very step, however long it took.
+        if self._served.session or self._is_prolonging:
+            # These were prolonged by this very step, however long it took, and whoever has left meanwhile.
             for lease in self._served.table.at(Stage.ACCEPTED):
                 lease.expires_at = now.epoch + self._served.shared.policy.lease_s
         self._served.table.drop_expired(now.epoch)

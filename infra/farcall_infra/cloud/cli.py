@@ -7,6 +7,7 @@ import dataclasses
 import datetime as dt
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from farcall_common.errors import ConfigurationError, FarcallError
+from farcall_common.interruption import Terminated
 from farcall_infra.bundles import WORKSPACE
 from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Stack
@@ -24,7 +26,8 @@ from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Outcome, examine
 from farcall_infra.cloud.errors import DeploymentFailed, DeploymentInterrupted, DeploymentUnknown, NotReady
 from farcall_infra.cloud.lifecycle import clear, destroy, find_stacks, is_stillborn, require_changeable
-from farcall_infra.cloud.show import show_cost, show_finding, show_remains, show_status, tell
+from farcall_infra.cloud.settings import changes, deployed_settings, require_possible
+from farcall_infra.cloud.show import show_changes, show_cost, show_finding, show_remains, show_status, tell
 from farcall_infra.cloud.status import knock, look
 from farcall_infra.cloud.synth import synthesized_templates
 from farcall_infra.cloud.tools import Tools
@@ -152,6 +155,9 @@ def deploy(
     aws = account.connect(region)
     stacks = _stacks(aws, name)
     require_changeable(stacks.values(), region=aws.region)
+    changed = changes(deployed_settings(stacks.get("data")), deployment)
+    show_changes(changed, profile)
+    require_possible(changed)
     parameters = globus.parameters()
     if deployment.profile.identity.oidc_issuer:
         parameters = {}  # The profile says it all.
@@ -173,7 +179,13 @@ def status(name: NameOption = "farcall", region: RegionOption = None, as_json: J
     """Show how a deployment is. Exits with 3 if it is not well."""
     found = look(account.connect(region), name, now=dt.datetime.now(dt.UTC), knock=knock)
     if as_json:
-        verdict = {"is_well": found.is_well, "troubles": found.troubles, "is_asleep": found.is_asleep}
+        verdict = {
+            "is_well": found.is_well,
+            "troubles": found.troubles,
+            "is_asleep": found.is_asleep,
+            "is_current": found.is_current,
+            "releases": found.releases,
+        }
         typer.echo(json.dumps(verdict | _plain(dataclasses.asdict(found)), indent=2))
     else:
         show_status(name, found)
@@ -224,9 +236,10 @@ def _run_cdk(arguments: list[str], region: str, *, directory: Path = WORKSPACE) 
     with _interruptible(_GO_ON), subprocess.Popen([*tools.cdk, *arguments], cwd=directory, env=environment) as program:
         try:
             return program.wait()
-        except KeyboardInterrupt:
-            # The terminal has told it, too; it may tidy up.
-            try:
+        except KeyboardInterrupt as interruption:
+            if isinstance(interruption, Terminated):  # by Ctrl-C the terminal has told it, too
+                program.send_signal(signal.SIGINT)
+            try:  # it may tidy up
                 program.wait(_TIDY_S)
             except subprocess.TimeoutExpired:
                 program.kill()
@@ -238,9 +251,9 @@ def _run_cdk(arguments: list[str], region: str, *, directory: Path = WORKSPACE) 
 def _interruptible(hint: str) -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         message = "interrupted; CloudFormation goes on with the stack that it was at"
-        raise DeploymentInterrupted(message, hint=hint) from None
+        raise DeploymentInterrupted(message, hint=hint) from interruption
 
 
 def _stacks(aws: Aws, name: str) -> Mapping[str, Stack]:
@@ -284,12 +297,21 @@ def _deployment(name: str, profile: str, context: list[str] | None) -> tuple[Dep
             raise ConfigurationError(f"{pair!r} is no setting", hint="write -c section.key=value")
         # The app runs in the clone, wherever we are.
         arguments[key] = str(Path(value).resolve()) if key == "profiles" else value
-    return deployment_from_context(arguments), arguments
+    deployment = deployment_from_context(arguments)
+    if deployment.authorities:
+        arguments["database.authorities"] = str(deployment.authorities.path)
+    return deployment, arguments
 
 
 def _examine(deployment: Deployment, region: str | None, globus: GlobusClient, *, quiet: bool) -> list[Finding]:
     findings = []
-    for finding in examine(deployment.profile, lambda: account.connect(region), Tools(), globus=globus):
+    for finding in examine(
+        deployment.profile,
+        lambda: account.connect(region),
+        Tools(),
+        authorities=deployment.authorities,
+        globus=globus,
+    ):
         findings.append(finding)
         if not quiet:
             show_finding(finding)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from farcall_common.errors import FarcallError
+from farcall_infra.authorities import AUTHORITIES_FILE, FETCH_AUTHORITIES, Authorities
 from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.tools import CDK_VERSION, MIN_NODE, Tools
 from farcall_infra.profiles import Profile
@@ -90,16 +91,19 @@ def examine(
     aws: Callable[[], Aws],
     tools: Tools,
     *,
+    authorities: Authorities | None,
     globus: GlobusClient = GlobusClient(),
     fetch: Callable[[str], bytes] = _fetch,
 ) -> Iterator[Finding]:
     """Look at everything, in the order in which a deployment would meet it.
 
-    The account is not asked for anything before the credentials are known to work. ``globus`` is the Globus client, as
-    far as this deployment is going to be given one; ``fetch`` reads a page of the identity provider.
+    The account is not asked for anything before the credentials are known to work. ``authorities`` are those that the
+    database's certificate is checked against; ``globus`` is the Globus client, as far as this deployment is going to be
+    given one; ``fetch`` reads a page of the identity provider.
     """
     yield from _tools(tools)
     yield _emails(profile)
+    yield _certificate(profile, authorities)
     if profile.identity.oidc_issuer:
         yield _issuer(profile.identity.oidc_issuer, fetch)
     try:
@@ -137,6 +141,21 @@ def _emails(profile: Profile) -> Finding:
         return Finding("e-mail", Outcome.FINE, f"alarms and the budget tell {', '.join(emails)}")
     hint = 'Put it into the file of your profiles (emails = ["you@example.org"]), or pass -c budget.emails=… each time.'
     return Finding("e-mail", Outcome.WARNING, "nobody is told of alarms and of what AWS charges", hint)
+
+
+def _certificate(profile: Profile, authorities: Authorities | None) -> Finding:
+    what = "database certificate"
+    if authorities is None:
+        hint = (
+            f"Run `{FETCH_AUTHORITIES}`, and pass -c database.authorities=global-bundle.pem each time, or put it into"
+            ' the file of your profiles (authorities = "global-bundle.pem").'
+        )
+        return Finding(what, Outcome.WARNING, "not verified: connections to the database are encrypted, no more", hint)
+    checked = f"signed by one of {authorities.valid} in {authorities.path}, until {authorities.expires_at:%Y-%m-%d}"
+    if profile.forwarder.code == "image":
+        hint = f"Bundles have them. Your image has to have the file beside the code, as {AUTHORITIES_FILE}."
+        return Finding(what, Outcome.WARNING, f"{checked}, if the forwarder's image has them", hint)
+    return Finding(what, Outcome.FINE, checked)
 
 
 def _issuer(issuer: str, fetch: Callable[[str], bytes]) -> Finding:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from farcall_infra.cloud.account import Sample
 from farcall_infra.cloud.doctor import Finding, Outcome
 from farcall_infra.cloud.lifecycle import Remains
+from farcall_infra.cloud.settings import Change
 from farcall_infra.cloud.status import Status
+from farcall_infra.cloud.tools import version_of
 from farcall_infra.cost import Bill
 from farcall_infra.deployment import Deployment
 from farcall_infra.prices import Prices
 
-__all__ = ["show_cost", "show_finding", "show_remains", "show_status", "tell"]
+__all__ = ["show_changes", "show_cost", "show_finding", "show_remains", "show_status", "tell"]
 
 _COLOURS: Final = {Outcome.FINE: "green", Outcome.WARNING: "yellow", Outcome.FAILED: "red"}
 _GIB: Final = 2**30
@@ -59,6 +62,26 @@ def show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], pr
     )
 
 
+def show_changes(changes: Sequence[Change], profile: str) -> None:
+    """Settings that are going to be others than they are, and how to keep those that nobody asked to change."""
+    if not changes:
+        return
+    table = Table("setting", "deployed", "from now on", title="Settings that change")
+    for each in changes:
+        table.add_row(each.setting, escape(each.deployed or "(none)"), escape(each.wanted or "(none)"))
+    _console.print(table)
+    for each in changes:
+        if each.was_given and not each.is_given:
+            section, _, key = each.setting.partition(".")
+            tell(
+                f"{each.setting} was given with -c, and is not now, so it goes back. To keep it: -c"
+                f" {each.setting}={each.deployed}, or for good `{key}` in [{profile}.{section}] of a file with your"
+                " profiles (-c profiles=FILE)."
+            )
+    if changes[0].setting != "profile" and not all(each.is_given or each.was_given for each in changes):
+        tell("If you did not mean that: is the file with your profiles missing? (-c profiles=FILE)")
+
+
 def show_status(name: str, status: Status) -> None:
     """A deployment at one moment."""
     table = Table("stack", "status", "changed", title=f"Deployment {name!r}")
@@ -77,8 +100,32 @@ def show_status(name: str, status: Status) -> None:
         tell(f"export FARCALL_API_URL={status.api_url}")
 
 
+def _release(status: Status) -> str:
+    """Which release is deployed, and which command brings it and this installation together."""
+    if status.is_current:
+        return f"{status.installed}, that of this installation"
+    stacks: dict[str, list[str]] = {}
+    for stack, release in status.releases.items():
+        stacks.setdefault(release or "an older one", []).append(stack)
+    deployed = " and ".join(
+        f"{release} ({', '.join(names)})" if len(stacks) > 1 else release for release, names in stacks.items()
+    )
+    newest = max((version_of(release) for release in status.releases.values() if release), default=())
+    if newest > version_of(status.installed):
+        way = "`git pull && make setup` brings this installation up to date"
+    else:
+        way = "`farcall cloud deploy` brings the deployment to it"
+        if newest == version_of(status.installed):
+            way += ", after `git pull && make setup` if the deployment is the newer one"
+    return f"{deployed}; this installation is {status.installed}: {way}"
+
+
 def _lines(status: Status) -> list[tuple[str, str]]:
-    lines = []
+    lines = [("Release", _release(status))]
+    settings = status.settings
+    if settings.profile:
+        given = ", ".join(f"{setting}={settings.values.get(setting, '?')}" for setting in settings.overrides)
+        lines.append(("Settings", f"profile {settings.profile}{', with -c ' if given else ''}{given}"))
     if status.api_url:
         lines.append(("API", "does not answer" if status.api_trouble else "answers"))
     if status.tasks:
@@ -87,6 +134,8 @@ def _lines(status: Status) -> list[tuple[str, str]]:
     numbers = {what: _number(sample) for what, sample in status.measured.items()}
     if "endpoints" in numbers and not status.is_asleep:
         lines.append(("Connected", f"{numbers['endpoints']} endpoints, {numbers.get('connections', '?')} connections"))
+    if "tasks_waiting" in numbers:
+        lines.append(("Waiting", f"{numbers['tasks_waiting']} tasks do not run yet"))
     if "queue_wait_s" in numbers and not status.is_asleep:
         lines.append(("Waited", f"{numbers['queue_wait_s']} s, the longest of the tasks that were last dispatched"))
     if status.database:

@@ -13,7 +13,9 @@ from farcall_common.errors import FarcallError
 from farcall_infra.cloud.account import Database, Metric, Queue, Sample, Stack, Tasks
 from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.lifecycle import find_stacks, made
+from farcall_infra.cloud.settings import DeployedSettings, deployed_settings
 from farcall_infra.deployment import STACKS, stack_name
+from farcall_infra.release import RELEASE_OUTPUT, this_release
 
 __all__ = ["Status", "knock", "look", "metrics_of"]
 
@@ -37,7 +39,7 @@ class Status:
     ``missing`` names stacks that are not there, ``alarms`` those that are firing, of ``alarms_watched``.
     ``api_trouble`` says why the API does not answer from here, and is empty if it does. ``measured`` has the newest
     numbers by name, without those that nobody has reported for two hours. ``unknown`` says what could not be looked
-    at, and why.
+    at, and why. ``installed`` is the release of this installation, ``settings`` what the deployment was made with.
     """
 
     stacks: tuple[Stack, ...]
@@ -51,6 +53,18 @@ class Status:
     alarms_watched: int
     measured: Mapping[str, Sample]
     unknown: Mapping[str, str]
+    installed: str
+    settings: DeployedSettings
+
+    @property
+    def releases(self) -> Mapping[str, str]:
+        """The release that each stack was made by; empty for one from before they told."""
+        return {stack.name: stack.outputs.get(RELEASE_OUTPUT, "") for stack in self.stacks}
+
+    @property
+    def is_current(self) -> bool:
+        """Whether every stack was made by the release of this installation."""
+        return set(self.releases.values()) == {self.installed}
 
     @property
     def is_asleep(self) -> bool:
@@ -126,6 +140,8 @@ def look(aws: Aws, name: str, *, now: dt.datetime, knock: Callable[[str], str]) 
         alarms_watched=len(watched),
         measured={what: measured[metric] for what, metric in wanted.items() if metric in measured},
         unknown=unknown,
+        installed=this_release(),
+        settings=deployed_settings(stacks.get("data")),
     )
 
 
@@ -138,6 +154,7 @@ def _metrics(name: str, database: str | None, queue: Queue | None) -> Iterator[t
     ours = f"Farcall/{name}"
     yield "endpoints", Metric(ours, "ConnectedEndpoints", "Sum")
     yield "connections", Metric(ours, "Connections", "Sum")
+    yield "tasks_waiting", Metric(ours, "TasksWaiting", "Maximum")
     yield "queue_wait_s", Metric(ours, "QueueWait", "Maximum")
     yield "canary_s", Metric(ours, "CanaryTime", "Maximum")
     if database:

@@ -7,12 +7,12 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
 from farcall_infra.constructs.alarms import queue_metric
-from farcall_infra.constructs.metrics import ACCEPTED, CANARY, Metrics
+from farcall_infra.constructs.metrics import ACCEPTED, CANARY, WAITING, Metrics
 from farcall_infra.constructs.watched import Watched
 
 __all__ = ["Dashboard"]
 
-_WIDTH = 8  # three graphs in a row
+_THIRD, _QUARTER = 8, 6  # of the 24 columns of a row
 _FIVE = cdk.Duration.minutes(5)
 
 
@@ -42,10 +42,15 @@ class Dashboard(Construct):
                                 "LeasesExpired",
                             )
                         ),
+                        width=_QUARTER,
                     ),
-                    _graph("Longest waits, s", *(metrics.metric(name, "Maximum") for name in waits)),
+                    _graph("Tasks that wait", metrics.metric(WAITING.name, "Maximum"), width=_QUARTER),
+                    _graph("Longest waits, s", *(metrics.metric(name, "Maximum") for name in waits), width=_QUARTER),
                     _graph(
-                        "Connected", metrics.metric("ConnectedEndpoints", "Sum"), metrics.metric("Connections", "Sum")
+                        "Connected",
+                        metrics.metric("ConnectedEndpoints", "Sum"),
+                        metrics.metric("Connections", "Sum"),
+                        width=_QUARTER,
                     ),
                 ],
                 [
@@ -83,7 +88,7 @@ class Dashboard(Construct):
         )
 
 
-def _graph(title: str, *metrics: cloudwatch.IMetric) -> cloudwatch.IWidget:
+def _graph(title: str, *metrics: cloudwatch.IMetric, width: int = _THIRD) -> cloudwatch.IWidget:
     return cloudwatch.GraphWidget(
-        title=title, left=list(metrics), width=_WIDTH, left_y_axis=cloudwatch.YAxisProps(min=0, show_units=False)
+        title=title, left=list(metrics), width=width, left_y_axis=cloudwatch.YAxisProps(min=0, show_units=False)
     )

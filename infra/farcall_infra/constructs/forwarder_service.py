@@ -147,7 +147,7 @@ class ForwarderService(Construct):
 
     def _bundle(self, task: ecs.FargateTaskDefinition, deployment: Deployment) -> dict[str, str]:
         """Where the boot program finds the code, and the right to read it."""
-        bundle = bundle_asset(self, "Bundle", bundle=FORWARDER, platform=deployment.target.wheels)
+        bundle = bundle_asset(self, "Bundle", bundle=deployment.packed(FORWARDER), platform=deployment.target.wheels)
         code = bundle.bucket.arn_for_objects(bundle.s3_object_key)
         task.add_to_task_role_policy(iam.PolicyStatement(actions=["s3:GetObject"], resources=[code]))
         return {"FARCALL_BUNDLE_BUCKET": bundle.s3_bucket_name, "FARCALL_BUNDLE_KEY": bundle.s3_object_key}

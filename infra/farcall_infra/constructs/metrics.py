@@ -1,5 +1,6 @@
 """Metrics out of logs: the forwarder writes one line a minute, and each number in it becomes one metric; the API writes
-one for each batch that it accepts, and the canary one a round, with the time that its call took.
+one for each batch that it accepts, the reconciler one a round, with the number of tasks that wait, and the canary one a
+round, with the time that its call took.
 
 There are no dimensions: one per endpoint would cost more than the rest of a deployment.
 """
@@ -14,7 +15,7 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
-__all__ = ["ACCEPTED", "CANARY", "FIELDS", "MetricField", "Metrics"]
+__all__ = ["ACCEPTED", "CANARY", "FIELDS", "WAITING", "MetricField", "Metrics"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +40,13 @@ FIELDS: Final = (
 
 
 ACCEPTED: Final = MetricField("TasksAccepted", "tasks_accepted", cloudwatch.Unit.COUNT)
+WAITING: Final = MetricField("TasksWaiting", "tasks_waiting", cloudwatch.Unit.COUNT)
 CANARY: Final = MetricField("CanaryTime", "canary_s", cloudwatch.Unit.SECONDS)
 
 
 class Metrics(Construct):
-    """A metric filter for each of :data:`FIELDS`, for the API's and, where there is one, for the canary's, in a
-    namespace of the deployment's own."""
+    """A metric filter for each of :data:`FIELDS`, for the API's, the reconciler's and, where there is one, the
+    canary's, in a namespace of the deployment's own."""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Metrics(Construct):
         deployment: str,
         forwarder: logs.ILogGroup,
         api: logs.ILogGroup,
+        reconciler: logs.ILogGroup,
         canary: logs.ILogGroup | None,
     ) -> None:
         super().__init__(scope, construct_id)
@@ -61,6 +64,7 @@ class Metrics(Construct):
         for metric in FIELDS:
             self._read(metric, forwarder)
         self._read(ACCEPTED, api)
+        self._read(WAITING, reconciler)
         if canary is not None:
             self._read(CANARY, canary)
 

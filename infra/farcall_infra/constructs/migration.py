@@ -45,6 +45,6 @@ class Migration(Construct):
             resource_type="Custom::FarcallMigration",
             service_token=migrator.function.function_arn,
             service_timeout=cdk.Duration.seconds(_TIMEOUT_S),
-            properties={"Bundle": LAMBDAS.digest(deployment.target.wheels)},
+            properties={"Bundle": deployment.packed(LAMBDAS).digest(deployment.target.wheels)},
         )
         resource.node.add_dependency(migrator)

@@ -14,6 +14,7 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
+from farcall_infra.authorities import AUTHORITIES_FILE
 from farcall_infra.constructs.accepted import accept
 from farcall_infra.constructs.network import POSTGRES_PORT, VALKEY_PORT, Network
 from farcall_infra.profiles import DatabaseSize, QueueSize
@@ -33,6 +34,7 @@ class Database(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         self._tls = tls
+        self._verified = bool(size.authorities)
         engine = rds.DatabaseInstanceEngine.postgres(version=rds.PostgresEngineVersion.VER_16)
         # The default of RDS for the first is the same, but a default can change and this must not.
         wanted = {"rds.force_ssl": "1", "max_connections": str(size.connections)}
@@ -102,10 +104,13 @@ class Database(Construct):
             )
 
     def environment(self) -> dict[str, str]:
-        """Where the database is and which secret opens it. The client is told to insist on TLS where there is any."""
+        """Where the database is and which secret opens it. The client is told to insist on TLS where there is any, and
+        to check the certificate where it can."""
         insist = {"PGSSLMODE": "require"} if self._tls else {}
+        verify = {"FARCALL_DATABASE_AUTHORITIES": AUTHORITIES_FILE} if self._verified else {}
         return {
             **insist,
+            **verify,
             "FARCALL_DATABASE_HOST": self.instance.db_instance_endpoint_address,
             "FARCALL_DATABASE_PORT": self.instance.db_instance_endpoint_port,
             "FARCALL_DATABASE_NAME": self._NAME,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import aws_cdk as cdk
 from constructs import Construct
 
 from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import BlobStore, Database, Queue, Stores, TicketKey
-from farcall_infra.deployment import Deployment
+from farcall_infra.deployment import OVERRIDES_OUTPUT, PROFILE_OUTPUT, SETTINGS_OUTPUT, Deployment
 
 __all__ = ["DataStack"]
 
@@ -26,5 +28,11 @@ class DataStack(cdk.Stack):
             blobs=BlobStore(self, "Blobs", blob_days=profile.retention.blob_days, keep=keep),
             tickets=TicketKey(self, "Tickets"),
         )
-        cdk.CfnOutput(self, "Profile", value=profile.name)  # what `farcall cloud deploy` goes on with
+        # What `farcall cloud deploy` goes on with, or says that it changes.
+        cdk.CfnOutput(self, PROFILE_OUTPUT, value=profile.name)
+        for section, values in deployment.settings.items():
+            name = f"{SETTINGS_OUTPUT}{section.capitalize()}"
+            cdk.CfnOutput(self, name, value=json.dumps(values, separators=(",", ":")))
+        if deployment.overrides:
+            cdk.CfnOutput(self, OVERRIDES_OUTPUT, value=",".join(deployment.overrides))
         cdk.CfnOutput(self, "BlobBucket", value=self.stores.blobs.environment()["FARCALL_BLOB_BUCKET"])

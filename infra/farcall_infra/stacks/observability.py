@@ -28,6 +28,7 @@ class ObservabilityStack(cdk.Stack):
             deployment=name,
             forwarder=watched.forwarder_logs,
             api=watched.api_function.log_group,
+            reconciler=watched.reconciler.log_group,
             canary=watched.canary.log_group if watched.canary else None,
         )
         Alarms(self, "Alarms", deployment=name, profile=profile, watched=watched, metrics=metrics, topic=news.topic)

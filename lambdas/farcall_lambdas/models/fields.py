@@ -7,6 +7,7 @@ import json
 import math
 import re
 import uuid
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -62,6 +63,11 @@ class Shape(BaseModel):
     """A request or an answer. What a newer client adds is ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Nothing of what is in it: Powertools writes each request down for its log, even if nobody wants to read that,
+        and there are user bytes in it."""
+        return ()
 
 
 def _canonical(text: str) -> str:

@@ -1,7 +1,5 @@
 """The route that tells who did what."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from aws_lambda_powertools.event_handler.openapi.params import Query

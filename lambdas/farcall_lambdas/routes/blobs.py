@@ -1,7 +1,5 @@
 """Routes of blobs."""
 
-from __future__ import annotations
-
 from farcall_lambdas.models.tasks import BlobGranted, RequestBlob
 from farcall_lambdas.routes.call import CurrentCall, new_router
 

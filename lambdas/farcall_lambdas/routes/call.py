@@ -1,6 +1,7 @@
-"""What every route gets: the caller, the services, and how the caller likes its answers."""
+"""What every route gets: the caller, the services, and how the caller likes its answers.
 
-from __future__ import annotations
+This and the modules of routes do without postponed annotations: Powertools would evaluate them for each request.
+"""
 
 import dataclasses
 import functools
@@ -43,14 +44,15 @@ class Call:
 def current_call(request: Request) -> Call:
     """The call that is being answered."""
     event = request.resolved_event
+    headers = event.headers
     services: Services = request.context["services"]
     return Call(
         services=services,
         settings=request.context["settings"],
         identity=request.context[CALLER],
         request_id=str(event["requestContext"].get("requestId", "")),
-        takes_refs="blob-ref" in event.headers.get(ACCEPT_HEADER, ""),
-        knows_globus_states_only=GLOBUS_HEADER in event.headers,
+        takes_refs="blob-ref" in headers.get(ACCEPT_HEADER, ""),
+        knows_globus_states_only=GLOBUS_HEADER in headers,
         workers_of=functools.cache(services.endpoints.workers),
     )
 

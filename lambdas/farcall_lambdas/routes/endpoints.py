@@ -1,7 +1,5 @@
 """Routes of endpoints, and the way in for agents and result streams."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from aws_lambda_powertools.event_handler.openapi.params import Query

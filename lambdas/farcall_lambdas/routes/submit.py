@@ -1,7 +1,5 @@
 """Routes of submits."""
 
-from __future__ import annotations
-
 from farcall_common.errors import FarcallError
 from farcall_common.wire.ids import new_id
 from farcall_lambdas.answers import status_of

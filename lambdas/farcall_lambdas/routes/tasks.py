@@ -1,7 +1,5 @@
 """Routes that read and cancel tasks, and what can be done with those that have ended."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from aws_lambda_powertools.event_handler.openapi.params import Query

@@ -1,7 +1,5 @@
 """The version of the service."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

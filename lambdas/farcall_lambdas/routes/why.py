@@ -1,7 +1,5 @@
 """The route that explains a task."""
 
-from __future__ import annotations
-
 from farcall_common.store.model import QueueStanding
 from farcall_lambdas.models.fields import Id
 from farcall_lambdas.models.why import WhyAnswer, WhyEndpoint

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from farcall_common.errors import EndpointUnknown, Forbidden, FunctionUnknown
-from farcall_common.store.model import Endpoint, Function
+from farcall_common.store.model import Endpoint, Function, Task
 from farcall_common.store.ports import Records
 from farcall_lambdas.identity import Identity
 
@@ -29,12 +29,16 @@ class Access:
         :raises EndpointUnknown: if there is none.
         :raises Forbidden: if the caller may not use it.
         """
-        endpoint = self._records.get_endpoint(endpoint_id)
-        if endpoint is None:
-            raise EndpointUnknown(f"There is no endpoint {endpoint_id}.")
-        if not self._may_use(identity, endpoint_id, owner_id=endpoint.owner_id, public=endpoint.public):
-            raise Forbidden(f"You may not use endpoint {endpoint_id}.")
-        return endpoint
+        return self._usable(identity, endpoint_id, self._records.get_endpoint(endpoint_id))
+
+    def submission(
+        self, identity: Identity, endpoint_id: str, references: Sequence[str], task_ids: Sequence[str]
+    ) -> tuple[Endpoint, Mapping[str, Function], Mapping[str, Task]]:
+        """What a submit asks about together: an :meth:`endpoint`, :meth:`functions`, and those of the tasks that there
+        are already, whosever they are; the same errors."""
+        endpoint, found, tasks = self._records.look_up(endpoint_id, _newest(references), task_ids)
+        endpoint = self._usable(identity, endpoint_id, endpoint)
+        return endpoint, self._runnable(identity, references, found, with_bodies=False), tasks
 
     def own_endpoint(self, identity: Identity, endpoint_id: str) -> Endpoint:
         """An endpoint that belongs to the caller; the same errors."""
@@ -52,18 +56,9 @@ class Access:
         :raises FunctionUnknown: if one does not exist.
         :raises Forbidden: if the caller may not run one.
         """
-        newest = [reference for reference in references if "@" not in reference]
-        found = dict(self._records.get_functions(newest, with_bodies=with_bodies)) if newest else {}
-        for reference in references:
-            function_id, _, version = reference.partition("@")
-            if version and (one := self._records.get_version(function_id, int(version), with_body=with_bodies)):
-                found[reference] = one
-            function = found.get(reference)
-            if function is None:
-                raise FunctionUnknown(f"There is no function {reference}.")
-            if not self._may_use(identity, function_id, owner_id=function.owner_id, public=function.public):
-                raise Forbidden(f"You may not run function {function_id}.")
-        return found
+        newest = _newest(references)
+        found = self._records.get_functions(newest, with_bodies=with_bodies) if newest else {}
+        return self._runnable(identity, references, found, with_bodies=with_bodies)
 
     def function(self, identity: Identity, reference: str) -> Function:
         """One function that the caller may run, whole; the same errors."""
@@ -76,7 +71,34 @@ class Access:
             raise Forbidden(f"Function {function_id} belongs to someone else.", hint="Only its owner may do this.")
         return function
 
+    def _usable(self, identity: Identity, endpoint_id: str, endpoint: Endpoint | None) -> Endpoint:
+        if endpoint is None:
+            raise EndpointUnknown(f"There is no endpoint {endpoint_id}.")
+        if not self._may_use(identity, endpoint_id, owner_id=endpoint.owner_id, public=endpoint.public):
+            raise Forbidden(f"You may not use endpoint {endpoint_id}.")
+        return endpoint
+
+    def _runnable(
+        self, identity: Identity, references: Sequence[str], newest: Mapping[str, Function], *, with_bodies: bool
+    ) -> Mapping[str, Function]:
+        found = dict(newest)
+        for reference in references:
+            function_id, _, version = reference.partition("@")
+            if version and (one := self._records.get_version(function_id, int(version), with_body=with_bodies)):
+                found[reference] = one
+            function = found.get(reference)
+            if function is None:
+                raise FunctionUnknown(f"There is no function {reference}.")
+            if not self._may_use(identity, function_id, owner_id=function.owner_id, public=function.public):
+                raise Forbidden(f"You may not run function {function_id}.")
+        return found
+
     def _may_use(self, identity: Identity, object_id: str, *, owner_id: str, public: bool) -> bool:
         if public or identity.owns(owner_id):
             return True
         return any(self._records.has_grant(each, object_id) for each in sorted(identity.identity_set))
+
+
+def _newest(references: Sequence[str]) -> Sequence[str]:
+    """Those that mean the newest version of a function."""
+    return [reference for reference in references if "@" not in reference]

@@ -19,8 +19,10 @@ __all__ = ["RateLimit", "Room", "check_count", "check_quota", "fitting"]
 #: How long a caller is told to wait for room in a queue, in seconds.
 QUEUE_RETRY_S: Final = 5.0
 
-#: Beside a queue up to this long others are not added up; their sum is believed for so many seconds.
+#: Beside a queue up to this long others are not added up; their sum is believed for so many seconds. So is it that a
+#: queue is as short as this, and no more than a part of what it may be.
 _SHORT_QUEUE: Final = 1000
+_SHORT_PART: Final = 10
 _WAITING_GOOD_S: Final = 1.0
 
 #: Tokens are taken in advance, so many, and are lost if they are not used within so many seconds.
@@ -71,6 +73,8 @@ class Room:
         self._lock = threading.Lock()
         #: Tasks that wait for all endpoints of an owner, and until when that is believed.
         self._waiting: dict[str, tuple[int, float]] = {}
+        #: The same of an endpoint, as the queue said when this process added to it.
+        self._depths: dict[str, tuple[int, float]] = {}
 
     def check(self, endpoint: Endpoint, count: int) -> None:
         """Whether ``count`` more tasks may wait for an endpoint.
@@ -83,6 +87,9 @@ class Room:
         room = self._settings.max_queue_depth
         if count > room:
             raise TooManyTasks(f"{count} tasks in one request; {room} may wait for an endpoint.")
+        depth, good_until = self._depths.get(endpoint.endpoint_id, (0, 0.0))
+        if depth + count <= min(_SHORT_QUEUE, room // _SHORT_PART) and self._clock() < good_until:
+            return
         try:
             depth = self._queue.depth(endpoint.endpoint_id)
             # Short queues are not added up: all that one identity may have hold no more than a few long ones.
@@ -98,6 +105,13 @@ class Room:
                     f"{there} tasks wait for {where}; with {count} more it would be over {most}.",
                     retry_after_s=QUEUE_RETRY_S,
                 )
+
+    def seen(self, endpoint_id: str, depth: int) -> None:
+        """How many tasks wait for an endpoint now."""
+        with self._lock:
+            if len(self._depths) >= _CALLERS:
+                self._depths.clear()
+            self._depths[endpoint_id] = (depth, self._clock() + _WAITING_GOOD_S)
 
     def _of_owner(self, owner_id: str) -> int:
         now = self._clock()

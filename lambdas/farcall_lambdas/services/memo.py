@@ -6,10 +6,11 @@ known to be true, however public the function is. Two calls are the same when th
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Final
+
+import msgspec
 
 from farcall_common.store import Stores
 from farcall_common.store.model import Function, Task
@@ -39,7 +40,7 @@ class Memo:
         payload = task.payload_ref.sha256 if task.payload_ref else hashlib.sha256(task.payload or b"").hexdigest()
         environment = [f"container {task.container_id}"] if task.container_id else []
         parts = [task.function_hash, payload, *environment, *task.result_serializers]
-        return dataclasses.replace(task, memo_key=hashlib.sha256("\n".join(parts).encode()).hexdigest())
+        return msgspec.structs.replace(task, memo_key=hashlib.sha256("\n".join(parts).encode()).hexdigest())
 
     def recall(self, owner_id: str, tasks: Sequence[Task]) -> Mapping[str, Task]:
         """For each of the owner's new tasks whose result is remembered, by task id: the task that it came from."""

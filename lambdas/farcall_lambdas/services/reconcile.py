@@ -19,6 +19,7 @@ from aws_lambda_powertools import Logger
 
 from farcall_common.store import Stores
 from farcall_common.store.model import TaskResult
+from farcall_common.wire.states import TaskState
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.services.submit import queue_tasks, was_dispatched
 from farcall_lambdas.settings import ApiSettings
@@ -31,13 +32,15 @@ logger = Logger(service=SERVICE, child=True)
 @dataclasses.dataclass(frozen=True)
 class Reconciled:
     """What one run did: endpoints looked at, tasks offered to the queue, ends moved from outboxes to the database,
-    tasks and entries of the audit forgotten because they are old."""
+    tasks and entries of the audit forgotten because they are old. ``tasks_waiting`` are those that were submitted a
+    while ago and do not run yet, wherever they wait."""
 
     endpoints: int = 0
     offered: int = 0
     recorded: int = 0
     purged: int = 0
     audit_purged: int = 0
+    tasks_waiting: int = 0
 
 
 class Reconciler:
@@ -57,11 +60,12 @@ class Reconciler:
         settled = dt.datetime.fromtimestamp(began_at - self._settings.settle_s, dt.UTC)
         endpoint_ids = self._stores.records.list_endpoints_with_open_tasks(older_than=settled)
         recorded = sum(self._record_outbox(endpoint_id) for endpoint_id in endpoint_ids)
-        offered = sum(self._offer_tasks(endpoint_id, settled) for endpoint_id in endpoint_ids)
+        offers = [self._offer_tasks(endpoint_id, settled) for endpoint_id in endpoint_ids]
+        offered, waiting = (sum(each) for each in zip((0, 0), *offers, strict=True))
         purged, audit_purged = self._purge(until=began_at + self._settings.purge_until_s)
-        done = Reconciled(len(endpoint_ids), offered, recorded, purged, audit_purged)
-        if done != Reconciled():
-            logger.info("reconciled", **dataclasses.asdict(done))
+        done = Reconciled(len(endpoint_ids), offered, recorded, purged, audit_purged, waiting)
+        # A line in each round, for the metric TasksWaiting is made of it.
+        logger.info("reconciled", **dataclasses.asdict(done))
         return done
 
     def _record_outbox(self, endpoint_id: str) -> int:
@@ -75,20 +79,19 @@ class Reconciler:
             recorded += len(ends)
         return recorded
 
-    def _offer_tasks(self, endpoint_id: str, settled: dt.datetime) -> int:
-        """Queue what was never dispatched, in the order of submission."""
-        offered = 0
+    def _offer_tasks(self, endpoint_id: str, settled: dt.datetime) -> tuple[int, int]:
+        """Queue what was never dispatched, in the order of submission. Returns how many tasks these are, and how many
+        do not run yet."""
+        offered = waiting = 0
         after = ""
         while page := self._stores.records.list_open_tasks(endpoint_id, after=after):
             after = page[-1].task_id
-            waiting = [
-                task
-                for task in page
-                if not was_dispatched(task) and (task.submitted_at is None or task.submitted_at < settled)
-            ]
-            queue_tasks(self._stores, waiting, now=self._clock())
-            offered += len(waiting)
-        return offered
+            old = [task for task in page if task.submitted_at is None or task.submitted_at < settled]
+            undispatched = [task for task in old if not was_dispatched(task)]
+            queue_tasks(self._stores, undispatched, now=self._clock())
+            offered += len(undispatched)
+            waiting += sum(task.state is not TaskState.RUNNING for task in old)
+        return offered, waiting
 
     def _purge(self, *, until: float) -> tuple[int, int]:
         """Forget old tasks and old entries, in batches that hold no lock for long, until ``until`` (epoch seconds)."""

@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from farcall_common.errors import BlobUnknown, TaskGroupUnknown, TaskUnknown, TooManyTasks
 from farcall_common.store import Stores
 from farcall_common.store.model import BlobRef, Task, TaskEvent
@@ -197,7 +199,7 @@ class ResultService:
 def _for_the_endpoint(task: Task) -> Task:
     """Somebody else's task, as far as it concerns the endpoint that ran it."""
     error = task.error and dataclasses.replace(task.error, traceback=None, stdout_tail=None, stderr_tail=None)
-    return dataclasses.replace(task, error=error, details={})
+    return msgspec.structs.replace(task, error=error, details={})
 
 
 def _is_for_ours(result: bytes) -> bool:

@@ -22,7 +22,7 @@ from farcall_common.wire.ids import new_id, new_task_id
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
-from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
+from farcall_lambdas.models.tasks import Payload, Submit
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.blobs import BlobService
@@ -89,8 +89,9 @@ class SubmitService:
         :raises QueueFull: when too many tasks wait for the endpoint already.
         """
         ids = self._task_ids(wanted)
-        endpoint = self._access.endpoint(identity, endpoint_id)
-        functions = self._access.functions(identity, list(wanted.tasks))
+        # Ids that we just made cannot exist; asking for the caller's own is what makes a repeated submit harmless.
+        asked = [task_id for of_function in ids.values() for task_id in of_function] if wanted.task_ids else []
+        endpoint, functions, existing = self._access.submission(identity, endpoint_id, list(wanted.tasks), asked)
         _check_allowed(endpoint, functions)
         _check_runnable(endpoint, functions)
         container = self._containers.get(identity, wanted.container) if wanted.container else None
@@ -98,9 +99,6 @@ class SubmitService:
         payloads, uploads = self._payloads(identity, wanted)
         spans = _spans(wanted)
 
-        # Ids that we just made cannot exist; asking for the caller's own is what makes a repeated submit harmless.
-        flat_ids = [task_id for of_function in ids.values() for task_id in of_function]
-        existing = self._stores.records.get_tasks(flat_ids) if wanted.task_ids else {}
         group_id = wanted.task_group_id or _group_of(existing, identity) or new_id()
         container_id = container.container_id if container else None
         make_task = self._template(identity, endpoint_id, group_id, container_id, wanted, retry_of)
@@ -120,24 +118,27 @@ class SubmitService:
         _check_repeats(tasks, existing)
 
         memoized = {(f.function_id, f.version) for f in functions.values() if is_memoized(f, wanted.memoize)}
-        tasks = [self._memo.marked(task) if _function_of(task) in memoized else task for task in tasks]
-        sources = self._memo.recall(identity.identity_id, [task for task in tasks if task.task_id not in existing])
+        sources: Mapping[str, Task] = {}
+        if memoized:
+            tasks = [self._memo.marked(task) if _function_of(task) in memoized else task for task in tasks]
+            sources = self._memo.recall(identity.identity_id, [task for task in tasks if task.task_id not in existing])
 
-        new = sum(task.task_id not in existing and task.task_id not in sources for task in tasks)
-        self._room.check(endpoint, new)
+        self._room.check(endpoint, len(tasks) - len(existing) - len(sources))
         self._blobs.keep(uploads)
         # A repeat that raced this one got in between the two calls; such tasks are checked like those seen before.
-        done = self._entry(identity, endpoint, tasks)
+        done = self._entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
         raced = self._stores.records.add_tasks(tasks, remembered=sources, audit=done)
         _check_repeats(tasks, raced)
         known = {**existing, **raced}
         now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
-        accepted = [known.get(task.task_id) or written_ahead(task, sources, now=now) for task in tasks]
-        self._queue(accepted)
+        accepted: Sequence[Task] = tasks
+        if known or sources:
+            accepted = [known.get(task.task_id) or written_ahead(task, sources, now=now) for task in tasks]
+        self._queue(endpoint_id, accepted)
         # One line for all of them; the metric TasksAccepted is made of it.
         count = len(tasks) - len(known)
         logger.info("tasks accepted", tasks_accepted=count, endpoint_id=endpoint_id, task_group_id=group_id)
-        remembered = [task for task in accepted if _function_of(task) in memoized and task.state is TaskState.SUCCESS]
+        remembered = [task for task in accepted if task.state is TaskState.SUCCESS and _function_of(task) in memoized]
         return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, remembered=remembered)
 
     def _task_ids(self, wanted: Submit) -> Mapping[str, Sequence[str]]:
@@ -163,7 +164,7 @@ class SubmitService:
         uploads: dict[BlobRef, bytes] = {}
 
         def stored(payload: Payload) -> _Stored:
-            if isinstance(payload, BlobRefShape):
+            if not isinstance(payload, str):
                 return BlobRef(payload.blob_key, payload.size_bytes, payload.sha256)
             data = payload.encode()
             self._blobs.check_size(len(data))
@@ -207,7 +208,9 @@ class SubmitService:
             retry_of=retry_of,
         )
 
-    def _entry(self, identity: Identity, endpoint: Endpoint, tasks: Sequence[Task]) -> AuditEntry:
+    def _entry(
+        self, identity: Identity, endpoint: Endpoint, tasks: Sequence[Task], functions: Sequence[Function]
+    ) -> AuditEntry:
         """What is put down of a submit, also for the owner of the endpoint."""
         first = tasks[0]
         about: dict[str, object] = {"endpoint_id": endpoint.endpoint_id, "task_group_id": first.task_group_id}
@@ -216,14 +219,16 @@ class SubmitService:
             return entry(
                 identity, "task.retry", first.retry_of, at=at, owner_id=owner_id, task_id=first.task_id, **about
             )
-        functions = list(dict.fromkeys(f"{task.function_id}@{task.function_version}" for task in tasks))
-        about["functions"] = functions[:_FUNCTIONS_TOLD]
+        named = dict.fromkeys(f"{function.function_id}@{function.version}" for function in functions)
+        about["functions"] = list(named)[:_FUNCTIONS_TOLD]
         return entry(identity, "tasks.submit", endpoint.endpoint_id, at=at, owner_id=owner_id, **about)
 
-    def _queue(self, tasks: Sequence[Task]) -> None:
+    def _queue(self, endpoint_id: str, tasks: Sequence[Task]) -> None:
         waiting = [task for task in tasks if not was_dispatched(task)]
+        if not waiting:
+            return
         try:
-            queue_tasks(self._stores, waiting, now=self._clock())
+            self._room.seen(endpoint_id, queue_tasks(self._stores, waiting, now=self._clock()))
         except Unavailable:
             logger.warning("queue unavailable; the reconciler will queue the tasks", count=len(waiting))
 
@@ -249,13 +254,12 @@ def was_dispatched(task: Task) -> bool:
     return task.attempt > 0 or task.state.is_terminal
 
 
-def queue_tasks(stores: Stores, tasks: Sequence[Task], *, now: float) -> None:
-    """Queue committed tasks of one endpoint. Harmless to repeat.
+def queue_tasks(stores: Stores, tasks: Sequence[Task], *, now: float) -> int:
+    """Queue committed tasks of one endpoint. Harmless to repeat. Returns how many wait there now, 0 if none was given.
 
     :raises Unavailable: when the queue cannot be reached.
     """
-    if tasks:
-        stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=now)
+    return stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=now) if tasks else 0
 
 
 def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:
@@ -315,7 +319,7 @@ def _group_of(existing: Mapping[str, Task], identity: Identity) -> str | None:
 
 def _check_repeats(tasks: Sequence[Task], existing: Mapping[str, Task]) -> None:
     """:raises TaskIdReused: unless every existing task is the one that is being submitted again."""
-    for task in tasks:
+    for task in tasks if existing else ():
         known = existing.get(task.task_id)
         if known is not None and _identity_of(known) != _identity_of(task):
             raise TaskIdReused(f"Task id {task.task_id} names another task already.")

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
-import time
 import uuid
 from pathlib import Path
 
-from farcall_localstack_plugin import children
 from farcall_localstack_plugin.children import Child, ChildDied
-from farcall_localstack_plugin.engines import HOST
+from farcall_localstack_plugin.engines import HOST, start_relay
 from farcall_localstack_plugin.providers import Event, Model, Provider, Request, done, failed, new_name, schema
 from farcall_localstack_plugin.settings import settings
 
 __all__ = ["ListenerProvider", "LoadBalancerProvider", "TargetGroup", "TargetGroupProvider", "target_group"]
-
-_START_TIMEOUT_S = 30.0
-_POLL_S = 0.02
 
 
 class TargetGroup:
@@ -114,7 +107,7 @@ class ListenerProvider(Provider):
         model["ListenerArn"] = arn = _arn(request, "listener/net")
         group = target_group(action["TargetGroupArn"])
         try:
-            _relays[arn], port = _start_relay(new_name(request), group)
+            _relays[arn], port = start_relay(new_name(request), group.file, settings=settings())
         except ChildDied as error:
             return failed(model, str(error))
         group.address = f"{HOST}:{port}"
@@ -125,25 +118,3 @@ class ListenerProvider(Provider):
         if relay := _relays.pop(model.get("ListenerArn", ""), None):
             relay.stop()
         return done(model)
-
-
-def _start_relay(name: str, group: TargetGroup) -> tuple[Child, int]:
-    """The relay before ``group`` and the port it listens on.
-
-    :raises ChildDied: if it does not start.
-    """
-    ready = group.file.with_name("port")
-    relay = children.start(
-        name,
-        [sys.executable, "-m", "farcall_localstack_plugin.relay", group.file, ready],
-        log=settings().directory / f"{name}.log",
-        environment={"PATH": os.environ["PATH"]},
-    )
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while not ready.exists():
-        relay.require_alive()
-        if time.monotonic() > deadline:
-            relay.stop()
-            raise ChildDied(f"{name} does not listen: {relay.log_tail()}")
-        time.sleep(_POLL_S)
-    return relay, int(ready.read_text(encoding="utf-8"))

@@ -1,13 +1,15 @@
-"""PostgreSQL and Valkey as child processes on free loopback ports."""
+"""PostgreSQL and Valkey as child processes on free loopback ports, and relays, which pass connections on to ports."""
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ from farcall_localstack_plugin import children
 from farcall_localstack_plugin.children import Child, ChildDied
 from farcall_localstack_plugin.settings import Settings
 
-__all__ = ["HOST", "free_port", "start_postgres", "start_valkey"]
+__all__ = ["HOST", "free_port", "start_postgres", "start_relay", "start_tls", "start_valkey"]
 
 HOST = "127.0.0.1"
 _START_TIMEOUT_S = 30.0
@@ -90,6 +92,42 @@ def start_valkey(name: str, *, settings: Settings) -> tuple[Child, int]:
         server.keep()
         return server, port
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def start_tls(name: str, port: int, *, settings: Settings, certificate: Path) -> tuple[Child, int]:
+    """A relay that speaks TLS in the stead of the PostgreSQL at ``port``; returns it and its own port.
+
+    :raises ChildDied: if it does not start.
+    """
+    targets = settings.directory / "targets" / name / "targets.json"
+    targets.parent.mkdir(parents=True)
+    targets.write_text(json.dumps([port]), encoding="utf-8")
+    return start_relay(f"{name}-tls", targets, settings=settings, certificate=certificate)
+
+
+def start_relay(name: str, targets: Path, *, settings: Settings, certificate: Path | None = None) -> tuple[Child, int]:
+    """The program :mod:`farcall_localstack_plugin.relay`; returns it and its port, which it writes beside ``targets``.
+
+    :raises ChildDied: if it does not start.
+    """
+    ready = targets.with_name("port")
+    relay = children.start(
+        name,
+        [
+            sys.executable, "-m", "farcall_localstack_plugin.relay", targets, ready,
+            *([certificate] if certificate else []),
+        ],
+        log=_log(settings, name),
+        environment={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not ready.exists():
+        relay.require_alive()
+        if time.monotonic() > deadline:
+            relay.stop()
+            raise ChildDied(f"{name} does not listen: {relay.log_tail()}")
+        time.sleep(_POLL_S)
+    return relay, int(ready.read_text(encoding="utf-8"))
 
 
 def free_port() -> int:

@@ -28,6 +28,7 @@ __all__ = [
     "TargetGroup",
     "TaskDefinition",
     "ecs_api",
+    "rds_api",
 ]
 
 
@@ -39,6 +40,16 @@ def ecs_api() -> ApiService:
     from farcall_localstack_plugin.ecs_api import EcsApi
 
     return ApiService("ecs", skeleton=create_skeleton("ecs", EcsApi()))
+
+
+@aws_provider(api="rds")
+def rds_api() -> ApiService:
+    """The few calls of RDS that whoever deploys makes."""
+    from localstack.aws.skeleton import create_skeleton
+
+    from farcall_localstack_plugin.rds_api import RdsApi
+
+    return ApiService("rds", skeleton=create_skeleton("rds", RdsApi()))
 
 
 class ProcessExecutorPlugin(Plugin):

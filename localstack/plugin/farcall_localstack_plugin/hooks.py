@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ def farcall_start() -> None:
     _complete_api_gateway()
     _attach_secrets()
     _keep_objects_apart()
+    _look_often()
     _say_what_runs_functions()
     if (lifeline := settings().lifeline_fd) is not None:
         threading.Thread(target=_stop_with_driver, args=(lifeline,), name="lifeline", daemon=True).start()
@@ -59,6 +61,14 @@ def _keep_objects_apart() -> None:
     from localstack.services.s3 import provider
 
     provider.DEFAULT_S3_TMP_DIR = str(settings().directory / "objects")
+
+
+def _look_often() -> None:
+    """What a stack waits for is looked at ten times a second and not once: some functions, a service, a database."""
+    from localstack.services.cloudformation.resource_provider import ResourceProviderExecutor
+
+    often = functools.partialmethod(ResourceProviderExecutor.deploy_loop, sleep_time=0.1)
+    setattr(ResourceProviderExecutor, "deploy_loop", often)  # noqa: B010 - a patch
 
 
 def _say_what_runs_functions() -> None:

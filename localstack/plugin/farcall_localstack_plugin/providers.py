@@ -7,6 +7,7 @@ resource is on one machine: subnets and security groups protect nothing here.
 from __future__ import annotations
 
 import json
+import subprocess
 import urllib.parse
 import uuid
 from typing import Any
@@ -19,8 +20,9 @@ from localstack.services.cloudformation.resource_provider import (
     ResourceRequest,
 )
 
+from farcall_localstack_plugin import databases
 from farcall_localstack_plugin.children import Child
-from farcall_localstack_plugin.engines import HOST, start_postgres, start_valkey
+from farcall_localstack_plugin.engines import HOST, start_postgres, start_tls, start_valkey
 from farcall_localstack_plugin.settings import settings
 from localstack import config
 
@@ -40,7 +42,7 @@ Model = dict[str, Any]
 Request = ResourceRequest[Model]
 Event = ProgressEvent[Model]
 
-_servers: dict[str, Child] = {}
+_servers: dict[str, list[Child]] = {}
 _databases: dict[str, Model] = {}
 
 
@@ -111,7 +113,9 @@ RECORDS = {
 
 
 class DBInstanceProvider(Provider):
-    """A PostgreSQL server with the user, password and database of the template."""
+    """A PostgreSQL server with the user, password and database of the template, or of the snapshot that it names. The
+    wheel has no TLS, so a relay speaks it where it is wanted. As on AWS it is not deleted while it is protected, and
+    leaves a final snapshot if its deletion policy says so."""
 
     TYPE = "AWS::RDS::DBInstance"
     SCHEMA: Model = schema(TYPE, "DBInstanceIdentifier")
@@ -121,25 +125,58 @@ class DBInstanceProvider(Provider):
         if model["Engine"] != "postgres":
             return failed(model, f"only PostgreSQL is available here, not {model['Engine']}")
         name = model.setdefault("DBInstanceIdentifier", new_name(request))
-        database = model.get("DBName")
-        server, port = start_postgres(
-            name,
-            settings=settings(),
-            user=model["MasterUsername"],
-            password=model["MasterUserPassword"],
-            database=database,
-        )
-        _servers[name] = server
+        snapshot = None
+        if wanted := model.get("DBSnapshotIdentifier"):
+            snapshot = databases.snapshots.get(wanted)
+            if snapshot is None:
+                return failed(model, f"DBSnapshot {wanted} not found.")
+        user = snapshot.user if snapshot else model["MasterUsername"]
+        database = snapshot.database if snapshot else model.get("DBName")
+        password = model["MasterUserPassword"]
+        server, port = start_postgres(name, settings=settings(), user=user, password=password, database=database)
+        _servers[name] = [server]
+        instance = databases.Instance(name, port, user, password, database or "postgres", dict(model))
+        if snapshot:
+            try:
+                databases.load(snapshot, instance)
+            except subprocess.CalledProcessError as error:
+                _stop(name)
+                return failed(model, f"DBSnapshot {wanted} cannot be restored: {error.stderr}")
+        databases.databases[name] = instance
+        if certificate := settings().database_certificate:
+            relay, port = start_tls(name, port, settings=settings(), certificate=certificate)
+            _servers[name].append(relay)
         _databases[name] = {"engine": "postgres", "host": HOST, "port": port, "dbname": database}
         model["Endpoint"] = {"Address": HOST, "Port": str(port)}
         return done(model)
 
+    def update(self, request: Request) -> Event:
+        model = {**(request.previous_state or {}), **request.desired_state}
+        databases.databases[model["DBInstanceIdentifier"]].model = dict(model)
+        return done(model)
+
     def delete(self, request: Request) -> Event:
+        model = request.previous_state or request.desired_state
+        if instance := databases.databases.get(model.get("DBInstanceIdentifier", "")):
+            if instance.is_protected:
+                return failed(model, "Cannot delete protected DB Instance, please disable deletion protection.")
+            if _deletion_policy(request) == "Snapshot":
+                name = f"{request.stack_name}-snapshot-{request.logical_resource_id}-{uuid.uuid4().hex[:12]}"
+                databases.take(name.lower(), instance)
+            del databases.databases[instance.identifier]
         return _stop_server(request, "DBInstanceIdentifier")
 
 
+def _deletion_policy(request: Request) -> str:
+    """What the template says that becomes of a resource; of a database that it says nothing of a snapshot is taken."""
+    body = request.aws_client_factory.cloudformation.get_template(StackName=request.stack_id)["TemplateBody"]
+    template = body if isinstance(body, dict) else json.loads(body)
+    return str(template["Resources"][request.logical_resource_id].get("DeletionPolicy", "Snapshot"))
+
+
 class ReplicationGroupProvider(Provider):
-    """A Valkey server. The wheel has no TLS, so a template that wants encryption in transit is refused."""
+    """A Valkey server. The wheel has no TLS, so a template that wants encryption in transit is refused; so is
+    what ElastiCache refuses of replicas, of which there are none here."""
 
     TYPE = "AWS::ElastiCache::ReplicationGroup"
     SCHEMA: Model = schema(TYPE, "ReplicationGroupId")
@@ -148,20 +185,45 @@ class ReplicationGroupProvider(Provider):
         model = request.desired_state
         if str(model.get("TransitEncryptionEnabled", False)).lower() == "true":
             return failed(model, "Valkey has no TLS here; synthesise with -c target=localstack")
+        if _fails_over(model) and _nodes(model) == 1:
+            return failed(model, _NO_REPLICA)
         name = model.setdefault("ReplicationGroupId", new_name(request))
-        _servers[name], port = start_valkey(name, settings=settings())
+        server, port = start_valkey(name, settings=settings())
+        _servers[name] = [server]
         model["PrimaryEndPoint"] = {"Address": HOST, "Port": str(port)}
         return done(model)
+
+    def update(self, request: Request) -> Event:
+        # CloudFormation turns fail-over on before it adds the replica that is needed for it.
+        before = request.previous_state or {}
+        if _fails_over(request.desired_state) and min(_nodes(before), _nodes(request.desired_state)) == 1:
+            return failed(before, _NO_REPLICA)
+        return super().update(request)
 
     def delete(self, request: Request) -> Event:
         return _stop_server(request, "ReplicationGroupId")
 
 
+_NO_REPLICA = "Replication group must have at least one read replica to enable autofailover."
+
+
+def _fails_over(group: Model) -> bool:
+    return str(group.get("AutomaticFailoverEnabled", False)).lower() == "true"
+
+
+def _nodes(group: Model) -> int:
+    return int(group.get("NumCacheClusters", 1))
+
+
 def _stop_server(request: Request, identifier: str) -> Event:
     model = request.previous_state or request.desired_state
-    if server := _servers.pop(model.get(identifier, ""), None):
-        server.stop()
+    _stop(model.get(identifier, ""))
     return done(model)
+
+
+def _stop(name: str) -> None:
+    for server in reversed(_servers.pop(name, [])):
+        server.stop()
 
 
 def attach_secret(_provider: object, request: Request) -> Event:

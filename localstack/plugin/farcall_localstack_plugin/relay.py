@@ -2,10 +2,11 @@
 
 ::
 
-    python -m farcall_localstack_plugin.relay TARGETS READY
+    python -m farcall_localstack_plugin.relay TARGETS READY [CERTIFICATE]
 
 ``TARGETS`` is a file with a JSON list of loopback ports, read anew for each connection. The port that we listen on is
-written to ``READY``.
+written to ``READY``. With a ``CERTIFICATE`` (a PEM file with its key) it speaks TLS in a PostgreSQL's stead, and with
+nobody who does not ask for it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import asyncio
 import contextlib
 import itertools
 import json
+import ssl
 import sys
 from pathlib import Path
 
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 256 * 1024
+#: What a client of PostgreSQL sends first when it wants TLS (a length and a code), and the server's yes.
+_SSL_REQUEST = (8).to_bytes(4, "big") + (80877103).to_bytes(4, "big")
+_YES = b"S"
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -26,13 +31,16 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Relay:
     """Passes bytes through both ways, and the end of either side on to the other."""
 
-    def __init__(self, targets: Path) -> None:
+    def __init__(self, targets: Path, *, tls: ssl.SSLContext | None = None) -> None:
         self._targets = targets
+        self._tls = tls
         self._turns = itertools.count()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from its first byte to its last."""
         try:
+            if self._tls is not None and not await _secure(reader, writer, self._tls):
+                return
             target = await self._connect()
             if target is not None:
                 await _join((reader, writer), target)
@@ -47,6 +55,16 @@ class Relay:
             with contextlib.suppress(OSError):
                 return await asyncio.open_connection(_HOST, ports[(turn + offset) % len(ports)])
         return None
+
+
+async def _secure(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: ssl.SSLContext) -> bool:
+    """Agree on TLS as PostgreSQL does. Returns whether the client wants it, and accepts our certificate."""
+    with contextlib.suppress(asyncio.IncompleteReadError, OSError):  # among them those of TLS
+        if await reader.readexactly(len(_SSL_REQUEST)) == _SSL_REQUEST:
+            writer.write(_YES)
+            await writer.start_tls(tls)
+            return True
+    return False
 
 
 async def _join(one: Connection, other: Connection) -> None:
@@ -71,8 +89,12 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
 
 
-async def main(targets: Path, ready: Path) -> None:
-    server = await asyncio.start_server(Relay(targets).accept, _HOST, 0, limit=_CHUNK_BYTES)
+async def main(targets: Path, ready: Path, certificate: Path | None) -> None:
+    tls = None
+    if certificate is not None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(certificate)
+    server = await asyncio.start_server(Relay(targets, tls=tls).accept, _HOST, 0, limit=_CHUNK_BYTES)
     fresh = ready.with_suffix(".tmp")
     fresh.write_text(str(server.sockets[0].getsockname()[1]), encoding="utf-8")
     fresh.replace(ready)
@@ -81,4 +103,4 @@ async def main(targets: Path, ready: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3:] else None))

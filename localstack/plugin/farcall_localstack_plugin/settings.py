@@ -19,7 +19,7 @@ class Settings:
     Functions and tasks run under ``python``; ``python_tag`` says which wheels that can load.
     ``task_environment`` overrides a task's variables; ``{task}`` in a value becomes the task's own directory. A task
     has started when ``task_ready_file`` exists in that directory. ``lifeline_fd`` is a pipe from the driver: LocalStack
-    stops when its other end closes.
+    stops when its other end closes. With ``database_certificate``, a PEM file with its key, databases speak TLS.
     """
 
     python: Path
@@ -31,6 +31,7 @@ class Settings:
     task_environment: Mapping[str, str]
     task_ready_file: str
     lifeline_fd: int | None
+    database_certificate: Path | None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -40,6 +41,7 @@ class Settings:
         """
         prefix = "FARCALL_LOCALSTACK_"
         lifeline = environ.get(f"{prefix}LIFELINE_FD")
+        certificate = environ.get(f"{prefix}DATABASE_CERTIFICATE")
         return cls(
             python=Path(environ[f"{prefix}PYTHON"]),
             python_tag=environ[f"{prefix}PYTHON_TAG"],
@@ -50,6 +52,7 @@ class Settings:
             task_environment=json.loads(environ[f"{prefix}TASK_ENVIRONMENT"]),
             task_ready_file=environ[f"{prefix}TASK_READY_FILE"],
             lifeline_fd=int(lifeline) if lifeline else None,
+            database_certificate=Path(certificate) if certificate else None,
         )
 
 

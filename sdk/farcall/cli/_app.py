@@ -13,6 +13,7 @@ from farcall.cli._connect import Surroundings
 from farcall.cli._exits import epilog
 from farcall.cli._lazy import Deferred, LazyGroup
 from farcall_common.errors import ConfigurationError
+from farcall_common.interruption import heed_sigterm
 
 __all__ = ["COMMANDS", "app", "main"]
 
@@ -83,6 +84,7 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with a code of the table in its help."""
+    heed_sigterm()
     app(args=None if arguments is None else list(arguments), prog_name="farcall")
 
 

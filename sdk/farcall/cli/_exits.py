@@ -26,12 +26,12 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from farcall_common.interruption import INTERRUPTED, TERMINATED, exit_status
 
 __all__ = ["BROKEN_PIPE", "EXIT_CODES", "FAILED", "INTERRUPTED", "epilog", "exit_code", "internal", "show_error"]
 
 FAILED: Final = 1
 _INTERNAL: Final = 70
-INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
 #: Code, and what it says; those from 64 to 78 are of sysexits.h, and ``farcall-endpoint`` uses them alike.
@@ -50,6 +50,7 @@ EXIT_CODES: Final[Sequence[tuple[int, str]]] = (
     (78, "a setting is missing or wrong"),
     (INTERRUPTED, "interrupted"),
     (BROKEN_PIPE, "the reader of the output went away"),
+    (TERMINATED, "told to end"),
 )
 
 #: The first that an error is an instance of counts.
@@ -77,7 +78,9 @@ def epilog() -> str:
 
 
 def exit_code(error: FarcallError) -> int:
-    """The exit code that tells of an error."""
+    """The exit code that tells of an error. One that an interruption caused ends as that does."""
+    if isinstance(error.__cause__, KeyboardInterrupt):
+        return exit_status(error.__cause__)
     return next((code for cls, code in _BY_ERROR if isinstance(error, cls)), _INTERNAL)
 
 

@@ -15,8 +15,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from farcall.cli._connect import surroundings
-from farcall.cli._exits import BROKEN_PIPE, INTERRUPTED, exit_code, internal, show_error
+from farcall.cli._exits import BROKEN_PIPE, exit_code, internal, show_error
 from farcall_common.errors import ErrorRecord, FarcallError, Fault
+from farcall_common.interruption import exit_status
 
 __all__ = ["Deferred", "LazyGroup"]
 
@@ -91,11 +92,11 @@ def _ending_well(context: Any) -> Iterator[None]:
         if isinstance(end.__context__, BrokenPipeError):  # rich's way to end then
             raise typer.Exit(BROKEN_PIPE) from None
         raise
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt as interruption:
+        raise typer.Exit(exit_status(interruption)) from None
     except Exception as error:
         if isinstance(error, typer.Abort) and isinstance(error.__context__, KeyboardInterrupt):
-            raise typer.Exit(INTERRUPTED) from None  # instead of an answer to a question
+            raise typer.Exit(exit_status(error.__context__)) from None  # instead of an answer to a question
         if type(error).__module__.startswith(("typer.", "click.")):
             _show_misuse(error, as_json=context.meta[__name__])
             raise  # an end of its own: help was asked for, or a question was answered with no

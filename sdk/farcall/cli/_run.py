@@ -18,11 +18,12 @@ from farcall._executor import Executor
 from farcall._future import ComputeFuture
 from farcall.cli._cache import remember
 from farcall.cli._connect import bar, connected, waiting
-from farcall.cli._exits import FAILED, INTERRUPTED, show_error
+from farcall.cli._exits import FAILED, show_error
 from farcall.cli._load import FunctionName, load_function, parse_argument, parse_kwargs
 from farcall.cli._output import AsJson, show_json, show_line, show_value
 from farcall.cli._resolve import EndpointName, resolve_endpoint
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
+from farcall_common.interruption import exit_status
 
 if TYPE_CHECKING:
     from farcall._batch import Batch
@@ -138,10 +139,10 @@ def _executor(
     executor, futures = Executor(endpoint_id, client=client, walltime_s=walltime_s), list[Future]()
     try:
         yield executor, futures
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         _leave(executor)
         _tell_what_goes_on([each for each in futures if not each.done()], as_json=as_json)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(exit_status(interruption)) from None
     except BrokenPipeError:
         _leave(executor)
         raise

@@ -8,6 +8,9 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
 from farcall_common.store import moves
@@ -28,6 +31,7 @@ from farcall_common.store.model import (
 __all__ = ["FakeQueue"]
 
 _RESCUE_LEASE_S = 60.0
+_Read = TypeVar("_Read")
 
 
 @dataclasses.dataclass
@@ -120,15 +124,16 @@ class FakeQueue(FakeRegistry):
 
     # producing
 
-    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> None:
+    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> int:
         with self._call():
             if not tasks:
-                return
+                return 0
             lane = self._lane(tasks[0].endpoint_id)
             for task in tasks:
                 if task.task_id not in lane.entries:
                     lane.add(task, attempt=task.attempt, held=False, deadline=now + _RESCUE_LEASE_S, now=now)
             self._wake_owner(lane, tasks[0].endpoint_id, now)
+            return self.depth(tasks[0].endpoint_id)
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
         with self._call():
@@ -270,17 +275,16 @@ class FakeQueue(FakeRegistry):
             return {task_id: lane.entries[task_id].attempt for task_id in lane.leases}
 
     def leased_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Mapping[str, int] | Fenced | QueueDataLost]:
-        found: list[Mapping[str, int] | Fenced | QueueDataLost] = []
-        for endpoint_id, fence in owned:
-            try:
-                found.append(self.leased(endpoint_id, fence))
-            except (Fenced, QueueDataLost) as refusal:
-                found.append(refusal)
-        return found
+        return _of_each(owned, self.leased)
 
     def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
         with self._owned(endpoint_id, fence) as lane:
             return [task_id for task_id in lane.leases if task_id in lane.stops]
+
+    def cancel_requests_many(
+        self, owned: Sequence[tuple[str, int]]
+    ) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
+        return _of_each(owned, self.cancel_requests)
 
     def stirring(self, fences: Mapping[str, int]) -> Sequence[str]:
         with self._call():
@@ -410,6 +414,18 @@ class FakeQueue(FakeRegistry):
             yield lane
 
 
+def _of_each(
+    owned: Iterable[tuple[str, int]], read: Callable[[str, int], _Read]
+) -> list[_Read | Fenced | QueueDataLost]:
+    found: list[_Read | Fenced | QueueDataLost] = []
+    for endpoint_id, fence in owned:
+        try:
+            found.append(read(endpoint_id, fence))
+        except (Fenced, QueueDataLost) as refusal:
+            found.append(refusal)
+    return found
+
+
 def _refusal(call: Callable[[], object]) -> Fenced | QueueDataLost | None:
     try:
         call()
@@ -426,4 +442,4 @@ def _ended(entries: Iterable[_Entry]) -> Iterator[TaskResult]:
     for entry in entries:
         if entry.result is not None:
             task = entry.task
-            yield dataclasses.replace(entry.result, task_group_id=task.task_group_id, owner_id=task.owner_id)
+            yield msgspec.structs.replace(entry.result, task_group_id=task.task_group_id, owner_id=task.owner_id)

@@ -8,10 +8,21 @@ import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store import moves
 from farcall_common.store.fakes.catalogue import FakeCatalogue
-from farcall_common.store.model import AuditEntry, Endpoint, Presence, Task, TaskEvent, TaskGroup, TaskResult
+from farcall_common.store.model import (
+    AuditEntry,
+    Endpoint,
+    Function,
+    Presence,
+    Task,
+    TaskEvent,
+    TaskGroup,
+    TaskResult,
+)
 from farcall_common.wire.states import Reporter, TaskState
 
 __all__ = ["FakeRecords"]
@@ -144,6 +155,12 @@ class FakeRecords(FakeCatalogue):
                 self.add_audit([dataclasses.replace(audit, detail={**audit.detail, "tasks": added})])
             return known
 
+    def look_up(
+        self, endpoint_id: str, function_ids: Sequence[str], task_ids: Sequence[str]
+    ) -> tuple[Endpoint | None, Mapping[str, Function], Mapping[str, Task]]:
+        functions = self.get_functions(function_ids, with_bodies=False)
+        return self.get_endpoint(endpoint_id), functions, self.get_tasks(task_ids)
+
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
         with self._call():
             found = (
@@ -189,7 +206,7 @@ class FakeRecords(FakeCatalogue):
             discarded = sorted(self._dead_letters & set(task_ids))
             self._dead_letters -= set(discarded)
             for task_id in discarded:
-                self._tasks[task_id] = dataclasses.replace(self._tasks[task_id], payload=None, payload_ref=None)
+                self._tasks[task_id] = msgspec.structs.replace(self._tasks[task_id], payload=None, payload_ref=None)
             return discarded
 
     def get_group(
@@ -202,7 +219,7 @@ class FakeRecords(FakeCatalogue):
                 if task.task_group_id == task_group_id and (owner_ids is None or task.owner_id in owner_ids)
             ]
         by_submission = sorted(found, key=_by_submission)[:limit]
-        return [dataclasses.replace(_light(task), error=None, details={}) for task in by_submission]
+        return [msgspec.structs.replace(_light(task), error=None, details={}) for task in by_submission]
 
     def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
         with self._call():
@@ -242,7 +259,8 @@ class FakeRecords(FakeCatalogue):
             before = self._standings([event.task_id for event in events])
             after = moves.moved(before, events)
             for task_id, now in after.items():
-                self._tasks[task_id] = dataclasses.replace(self._tasks[task_id], state=now.state, attempt=now.attempt)
+                task = self._tasks[task_id]
+                self._tasks[task_id] = msgspec.structs.replace(task, state=now.state, attempt=now.attempt)
             self._events += [event for event in events if event.task_id in before]
             return [task_id for task_id, now in after.items() if now.attempt > before[task_id].attempt]
 
@@ -286,11 +304,11 @@ def _by_submission(task: Task) -> tuple[dt.datetime, str]:
 
 
 def _light(task: Task) -> Task:
-    return dataclasses.replace(task, payload=None, result=None)
+    return msgspec.structs.replace(task, payload=None, result=None)
 
 
 def _as_ended(task: Task, result: TaskResult, at: dt.datetime) -> Task:
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         task,
         state=result.state,
         attempt=max(task.attempt, result.attempt),

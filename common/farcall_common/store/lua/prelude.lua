@@ -30,16 +30,14 @@ local function may_start_again(idempotent, max_attempts, attempt)
   return attempt == 0 or (idempotent == '1' and attempt < tonumber(max_attempts))
 end
 
--- Hold a new task. It waits, or is leased because the endpoint has it (held), or so that reap ends it.
+-- Hold a new task. It waits (true: the caller puts it into QUEUE), or is leased because the endpoint has it (held), or
+-- so that reap ends it.
 local function add(now, deadline, held, id, task, idempotent, max_attempts, attempt)
   local waits = not held and may_start_again(idempotent, max_attempts, attempt)
   redis.call('HSET', TASK .. id, 'state', waits and 'queued' or 'leased', 'task', task, 'idempotent', idempotent,
     'max_attempts', max_attempts, 'attempt', attempt, 'enqueued_at', now)
-  if waits then
-    redis.call('LPUSH', QUEUE, id)
-  else
-    redis.call('ZADD', LEASES, deadline, id)
-  end
+  if not waits then redis.call('ZADD', LEASES, deadline, id) end
+  return waits
 end
 
 -- Ids in the order in which they should leave.

@@ -4,8 +4,9 @@ for i = 4, #ARGV, 6 do
   local id, task, idempotent, max_attempts, attempt, held = unpack(ARGV, i, i + 5)
   local state = redis.call('HGET', TASK .. id, 'state')
   if not state then
-    add(ARGV[2], ARGV[3], held ~= '', id, task, idempotent, max_attempts,
+    local waits = add(ARGV[2], ARGV[3], held ~= '', id, task, idempotent, max_attempts,
       math.max(tonumber(attempt), tonumber(held) or 0))
+    if waits then redis.call('LPUSH', QUEUE, id) end
   elseif held ~= '' and state ~= 'done' then
     if state == 'queued' then redis.call('LREM', QUEUE, -1, id) end
     redis.call('ZADD', LEASES, ARGV[3], id)

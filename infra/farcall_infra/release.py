@@ -1,0 +1,43 @@
+"""Which release this installation is: its version, and a digest of all that a deployment of it is made of.
+
+Who deploys from a clone has the version of the last release with whatever was changed since, so a version alone does
+not tell two deployments apart. Settings are not in it, and neither is what only looks at deployments.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from farcall_infra.bundles import FORWARDER, LAMBDAS, WORKSPACE
+
+__all__ = ["RELEASE_OUTPUT", "this_release"]
+
+#: The output of every stack that has the release that it was made by.
+RELEASE_OUTPUT: Final = "Release"
+
+_DIGITS: Final = 12
+
+
+@functools.cache
+def this_release(workspace: Path = WORKSPACE) -> str:
+    """As ``0.1.0+0123456789ab``. Two installations with the same one make the same templates and bundles."""
+    digest = hashlib.sha256()
+    for path in sorted(_files(workspace)):
+        digest.update(f"\n{path.relative_to(workspace)}\n".encode())
+        digest.update(path.read_bytes())
+    return f"{importlib.metadata.version('farcall-infra')}+{digest.hexdigest()[:_DIGITS]}"
+
+
+def _files(workspace: Path) -> Iterator[Path]:
+    yield workspace / "uv.lock"  # the versions of everything else
+    app = workspace / "infra" / "farcall_infra"
+    sources = {workspace / source for bundle in (LAMBDAS, FORWARDER) for source in bundle.sources}
+    for root in (*sources, workspace / "infra" / "runtime", app):
+        for path in root.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts and not path.is_relative_to(app / "cloud"):
+                yield path

@@ -1,0 +1,115 @@
+"""What RDS keeps: instances, each a PostgreSQL that runs, and snapshots of them, each a dump of its database."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from farcall_localstack_plugin.engines import HOST
+from farcall_localstack_plugin.settings import settings
+
+__all__ = ["Instance", "Snapshot", "databases", "delete_snapshot", "load", "snapshots", "take"]
+
+Tags = Sequence[Mapping[str, str]]
+
+
+@dataclasses.dataclass
+class Instance:
+    """A PostgreSQL at ``port``; ``model`` has the properties of its resource as they are now."""
+
+    identifier: str
+    port: int
+    user: str
+    password: str
+    database: str
+    model: dict[str, Any]
+    made_at: dt.datetime = dataclasses.field(default_factory=lambda: dt.datetime.now(dt.UTC))
+
+    @property
+    def storage_gib(self) -> int:
+        return int(self.model.get("AllocatedStorage", 0))
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether it may not be deleted."""
+        return str(self.model.get("DeletionProtection", False)).lower() == "true"
+
+    @property
+    def tags(self) -> Tags:
+        tags: Tags = self.model.get("Tags", [])
+        return tags
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The database of an instance at one moment, in a file that ``pg_restore`` reads."""
+
+    identifier: str
+    instance: str
+    user: str
+    database: str
+    storage_gib: int
+    tags: Tags
+    made_at: dt.datetime
+    file: Path
+
+
+#: Those that run, by identifier.
+databases: dict[str, Instance] = {}
+#: Those that were taken since LocalStack started, by identifier.
+snapshots: dict[str, Snapshot] = {}
+
+
+def take(identifier: str, instance: Instance, *, tags: Tags = ()) -> Snapshot:
+    """Make a snapshot while the instance goes on. It has the instance's tags if that says so, besides ``tags``.
+
+    :raises subprocess.CalledProcessError: if PostgreSQL's program fails; its words are in ``stderr``.
+    """
+    directory = settings().directory / "snapshots"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    file = directory / f"{identifier}.dump"
+    _run("pg_dump", instance, "--format", "custom", "--file", str(file))
+    copies = str(instance.model.get("CopyTagsToSnapshot", False)).lower() == "true"
+    made = Snapshot(
+        identifier,
+        instance.identifier,
+        instance.user,
+        instance.database,
+        instance.storage_gib,
+        [*(instance.tags if copies else ()), *tags],
+        dt.datetime.now(dt.UTC),
+        file,
+    )
+    snapshots[identifier] = made
+    return made
+
+
+def load(snapshot: Snapshot, instance: Instance) -> None:
+    """Fill the empty database of a new instance.
+
+    :raises subprocess.CalledProcessError: if PostgreSQL's program fails; its words are in ``stderr``.
+    """
+    _run("pg_restore", instance, "--exit-on-error", "--single-transaction", str(snapshot.file))
+
+
+def delete_snapshot(identifier: str) -> Snapshot:
+    """:raises KeyError: if there is none."""
+    snapshot = snapshots.pop(identifier)
+    snapshot.file.unlink()
+    return snapshot
+
+
+def _run(program: str, instance: Instance, *arguments: str) -> None:
+    subprocess.run(
+        [
+            settings().postgres_bin / program, "--host", HOST, "--port", str(instance.port),
+            "--username", instance.user, "--dbname", instance.database, *arguments,
+        ],
+        check=True, capture_output=True, text=True,
+        env={"PATH": os.environ["PATH"], "PGPASSWORD": instance.password},
+    )  # fmt: skip

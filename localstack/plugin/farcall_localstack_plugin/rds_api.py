@@ -1,0 +1,125 @@
+"""The API of RDS, as far as whoever deploys and destroys calls it: instances and snapshots are looked at, an instance
+is unprotected, and snapshots are taken and deleted."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import Any
+
+from localstack.aws.api import CommonServiceException, RequestContext, handler
+
+from farcall_localstack_plugin import databases
+from farcall_localstack_plugin.databases import Instance, Snapshot
+from farcall_localstack_plugin.engines import HOST
+
+__all__ = ["RdsApi"]
+
+Request = dict[str, Any]
+_CHANGEABLE = {"DBInstanceIdentifier", "ApplyImmediately", "DeletionProtection"}
+
+
+class RdsApi:
+    """Every other operation is answered as not implemented."""
+
+    @handler("DescribeDBInstances", expand=False)
+    def describe_instances(self, context: RequestContext, request: Request) -> Request:
+        wanted = request.get("DBInstanceIdentifier")
+        found = [_instance(wanted)] if wanted else list(databases.databases.values())
+        return {"DBInstances": [_described(each, context) for each in found]}
+
+    @handler("ModifyDBInstance", expand=False)
+    def modify_instance(self, context: RequestContext, request: Request) -> Request:
+        if unknown := request.keys() - _CHANGEABLE:
+            raise _wrong(f"These cannot be changed here: {', '.join(sorted(unknown))}.")
+        instance = _instance(request["DBInstanceIdentifier"])
+        instance.model["DeletionProtection"] = request.get("DeletionProtection", instance.is_protected)
+        return {"DBInstance": _described(instance, context)}
+
+    @handler("CreateDBSnapshot", expand=False)
+    def create_snapshot(self, context: RequestContext, request: Request) -> Request:
+        identifier = request["DBSnapshotIdentifier"]
+        if identifier in databases.snapshots:
+            raise CommonServiceException("DBSnapshotAlreadyExists", f"There is a snapshot {identifier}.", 400, True)
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,254}", identifier):
+            raise _wrong(f"{identifier} cannot be a snapshot's name.")
+        try:
+            made = databases.take(identifier, _instance(request["DBInstanceIdentifier"]), tags=request.get("Tags", ()))
+        except subprocess.CalledProcessError as error:
+            raise CommonServiceException("InternalFailure", error.stderr, 500) from error
+        return {"DBSnapshot": _told(made, context)}
+
+    @handler("DescribeDBSnapshots", expand=False)
+    def describe_snapshots(self, context: RequestContext, request: Request) -> Request:
+        if request.get("SnapshotType", "manual") != "manual":
+            return {"DBSnapshots": []}
+        if wanted := request.get("DBSnapshotIdentifier"):
+            return {"DBSnapshots": [_told(_snapshot(wanted), context)]}
+        of = request.get("DBInstanceIdentifier")
+        return {
+            "DBSnapshots": [
+                _told(each, context) for each in databases.snapshots.values() if of in (None, each.instance)
+            ]
+        }
+
+    @handler("DeleteDBSnapshot", expand=False)
+    def delete_snapshot(self, context: RequestContext, request: Request) -> Request:
+        found = _snapshot(request["DBSnapshotIdentifier"])
+        databases.delete_snapshot(found.identifier)
+        return {"DBSnapshot": {**_told(found, context), "Status": "deleted"}}
+
+    @handler("DescribeDBInstanceAutomatedBackups", expand=False)
+    def describe_backups(self, _context: RequestContext, _request: Request) -> Request:
+        return {"DBInstanceAutomatedBackups": []}  # nobody makes any
+
+
+def _instance(identifier: str) -> Instance:
+    try:
+        return databases.databases[identifier]
+    except KeyError:
+        raise CommonServiceException("DBInstanceNotFound", f"DBInstance {identifier} not found.", 404, True) from None
+
+
+def _snapshot(identifier: str) -> Snapshot:
+    try:
+        return databases.snapshots[identifier]
+    except KeyError:
+        raise CommonServiceException("DBSnapshotNotFound", f"DBSnapshot {identifier} not found.", 404, True) from None
+
+
+def _wrong(message: str) -> CommonServiceException:
+    return CommonServiceException("InvalidParameterValue", message, 400, True)
+
+
+def _described(instance: Instance, context: RequestContext) -> Request:
+    return {
+        "DBInstanceIdentifier": instance.identifier,
+        "DBInstanceArn": f"arn:aws:rds:{context.region}:{context.account_id}:db:{instance.identifier}",
+        "DBInstanceClass": instance.model.get("DBInstanceClass", ""),
+        "DBInstanceStatus": "available",
+        "Engine": "postgres",
+        "EngineVersion": str(instance.model.get("EngineVersion", "16")),
+        "MasterUsername": instance.user,
+        "DBName": instance.database,
+        "Endpoint": {"Address": HOST, "Port": instance.port},
+        "AllocatedStorage": instance.storage_gib,
+        "InstanceCreateTime": instance.made_at,
+        "DeletionProtection": instance.is_protected,
+        "TagList": list(instance.tags),
+    }
+
+
+def _told(snapshot: Snapshot, context: RequestContext) -> Request:
+    return {
+        "DBSnapshotIdentifier": snapshot.identifier,
+        "DBSnapshotArn": f"arn:aws:rds:{context.region}:{context.account_id}:snapshot:{snapshot.identifier}",
+        "DBInstanceIdentifier": snapshot.instance,
+        "SnapshotCreateTime": snapshot.made_at,
+        "SnapshotType": "manual",
+        "Status": "available",
+        "PercentProgress": 100,
+        "Engine": "postgres",
+        "MasterUsername": snapshot.user,
+        "AllocatedStorage": snapshot.storage_gib,
+        "TagList": list(snapshot.tags),
+    }
