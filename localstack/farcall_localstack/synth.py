@@ -21,6 +21,8 @@ from farcall_localstack.workspace import ASSEMBLIES, SOURCES, WORKSPACE
 __all__ = ["ensure_assembly"]
 
 _KEPT: Final = 5  # assemblies: of three profiles and a second deployment, which tests use at once, and one older
+#: The setting that is a file, whose contents go into the bundles.
+_FILE_SETTING: Final = "database.authorities"
 _IN_USE_S: Final = 900.0  # whoever asked for an assembly may be deploying it for so long
 
 
@@ -30,20 +32,18 @@ def ensure_assembly(
     profile: str = "lab",
     target: str = "localstack",
     settings: Mapping[str, str] | None = None,
-    authorities: Path | None = None,
     directory: Path = ASSEMBLIES,
 ) -> Path:
     """The directory of an assembly for ``-c target=…``, from an earlier run if no source has changed.
 
-    ``settings`` are other values than the profile's, by ``section.key``; ``authorities`` is a PEM file for
-    ``-c database.authorities=…``.
+    ``settings`` are other values than the profile's, by ``section.key``.
 
     :raises ConfigurationError: if the app does not synthesise.
     """
     context = {"name": name, "profile": profile, "target": target, **(settings or {})}
-    if authorities:
-        context["database.authorities"] = str(authorities)
-    assembly = directory / _digest(context, authorities)
+    if file := context.get(_FILE_SETTING):
+        context[_FILE_SETTING] = str(Path(file).resolve())  # the app runs in the workspace
+    assembly = directory / _digest(context)
     with locked(directory / "synth"):
         if not is_whole(assembly):
             _remove(assembly)
@@ -84,11 +84,12 @@ def _adopt_archives(made: Path, directory: Path) -> None:
             break
 
 
-def _digest(context: dict[str, str], authorities: Path | None) -> str:
+def _digest(context: dict[str, str]) -> str:
     digest = hashlib.sha256(f"{sys.version}\n{json.dumps(context, sort_keys=True)}".encode())
     digest.update((WORKSPACE / "cdk.json").read_bytes())
-    if authorities:
-        digest.update(authorities.read_bytes())
+    file = Path(context.get(_FILE_SETTING, ""))
+    if file.is_file():  # the app says what is wrong with another
+        digest.update(file.read_bytes())
     for path in _source_files():
         digest.update(f"\n{path.relative_to(WORKSPACE)}\n".encode())
         digest.update(path.read_bytes())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.localstack_server import localstack
 from tests.integration.store_servers import (
     postgres_server,
     postgres_url,
@@ -15,7 +16,7 @@ from tests.integration.store_servers import (
     valkey_server,
 )
 
-__all__ = ["postgres_server", "postgres_url", "s3_environment", "s3_server", "valkey", "valkey_server"]
+__all__ = ["localstack", "postgres_server", "postgres_url", "s3_environment", "s3_server", "valkey", "valkey_server"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

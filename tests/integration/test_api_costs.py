@@ -12,7 +12,8 @@ import redis
 
 from farcall_common.store import Stores, StoreSettings, open_stores
 from farcall_common.wire.ids import new_task_id
-from farcall_lambdas.testing import MemoryApi
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.testing import ALICE, BOB, MemoryApi
 from tests.integration.store_servers import Valkey
 
 
@@ -41,6 +42,43 @@ def test_a_batch_is_one_write_and_one_script(
     function = {"function_name": "f", "function_code": "4\n01\nf"}
     function_id = api.call("POST", "/v3/functions", function).body["function_uuid"]
     submit(api, endpoint_id, function_id, 1)  # scripts are loaded, statements are known
+    statements = noted_statements(monkeypatch)
+    with redis.Redis.from_url(valkey.url) as client:
+        client.config_resetstat()
+        submit(api, endpoint_id, function_id, count)
+        calls = commands(client)
+
+    # One read (endpoint, function, tasks with these ids), and the transaction that writes tasks, group and audit.
+    read, write = statements
+    assert read.startswith("SELECT (SELECT row_to_json(endpoint) FROM endpoint ")
+    assert write.startswith("WITH added AS ( INSERT INTO task (")
+    # The script says how long the queue is; that it is short is believed for a second.
+    assert (calls["evalsha"], calls["llen"]) == (1, 1)
+    assert set(calls) <= {"evalsha", "info", "config|resetstat", *WITHIN_THE_SCRIPT}
+
+
+def test_what_decides_about_somebody_elses_endpoint_is_found_by_keys_too(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change between two ways of planning would be a round trip more, before each and after it."""
+    endpoint_id = api.call("POST", "/v3/endpoints", {"endpoint_name": "e"}).body["endpoint_id"]
+    function = {"function_name": "f", "function_code": "4\n01\nf"}
+    function_id = api.call("POST", "/v3/functions", function).body["function_uuid"]
+    for shared in (endpoint_id, function_id):
+        api.stores.records.add_grant(BOB.identity_id, shared)
+    submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)
+    statements = noted_statements(monkeypatch)
+    submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)
+    assert len(statements) == 5, "the look, two grants, the version of the function, and the write"
+    assert not [statement for statement in statements if "set_config" in statement]
+
+
+#: Commands that the script itself runs are counted too.
+WITHIN_THE_SCRIPT = {"exists", "hset", "llen", "lpush", "hmget", "hget", "publish"}
+
+
+def noted_statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the database is asked from now on."""
     statements: list[str] = []
     execute = psycopg.Cursor.execute
 
@@ -50,30 +88,15 @@ def test_a_batch_is_one_write_and_one_script(
         return execute(cursor, query, *arguments, **options)
 
     monkeypatch.setattr(psycopg.Cursor, "execute", noted)
-    with redis.Redis.from_url(valkey.url) as client:
-        client.config_resetstat()
-        submit(api, endpoint_id, function_id, count)
-        calls = commands(client)
-
-    # One read (endpoint, function, tasks with these ids), and the transaction that writes tasks, group and events.
-    read, write = statements
-    assert read.startswith("SELECT (SELECT row_to_json(endpoint) FROM endpoint ")
-    assert write.startswith("WITH added AS ( INSERT INTO task (")
-    # The script says how long the queue is; that it is short is believed for a second.
-    assert (calls["evalsha"], calls["llen"]) == (1, 1)
-    assert set(calls) <= {"evalsha", "info", "config|resetstat", *WITHIN_THE_SCRIPT}
+    return statements
 
 
-#: Commands that the script itself runs are counted too.
-WITHIN_THE_SCRIPT = {"exists", "hset", "llen", "lpush", "hmget", "hget", "publish"}
-
-
-def submit(api: MemoryApi, endpoint_id: str, function_id: str, count: int) -> None:
+def submit(api: MemoryApi, endpoint_id: str, function_id: str, count: int, *, caller: Identity = ALICE) -> None:
     body = {
         "tasks": {function_id: ["4\n00\nx"] * count},
         "task_ids": {function_id: [new_task_id() for _ in range(count)]},
     }
-    assert api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", body).status == 200
+    assert api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", body, caller=caller).status == 200
 
 
 def commands(client: Any) -> dict[str, int]:

@@ -4,7 +4,7 @@ costs, and that a database can begin with that."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from farcall_infra.release import this_release
 from farcall_localstack import LocalStackTier
 from farcall_localstack.assembly import ACCOUNT, REGION
 from farcall_localstack.deploy import Deployer
-from farcall_localstack.environment import ensure_environment
 from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
 
@@ -27,17 +26,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 _PASSWORD = "only-in-memory"
 _TAGS = [{"Key": "farcall:deployment", "Value": "physics"}]
-
-
-@pytest.fixture(scope="module")
-def localstack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStackServer]:
-    server = LocalStackServer(ensure_environment(), directory=tmp_path_factory.mktemp("localstack"))
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-    assert not (server.directory / "snapshots").exists()
 
 
 @pytest.fixture(autouse=True)

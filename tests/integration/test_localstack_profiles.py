@@ -8,7 +8,6 @@ import os
 import shutil
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,10 @@ from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from farcall_localstack import LocalStackTier, Tier
 from farcall_localstack.deploy import Deployer
-from farcall_localstack.environment import ensure_environment
 from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
-
-@pytest.fixture(scope="module")
-def localstack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStackServer]:
-    """One LocalStack for all; each test leaves it as empty as it was."""
-    server = LocalStackServer(ensure_environment(), directory=tmp_path_factory.mktemp("localstack"))
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
 
 
 def _double(number: int) -> int:

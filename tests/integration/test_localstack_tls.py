@@ -29,7 +29,7 @@ def _name() -> str:
 def test_the_databases_certificate_is_checked_from_migration_to_forwarder(tmp_path: Path) -> None:
     ours = Authority()
     authorities = ours.write(tmp_path / "authorities.pem")
-    assembly = ensure_assembly(authorities=authorities, directory=_made(tmp_path / "out"))
+    assembly = ensure_assembly(settings={"database.authorities": str(authorities)}, directory=_made(tmp_path / "out"))
     server = LocalStackServer(
         ensure_environment(),
         directory=_made(tmp_path / "localstack"),

@@ -91,6 +91,7 @@ class PostgresCatalogue:
         rows = self._database.rows(
             f"{query} WHERE f.function_id = %(id)s AND v.version = %(version)s",
             {"id": function_id, "version": version},
+            by_keys=True,
         )
         return Function(**rows[0]) if rows else None
 

@@ -1,6 +1,6 @@
 """The values that pass between the cloud's services and its stores. No I/O, no SQL, no Redis.
 
-Tasks are structures of msgspec, because there are many of them: a frozen dataclass takes twenty times as long to make.
+Tasks are structures of msgspec, because there are many of them: a frozen dataclass takes a dozen times as long to make.
 """
 
 from __future__ import annotations

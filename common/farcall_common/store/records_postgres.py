@@ -20,7 +20,6 @@ from farcall_common.store.catalogue_postgres import NEWEST_FUNCTION, PostgresCat
 from farcall_common.store.model import (
     AuditEntry,
     Endpoint,
-    EndpointStatus,
     Function,
     Presence,
     Task,
@@ -35,7 +34,6 @@ __all__ = ["PostgresRecords"]
 
 #: Columns by name: a later release may have added some.
 _ENDPOINT: Final = f"SELECT {', '.join(field.name for field in dataclasses.fields(Endpoint))} FROM endpoint"
-_STATUS_FIELDS: Final = frozenset(field.name for field in dataclasses.fields(EndpointStatus))
 
 # Rows are locked in the order of their ids, so that two batches that share some never wait for each other in a circle.
 
@@ -178,7 +176,7 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
 
     def has_grant(self, identity_id: str, object_id: str) -> bool:
         query = "SELECT 1 FROM access_grant WHERE identity_id = %(identity_id)s AND object_id = %(object_id)s"
-        return bool(self._database.rows(query, {"identity_id": identity_id, "object_id": object_id}))
+        return bool(self._database.rows(query, {"identity_id": identity_id, "object_id": object_id}, by_keys=True))
 
     def add_grant(self, identity_id: str, object_id: str) -> None:
         self._database.run(
@@ -214,7 +212,7 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
         [row] = self._database.rows(_LOOK_UP, wanted, by_keys=True)
         functions = [msgspec.convert({**function, "body": b""}, Function) for function in row["functions"] or ()]
         return (
-            row["endpoint"] and msgspec.convert(row["endpoint"], Endpoint),
+            _endpoint(row["endpoint"]) if row["endpoint"] else None,
             {function.function_id: function for function in functions},
             self.get_tasks(row["tasks"]) if row["tasks"] else {},
         )
@@ -352,7 +350,6 @@ def _write(connection: psycopg.Connection[DictRow], statement: str, rows: Sequen
         connection.execute(statement.encode(), task_rows.columns_of(rows))
 
 
-def _endpoint(row: DictRow) -> Endpoint:
-    # What a newer forwarder wrote beside it is left out.
-    status = {name: value for name, value in row["status"].items() if name in _STATUS_FIELDS}
-    return Endpoint(**{**row, "status": EndpointStatus(**status)})
+def _endpoint(row: Mapping[str, Any]) -> Endpoint:
+    # What a later release wrote beside it is left out.
+    return msgspec.convert(row, Endpoint)

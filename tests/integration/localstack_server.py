@@ -1,0 +1,24 @@
+"""A LocalStack for the tests of one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from farcall_localstack.environment import ensure_environment
+from farcall_localstack.server import LocalStackServer
+
+__all__ = ["localstack"]
+
+
+@pytest.fixture(scope="module")
+def localstack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStackServer]:
+    """One LocalStack for all; each test leaves it as empty as it was."""
+    server = LocalStackServer(ensure_environment(), directory=tmp_path_factory.mktemp("localstack"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+    assert not (server.directory / "snapshots").exists()
