@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import json
+import os
 import shutil
 import signal
 import statistics
@@ -109,6 +110,34 @@ def round_trips(client: farcall.Client, endpoint: LocalEndpoint, *, calls: int) 
     return figures
 
 
+def large_values(client: farcall.Client, endpoint: LocalEndpoint, *, calls: int) -> list[Figure]:
+    """Sequential calls that take bytes and return them. Above 64 KiB they go through the blob store."""
+    goals = {1_000: None, 100_000: 10, 1_000_000: 20, 5_000_000: 70}
+    figures = []
+    with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
+        executor.submit(same, b"").result(timeout=60)
+        first_ms = same_ms(executor, 1_000_000)
+        figures.append(
+            Figure("first large value of a program, 1,000,000 bytes", first_ms, "ms", "<= 250", first_ms <= 250)
+        )
+        for size_bytes, goal_ms in goals.items():
+            middle = statistics.median(same_ms(executor, size_bytes) for _ in range(calls))
+            wish = ("", None) if goal_ms is None else (f"<= {goal_ms}", middle <= goal_ms)
+            figures.append(Figure(f"{size_bytes:,} bytes there and back, p50", middle, "ms", *wish))
+    return figures
+
+
+def same(value: bytes) -> bytes:
+    return value
+
+
+def same_ms(executor: farcall.Executor, size_bytes: int) -> float:
+    value = os.urandom(size_bytes)
+    began = time.perf_counter()
+    assert executor.submit(same, value).result(timeout=60) == value
+    return (time.perf_counter() - began) * 1000
+
+
 def throughput(client: farcall.Client, endpoint: LocalEndpoint, *, tasks: int) -> list[Figure]:
     """No-ops through the executor, from the first submit to the last result."""
     with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
@@ -199,6 +228,8 @@ def main() -> int:
             figures += memory(tier, endpoint)
             console.print("round trips …")
             figures += round_trips(client, endpoint, calls=options.calls)
+            console.print("large values …")
+            figures += large_values(client, endpoint, calls=max(10, options.calls // 20))
             console.print("throughput …")
             figures += throughput(client, endpoint, tasks=options.tasks)
             console.print("survival …")

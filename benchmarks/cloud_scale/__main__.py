@@ -68,7 +68,7 @@ _CAUSES: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "database's disk, after 30 days": (
         "a task stays for 30 days after its end",
-        "keep tasks for a shorter time (`FARCALL_RETENTION_DAYS`), a larger `database.storage_gib`",
+        "keep tasks for a shorter time (`-c limits.retention_days=…`), a larger `database.storage_gib`",
     ),
     "queue's memory, what has ended": (
         "an end is remembered for two minutes, so that nobody queues its task again",
@@ -76,7 +76,7 @@ _CAUSES: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "queue's memory, an hour behind": (
         "tasks wait in memory while their endpoints are away or full",
-        "larger nodes: `-c queue.node_type=…`; lower `FARCALL_MAX_QUEUE_DEPTH`",
+        "larger nodes: `-c queue.node_type=…`; lower `limits.max_queue_depth`",
     ),
     "queue's processor": (
         "Valkey runs scripts on one thread",

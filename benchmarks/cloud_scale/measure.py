@@ -7,7 +7,6 @@ PostgreSQL wrote ahead, its transactions, and the commands that Valkey ran. Prin
 
 from __future__ import annotations
 
-import datetime as dt
 import tempfile
 import time
 from collections.abc import Mapping
@@ -100,9 +99,9 @@ def _presence(tier: LocalTier) -> float:
         records.put_endpoint(Endpoint(endpoint_id, new_id(), "measured"))
     before = _read(tier)["postgres"]
     for number in range(_REPEATS):
-        start, now = number * _TOGETHER % (_ENDPOINTS - _TOGETHER), dt.datetime.now(dt.UTC)
+        start = number * _TOGETHER % (_ENDPOINTS - _TOGETHER)
         records.set_presence(
-            [Presence(each, True, EndpointStatus(), now) for each in endpoint_ids[start : start + _TOGETHER]]
+            [Presence(each, True, EndpointStatus()) for each in endpoint_ids[start : start + _TOGETHER]]
         )
     used = _read(tier)["postgres"] - before
     records.close()

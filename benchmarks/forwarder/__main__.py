@@ -37,7 +37,6 @@ from farcall_common.store import (
     open_stores,
 )
 from farcall_common.wire import TaskState
-from farcall_local.engines import BUCKET
 from farcall_local.tier import LocalTier
 
 __all__ = ["main"]
@@ -93,7 +92,7 @@ class Bench:
         """The forwarder that takes connections, or the next one after ``other_than``."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            for info in self.stores.queue.forwarders(now=time.time()):
+            for info in self.stores.queue.forwarders():
                 if info.forwarder_id != other_than:
                     return info
             time.sleep(0.01)
@@ -137,7 +136,7 @@ class Bench:
             self.crowd.serve(0.0)
         for start in range(0, len(tasks), each):
             batch = [QueuedTask.of(task) for task in tasks[start : start + each]]
-            self.stores.queue.enqueue(batch, now=time.time())
+            self.stores.queue.enqueue(batch)
             self.crowd.serve(0.0)
         return [task.task_id for task in tasks]
 
@@ -290,7 +289,7 @@ def deployment(directory: Path) -> Iterator[Bench]:
         environment = {
             "FARCALL_DATABASE_URL": tier.state.database_url,
             "FARCALL_QUEUE_URL": tier.state.queue_url,
-            "FARCALL_BLOB_BUCKET": BUCKET,
+            "FARCALL_BLOB_BUCKET": "not-used-by-small-payloads",
             "FARCALL_TICKET_KEY": secrets["ticket_key"],
         }
         stores = open_stores(StoreSettings.from_environment(environment))

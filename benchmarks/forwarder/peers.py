@@ -16,6 +16,7 @@ from typing import Self
 import zmq
 
 from farcall_common import wire
+from farcall_common.sockets import client_socket
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
 from farcall_common.store.tickets import Tickets
 
@@ -171,11 +172,10 @@ class Crowd:
         """Connect and greet, all at once; the handshakes happen while :meth:`until` waits."""
         expires_at = time.time() + _TICKET_S
         for peer in peers:
-            socket = self._context.socket(zmq.DEALER)
-            socket.linger = 0
-            socket.reconnect_ivl = -1
-            socket.curve_publickey, socket.curve_secretkey = peer.keys
-            socket.curve_serverkey = forwarder.server_key.encode()
+            public_key, secret_key = map(bytes.decode, peer.keys)
+            socket = client_socket(
+                self._context, server_key=forwarder.server_key, public_key=public_key, secret_key=secret_key
+            )
             socket.connect(forwarder.address)
             peer.socket = socket
             peer.greet(self._tickets.issue(peer.key, expires_at=expires_at))

@@ -10,13 +10,14 @@
     ├── Forbidden                 an identity without the right
     ├── NotFound                  FunctionUnknown · ContainerUnknown · EndpointUnknown · TaskUnknown · BlobUnknown ·
     │                             TaskGroupUnknown
-    ├── Conflict                  TaskIdReused · EndpointInUse
+    ├── Conflict                  TaskIdReused · EndpointInUse · SpoolOutdated
     ├── LimitExceeded             asked for too much; retry later
     │   ├── RateLimited           too many requests in a short time
     │   ├── QueueFull             too many tasks wait for an endpoint
     │   └── QuotaExceeded         (not by itself: something has to be deleted first)
     ├── Unavailable               a part of the service is away; retry
     │   ├── DatabaseUntrusted     something answers in its place, or its certificate is not one that we accept
+    │   ├── StorageLow            the database's disk is nearly full: nothing new is accepted
     │   └── NoForwarder       (ForwarderWaking: soon there will be one)
     ├── ProtocolError             a peer sent bytes that PROTOCOL.md does not allow
     │   ├── FrameMalformed
@@ -29,10 +30,11 @@
     ├── ConfigurationError        a setting is missing or wrong
     └── TaskError                 what a task ended with
         ├── TaskPending           (not an end: the result was asked for too early)
-        ├── TaskFailed            user code raised
-        │   └── TaskDeadLettered  each attempt took down what ran it: none is left, and nobody tries again by itself
+        ├── TaskFailed            user code raised, or the task could not run
+        │   ├── TaskDeadLettered  each attempt took down what ran it: none is left, and it is not tried again
+        │   ├── NodesUnavailable  the endpoint's scheduler gives it no nodes
+        │   └── WaitedTooLong     the endpoint did not start the task within the maximum wait
         ├── TaskCancelled
-        ├── NodesUnavailable      the endpoint's scheduler gives it no nodes
         └── TaskLost              Farcall cannot say whether the task ran, and may not run it again
 
 An error says whose fault it is (:class:`Fault`), whether trying again can help (``retryable``), and what to do
@@ -45,7 +47,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "BlobUnknown",
@@ -75,9 +77,12 @@ __all__ = [
     "QueueFull",
     "QuotaExceeded",
     "RateLimited",
+    "RemoteTraceback",
     "RequestTooLarge",
     "SerializationError",
     "SessionRefused",
+    "SpoolOutdated",
+    "StorageLow",
     "TaskCancelled",
     "TaskDeadLettered",
     "TaskError",
@@ -91,7 +96,10 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "VersionUnsupported",
+    "WaitedTooLong",
+    "builtin_type_of",
     "error_from_record",
+    "original_of",
 ]
 
 
@@ -112,6 +120,8 @@ class ErrorRecord:
     ``code`` is stable and upper-case, for programs; ``message`` and ``hint`` are for people. The optional part
     belongs to tasks: the remote exception's type, its traceback (text, remote frames only), the last bytes of the
     task's output, and which attempt on which endpoint it was. ``retry_after_s`` says how long to wait in seconds.
+    ``builtin_type`` is the nearest built-in class of the remote exception (see :func:`builtin_type_of`), and
+    ``exception_data`` the exception itself, as a buffer that only the client opens (see :mod:`farcall_common.payload`).
     """
 
     code: str
@@ -128,6 +138,8 @@ class ErrorRecord:
     endpoint_id: str | None = None
     #: Of a dead letter: how each of its attempts ended.
     reasons: tuple[str, ...] | None = None
+    builtin_type: str | None = None
+    exception_data: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object; optional fields that are not set are left out."""
@@ -274,7 +286,18 @@ class TaskIdReused(Conflict):
 
 class EndpointInUse(Conflict):
     code = "ENDPOINT_IN_USE"
-    default_hint = "Another agent runs with this endpoint id; stop it first, or configure a new endpoint."
+    default_hint = (
+        "Another agent runs with this endpoint id; stop it first, or configure a new endpoint. If its machine lost "
+        "power or its network, wait 90 s and start again."
+    )
+
+
+class SpoolOutdated(Conflict):
+    code = "SPOOL_OUTDATED"
+    default_hint = (
+        "If the endpoint runs elsewhere, stop this one. If not, start it with an empty spool: "
+        "farcall-endpoint start NAME --new-spool. Tasks that may run twice then run again; the others end as lost."
+    )
 
 
 class LimitExceeded(FarcallError):
@@ -310,6 +333,14 @@ class DatabaseUntrusted(Unavailable):
     default_hint = (
         "This is for the deployment's operator: the database's certificate must not have expired, be for its host name,"
         " and be signed by one of database.authorities; docs/operations.md has what to do."
+    )
+
+
+class StorageLow(Unavailable):
+    code = "STORAGE_LOW"
+    default_hint = (
+        "Nothing that was accepted is lost. Wait as long as the answer says; the deployment's operator can let the disk"
+        " grow further (database.max_storage_gib)."
     )
 
 
@@ -402,10 +433,17 @@ class TaskLost(TaskError):
     fault = Fault.US
 
 
-class NodesUnavailable(TaskError):
+class NodesUnavailable(TaskFailed):
     code = "NODES_UNAVAILABLE"
     fault = Fault.PEER
     retryable = True
+
+
+class WaitedTooLong(TaskFailed):
+    code = "WAITED_TOO_LONG"
+    fault = Fault.PEER
+    retryable = True
+    default_hint = "Start the endpoint, and submit the task again."
 
 
 def _leaves(root: type[FarcallError]) -> dict[str, type[FarcallError]]:
@@ -418,6 +456,78 @@ def _leaves(root: type[FarcallError]) -> dict[str, type[FarcallError]]:
 _BY_CODE = _leaves(FarcallError)
 
 
+#: The built-in exceptions that a :class:`TaskFailed` can be, too. Left out are those that mean something to code that
+#: waits for a result (TimeoutError, StopIteration), that do not take a text alone (UnicodeDecodeError, ExceptionGroup),
+#: or that are printed in a way of their own (SyntaxError): of these the next class above counts.
+_BUILTIN_TYPES: Final[Mapping[str, type[Exception]]] = {
+    cls.__name__: cls
+    for cls in (
+        *(ArithmeticError, FloatingPointError, OverflowError, ZeroDivisionError),
+        *(AssertionError, AttributeError, BufferError, EOFError, MemoryError, ReferenceError, SystemError),
+        *(ImportError, ModuleNotFoundError),
+        *(LookupError, IndexError, KeyError),
+        *(NameError, UnboundLocalError),
+        *(OSError, BlockingIOError, ChildProcessError, FileExistsError, FileNotFoundError, InterruptedError),
+        *(IsADirectoryError, NotADirectoryError, PermissionError, ProcessLookupError),
+        *(ConnectionError, BrokenPipeError, ConnectionAbortedError, ConnectionRefusedError, ConnectionResetError),
+        *(RuntimeError, NotImplementedError, RecursionError),
+        *(TypeError, ValueError, UnicodeError),
+        *(Warning, BytesWarning, DeprecationWarning, EncodingWarning, FutureWarning, ImportWarning),
+        *(PendingDeprecationWarning, ResourceWarning, RuntimeWarning, SyntaxWarning, UnicodeWarning, UserWarning),
+    )
+}
+
+
+def builtin_type_of(error: BaseException) -> str | None:
+    """The name of the nearest class of an exception that is in the closed table of built-in ones, if there is one."""
+    return next((cls.__name__ for cls in type(error).__mro__ if _BUILTIN_TYPES.get(cls.__name__) is cls), None)
+
+
 def error_from_record(record: ErrorRecord, *, default: type[FarcallError] = FarcallError) -> FarcallError:
-    """The exception for a received record: the class of its code, or ``default`` for a code of a newer peer."""
-    return _BY_CODE.get(record.code, default)(record.message, record=record)
+    """The exception for a received record: the class of its code, or ``default`` for a code of a newer peer.
+
+    A :class:`TaskFailed` is also an instance of the record's ``builtin_type``: ``except ValueError`` catches it.
+    """
+    cls = _BY_CODE.get(record.code, default)
+    builtin = _BUILTIN_TYPES.get(str(record.builtin_type))
+    if builtin is not None and issubclass(cls, TaskFailed):
+        cls = _also(cls, builtin)
+    return cls(record.message, record=record)
+
+
+_made: Final[dict[tuple[type[FarcallError], type[Exception]], type[FarcallError]]] = {}
+
+
+def _also(cls: type[FarcallError], builtin: type[Exception]) -> type[FarcallError]:
+    """The one class that is both. Pickle cannot find it by its name: it is made again where it is read."""
+    known = _made.get((cls, builtin))
+    if known is not None:
+        return known
+
+    def reduce(self: FarcallError) -> tuple[Any, ...]:
+        return _remade, (cls, self.record), self.__dict__
+
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return _made.setdefault((cls, builtin), type(cls.__name__, (cls, builtin), {**names, "__reduce__": reduce}))
+
+
+def _remade(cls: type[FarcallError], record: ErrorRecord) -> FarcallError:
+    return error_from_record(record, default=cls)
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that came from a worker: its traceback there, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def original_of(error: BaseException) -> BaseException:
+    """What a task's function raised, with the remote traceback as its cause; the error itself if it did not come
+    along."""
+    if not isinstance(error, TaskFailed) or error.__cause__ is None:
+        return error
+    original = error.__cause__
+    remote = RemoteTraceback(error.remote_traceback or error.record.message)
+    BaseException.__setattr__(original, "__cause__", remote)  # not by assignment: a class may forbid that
+    return original

@@ -1,4 +1,4 @@
-"""Files that only their owner may read."""
+"""Files and sockets that only their owner may read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-__all__ = ["locked", "write_private"]
+from farcall_common.errors import ConfigurationError
+
+__all__ = ["locked", "private_socket", "write_private"]
+
+_MAX_SOCKET_PATH_BYTES: Final = 100
+"""Addresses of Unix sockets end at 107 bytes on Linux, at 103 on macOS."""
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -26,6 +32,28 @@ def write_private(path: Path, content: bytes) -> None:
     except OSError:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def private_socket(directory: Path, name: str) -> Path:
+    """Where a Unix socket can be that only this user can reach: in a directory of its own, or, where the path of that
+    is too long for a socket, in one for all of this user's.
+
+    :raises ConfigurationError: if there is no such place.
+    """
+    path = directory.absolute() / name
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
+        return path
+    identity = directory.stat()
+    for base in (tempfile.gettempdir(), "/tmp"):  # noqa: S108 - checked below
+        private = Path(base, f"farcall-{os.getuid()}")
+        short = private / f"{identity.st_dev:x}-{identity.st_ino:x}-{name}"
+        if len(os.fsencode(short)) <= _MAX_SOCKET_PATH_BYTES:
+            break
+    private.mkdir(mode=0o700, exist_ok=True)
+    state = private.lstat()
+    if state.st_uid != os.getuid() or state.st_mode & 0o077:
+        raise ConfigurationError(f"{private} is not a private directory of yours.", hint="Remove it.")
+    return short
 
 
 @contextlib.contextmanager

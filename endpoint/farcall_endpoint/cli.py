@@ -31,9 +31,10 @@ from farcall_endpoint.status import facts_of, render
 __all__ = ["main"]
 
 _EXIT_CODES: Final = (
-    "Exit codes: 0 done · 1 not connected (status) · 2 the command line is wrong · 69 the service cannot be reached · "
-    "70 an error of Farcall · 73 in use already · 77 not logged in, or not allowed · 78 a setting is missing or wrong "
-    "· 130 interrupted · 143 told to end (an endpoint that is told to ends with 0)"
+    "Exit codes: 0 done · 1 not connected (status) · 2 the command line is wrong · 65 the spool is an old copy "
+    "· 66 the endpoint was deleted · 69 the service cannot be reached · 70 an error of Farcall · 73 in use already "
+    "· 76 the other side answered something unknown · 77 not logged in, or not allowed · 78 a setting is missing or "
+    "wrong · 130 interrupted · 143 told to end (an endpoint that is told to ends with 0)"
 )
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, epilog=_EXIT_CODES)
@@ -101,11 +102,16 @@ def start(
     detach: Annotated[bool, typer.Option("--detach", help="Return when connected; leave a daemon behind.")] = False,
     timeout: Annotated[float, typer.Option(help="With --detach: seconds to wait for the connection.")] = 30.0,
     endpoint_uuid: Annotated[str | None, typer.Option(help="On the first start: use this registration.")] = None,
+    new_spool: Annotated[
+        bool, typer.Option("--new-spool", help="Keep the spool under another name and start with an empty one.")
+    ] = False,
 ) -> None:
     """Start an endpoint. The first start registers it."""
     with _errors():
         directory = _directory(context, name)
         directory.require()
+        if new_spool and (kept := directory.put_spool_aside()):
+            _out.print(f"The old spool is kept as {kept}")
         _adopt(directory, endpoint_uuid)
         if detach:
             _start_detached(context, directory, timeout)

@@ -31,11 +31,13 @@ _TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
 
 @dataclasses.dataclass(frozen=True)
 class ConnectAnswer:
-    """Live forwarders as (address, server key), and a ticket until an epoch second."""
+    """Live forwarders as (address, server key), a ticket until an epoch second, and the identity of the endpoint's
+    owner; empty if the API does not tell it."""
 
     forwarders: tuple[tuple[str, str], ...]
     ticket: str
     ticket_expires_at: float
+    owner_id: str = ""
 
 
 class Cloud:
@@ -69,6 +71,7 @@ class Cloud:
             "python_version": capabilities.python_version,
             "packages": capabilities.packages,
             "serializers": list(capabilities.serializers),
+            "platform": capabilities.platform,
         }
         with _believing("a connect request"):
             try:
@@ -80,7 +83,8 @@ class Cloud:
                     hint="Move endpoint.json out of the endpoint's directory and start it: it is registered anew.",
                 ) from error
             forwarders = tuple((str(item["address"]), str(item["server_key"])) for item in answer["forwarders"])
-            return ConnectAnswer(forwarders, str(answer["ticket"]), float(answer["ticket_expires_at"]))
+            owner_id = str(answer.get("owner_id", ""))
+            return ConnectAnswer(forwarders, str(answer["ticket"]), float(answer["ticket_expires_at"]), owner_id)
 
     def delete(self, endpoint_id: str) -> None:
         """Forget an endpoint.

@@ -4,10 +4,11 @@
 
     <home>/endpoints/<name>/
         config.yaml         what the user decides
-        endpoint.json       the id that the cloud gave it
+        endpoint.json       the id that the cloud gave it, and the identity of its owner
         curve.public        its CURVE key pair in Z85 (the secret one readable by its owner alone)
         curve.secret
         spool.sqlite3       tasks and results
+        spool.bodies/       those of their bodies that are large
         endpoint.log        the agent's; the older ones are endpoint.log.1, .2, ...
         logs/               of the managers, and what processes print when they crash
         daemon.pid          the running agent; locked for as long as it lives
@@ -16,13 +17,15 @@
 
 A process id alone proves nothing: it may be another process by now, or one on another node that shares this directory.
 So ``daemon.pid`` names the host and the time at which the process started, and the agent holds a lock on the file,
-which the kernel drops at its death.
+which the kernel drops at its death. All of these files can be removed while it runs; so it also holds an abstract
+socket (unix(7)), named after the number of the directory. Nobody can remove that, and the kernel drops it as well.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime as dt
 import errno
 import fcntl
 import json
@@ -37,14 +40,13 @@ from typing import Any, Final
 import psutil
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError
+from farcall_common.private import private_socket
 from farcall_endpoint.transport import CurveKeys, new_curve_keys
 
 __all__ = ["AgentProcess", "EndpointDirectory", "list_endpoints"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _START_TOLERANCE_S: Final = 2.0
-_MAX_IPC_BYTES: Final = 100
-"""Unix socket addresses end at 107 bytes on Linux."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,11 @@ class EndpointDirectory:
     def spool_file(self) -> Path:
         """Tasks and results."""
         return self.path / "spool.sqlite3"
+
+    @property
+    def bodies_directory(self) -> Path:
+        """The large arguments and results of the spool."""
+        return self.spool_file.with_suffix(".bodies")
 
     @property
     def log_file(self) -> Path:
@@ -190,6 +197,16 @@ class EndpointDirectory:
         """Keep the id that the cloud gave."""
         _write(self.path / "endpoint.json", json.dumps({"endpoint_id": endpoint_id}))
 
+    def read_owner_id(self) -> str:
+        """The identity of the endpoint's owner; empty before the cloud told it."""
+        data = _read_json(self.path / "endpoint.json") or {}
+        return str(data.get("owner_id", ""))
+
+    def write_owner_id(self, owner_id: str) -> None:
+        """Keep the identity of the endpoint's owner."""
+        data = _read_json(self.path / "endpoint.json") or {}
+        _write(self.path / "endpoint.json", json.dumps({**data, "owner_id": owner_id}))
+
     def read_status(self) -> dict[str, Any]:
         """What the agent last said about itself; empty when it never did."""
         return _read_json(self.path / "status.json") or {}
@@ -209,11 +226,43 @@ class EndpointDirectory:
 
     def read_agent(self) -> AgentProcess | None:
         """Who runs the endpoint, or did when it died; None after an orderly end."""
+        if (holder := self._holder()) is not None:
+            return holder
         data = _read_json(self.pid_file)
         try:
             return AgentProcess(int(data["pid"]), float(data["started_at"]), str(data["hostname"])) if data else None
         except (KeyError, TypeError, ValueError):
             return None
+
+    def _holder(self) -> AgentProcess | None:
+        """The process on this machine that is the endpoint's agent, whatever its files say."""
+        try:
+            pid = _socket_holder(self._socket_name(), pid_file=os.path.realpath(self.pid_file))
+            return None if pid is None else AgentProcess(pid, psutil.Process(pid).create_time(), socket.gethostname())
+        except (OSError, psutil.Error):
+            return None
+
+    def _socket_name(self) -> bytes:
+        """Of the abstract socket that the agent holds. The directory keeps its number when it is moved."""
+        state = self.path.stat()
+        return f"\0farcall-endpoint-{os.getuid()}-{state.st_dev:x}-{state.st_ino:x}".encode()
+
+    def put_spool_aside(self) -> Path | None:
+        """Keep the spool under another name, so that the next start makes an empty one. None if there is no spool.
+
+        :raises EndpointInUse: while a process has it open.
+        """
+        with self.lock():
+            if not self.spool_file.exists():
+                return None
+            # The database, and the parts of it that wait to be written into it.
+            kept = self.path / f"spool-{dt.datetime.now(dt.UTC):%Y-%m-%dT%H%M%S}.sqlite3"
+            for suffix in ("-wal", "-shm", ""):
+                with contextlib.suppress(FileNotFoundError):
+                    Path(f"{self.spool_file}{suffix}").rename(f"{kept}{suffix}")
+            with contextlib.suppress(FileNotFoundError):
+                self.bodies_directory.rename(kept.with_suffix(".bodies"))
+            return kept
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -221,16 +270,16 @@ class EndpointDirectory:
 
         :raises EndpointInUse: naming the process that is.
         """
-        descriptor = os.open(self.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with contextlib.ExitStack() as stack:
+            descriptor = os.open(self.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 other = self.read_agent()
                 who = f"process {other.pid} on {other.hostname}" if other else "another process"
-                raise EndpointInUse(
-                    f"The endpoint {self.name} is run by {who}.", hint=f"`farcall-endpoint stop {self.name}` ends it."
-                ) from error
+                raise self._in_use(who) from error
+            stack.enter_context(self._held_socket())
             data = json.dumps(dataclasses.asdict(AgentProcess.current())).encode()
             try:
                 os.ftruncate(descriptor, os.pwrite(descriptor, data, 0))
@@ -245,8 +294,28 @@ class EndpointDirectory:
                 os.ftruncate(descriptor, 0)
                 raise
             os.ftruncate(descriptor, 0)
-        finally:
-            os.close(descriptor)
+
+    def _held_socket(self) -> socket.socket:
+        """What says that this process is the agent, when nothing else does any more.
+
+        :raises EndpointInUse: naming the process that has it.
+        """
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for _ in range(2):  # the one that has it may just have ended
+            try:
+                held.bind(self._socket_name())
+            except OSError as error:
+                if (other := self._holder()) is not None:
+                    held.close()
+                    raise self._in_use(f"process {other.pid} on {other.hostname}") from error
+            else:
+                break
+        return held  # not bound where another user took the name: that says nothing about our agents
+
+    def _in_use(self, who: str) -> EndpointInUse:
+        return EndpointInUse(
+            f"The endpoint {self.name} is run by {who}.", hint=f"`farcall-endpoint stop {self.name}` ends it."
+        )
 
     @property
     def script_dir(self) -> Path:
@@ -255,15 +324,40 @@ class EndpointDirectory:
 
     def fleet_address(self) -> str:
         """Where the agent's managers on this machine find it: a socket that only this user can reach."""
-        socket_path = self.path / "managers.sock"
-        if len(os.fsencode(socket_path)) > _MAX_IPC_BYTES:
-            private = Path(tempfile.gettempdir()) / f"farcall-{os.getuid()}"
-            private.mkdir(mode=0o700, exist_ok=True)
-            state = private.lstat()
-            if state.st_uid != os.getuid() or state.st_mode & 0o077:
-                raise ConfigurationError(f"{private} is not a private directory of yours.", hint="Remove it.")
-            socket_path = private / f"{self.path.stat().st_ino:x}.sock"
-        return f"ipc://{socket_path}"
+        return f"ipc://{private_socket(self.path, 'managers.sock')}"
+
+
+def _socket_holder(name: bytes, *, pid_file: str) -> int | None:
+    """The process on this machine that has a socket of that abstract name, as far as this user may see.
+
+    The name of a socket may have a line's end in it, so that another user can make the kernel's list say anything of
+    anybody's sockets. But nobody else can make a process of ours open the file.
+    """
+    line_end = b" @" + name[1:]
+    rows = [line.split() for line in _sockets() if line.endswith(line_end)]
+    sockets = {f"socket:[{row[6].decode(errors='replace')}]" for row in rows if len(row) > 6}
+    for process in Path("/proc").glob("[0-9]*") if sockets else ():
+        files = _open_files(process)
+        if not files.isdisjoint(sockets) and not files.isdisjoint((pid_file, f"{pid_file} (deleted)")):
+            return int(process.name)
+    return None
+
+
+def _open_files(process: Path) -> set[str]:
+    """Of a process below /proc; none if it has ended, or is another user's."""
+    files: set[str] = set()
+    with contextlib.suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                files.add(str(descriptor.readlink()))
+    return files
+
+
+def _sockets() -> list[bytes]:
+    try:
+        return Path("/proc/net/unix").read_bytes().splitlines()
+    except OSError:
+        return []
 
 
 def list_endpoints(home: Path) -> list[EndpointDirectory]:

@@ -12,11 +12,10 @@ __all__ = [
     "cancelled",
     "containers_unsupported",
     "function_missing",
+    "limit_exceeded",
     "limit_invalid",
     "lost",
-    "memory_exceeded",
     "nodes_unavailable",
-    "output_exceeded",
     "payload_unavailable",
     "result_not_serializable",
     "result_not_uploaded",
@@ -24,6 +23,7 @@ __all__ = [
     "walltime_exceeded",
     "walltime_too_long",
     "worker_died",
+    "working_directory_unavailable",
 ]
 
 #: Results up to here travel in the session; larger ones through the blob store.
@@ -71,25 +71,26 @@ def nodes_unavailable(reason: str) -> ErrorRecord:
     )
 
 
-def memory_exceeded(used_bytes: int, *, limit_bytes: int) -> ErrorRecord:
-    """The task and what it started used more memory than they may."""
-    return ErrorRecord(
-        "MEMORY_EXCEEDED",
-        f"The task and its processes used {used_bytes / 2**20:.0f} MiB of memory, more than their limit of "
-        f"{limit_bytes / 2**20:.0f} MiB, and were stopped.",
-        hint="Give it a higher limit, or less to do at a time.",
-        fault=Fault.USER_CODE,
-    )
-
-
-def output_exceeded(written_bytes: int, *, limit_bytes: int) -> ErrorRecord:
-    """The task printed more than it may."""
-    return ErrorRecord(
-        "OUTPUT_EXCEEDED",
-        f"The task printed {written_bytes} bytes, more than its limit of {limit_bytes}, and was stopped.",
-        hint="Write to a file what is meant to be kept, and print less.",
-        fault=Fault.USER_CODE,
-    )
+def limit_exceeded(
+    *, memory_bytes: int, memory_limit_bytes: int | None, output_bytes: int, output_limit_bytes: int | None
+) -> ErrorRecord | None:
+    """The task used more than it may; None if it did not. A limit of None is none."""
+    if memory_limit_bytes is not None and memory_bytes > memory_limit_bytes:
+        return ErrorRecord(
+            "MEMORY_EXCEEDED",
+            f"The task and its processes used {memory_bytes / 2**20:.0f} MiB of memory, more than their limit of "
+            f"{memory_limit_bytes / 2**20:.0f} MiB.",
+            hint="Give it a higher limit, or less to do at a time.",
+            fault=Fault.USER_CODE,
+        )
+    if output_limit_bytes is not None and output_bytes > output_limit_bytes:
+        return ErrorRecord(
+            "OUTPUT_EXCEEDED",
+            f"The task printed {output_bytes} bytes, more than its limit of {output_limit_bytes}.",
+            hint="Write to a file what is meant to be kept, and print less.",
+            fault=Fault.USER_CODE,
+        )
+    return None
 
 
 def limit_invalid(name: str, value: object) -> ErrorRecord:
@@ -99,6 +100,17 @@ def limit_invalid(name: str, value: object) -> ErrorRecord:
         f"The resource specification gives {name} as {value!r}.",
         hint="It is a whole number above 0.",
         fault=Fault.CALLER,
+    )
+
+
+def working_directory_unavailable(error: OSError) -> ErrorRecord:
+    """The task's working directory is gone and cannot be made."""
+    return ErrorRecord(
+        "WORKING_DIRECTORY_UNAVAILABLE",
+        f"The working directory of the task cannot be made: {error}.",
+        hint="Ask the endpoint's owner to look at engine.working_dir: its file system may be full or read only.",
+        fault=Fault.US,
+        retryable=True,
     )
 
 

@@ -21,6 +21,7 @@ from farcall_common.wire import TaskState
 from farcall_endpoint.shared import Bytes, Frame, seen
 
 __all__ = [
+    "FIRST_WINDOW_BYTES",
     "CancelTasks",
     "Capacity",
     "Died",
@@ -31,6 +32,7 @@ __all__ = [
     "Ping",
     "Progress",
     "Registered",
+    "ResultsTaken",
     "RunTasks",
     "Started",
     "Stop",
@@ -44,6 +46,8 @@ __all__ = [
 
 Body = int
 
+FIRST_WINDOW_BYTES: Final = 4 * 2**20
+"""As ``window_bytes`` of :class:`ResultsTaken`, until the agent says another number."""
 _MAX_JOINED_BYTES: Final = 16 * 1024
 
 
@@ -63,7 +67,9 @@ RANKS: Final = ("num_nodes", "ranks_per_node", "num_ranks")
 
 
 class TaskOrder(_Part, frozen=True):
-    """One attempt to run, and its limits. ``result_serializers`` are the submitter's choice, may be empty."""
+    """One attempt to run, and its limits. ``result_serializers`` are the submitter's choice, may be empty.
+    ``submitter``: who submitted it, empty for the owner of the endpoint. Submitters take turns, and each has a working
+    directory."""
 
     task_id: str
     attempt: int
@@ -76,6 +82,7 @@ class TaskOrder(_Part, frozen=True):
     traceparent: str = ""
     keep_output: bool = False
     ranks: tuple[int | None, int | None, int | None] | None = None
+    submitter: str = ""
 
 
 class RunTasks(_Message, frozen=True):
@@ -99,11 +106,19 @@ class Stop(_Message, frozen=True):
     grace_s: float
 
 
+class ResultsTaken(_Message, frozen=True):
+    """Results of so many bytes are not in the agent's memory any more. From now on at most ``window_bytes``, and the
+    rest of a result that goes beyond, may be on their way to it."""
+
+    size_bytes: int
+    window_bytes: int
+
+
 class Ping(_Message, frozen=True):
     """The agent lives. Whoever hears nothing for too long ends itself."""
 
 
-FromAgent = RunTasks | CancelTasks | Stop | Ping
+FromAgent = RunTasks | CancelTasks | Stop | ResultsTaken | Ping
 
 # -- manager to agent --------------------------------------------------------------------------------------------------
 
@@ -171,9 +186,11 @@ class Progress(_Message, frozen=True):
 
 
 class Leaving(_Message, frozen=True):
-    """The last word of a manager: all of its workers have ended. What it had and did not finish is given back."""
+    """The last word of a manager: all of its workers have ended. What it had and did not finish is given back.
+    ``failed``: it could not start workers, so nothing of that has been started."""
 
     reason: str
+    failed: bool = False
 
 
 FromManager = Registered | Progress | Leaving

@@ -14,7 +14,10 @@ from farcall_common.errors import (
     EndpointInUse,
     FarcallError,
     Forbidden,
+    NotFound,
+    ProtocolError,
     SessionRefused,
+    SpoolOutdated,
     Unauthenticated,
     Unavailable,
 )
@@ -25,6 +28,9 @@ __all__ = ["EXIT_CODES", "Credentials", "exit_code", "find_home", "read_credenti
 EXIT_CODES: Final[tuple[tuple[type[FarcallError], int], ...]] = (
     (ConfigurationError, os.EX_CONFIG),
     (EndpointInUse, os.EX_CANTCREAT),
+    (SpoolOutdated, os.EX_DATAERR),
+    (NotFound, os.EX_NOINPUT),
+    (ProtocolError, os.EX_PROTOCOL),
     (Unauthenticated, os.EX_NOPERM),
     (Forbidden, os.EX_NOPERM),
     (SessionRefused, os.EX_NOPERM),

@@ -1,5 +1,5 @@
-"""Large bodies in memory files (``memfd_create``): written once, read where they are, and handed on as a descriptor by
-processes in between, which need not look at them."""
+"""Large bodies in memory files (``memfd_create``), or in files of the spool: written once, read where they are, and
+handed on as a descriptor by processes in between, which need not look at them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-__all__ = ["ANCILLARY_BYTES", "Bytes", "Frame", "MemoryFile", "SharedBytes", "ancillary", "descriptors_of", "seen"]
+__all__ = [
+    "ANCILLARY_BYTES",
+    "Bytes",
+    "Frame",
+    "MemoryFile",
+    "SharedBytes",
+    "ancillary",
+    "descriptors_of",
+    "piece_of",
+    "seen",
+]
 
 _MAX_DESCRIPTORS: Final = 64
 _FD_BYTES: Final = array.array("i").itemsize
@@ -18,7 +28,7 @@ ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _FD_BYTES)
 
 
 class MemoryFile:
-    """Owns a descriptor, and closes it when nobody refers to it any more."""
+    """Owns a descriptor, and closes it when nothing refers to it any more."""
 
     __slots__ = ("descriptor",)
 
@@ -56,9 +66,24 @@ class SharedBytes:
     def __len__(self) -> int:
         return self.size
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the file is as long as it has to be."""
+        return self.start + self.size <= os.fstat(self.memory.descriptor).st_size > 0
+
     def view(self) -> memoryview:
         """The bytes themselves."""
         return self.memory.view()[self.start : self.start + self.size]
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy of some of them. Unlike a look at a view, it fails with an error if a file's disk does.
+
+        :raises OSError: if they cannot be read, or are not there any more.
+        """
+        data = os.pread(self.memory.descriptor, min(size, self.size - offset), self.start + offset)
+        if not data:
+            raise OSError(f"the file has lost what was at byte {offset}")
+        return data
 
 
 Bytes = bytes | memoryview
@@ -70,6 +95,14 @@ Frame = Bytes | SharedBytes
 def seen(frame: Frame) -> Bytes:
     """A frame to look into."""
     return frame.view() if isinstance(frame, SharedBytes) else frame
+
+
+def piece_of(frame: Frame, start: int, size: int) -> bytes:
+    """At most so many bytes of a frame, and one at least.
+
+    :raises OSError: if those of a file cannot be read.
+    """
+    return frame.read(start, size) if isinstance(frame, SharedBytes) else bytes(frame[start : start + size])
 
 
 def ancillary(memories: Sequence[MemoryFile]) -> list[tuple[int, int, Any]]:

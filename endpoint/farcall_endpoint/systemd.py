@@ -20,7 +20,7 @@ _KEPT: Final = (
     "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy",
 )  # fmt: skip
 """What a service of systemd does not inherit from a login, and an agent needs to find commands and the API."""
-_NO_USE_TO_TRY_AGAIN: Final = (os.EX_CONFIG, os.EX_CANTCREAT, os.EX_NOPERM)
+_NO_USE_TO_TRY_AGAIN: Final = (os.EX_CONFIG, os.EX_CANTCREAT, os.EX_NOPERM, os.EX_DATAERR, os.EX_NOINPUT)
 
 _UNIT: Final = """\
 # Written by `farcall-endpoint enable-on-boot {name}`; `farcall-endpoint disable-on-boot {name}` removes it.

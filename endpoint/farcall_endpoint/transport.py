@@ -1,4 +1,6 @@
-"""The one module that makes ZeroMQ sockets and CURVE keys, so that no socket is made without its limits."""
+"""ZeroMQ sockets between an agent and its managers, CURVE keys, and how frames are sent and received.
+
+The socket to a forwarder is made by :mod:`farcall_common.sockets`."""
 
 from __future__ import annotations
 
@@ -22,7 +24,6 @@ __all__ = [
     "agent_socket",
     "bind_to_network",
     "fleet_socket",
-    "forwarder_socket",
     "new_curve_keys",
     "receive_frames",
     "send_frames",
@@ -31,11 +32,9 @@ __all__ = [
 _MORE: Final = int(zmq.SNDMORE)  # a plain number: enums are slow to combine
 _COPY_BYTES: Final = 64 * 1024
 _HANDSHAKE_MS: Final = 10_000
-_CONNECT_MS: Final = 5_000
 _RECONNECT_MS: Final = 2_000
 _FLEET_DOMAIN: Final = "fleet"
 _EPHEMERAL_PORTS: Final = (49152, 65535)
-_MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,24 +57,6 @@ def new_curve_keys() -> CurveKeys:
     """A fresh key pair."""
     public, secret = zmq.curve_keypair()
     return CurveKeys(public.decode(), secret.decode())
-
-
-def forwarder_socket(context: zmq.Context[zmq.Socket[bytes]], *, server_key: str, keys: CurveKeys) -> zmq.Socket[bytes]:
-    """A DEALER for one connection to a forwarder, not yet connected: its owner decides about trying again."""
-    socket = context.socket(zmq.DEALER)
-    socket.linger = 0
-    socket.sndhwm = 0  # bounded by the credit that the agent gives
-    socket.rcvhwm = 0
-    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.RECONNECT_IVL, -1)
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.IPV6, 1)
-    socket.curve_publickey = keys.public.encode()
-    socket.curve_secretkey = keys.secret.encode()
-    socket.curve_serverkey = server_key.encode()
-    return socket
 
 
 def fleet_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:

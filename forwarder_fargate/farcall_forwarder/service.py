@@ -86,6 +86,7 @@ class Service:
             secret_key=secret_key,
             backlog_bytes=_BACKLOG_BYTES,
             max_connections=settings.max_connections,
+            max_connections_of_source=settings.max_connections_of_source,
         )
         stack.callback(router.close)
         self._port = router.port

@@ -9,6 +9,8 @@ variable, argument                 meaning                                      
 ``FARCALL_FORWARDER_ADVERTISE``    host that peers are given, ``--advertise``; with       the bound one
                                    ``:port`` where a load balancer has another port
 ``FARCALL_FORWARDER_CONNECTIONS``  peers that may be connected at once                    10000
+``FARCALL_FORWARDER_`` …           of those, peers that may be connected from one         as many
+``CONNECTIONS_PER_SOURCE``         address
 ``FARCALL_FORWARDER_KEY_SEED``     a secret that forwarders behind one address share;     a key pair of
                                    their CURVE key pair is made from it                   its own
 ``FARCALL_FORWARDER_READY_FILE``   JSON is put here once peers can connect,               none
@@ -52,6 +54,8 @@ class Settings:
     health_port: int = 8080
     advertise: str = ""
     max_connections: int = 10_000
+    #: Where a load balancer hides addresses, all connections come from it: then there is none.
+    max_connections_of_source: int | None = None
     key_seed: str = dataclasses.field(default="", repr=False)
     ready_file: Path | None = None
     drain_s: float = 20.0
@@ -90,6 +94,9 @@ class Settings:
                 environ.get("FARCALL_FORWARDER_CONNECTIONS", str(cls.max_connections)),
                 limit=10**6,
             ),
+            max_connections_of_source=_number("number of connections of one source", of_source, limit=10**6)
+            if (of_source := environ.get("FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE"))
+            else None,
             key_seed=key_seed,
             ready_file=Path(ready_file) if ready_file else None,
             drain_s=_seconds("drain time", value("drain_s", cls.drain_s)),

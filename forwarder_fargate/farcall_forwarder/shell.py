@@ -30,6 +30,7 @@ _BATCH: Final = 500
 #: Steps that many endpoints have at once, and how many of them are done in one.
 _TOGETHER: Final[Mapping[type[do.StoreStep], int]] = {
     do.ClaimEndpoint: 64,
+    do.RecordGeneration: 256,
     do.ReadLeases: 64,
     do.RestoreQueue: 64,
     do.ReadTasks: 64,
@@ -76,7 +77,7 @@ class Shell:
     @property
     def info(self) -> ForwarderInfo:
         """How this forwarder is announced."""
-        return self._core.info()
+        return self._core.info(_now())
 
     async def run(self) -> None:
         """Serve until the core has drained. An error in any part ends all of them."""
@@ -160,7 +161,7 @@ class Shell:
         if self._is_over:
             return
         while events:
-            actions = self._core.handle(events, Instant(time.monotonic(), time.time()))
+            actions = self._core.handle(events, _now())
             events = [_trouble_event(trouble) for action in actions if (trouble := self._act(action))]
         self._router.readiness.poke()
         if self._router.has_backlog:
@@ -209,6 +210,10 @@ class Shell:
             "endless": door.endless,
         }
         return word == "ok", {"status": word, "refused": refused, **dataclasses.asdict(status)}
+
+
+def _now() -> Instant:
+    return Instant(time.monotonic(), time.time())
 
 
 def _event(message: Inbound) -> ev.Event:

@@ -7,18 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import http.client
 import ssl
+import urllib.request
 from pathlib import Path
 from typing import Final
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = ["AUTHORITIES_FILE", "FETCH_AUTHORITIES", "Authorities", "read_authorities"]
+__all__ = [
+    "AUTHORITIES_FILE",
+    "FETCH_AUTHORITIES",
+    "Authorities",
+    "fetch_authorities",
+    "is_address",
+    "read_authorities",
+]
 
 #: The name of the file in the bundles.
 AUTHORITIES_FILE: Final = "database-authorities.pem"
 #: The command that brings those of RDS.
 FETCH_AUTHORITIES: Final = "curl -fO https://truststore.pki.rds.amazonaws.com/global/global-bundle.pem"
+
+
+_TIMEOUT_S: Final = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,3 +69,28 @@ def read_authorities(path: Path, *, now: dt.datetime) -> Authorities:
         valid=sum(end > now for end in ends),
         expires_at=max(ends),
     )
+
+
+def is_address(value: str) -> bool:
+    """Whether a ``database.authorities`` is an address to fetch, and not a path."""
+    return value.startswith("https://")
+
+
+def fetch_authorities(url: str, directory: Path, *, now: dt.datetime) -> Authorities:
+    """Fetch a PEM file over TLS, from a server that this machine trusts, into ``directory``.
+
+    :raises ConfigurationError: if it cannot be fetched, or is not what :func:`read_authorities` accepts.
+    """
+    path = directory / AUTHORITIES_FILE
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - is_address admits https only
+            if not is_address(answer.url):
+                raise OSError(f"it redirects to {answer.url}, which is not encrypted")
+            path.write_bytes(answer.read())
+    except (OSError, http.client.HTTPException) as error:
+        raise ConfigurationError(
+            f"the database's certificate authorities cannot be fetched from {url}: {getattr(error, 'reason', error)}",
+            hint=f"Fetch them on a machine that reaches it (`{FETCH_AUTHORITIES}`), and pass the file:"
+            " -c database.authorities=global-bundle.pem",
+        ) from error
+    return read_authorities(path, now=now)

@@ -7,21 +7,19 @@ these inputs, so a synth on another machine gives the same template.
 
 from __future__ import annotations
 
-import compileall
 import dataclasses
 import hashlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from py_compile import PycInvalidationMode
 from typing import Final
 
 import uv
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = ["ARM64", "FORWARDER", "HOST", "LAMBDAS", "WORKSPACE", "X86_64", "Bundle", "WheelPlatform"]
+__all__ = ["ARM64", "FORWARDER", "HOST", "LAMBDAS", "WORKSPACE", "X86_64", "Bundle", "WheelPlatform", "find_python"]
 
 WORKSPACE: Final = Path(__file__).resolve().parents[2]
 _RUNTIME: Final = WORKSPACE / "infra" / "runtime"
@@ -62,6 +60,7 @@ class Bundle:
     ``member`` is the workspace member whose locked dependencies are installed, ``sources`` are package directories
     relative to the workspace, ``extra_files`` are files of ``infra/runtime``, ``texts`` are files of one deployment by
     name and contents, and ``omitted`` names distributions that it does without, and with them what only they need.
+    Where botocore is installed, it keeps the data of ``aws_services`` only.
     """
 
     name: str
@@ -70,6 +69,7 @@ class Bundle:
     extra_files: tuple[str, ...] = ()
     texts: tuple[tuple[str, str], ...] = ()
     omitted: tuple[str, ...] = ()
+    aws_services: tuple[str, ...] = ()
 
     def requirements(self) -> str:
         """The locked requirements with their hashes, as text for ``uv pip install -r``."""
@@ -81,7 +81,7 @@ class Bundle:
 
     def digest(self, platform: WheelPlatform) -> str:
         """A hash of everything that the bundle is made of."""
-        digest = hashlib.sha256(f"{platform}\n{self.requirements()}".encode())
+        digest = hashlib.sha256(f"{platform}\n{self.requirements()}\n{self.aws_services}".encode())
         for path, relative in self._files():
             digest.update(f"\n{relative}\n".encode())
             digest.update(path.read_bytes())
@@ -92,8 +92,16 @@ class Bundle:
     def build(self, directory: Path, *, platform: WheelPlatform) -> None:
         """Install the bundle into ``directory``.
 
-        :raises ConfigurationError: if uv cannot install it (no wheel for the platform, no network and no cache).
+        :raises ConfigurationError: if uv cannot install it (no wheel for the platform, no network and no cache), or one
+            of its texts is empty.
         """
+        for name, text in self.texts:
+            if not text:
+                raise ConfigurationError(
+                    f"the contents of {name} are not known",
+                    hint="Deploy with `farcall cloud deploy`, which fetches the database's certificate authorities, or"
+                    " pass -c database.authorities=FILE",
+                )
         requirements = self.requirements()
         _uv(
             "pip", "install", "--quiet", "--target", str(directory), *platform.pip_arguments, "--only-binary", ":all:",
@@ -106,9 +114,28 @@ class Bundle:
             shutil.copyfile(path, directory / relative)
         for name, text in self.texts:
             (directory / name).write_text(text, encoding="utf-8")
-        if platform.triple is None:  # another Python reads other byte code, and we may not have it
-            # Programs start in half the time. Sources are not looked at again: what is in a bundle does not change.
-            compileall.compile_dir(directory, quiet=2, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+        self._strip(directory)
+        python = sys.executable if platform.triple is None else find_python(platform.python_version)
+        if python is None:
+            sys.stderr.write(
+                f"The bundle {self.name} has no byte code: there is no Python {platform.python_version} here."
+                " Its programs start in twice the time.\n"
+            )
+        else:
+            _compile(directory, python)
+
+    def _strip(self, directory: Path) -> None:
+        """Remove what no program reads: sources of extension modules, tests of packages, and the data
+        of AWS services that are not called."""
+        # Not "*.pyi": packages that import lazily (globus_sdk) read theirs.
+        for pattern in ("**/*.pyx", "**/*.pxd", "**/*.[ch]", "*.dist-info/RECORD"):
+            for path in directory.glob(pattern):
+                path.unlink()
+        for path in directory.glob("*/tests"):
+            shutil.rmtree(path)
+        for path in directory.glob("botocore/data/*/"):
+            if path.name not in self.aws_services:
+                shutil.rmtree(path)
 
     def _files(self) -> list[tuple[Path, Path]]:
         """Our own files and where each goes in the bundle, in a stable order."""
@@ -135,7 +162,25 @@ FORWARDER: Final = Bundle(
     member="farcall-forwarder",
     sources=("forwarder_fargate/farcall_forwarder", "common/farcall_common"),
     omitted=("alembic",),  # migrations are the API's business
+    aws_services=("s3", "secretsmanager"),  # a test compares them with the calls in the sources
 )
+
+
+def find_python(version: str) -> str | None:
+    """The program of a CPython of that version, None if there is none. uv looks for it, and fetches one unless
+    ``UV_PYTHON_DOWNLOADS`` forbids that."""
+    try:
+        ask = "import sys; print(sys.executable)"
+        return _uv("run", "--no-project", "--python", f"cpython@{version}", "python", "-c", ask).strip()
+    except ConfigurationError:
+        return None
+
+
+def _compile(directory: Path, python: str) -> None:
+    """Add the byte code that this Python reads; it is the same on every processor. Programs then start in half the
+    time. Sources are never compared with it: what is in a bundle does not change. What is no Python is left out."""
+    command = [python, "-I", "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash", str(directory)]
+    subprocess.run(command, check=False)
 
 
 def _uv(*arguments: str, stdin: str | None = None) -> str:

@@ -26,6 +26,8 @@ _GB: Final = 10**9
 _MIB_PER_GIB: Final = 1024
 _UNITS_PER_VCPU: Final = 1024
 _MILLION: Final = 10**6
+_GIB: Final = 2**30
+_DAYS_PER_MONTH: Final = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +76,9 @@ def price_per_million_tasks(
 ) -> float:
     """US dollars for a million small tasks that are submitted, and whose results are read, ``batch`` at a time.
 
-    With ``blobs``, arguments and result of each go through the blob store. What does not depend on the number of tasks
-    is in the idle bill.
+    That includes the room that they take in the database and its backups until they are deleted. With ``blobs``,
+    arguments and result of each go through the blob store. What does not depend on the number of tasks is in the idle
+    bill.
     """
     use = prices.use
     memory_gb = _api_memory_mib(templates) / _MIB_PER_GIB
@@ -87,9 +90,23 @@ def price_per_million_tasks(
         + requests * use.log_bytes_per_request / _GB * prices.watching.log_usd_per_gb
         + use.egress_bytes_per_task / _GB * prices.network.egress_usd_per_gb
     )
+    per_task += _database_usd_per_task(templates, prices)
+    per_task += use.cross_zone_bytes_per_task / _GB * prices.network.cross_zone_usd_per_gb
     if blobs:
         per_task += 2 * (prices.blobs.put_usd_per_million + prices.blobs.get_usd_per_million) / _MILLION
     return per_task * _MILLION
+
+
+def _database_usd_per_task(templates: Mapping[str, Template], prices: Prices) -> float:
+    """What the rows of a task cost while it is kept, and its write-ahead log while backups need it."""
+    use, database = prices.use, _the_database(templates)
+    copies = 2 if database["MultiAZ"] else 1
+    kept_months = _retention_days(templates) / _DAYS_PER_MONTH
+    backup_months = int(database["BackupRetentionPeriod"]) / _DAYS_PER_MONTH
+    return (
+        use.database_bytes_per_task / _GIB * kept_months * copies * prices.database.storage_usd_per_gib_month
+        + use.wal_bytes_per_task / _GIB * backup_months * prices.database.backup_usd_per_gib_month
+    )
 
 
 # -- one rule per type -------------------------------------------------------------------------------------------------
@@ -216,11 +233,31 @@ def _address(prices: Prices) -> float:
 
 
 def _api_memory_mib(templates: Mapping[str, Template]) -> int:
+    return int(_api_function(templates)["MemorySize"])
+
+
+def _retention_days(templates: Mapping[str, Template]) -> float:
+    return float(_api_function(templates)["Environment"]["Variables"]["FARCALL_RETENTION_DAYS"])
+
+
+def _api_function(templates: Mapping[str, Template]) -> Properties:
+    for properties in _of_type(templates, "AWS::Lambda::Function"):
+        if ".api." in properties["Handler"]:
+            return properties
+    raise _unpriced("a deployment without an API function")
+
+
+def _the_database(templates: Mapping[str, Template]) -> Properties:
+    for properties in _of_type(templates, "AWS::RDS::DBInstance"):
+        return properties
+    raise _unpriced("a deployment without a database")
+
+
+def _of_type(templates: Mapping[str, Template], kind: str) -> Iterator[Properties]:
     for template in templates.values():
         for resource in template["Resources"].values():
-            if resource["Type"] == "AWS::Lambda::Function" and ".api." in resource["Properties"]["Handler"]:
-                return int(resource["Properties"]["MemorySize"])
-    raise _unpriced("a deployment without an API function")
+            if resource["Type"] == kind:
+                yield resource["Properties"]
 
 
 def _listed(table: Mapping[str, float], name: str) -> float:

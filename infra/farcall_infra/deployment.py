@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farcall_common.errors import ConfigurationError
-from farcall_infra.authorities import AUTHORITIES_FILE, Authorities, read_authorities
+from farcall_infra.authorities import AUTHORITIES_FILE, Authorities, is_address, read_authorities
 from farcall_infra.bundles import ARM64, HOST, X86_64, Bundle, WheelPlatform
 from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile, setting_names
 
@@ -23,6 +23,7 @@ __all__ = [
     "DEPLOYMENT_TAG",
     "OVERRIDES_OUTPUT",
     "PROFILE_OUTPUT",
+    "RECONCILER_CONCURRENCY",
     "SETTINGS_OUTPUT",
     "SLEEPS_TAG",
     "STACKS",
@@ -45,6 +46,8 @@ OVERRIDES_OUTPUT: Final = "Overrides"
 #: Settings that are paths, which `farcall cloud deploy` overrides with absolute ones.
 _PATHS: Final = frozenset({"database.authorities"})
 _DIGITS: Final = 12
+#: The reserved concurrency of the reconciler, where the API has one.
+RECONCILER_CONCURRENCY: Final = 1
 #: The tag of a service that ends while nobody uses it; the price of doing nothing depends on it.
 SLEEPS_TAG: Final = "farcall:sleeps"
 
@@ -105,14 +108,26 @@ TARGETS: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """Everything that a synth depends on. ``authorities`` are those of the database, None if nobody checks its
-    certificate. ``overrides`` names the settings that do not come from the profile's table."""
+    """Everything that a synth depends on.
+
+    ``authorities`` are those of the database, None if its certificate is not checked or they are not fetched yet.
+    ``overrides`` names the settings that do not come from the profile's table. ``reservable_concurrency`` is how much
+    of the account's Lambda concurrency may be reserved, None if that is not known.
+    """
 
     name: str
     profile: Profile
     target: Target
     authorities: Authorities | None = None
     overrides: tuple[str, ...] = ()
+    reservable_concurrency: int | None = None
+
+    @property
+    def api_concurrency(self) -> int:
+        """The reserved concurrency of the API's function; 0 if the account has not enough, which then limits it."""
+        wanted = self.profile.api.concurrency
+        reservable = self.reservable_concurrency
+        return wanted if reservable is None or wanted + RECONCILER_CONCURRENCY <= reservable else 0
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -124,15 +139,26 @@ class Deployment:
         return sections
 
     @property
+    def verifies_database(self) -> bool:
+        """Whether the database's certificate is checked."""
+        return self.authorities is not None or self._fetches_authorities
+
+    @property
+    def _fetches_authorities(self) -> bool:
+        return self.target.store_tls and is_address(self.profile.database.authorities)
+
+    @property
     def keeps_data(self) -> bool:
         """Whether the data stores outlive the stack."""
         return self.profile.retention.keep_data and not self.target.deletable
 
     def packed(self, bundle: Bundle) -> Bundle:
-        """``bundle`` with what this deployment puts into all of them."""
-        if self.authorities is None:
+        """``bundle`` with what this deployment puts into all of them. It cannot be built without the authorities that
+        the profile gives an address of: they have to be fetched before."""
+        if not self.verifies_database:
             return bundle
-        return dataclasses.replace(bundle, texts=((AUTHORITIES_FILE, self.authorities.pem),))
+        pem = self.authorities.pem if self.authorities else ""
+        return dataclasses.replace(bundle, texts=((AUTHORITIES_FILE, pem),))
 
 
 def stack_name(deployment: str, part: str) -> str:
@@ -145,8 +171,9 @@ def deployment_from_context(context: Mapping[str, Any]) -> Deployment:
 
     Keys: ``profile`` (default ``lab``), ``profiles`` (a TOML file), ``name`` (default ``farcall``; the prefix of the
     stacks' names, so that several deployments fit into one account), ``target`` (one of :data:`TARGETS`), and
-    ``section.key`` for every setting of a profile. Keys of anybody else's (CDK's have colons) are left alone. The file
-    of the database's authorities is read; the clock is looked at only to refuse those that have expired.
+    ``section.key`` for every setting of a profile, and ``reservable_concurrency`` (see :class:`Deployment`). Keys of
+    anybody else's (CDK's have colons) are left alone. The file of the database's authorities is read, and nothing is
+    fetched; the clock is looked at only to refuse those that have expired.
 
     :raises ConfigurationError: if one of them is wrong.
     """
@@ -164,11 +191,13 @@ def deployment_from_context(context: Mapping[str, Any]) -> Deployment:
         overrides=overrides,
     )
     file = profile.database.authorities
+    reservable = context.get("reservable_concurrency")
     return Deployment(
         name=name,
         profile=profile,
         target=TARGETS[target_name],
-        authorities=read_authorities(Path(file), now=dt.datetime.now(dt.UTC)) if file else None,
+        authorities=None if not file or is_address(file) else read_authorities(Path(file), now=dt.datetime.now(dt.UTC)),
+        reservable_concurrency=None if reservable is None else int(reservable),
         overrides=tuple(sorted(overrides.keys() - _PATHS)),
     )
 

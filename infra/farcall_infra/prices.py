@@ -43,6 +43,7 @@ class _Network(_Section):
     balancer_unit_usd_per_hour: float
     endpoint_usd_per_hour: float
     egress_usd_per_gb: float
+    cross_zone_usd_per_gb: float
 
 
 class _Secrets(_Section):
@@ -86,6 +87,9 @@ class _Use(_Section):
     request_s_per_task: float
     log_bytes_per_request: int
     egress_bytes_per_task: int
+    cross_zone_bytes_per_task: int
+    database_bytes_per_task: int
+    wal_bytes_per_task: int
 
 
 class _Free(_Section):

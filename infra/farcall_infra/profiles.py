@@ -8,6 +8,7 @@ overrides (``section.key`` to text, as ``-c`` gives them). Constructs take the s
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import tomllib
 import typing
@@ -28,6 +29,7 @@ __all__ = [
     "DatabaseSize",
     "ForwarderSize",
     "IdentitySource",
+    "Limits",
     "NetworkShape",
     "Profile",
     "QueueSize",
@@ -49,6 +51,16 @@ _FARGATE_MEMORY_MIB: Final = {
     2048: range(4096, 16384 + 1, 1024),
     4096: range(8192, 30720 + 1, 1024),
 }
+# RDS refuses a maximum that is less than this many times the allocated storage.
+_STORAGE_GROWTH: Final = 1.1
+# The memory of a forwarder without connections, with room for the results under way, and that of one connected
+# endpoint: 83 KiB were measured (docs/scale.md).
+_FORWARDER_BASE_MIB: Final = 160
+_CONNECTION_KIB: Final = 90
+#: The database's connections that the cloud tier's programs leave to RDS, the migration and an administrator.
+SPARE_CONNECTIONS: Final = 10
+#: The share of the rest that the API's database role may open.
+API_CONNECTION_SHARE: Final = 0.6
 # The retention periods that CloudWatch Logs accepts, as far as a service like this one has a use for them.
 _LOG_DAYS: Final = (1, 3, 5, 7, 14, 30, 60, 90, 180, 365)
 
@@ -70,6 +82,12 @@ def _node_type(value: str) -> str:
     return value
 
 
+def _authorities(value: str) -> str:
+    if value.startswith("http:"):
+        raise ValueError("certificate authorities are fetched over https")
+    return value
+
+
 def _email(value: str) -> str:
     if not re.fullmatch(r"[^@\s,]+@[^@\s,]+", value):
         raise ValueError("an e-mail address looks like somebody@example.org")
@@ -84,6 +102,7 @@ def _log_days(value: int) -> int:
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
@@ -112,18 +131,38 @@ class NetworkShape(_Section):
 class DatabaseSize(_Section):
     """The PostgreSQL instance. ``connections`` is how many it admits; its memory should have 10 MiB for each.
 
+    RDS enlarges the disk from ``storage_gib`` up to ``max_storage_gib`` when less than a tenth of it is free, at most
+    once in six hours; with 0 it never does. ``version`` is the major version of PostgreSQL. RDS changes it in place if
+    ``major_upgrade`` allows it.
+
     ``snapshot`` names the snapshot that it is made of, or is empty for a new one. It has to stay what it was when the
-    instance was made: CloudFormation would make another one. ``authorities`` is the path of a PEM file, relative to the
-    working directory, of those who may sign the instance's certificate, or is empty if that is not to be checked.
+    instance was made: CloudFormation would make another one. ``authorities`` is a PEM file of the certificate
+    authorities that may sign the instance's certificate: an https address that `farcall cloud deploy` fetches it from,
+    or a path relative to the working directory. If it is empty, the certificate is not checked.
     """
 
     instance_type: Annotated[str, AfterValidator(_instance_type)]
     connections: Annotated[int, Field(ge=20, le=5000)]
     storage_gib: Annotated[int, Field(ge=20)]
+    max_storage_gib: Annotated[int, Field(ge=0)]
+    version: Literal["16", "17"]
+    major_upgrade: bool
     multi_az: bool
     backup_days: Annotated[int, Field(ge=1, le=35)]
     snapshot: Annotated[str, Field(pattern=r"^[A-Za-z0-9:-]*$")]
-    authorities: str
+    authorities: Annotated[str, AfterValidator(_authorities)]
+
+    def model_post_init(self, _context: object, /) -> None:
+        if self.max_storage_gib and self.max_storage_gib < _STORAGE_GROWTH * self.storage_gib:
+            raise ValueError(
+                f"max_storage_gib must be 0 or at least {_STORAGE_GROWTH} times storage_gib, the smallest step that RDS"
+                " allows"
+            )
+
+    @property
+    def capacity_gib(self) -> int:
+        """The largest size that the disk can reach by itself."""
+        return max(self.storage_gib, self.max_storage_gib)
 
 
 class QueueSize(_Section):
@@ -142,10 +181,15 @@ class QueueSize(_Section):
 
 
 class ApiSize(_Section):
-    """API Gateway's limits and the API function's size. 29 s is the longest that API Gateway waits by default."""
+    """API Gateway's limits and the API function's size. 29 s is the longest that API Gateway waits by default.
+
+    ``concurrency`` is how many requests the function handles at once, each with a database connection: its reserved
+    concurrency, next to 1 for the reconciler. With 0 nothing is reserved.
+    """
 
     memory_mib: Annotated[int, Field(ge=128, le=10240)]
     timeout_s: Annotated[int, Field(ge=1, le=29)]
+    concurrency: Annotated[int, Field(ge=0)]
     throttle_rate_per_s: Positive
     throttle_burst: Positive
     authorizer_cache_s: Annotated[int, Field(ge=0, le=3600)]
@@ -174,6 +218,11 @@ class ForwarderSize(_Section):
             raise ValueError(f"Fargate has no size of {self.cpu_units} CPU units with {self.memory_mib} MiB")
         if self.port == self.health_port:
             raise ValueError("the forwarder's port and its health port must differ")
+
+    @property
+    def connections(self) -> int:
+        """How many connections fit into the memory of a task."""
+        return (self.memory_mib - _FORWARDER_BASE_MIB) * 1024 // _CONNECTION_KIB
 
     @property
     def sleeps(self) -> bool:
@@ -211,16 +260,35 @@ class Retention(_Section):
     log_days: Annotated[int, AfterValidator(_log_days)]
 
 
+class Limits(_Section):
+    """What the API allows, by the names of ``farcall_lambdas.settings``: days that an ended task and an audit entry are
+    kept, days that a task may wait for its start, tasks that may wait for one endpoint and for one identity, and the
+    requests of one identity per second and in a burst."""
+
+    retention_days: PositiveNumber
+    max_wait_days: PositiveNumber
+    audit_days: PositiveNumber
+    max_queue_depth: Positive
+    max_waiting: Positive
+    rate_per_s: PositiveNumber
+    rate_burst: Positive
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables of the API and the reconciler."""
+        return {f"FARCALL_{name.upper()}": f"{value:.15g}" for name, value in self.model_dump().items()}
+
+
 class Budget(_Section):
     """Money in US dollars per month: ``idle_usd`` bounds what the profile costs while nobody uses it (a test holds it),
-    ``monthly_usd`` is what AWS Budgets measures the real bill against. ``emails`` hear of alarms and of the budget."""
+    ``monthly_usd`` is what AWS Budgets compares the account's real bill with, 0 for no budget. ``emails`` receive
+    alarms and the budget's warnings."""
 
     idle_usd: Annotated[float, Field(gt=0)]
-    monthly_usd: Annotated[float, Field(gt=0)]
+    monthly_usd: Annotated[float, Field(ge=0)]
     emails: tuple[Annotated[str, AfterValidator(_email)], ...]
 
     def model_post_init(self, _context: object, /) -> None:
-        if self.monthly_usd < self.idle_usd:
+        if 0 < self.monthly_usd < self.idle_usd:
             raise ValueError("monthly_usd is below idle_usd: the budget would be spent by doing nothing")
 
 
@@ -236,11 +304,31 @@ class Profile(_Section):
     canary: CanarySchedule
     identity: IdentitySource
     retention: Retention
+    limits: Limits
     budget: Budget
 
     def model_post_init(self, _context: object, /) -> None:
+        # An argument is needed until the task starts, a result for as long as its task is kept.
+        needed_days = math.ceil(self.limits.max_wait_days + self.limits.retention_days) + 1
+        if self.retention.blob_days < needed_days:
+            raise ValueError(
+                f"retention.blob_days is {self.retention.blob_days}: blobs would expire before their tasks. It must be"
+                f" at least {needed_days}, which is limits.max_wait_days + limits.retention_days + 1"
+            )
+        if self.limits.rate_per_s > self.api.throttle_rate_per_s:
+            raise ValueError("limits.rate_per_s is above api.throttle_rate_per_s: one identity could use up the API")
+        most = int(API_CONNECTION_SHARE * (self.database.connections - SPARE_CONNECTIONS))
+        if self.api.concurrency > most:
+            raise ValueError(
+                f"api.concurrency is {self.api.concurrency}, but {self.database.connections} database connections leave"
+                f" {most} for the API"
+            )
         if self.forwarder.sleeps and 0 < self.canary.minutes <= self.forwarder.idle_minutes:
             raise ValueError("the canary would never let the forwarder sleep: one of the two has to go")
+
+    def api_environment(self) -> dict[str, str]:
+        """The environment variables of the API and the reconciler that say what they allow."""
+        return self.limits.environment() | {"FARCALL_DATABASE_BYTES": str(self.database.capacity_gib * 2**30)}
 
 
 def profile_names(path: Path = DEFAULT_PROFILES) -> tuple[str, ...]:
@@ -280,6 +368,12 @@ def load_profile(name: str, *, path: Path = DEFAULT_PROFILES, overrides: Mapping
     try:
         return Profile.model_validate(table)
     except ValidationError as error:
+        missing = [".".join(map(str, e["loc"])) for e in error.errors() if e["type"] == "missing"]
+        if missing and path != DEFAULT_PROFILES:
+            raise ConfigurationError(
+                f"profile {name!r} in {path} lacks {', '.join(missing)}",
+                hint=f"A later release has added them: copy them from {DEFAULT_PROFILES}, where comments explain them.",
+            ) from error
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ConfigurationError(f"profile {name!r} in {path} is wrong: {problems}") from error
 

@@ -1,12 +1,14 @@
-"""The migrator as a CloudFormation custom resource: run it, then tell CloudFormation how it went.
+"""The migrator as a CloudFormation custom resource: run it, then send CloudFormation the result.
 
 CloudFormation waits for an answer at a pre-signed address, and waits for long if none comes; so every way out of
-:func:`handle` sends one. Runs inside the ``lambdas`` bundle.
+:func:`handle` sends exactly one. Lambda kills a function at its timeout without a word: a migration that comes near it
+is answered as failed before. Runs inside the ``lambdas`` bundle.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from typing import Any
 
@@ -14,33 +16,62 @@ from farcall_lambdas.handlers import migrator
 
 __all__ = ["handle"]
 
-_ANSWER_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 10.0
+# Seconds before the function's timeout at which a migration that still runs is answered as failed.
+_RESERVE_S = 15.0
 _REASON_LIMIT = 1000  # characters; CloudFormation refuses answers above 4096 bytes
 
 
 def handle(event: dict[str, Any], context: Any) -> None:
     """Migrate on create and update; on delete leave the database as it is."""
+    answer = _Answer(event, log=context.log_stream_name)
+    timer = threading.Timer(
+        max(0.0, context.get_remaining_time_in_millis() / 1000 - _RESERVE_S),
+        answer.send,
+        ["FAILED", "the migration has not finished in the time that Lambda gives it; see docs/operations.md"],
+    )
+    timer.daemon = True
+    timer.start()
     try:
         if event["RequestType"] != "Delete":
             migrator.handle({}, context)
     except Exception as error:
-        _answer(event, status="FAILED", reason=f"{type(error).__name__}: {error}", log=context.log_stream_name)
+        answer.send("FAILED", f"{type(error).__name__}: {error}")
         raise
-    _answer(event, status="SUCCESS", reason="", log=context.log_stream_name)
+    else:
+        answer.send("SUCCESS", "")
+    finally:
+        timer.cancel()
 
 
-def _answer(event: dict[str, Any], *, status: str, reason: str, log: str) -> None:
-    body = {
-        "Status": status,
-        "Reason": f"{reason[:_REASON_LIMIT]} (log stream {log})",
-        "PhysicalResourceId": event.get("PhysicalResourceId", "farcall-migration"),
-        "StackId": event["StackId"],
-        "RequestId": event["RequestId"],
-        "LogicalResourceId": event["LogicalResourceId"],
-    }
-    # The address was signed without a content type.
-    request = urllib.request.Request(  # noqa: S310 - CloudFormation gave it
-        event["ResponseURL"], data=json.dumps(body).encode(), method="PUT", headers={"Content-Type": ""}
-    )
-    with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S):  # noqa: S310
-        pass
+class _Answer:
+    """The answer to one request; the first one counts, for CloudFormation takes no second."""
+
+    def __init__(self, event: dict[str, Any], *, log: str) -> None:
+        self._event = event
+        self._log = log
+        self._lock = threading.Lock()
+        self._sent = False
+
+    def send(self, status: str, reason: str) -> None:
+        with self._lock:
+            if self._sent:
+                return
+            self._put(status, reason)
+            self._sent = True
+
+    def _put(self, status: str, reason: str) -> None:
+        body = {
+            "Status": status,
+            "Reason": f"{reason[:_REASON_LIMIT]} (log stream {self._log})",
+            "PhysicalResourceId": self._event.get("PhysicalResourceId", "farcall-migration"),
+            "StackId": self._event["StackId"],
+            "RequestId": self._event["RequestId"],
+            "LogicalResourceId": self._event["LogicalResourceId"],
+        }
+        # The address was signed without a content type.
+        request = urllib.request.Request(  # noqa: S310 - CloudFormation gave it
+            self._event["ResponseURL"], data=json.dumps(body).encode(), method="PUT", headers={"Content-Type": ""}
+        )
+        with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S):  # noqa: S310
+            pass

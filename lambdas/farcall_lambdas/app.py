@@ -7,8 +7,9 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
+from aws_lambda_powertools import Logger
 from aws_lambda_powertools.event_handler import ApiGatewayResolver, APIGatewayRestResolver, Response
 from aws_lambda_powertools.event_handler.api_gateway import ResponseBuilder
 from aws_lambda_powertools.utilities.typing import LambdaContext
@@ -17,12 +18,19 @@ from farcall_common.errors import FarcallError, InvalidRequest, RequestTooLarge
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.fleet import Fleet
+from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.routes import ROUTERS
 from farcall_lambdas.routes.call import CALLER
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["AdmittingResolver", "Application", "JsonReader", "assemble", "rest_resolver"]
+
+
+logger = Logger(service=SERVICE, child=True)
+
+#: Of the path of a request, so many characters are in the access log.
+_PATH_CHARACTERS: Final = 200
 
 
 class AdmittingResolver(ApiGatewayResolver):
@@ -32,7 +40,8 @@ class AdmittingResolver(ApiGatewayResolver):
     def _resolve(self) -> ResponseBuilder[Any]:
         event, services = self.current_event, self.context["services"]
         try:
-            self.context[CALLER] = services.admission.admit(event["requestContext"].get("authorizer"))
+            context = event["requestContext"]
+            self.context[CALLER] = services.admission.admit(context.get("authorizer"), source_ip=_source_ip(context))
         except FarcallError as error:
             request_id = str(event["requestContext"].get("requestId", ""))
             return ResponseBuilder(error_response(error, request_id=request_id), serializer=self._serializer)
@@ -104,7 +113,24 @@ class Application:
     def answer(self, event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
         """Answer a proxy event."""
         self.resolver.context.update(services=self.services, settings=self.settings)
-        return self.resolver.resolve(event, context)
+        answer = self.resolver.resolve(event, context)
+        asked = event["requestContext"]
+        # The access log: API Gateway writes none.
+        logger.info(
+            "request",
+            method=event["httpMethod"],
+            path=str(event["path"])[:_PATH_CHARACTERS],
+            status=answer["statusCode"],
+            identity_id=(asked.get("authorizer") or {}).get("identity_id"),
+            source_ip=_source_ip(asked),
+            request_id=asked.get("requestId"),
+        )
+        return answer
+
+
+def _source_ip(context: Mapping[str, Any]) -> str:
+    """Where a request came from."""
+    return str((context.get("identity") or {}).get("sourceIp") or "")
 
 
 def _binary_body(event: Mapping[str, Any]) -> bytes | None:

@@ -35,6 +35,7 @@ from farcall_common.errors import (
     Unavailable,
     error_from_record,
 )
+from farcall_common.sockets import client_socket
 
 __all__ = ["NAME", "Ask", "Canary", "failure", "http_caller"]
 
@@ -200,14 +201,13 @@ class _Line:
     @contextlib.contextmanager
     def open(cls, context: zmq.Context[zmq.Socket[bytes]], ask: Ask, path: str) -> Iterator[_Line]:
         """A line with a key of its own, by the way that the API tells."""
-        public_key, secret_key = zmq.curve_keypair()
-        way = ask("POST", path, {"public_key": public_key.decode()})
+        public_key, secret_key = map(bytes.decode, zmq.curve_keypair())
+        way = ask("POST", path, {"public_key": public_key})
         forwarder = _reachable(way["forwarders"])
-        with context.socket(zmq.DEALER) as dealer:
-            dealer.linger = 200  # milliseconds, for the last word
+        with client_socket(
+            context, server_key=forwarder["server_key"], public_key=public_key, secret_key=secret_key, linger_ms=200
+        ) as dealer:
             dealer.sndtimeo = 1000
-            dealer.curve_publickey, dealer.curve_secretkey = public_key, secret_key
-            dealer.curve_serverkey = forwarder["server_key"].encode()
             dealer.connect(forwarder["address"])
             yield cls(dealer, way["ticket"])
 

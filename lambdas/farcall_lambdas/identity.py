@@ -17,7 +17,7 @@ class Identity:
 
     What the caller makes belongs to ``identity_id``; what any identity of the set owns, the caller owns.
     ``expires_at`` (epoch seconds) is when the token ends, None when it does not say. ``provider`` names who vouches for
-    the identity.
+    the identity. ``source_ip`` is where the request came from, as far as API Gateway says.
     """
 
     identity_id: str
@@ -25,6 +25,7 @@ class Identity:
     identity_set: Set[str] = frozenset()
     expires_at: float | None = None
     provider: str = ""
+    source_ip: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "identity_set", frozenset(self.identity_set) | {self.identity_id})
@@ -44,7 +45,7 @@ class Identity:
         }
 
     @classmethod
-    def from_context(cls, context: Mapping[str, Any] | None) -> Identity:
+    def from_context(cls, context: Mapping[str, Any] | None, *, source_ip: str = "") -> Identity:
         """Read what :meth:`to_context` wrote.
 
         :raises Unauthenticated: if no authorizer has run.
@@ -58,6 +59,7 @@ class Identity:
             identities,
             expires_at=float(context["expires_at"]) if context.get("expires_at") else None,
             provider=str(context.get("provider", "")),
+            source_ip=source_ip,
         )
 
 

@@ -32,13 +32,13 @@ from aws_lambda_powertools.event_handler.http_resolver import HttpProxyEvent
 from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 
 from farcall_common.errors import ConfigurationError, InvalidRequest, RequestTooLarge, Unavailable
+from farcall_common.http_limits import LimitedHttp
 from farcall_common.store import StoreSettings, open_stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.app import AdmittingResolver, JsonReader, assemble
 from farcall_lambdas.auth import provider_from_settings
 from farcall_lambdas.authorizer import Authorizer
 from farcall_lambdas.logs import configure, logger
-from farcall_lambdas.patience import PromptHttp
 from farcall_lambdas.services import Reconciler, Services
 from farcall_lambdas.settings import ApiSettings, AuthSettings
 
@@ -150,7 +150,7 @@ async def serve(
     """
     config = uvicorn.Config(
         resolver,
-        http=PromptHttp,
+        http=LimitedHttp,
         ws="none",
         lifespan="off",
         access_log=False,
@@ -183,6 +183,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     parser = argparse.ArgumentParser(prog="farcall_lambdas.local", description="Farcall's API as a local process.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free port")
+    parser.add_argument("--listener", type=int, help="number of an inherited socket that listens, instead of a port")
     parser.add_argument("--port-file", type=Path, help="file that gets the bound port when requests are served")
     options = parser.parse_args(arguments)
     configure(environ.get("FARCALL_LOG_LEVEL", "INFO"), servers=frozenset({"uvicorn", "uvicorn.error"}))
@@ -197,15 +198,31 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     resolver = LocalResolver(services, settings, authorizer)
     try:
         with (
-            socket.create_server((options.host, options.port), backlog=2048) as listener,
+            _listener(options) as listener,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             period_s = settings.reconcile_period_s
             runner.run(serve(resolver, services.reconciler, listener, options.port_file, period_s=period_s))
+    except ConfigurationError as error:
+        logger.error("cannot listen", reason=str(error))
+        return os.EX_CONFIG
     finally:
         resolver.close()
         stores.close()
     return os.EX_OK
+
+
+def _listener(options: argparse.Namespace) -> socket.socket:
+    """:raises ConfigurationError: if the port cannot be had."""
+    if options.listener is not None:
+        return socket.socket(fileno=options.listener)
+    try:
+        return socket.create_server((options.host, options.port), backlog=2048)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Port {options.port} of {options.host} cannot be used: {error.strerror}.",
+            hint="End the program that uses it, or choose another port.",
+        ) from error
 
 
 def _replay(body: bytes) -> Callable[[], Any]:

@@ -32,6 +32,7 @@ _FAILURES: Final = {
 _FAILURES_WITH_PARAMETERS: Final = {"422": "A parameter or field is wrong; the message says which"}
 _FAILURES_WITH_PATH: Final = {"403": "It belongs to somebody else", "404": "There is no such thing"}
 _FAILURES_OF_ACTIONS: Final = {"409": "It is in a state in which that cannot be done"}
+_FAILURES_OF_REFUSALS: Final = {"400": "There is no such operation here; the message says what to use"}
 _FAILURES_WITH_BODY: Final = {
     "400": "The request contradicts itself, or is not JSON",
     "403": "It refers to something that belongs to somebody else",
@@ -79,6 +80,7 @@ def _failures(method: str, operation: Mapping[str, Any]) -> list[tuple[str, str]
         | (_FAILURES_WITH_PARAMETERS if parameters else {})
         | (_FAILURES_WITH_PATH if in_path else {})
         | (_FAILURES_OF_ACTIONS if in_path and method == "post" else {})
+        | (_FAILURES_OF_REFUSALS if operation["summary"].startswith("Refused") else {})
         | (_FAILURES_WITH_BODY if "requestBody" in operation else {})
     )
     return sorted(failures.items())

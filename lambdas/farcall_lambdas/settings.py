@@ -6,7 +6,9 @@ variable                                meaning (default)
 ``FARCALL_AUTH_PROVIDER``               ``dev``, ``globus`` or ``oidc``
 ``FARCALL_DEV_TOKENS``                  for dev: JSON ``{token: {"identity_id": uuid, "username": text}}``
 ``FARCALL_GLOBUS_CLIENT_ID``            for globus: this service's client at Globus Auth,
-``FARCALL_GLOBUS_CLIENT_SECRET``        its secret,
+``FARCALL_GLOBUS_CLIENT_SECRET``        its secret; or instead of it:
+``FARCALL_GLOBUS_SECRET_ARN``           a secret of Secrets Manager with ``{"client_secret": …}``, read again every five
+                                        minutes,
 ``FARCALL_GLOBUS_SCOPE``                and the scope that a token must carry
 ``FARCALL_OIDC_ISSUER``                 for oidc: the issuer's URL, exactly as it writes it,
 ``FARCALL_OIDC_AUDIENCE``               and the audience that a token must be meant for
@@ -22,6 +24,7 @@ variable                                meaning (default)
 ``FARCALL_MAX_VERSIONS``                of one function (1,000)
 ``FARCALL_MAX_ENDPOINTS``               of one identity (1,000)
 ``FARCALL_MAX_CONTAINERS``              of one identity (1,000)
+``FARCALL_DATABASE_BYTES``              that the database's disk holds, or may grow to; 0 if unknown (0)
 ``FARCALL_RATE_PER_S``                  requests of one identity per second, in the long run (500)
 ``FARCALL_RATE_BURST``                  requests of one identity at once (2,000)
 ``FARCALL_KEY_RATE_PER_S``              new keys of agents and clients of one identity per second, in the long run (1)
@@ -33,8 +36,10 @@ variable                                meaning (default)
 ``FARCALL_SETTLE_S``                    see :class:`ApiSettings` (10)
 ``FARCALL_RECONCILE_PERIOD_S``          see :class:`ApiSettings` (60)
 ``FARCALL_RETENTION_DAYS``              how long a task is kept after its end (30)
+``FARCALL_MAX_WAIT_DAYS``               how long after its submission a task may start (30)
 ``FARCALL_PURGE_BATCH``                 tasks that one statement forgets (500)
-``FARCALL_PURGE_UNTIL_S``               see :class:`ApiSettings` (40)
+``FARCALL_PURGE_UNTIL_S``               see :class:`ApiSettings` (20)
+``FARCALL_REPAIR_UNTIL_S``              see :class:`ApiSettings` (45)
 ``FARCALL_AUDIT_DAYS``                  how long the audit is kept (400)
 ======================================  ==============================================================================
 """
@@ -67,14 +72,17 @@ class ApiSettings:
     the database. ``max_response_bytes`` bounds the results in one answer (a Lambda answers 6 MB at most).
     More than ``max_queue_depth`` tasks do not wait for one endpoint, nor ``max_waiting`` for all those of one owner. An
     identity owns ``max_functions``, each version counted (with as many aliases, and ``max_versions`` of each) of
-    ``max_function_bytes`` together, ``max_endpoints`` and ``max_containers`` at most. It may make ``rate_per_s``
+    ``max_function_bytes`` together, ``max_endpoints`` and ``max_containers`` at most. Nothing is added while the
+    database has 85 % of ``database_bytes``. An identity may make ``rate_per_s``
     requests per second, and ``rate_burst`` after a silence; and so it is with ``key_rate_per_s`` and ``key_burst`` for
     keys of agents and clients.
     ``online_window_s`` is how old an endpoint's last heartbeat may be. ``settle_s`` is how long a submit or a
     forwarder is left to finish its own work before the reconciler takes an interest, ``reconcile_period_s`` is how
     often it looks where no schedule runs it. A task is forgotten ``retention_days`` after its end: ``purge_batch`` in
     one short transaction, and again until none is left or the round is ``purge_until_s`` old. So it is with what the
-    audit tells, ``audit_days`` after it happened.
+    audit tells, ``audit_days`` after it happened. What a round repairs after that, it does until it is
+    ``repair_until_s`` old, and the next one goes on from there. A task that has not started ``max_wait_days`` after its
+    submission ends; the blobs of payloads have to be kept for longer than that.
     """
 
     max_payload_bytes: int = 10 * MIB
@@ -89,6 +97,7 @@ class ApiSettings:
     max_versions: int = 1_000
     max_endpoints: int = 1_000
     max_containers: int = 1_000
+    database_bytes: int = 0
     rate_per_s: float = 500.0
     rate_burst: int = 2_000
     key_rate_per_s: float = 1.0
@@ -101,7 +110,9 @@ class ApiSettings:
     reconcile_period_s: float = 60.0
     retention_days: float = 30.0
     purge_batch: int = 500
-    purge_until_s: float = 40.0
+    purge_until_s: float = 20.0
+    repair_until_s: float = 45.0
+    max_wait_days: float = 30.0
     audit_days: float = 400.0
 
     @classmethod
@@ -126,6 +137,7 @@ class AuthSettings:
     dev_identities: Mapping[str, Identity] = dataclasses.field(default_factory=dict, repr=False)
     globus_client_id: str = ""
     globus_client_secret: str = dataclasses.field(default="", repr=False)
+    globus_secret_arn: str = ""
     globus_scope: str = ""
     oidc_issuer: str = ""
     oidc_audience: str = ""
@@ -140,10 +152,12 @@ class AuthSettings:
         if provider == "dev":
             return cls(provider="dev", dev_identities=_dev_identities(environ.get("FARCALL_DEV_TOKENS", "{}")))
         if provider == "globus":
+            secret_arn = environ.get("FARCALL_GLOBUS_SECRET_ARN", "")
             return cls(
                 provider="globus",
                 globus_client_id=_required(environ, "FARCALL_GLOBUS_CLIENT_ID"),
-                globus_client_secret=_required(environ, "FARCALL_GLOBUS_CLIENT_SECRET"),
+                globus_client_secret="" if secret_arn else _required(environ, "FARCALL_GLOBUS_CLIENT_SECRET"),
+                globus_secret_arn=secret_arn,
                 globus_scope=_required(environ, "FARCALL_GLOBUS_SCOPE"),
             )
         if provider == "oidc":

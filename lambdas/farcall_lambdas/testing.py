@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
@@ -49,8 +50,8 @@ class MemoryApi:
     def __init__(
         self, *, settings: ApiSettings | None = None, stores: Stores | None = None, fleet: Fleet | None = None
     ) -> None:
-        self.stores = stores or memory_stores()
         self.clock = Clock()
+        self.stores = stores or memory_stores(self.clock)
         self.application = Application.over(self.stores, settings or ApiSettings(), clock=self.clock, fleet=fleet)
         self._one_at_a_time = threading.RLock()
 
@@ -72,6 +73,8 @@ class MemoryApi:
         return Answer(answer["statusCode"], json.loads(answer["body"]), flat)
 
 
-def memory_stores() -> Stores:
-    """Empty stores that last as long as the object."""
-    return Stores(FakeRecords(), FakeQueue(), FakeBlobs(), Tickets("a key that is long enough for tests only"))
+def memory_stores(clock: Callable[[], float] = time.time) -> Stores:
+    """Empty stores that last as long as the object; ``clock`` is that of the database and the queue."""
+    return Stores(
+        FakeRecords(clock), FakeQueue(clock), FakeBlobs(), Tickets("a key that is long enough for tests only")
+    )

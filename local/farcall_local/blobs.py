@@ -1,45 +1,180 @@
-"""The S3 of the tier: moto's server, with a journal on disk so that no accepted object is lost.
-
-moto keeps objects in memory. A tier that a user works with must not: this process writes every successful ``PUT``
-to disk before it answers, and hands the recorded request to moto again the first time that the object is asked for
-after a restart. It serves only requests made with the tier's own access key.
-"""
+"""The HTTP server of the tier's blobs: uploads and downloads by signed addresses, straight to and from files. Old
+blobs are deleted, as the lifecycle rule of a bucket does."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import json
+import logging
 import os
+import socket
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
+from typing import Any, Final
 
-from moto.moto_server.werkzeug_app import create_backend_app
-from werkzeug.serving import WSGIRequestHandler, make_server
+import uvicorn
+import uvloop
 
-from farcall_local.journal import Journal
+from farcall_common.errors import BlobUnknown, FarcallError, Forbidden, InvalidRequest, NotFound, Unavailable
+from farcall_common.http_limits import LimitedHttp
+from farcall_common.store.blobs_files import FileBlobs
+from farcall_common.store.model import BlobRef
 
-__all__ = ["main"]
+__all__ = ["BlobServer", "main"]
+
+_PIECE_BYTES: Final = 256 * 1024
+#: Like ``retention.blob_days`` of the cloud's profiles: the maximum wait of a task, its retention, and a day.
+_KEPT_S: Final = 61 * 86_400.0
+_EXPIRE_EVERY_S: Final = 3600.0
+#: Failures of one kind are logged this often.
+_LOG_EVERY_S: Final = 60.0
+_STATUS: Final[Mapping[type[FarcallError], int]] = {
+    Forbidden: 403,
+    NotFound: 404,
+    InvalidRequest: 400,
+    Unavailable: 503,
+}
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_logger = logging.getLogger(__name__)
 
 
-class _QuietHandler(WSGIRequestHandler):
-    """A web server's access log would hold signed addresses."""
+class _ClientGone(Exception):
+    """The client went away before the end of its body."""
 
-    protocol_version = "HTTP/1.1"  # connections stay open between objects
 
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Log nothing."""
+class BlobServer:
+    """An ASGI application: ``PUT`` and ``GET`` of what an address was signed for, nothing else."""
+
+    def __init__(self, blobs: FileBlobs, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._blobs = blobs
+        self._clock = clock
+        self._logged_at = -_LOG_EVERY_S
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            blob_key = scope["path"].removeprefix("/")
+            query = dict(urllib.parse.parse_qsl(scope["query_string"].decode("ascii", "replace")))
+            if scope["method"] == "PUT":
+                self._blobs.check("PUT", blob_key, query)
+                await self._put(BlobRef(blob_key, int(query["size_bytes"]), query["sha256"]), receive)
+                await _answer(send, 200, b"")
+            elif scope["method"] == "GET":
+                self._blobs.check("GET", blob_key, query)
+                await self._get(blob_key, send)
+            else:
+                await _answer(send, 405, b"Blobs are read by GET and written by PUT.")
+        except FarcallError as error:
+            if isinstance(error, Unavailable):
+                self._log(error)
+            await _refuse(send, error)
+        except _ClientGone:
+            pass
+
+    def _log(self, error: Unavailable) -> None:
+        if self._clock() >= self._logged_at + _LOG_EVERY_S:
+            self._logged_at = self._clock()
+            _logger.warning("uploads fail: %s", error)
+
+    async def _put(self, ref: BlobRef, receive: Receive) -> None:
+        with self._blobs.new(ref.blob_key) as blob:
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _ClientGone
+                blob.write(message.get("body", b""))
+                if blob.size_bytes > ref.size_bytes:
+                    raise InvalidRequest(f"More than the {ref.size_bytes} bytes came that the address is for.")
+                more = message.get("more_body", False)
+            if blob.ref != ref:
+                raise InvalidRequest("The bytes are not those that the address is for: length or SHA-256 differ.")
+            await asyncio.to_thread(blob.commit)
+
+    async def _get(self, blob_key: str, send: Send) -> None:
+        try:
+            file = self._blobs.path(blob_key).open("rb")
+        except FileNotFoundError:
+            raise BlobUnknown(f"There is no blob {blob_key}.") from None
+        with file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            await send(_head(200, size_bytes, b"application/octet-stream"))
+            left = size_bytes
+            while piece := file.read(_PIECE_BYTES):
+                left -= len(piece)
+                await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
+            if not size_bytes:
+                await send({"type": "http.response.body", "body": b""})
+
+
+async def _answer(send: Send, status: int, text: bytes) -> None:
+    await send(_head(status, len(text), b"text/plain; charset=utf-8"))
+    await send({"type": "http.response.body", "body": text})
+
+
+async def _refuse(send: Send, error: FarcallError) -> None:
+    """Answer as the API does."""
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
+    text = json.dumps(error.record.to_json()).encode()
+    await send(_head(status, len(text), b"application/json", retry_after_s=error.record.retry_after_s))
+    await send({"type": "http.response.body", "body": text})
+
+
+def _head(status: int, size_bytes: int, content_type: bytes, *, retry_after_s: float | None = None) -> Message:
+    headers = [(b"content-length", str(size_bytes).encode()), (b"content-type", content_type)]
+    if retry_after_s is not None:
+        headers.append((b"retry-after", f"{retry_after_s:.0f}".encode()))
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+async def _expire(blobs: FileBlobs) -> None:
+    while True:
+        try:
+            if expired := await asyncio.to_thread(blobs.expire, older_than_s=_KEPT_S):
+                _logger.info("expired %d blobs", expired)
+        except OSError as error:
+            _logger.warning("old blobs cannot be deleted: %s", error)
+        await asyncio.sleep(_EXPIRE_EVERY_S)
 
 
 def main() -> None:
     """Serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--bucket", required=True)
+    parser.add_argument("--listener", type=int, required=True, help="number of an inherited socket that listens")
     parser.add_argument("--directory", type=Path, required=True)
     arguments = parser.parse_args()
-    journal = Journal(
-        create_backend_app("s3"), directory=arguments.directory, access_key=os.environ["AWS_ACCESS_KEY_ID"]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    listener = socket.socket(fileno=arguments.listener)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    blobs = FileBlobs(arguments.directory, url=url, key=os.environ["FARCALL_BLOB_KEY"])
+    blobs.remove_unfinished()
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_serve(blobs, listener))
+
+
+async def _serve(blobs: FileBlobs, listener: socket.socket) -> None:
+    # No access log: it would hold signed addresses.
+    config = uvicorn.Config(
+        BlobServer(blobs),
+        http=LimitedHttp,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
     )
-    journal.make_bucket(arguments.bucket)
-    make_server("127.0.0.1", arguments.port, journal, threaded=True, request_handler=_QuietHandler).serve_forever()
+    async with asyncio.TaskGroup() as group:
+        expiring = group.create_task(_expire(blobs))
+        await uvicorn.Server(config).serve(sockets=[listener])
+        expiring.cancel()
 
 
 if __name__ == "__main__":

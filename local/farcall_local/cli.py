@@ -6,8 +6,10 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import time
+import urllib.parse
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from farcall_common.errors import FarcallError, error_from_record
+from farcall_common.errors import ConfigurationError, FarcallError, error_from_record
+from farcall_common.private import write_private
 from farcall_local import control
 from farcall_local.state import TierState
 
@@ -25,6 +28,9 @@ app = typer.Typer(
     name="local", help="A whole cloud tier on this machine, without an AWS account.", no_args_is_help=True
 )
 _console = Console(highlight=False)
+
+#: Less than this on the disk of a tier is told. A blob has 10 MiB at most.
+_LITTLE_BYTES = 256 * 2**20
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 
@@ -40,12 +46,20 @@ def _directory() -> Path:
 @app.command()
 def up(
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay until Ctrl-C, then stop the tier.")] = False,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the API. [default: the last one, or a free one]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Start the tier, and point this user's configuration at it if there is none yet."""
     directory = _directory()
     if control.is_up(directory):
         state = TierState.read(directory)
+        if port is not None and state and state.api_url and urllib.parse.urlsplit(state.api_url).port != port:
+            raise ConfigurationError(
+                f"The local tier is up already at {state.api_url}; its port stays what it is while it runs.",
+                hint=f"`farcall local down`, then `farcall local up --port {port}`.",
+            )
         if as_json:
             _show_up(state, directory, was_up=True)
         else:
@@ -53,7 +67,7 @@ def up(
         return
     began = time.monotonic()
     try:
-        supervisor = control.launch(directory, until_eof=foreground)
+        supervisor = control.launch(directory, until_eof=foreground, port=port)
     except FarcallError as failure:
         hint = f"{failure.hint} Logs: {directory / 'logs'}".lstrip()
         record = dataclasses.replace(failure.record, hint=hint)
@@ -105,6 +119,8 @@ def status(as_json: AsJson = False) -> None:
     if as_json:
         secret = {"token", "tokens", "database_url", "queue_url"}
         shown = {key: value for key, value in dataclasses.asdict(state).items() if key not in secret} if state else {}
+        if directory.exists():
+            shown["free_bytes"] = shutil.disk_usage(directory).free
         typer.echo(json.dumps({"running": running, "directory": str(directory), **shown}))
     elif running and state:
         table = Table("process", "pid", "restarts", title=f"Local tier, {state.phase}, {state.api_url}")
@@ -112,6 +128,12 @@ def status(as_json: AsJson = False) -> None:
             table.add_row(name, str(process.pid or "down"), str(process.restarts))
         _console.print(table)
         _console.print(f"Logs: {directory / 'logs'}")
+        if (free_bytes := shutil.disk_usage(directory).free) < _LITTLE_BYTES:
+            _console.print(
+                f"The disk of {directory} is full: {free_bytes // 2**20} MiB are free. Big arguments and results cannot"
+                " be stored, nor tasks when PostgreSQL finds no room. Make room.",
+                soft_wrap=True,
+            )
     else:
         _console.print("The local tier is not running; `farcall local up` starts it.")
     if not running:
@@ -127,12 +149,10 @@ def _configure(state: TierState) -> str:
     """Write ``config.toml`` unless the user has one that points elsewhere; returns what there is to say of it."""
     path = _home() / "config.toml"
     if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(
-            f'# Written by `farcall local up`.\n[default]\napi_url = "{state.api_url}"\ntoken = "{state.token}"\n'
-        )
+        text = f'# Written by `farcall local up`.\n[default]\napi_url = "{state.api_url}"\ntoken = "{state.token}"\n'
     elif state.token in (text := path.read_text()):  # ours: the port may have changed, and what else is there stays
-        path.write_text(re.sub(r"^api_url = .*$", f'api_url = "{state.api_url}"', text, count=1, flags=re.MULTILINE))
+        text = re.sub(r"^api_url = .*$", f'api_url = "{state.api_url}"', text, count=1, flags=re.MULTILINE)
     else:
         return f"{path} is left as it is; for this tier: export FARCALL_API_URL={state.api_url}"
+    write_private(path, text.encode())
     return f"{path} points at it."

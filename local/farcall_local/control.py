@@ -27,11 +27,14 @@ _LOOK_EVERY_S = 0.02
 _left_running: list[subprocess.Popen[bytes]] = []
 
 
-def launch(directory: Path, *, users: Sequence[str] = ("me",), until_eof: bool = False) -> subprocess.Popen[bytes]:
+def launch(
+    directory: Path, *, users: Sequence[str] = ("me",), until_eof: bool = False, port: int | None = None
+) -> subprocess.Popen[bytes]:
     """Start a supervisor and wait until its tier is ready.
 
     It runs in a session of its own: a Ctrl-C at the terminal is for the caller, who then stops the tier in order. With
     ``until_eof`` it stops when the ``stdin`` of the returned process is closed, at the latest by the caller's death.
+    ``port`` is the API's; None for the one that it had last, or a free one.
 
     :raises FarcallError: what kept the tier from starting.
     """
@@ -39,6 +42,7 @@ def launch(directory: Path, *, users: Sequence[str] = ("me",), until_eof: bool =
     log_path = directory / "logs" / "supervisor.log"
     log_path.parent.mkdir(exist_ok=True)
     flags = [word for name in users for word in ("--user", name)] + (["--until-eof"] if until_eof else [])
+    flags += ["--port", str(port)] if port else []
     with log_path.open("ab") as log:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "farcall_local.supervisor", str(directory), *flags],

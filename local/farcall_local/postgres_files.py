@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import importlib.util
 import os
 import shutil
 import stat
 import subprocess
 import tempfile
+import uuid
 from pathlib import Path
 
 import psutil
@@ -37,6 +37,8 @@ __all__ = [
 #: Where root keeps what another account must reach.
 ROOT_STATE = Path("/var/lib/farcall")
 _OWNER_FILE = "belongs-to"
+#: In the directory of a tier: its data, or the link to it.
+_LINK = "postgres"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,15 +76,14 @@ class PostgresInstall:
 
 def database_home(directory: Path, install: PostgresInstall) -> Path:
     """The folder that holds PostgreSQL's data for the tier at ``directory``; it exists and its account owns it."""
-    home = directory / "postgres"
+    home = directory / _LINK
     if install.account and not _may_reach(directory):
-        _forget_the_dead()
-        owner = str(directory.resolve())
-        outside = ROOT_STATE / f"data-{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
-        outside.mkdir(parents=True, exist_ok=True)
-        (outside / _OWNER_FILE).write_text(owner)
         if not home.is_symlink():
-            home.symlink_to(outside)
+            # Never what another tier at this path has left: that has another password.
+            home.symlink_to(ROOT_STATE / f"data-{uuid.uuid4().hex[:16]}")
+        home.resolve().mkdir(parents=True, exist_ok=True)
+        (home / _OWNER_FILE).write_text(str(directory.resolve()))
+        _forget_the_dead()
     home.mkdir(exist_ok=True)
     give_to(install.account, home)
     home.resolve().chmod(0o700)
@@ -90,9 +91,10 @@ def database_home(directory: Path, install: PostgresInstall) -> Path:
 
 
 def _forget_the_dead() -> None:
-    """Remove the data of tiers whose directory is gone: a temporary one, of a program that was killed."""
+    """Remove data that no tier links to: its directory is gone (a temporary one, of a program that was killed), or was
+    deleted and made again."""
     for owner_file in ROOT_STATE.glob(f"data-*/{_OWNER_FILE}"):
-        if not Path(owner_file.read_text()).exists():
+        if (Path(owner_file.read_text()) / _LINK).resolve() != owner_file.parent.resolve():
             shutil.rmtree(owner_file.parent, ignore_errors=True)
 
 
@@ -119,7 +121,7 @@ def await_predecessor(data: Path, *, within_s: float = 15.0) -> None:
 
 def forget_database(directory: Path) -> None:
     """Remove what :func:`database_home` keeps outside the tier's directory."""
-    home = directory / "postgres"
+    home = directory / _LINK
     if home.is_symlink():
         shutil.rmtree(home.resolve(), ignore_errors=True)
         home.unlink()

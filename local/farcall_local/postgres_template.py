@@ -32,7 +32,8 @@ class Cluster:
 
     @classmethod
     def url(cls, *, port: int, password: str) -> str:
-        return f"postgresql://{cls.user}:{password}@{_LOOPBACK}:{port}/{cls.database}"
+        # With SCRAM the server proves that it knows the password; who has taken its port is asked for nothing else.
+        return f"postgresql://{cls.user}:{password}@{_LOOPBACK}:{port}/{cls.database}?require_auth=scram-sha-256"
 
 
 def schema_digest() -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import dataclasses
 import os
 import pwd
+import shutil
 import signal
 import socket
 import sys
@@ -14,12 +16,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from farcall_common.errors import Unavailable
+from farcall_common.errors import ConfigurationError, Unavailable
 
-__all__ = ["Account", "Child", "Program", "free_port", "log_tail"]
+__all__ = ["Account", "Child", "Program", "bound_log", "free_port", "listen", "log_tail"]
 
 _PR_SET_PDEATHSIG = 1
 _PROBE_EVERY_S = 0.02
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 2048
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -43,6 +47,7 @@ class Program:
 
     ``stop_signal`` asks it to end; it has ``stop_within_s`` seconds before it is killed. ``orphan_signal`` is what the
     kernel sends it when the supervisor dies without having stopped it: SIGKILL, unless ending at once would hurt.
+    ``listener`` is a socket that it inherits, under the same number.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Program:
     log_path: Path
     cwd: Path = Path("/")
     account: Account | None = None
+    listener: socket.socket | None = None
     stop_signal: signal.Signals = signal.SIGTERM
     stop_within_s: float = 5.0
     orphan_signal: signal.Signals = signal.SIGKILL
@@ -90,6 +96,7 @@ class Child:
                 user=account.uid if account else None,
                 group=account.gid if account else None,
                 extra_groups=[] if account else None,
+                pass_fds=[program.listener.fileno()] if program.listener else (),
                 preexec_fn=tie_to_supervisor,
             )
         return cls(program, process)
@@ -133,6 +140,27 @@ class Child:
         )
 
 
+def bound_log(path: Path, *, max_bytes: int) -> None:
+    """Empty a log that is larger than ``max_bytes``; what was in it is kept as ``NAME.log.1``, not what was there.
+
+    Programs write to the end of the file that they have open, so they go on at its new end. A few lines that are
+    written meanwhile may be lost. Where the disk has no room for the copy, there is none.
+    """
+    earlier = path.with_name(f"{path.name}.1")
+    try:
+        if path.stat().st_size <= max_bytes:
+            return
+        earlier.unlink(missing_ok=True)  # its room first
+        shutil.copyfile(path, earlier)
+    except FileNotFoundError:
+        return
+    except OSError:
+        with contextlib.suppress(OSError):
+            earlier.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        os.truncate(path, 0)
+
+
 def log_tail(path: Path, *, lines: int = 20) -> str:
     """The last lines of a log, or a word that says there is none."""
     try:
@@ -142,8 +170,24 @@ def log_tail(path: Path, *, lines: int = 20) -> str:
     return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
 
 
+def listen(port: int = 0) -> socket.socket:
+    """A socket that listens on a loopback port (0: a free one), for a program to inherit.
+
+    Who made it keeps it open: while the program is down, nobody else can take the port and pretend to be the program.
+
+    :raises ConfigurationError: if the port cannot be had.
+    """
+    try:
+        return socket.create_server((_LOOPBACK, port), backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Port {port} cannot be used: {os.strerror(error.errno or 0)}.",
+            hint=f"End the program that uses it (`ss -tlnp 'sport = :{port}'` shows it), or choose another port.",
+        ) from error
+
+
 def free_port() -> int:
     """A loopback TCP port that nobody listens on now. Another process may take it first: be ready to ask again."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((_LOOPBACK, 0))
         return int(probe.getsockname()[1])

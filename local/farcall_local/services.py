@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, Self
 
-from farcall_common.errors import Unavailable
-from farcall_local.engines import BUCKET, Blobs, Postgres, Valkey
-from farcall_local.process import Program
+from farcall_common.errors import ConfigurationError, Unavailable
+from farcall_local.engines import Blobs, Postgres, Valkey
+from farcall_local.process import Program, listen
 from farcall_local.state import TierSecrets
 
 __all__ = ["Api", "Forwarder", "Part", "base_environment", "migrate", "service_environment"]
 
 _LOOPBACK = "127.0.0.1"
+#: Written by the API when it serves; and what that was before.
+_PORT_FILE = "api.port"
+_LAST_PORT_FILE = "api.last-port"
 
 
 class Part(Protocol):
@@ -38,39 +43,49 @@ class Part(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Api:
-    """The REST API. Its port outlives restarts, because clients were told it."""
+    """The REST API, on a socket of the supervisor's: clients know its port, and no other program may ever have it."""
 
     directory: Path
-    keep_port: bool = True
+    listener: socket.socket
     name: str = "api"
+
+    @classmethod
+    def listening(cls, directory: Path, port: int | None = None) -> Api:
+        """On ``port``, or on the one that it had last if that is free.
+
+        :raises ConfigurationError: if ``port`` is given and cannot be had.
+        """
+        if port is not None:
+            return cls(directory, listen(port))
+        for known in (directory / _PORT_FILE, directory / _LAST_PORT_FILE):
+            if known.exists():
+                # It is taken, or what a full disk left of the file is no port.
+                with contextlib.suppress(ConfigurationError, ValueError, OverflowError):
+                    return cls(directory, listen(int(known.read_text())))
+        return cls(directory, listen())
 
     @property
     def url(self) -> str:
-        return f"http://{_LOOPBACK}:{self._port_file.read_text().strip()}"
+        return f"http://{_LOOPBACK}:{self.listener.getsockname()[1]}"
 
     def elsewhere(self) -> Api:
-        return dataclasses.replace(self, keep_port=False)
+        return self  # the port is its own already
 
     def prepare(self) -> None:
         if self._port_file.exists():
-            self._port_file.replace(self._last_port_file)
+            self._port_file.replace(self.directory / _LAST_PORT_FILE)
 
     def program(self, *, environment: Mapping[str, str], logs: Path) -> Program:
-        known = self.keep_port and self._last_port_file.exists()
-        port = self._last_port_file.read_text().strip() if known else "0"
-        options = ["--host", _LOOPBACK, "--port", port, "--port-file", str(self._port_file)]
-        return _service(self.name, "farcall_lambdas.local", options, environment=environment, logs=logs)
+        options = ["--listener", str(self.listener.fileno()), "--port-file", str(self._port_file)]
+        program = _service(self.name, "farcall_lambdas.local", options, environment=environment, logs=logs)
+        return dataclasses.replace(program, listener=self.listener)
 
     async def is_ready(self) -> bool:
         return self._port_file.exists()
 
     @property
     def _port_file(self) -> Path:
-        return self.directory / "api.port"
-
-    @property
-    def _last_port_file(self) -> Path:
-        return self.directory / "api.last-port"
+        return self.directory / _PORT_FILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,13 +153,10 @@ def service_environment(secrets: TierSecrets, *, postgres: Postgres, valkey: Val
     return {
         "FARCALL_DATABASE_URL": postgres.url,
         "FARCALL_QUEUE_URL": valkey.url,
-        "FARCALL_BLOB_BUCKET": BUCKET,
+        **blobs.environment(),
         "FARCALL_TICKET_KEY": secrets.ticket_key,
         "FARCALL_AUTH_PROVIDER": "dev",
         "FARCALL_DEV_TOKENS": secrets.dev_tokens(),
-        "AWS_ENDPOINT_URL_S3": blobs.url,
-        "AWS_ACCESS_KEY_ID": secrets.blob_access_key,
-        "AWS_SECRET_ACCESS_KEY": secrets.blob_secret_key,
     }
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import secrets
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Phase", "ProcessState", "TierSecrets", "TierState", "write_private"]
+from farcall_common.private import write_private
+
+__all__ = ["Phase", "ProcessState", "TierSecrets", "TierState"]
 
 #: starting → ready → stopping → stopped, or failed.
 Phase = str
@@ -26,24 +26,24 @@ class TierSecrets:
     ticket_key: str
     database_password: str
     queue_password: str
-    blob_access_key: str
-    blob_secret_key: str
+    blob_key: str
 
     @classmethod
     def load_or_make(cls, directory: Path, *, users: Sequence[str]) -> TierSecrets:
         """The secrets of the tier at ``directory``; made on first use, with a token for each identity."""
         path = directory / "secrets.json"
-        if path.exists():
-            return cls(**json.loads(path.read_text()))
+        kept = json.loads(path.read_text()) if path.exists() else {}
         made = cls(
             tokens={name: secrets.token_urlsafe(32) for name in users},
             ticket_key=secrets.token_urlsafe(48),
             database_password=secrets.token_urlsafe(24),
             queue_password=secrets.token_urlsafe(24),
-            blob_access_key=f"FARCALL{secrets.token_hex(8).upper()}",
-            blob_secret_key=secrets.token_urlsafe(30),
+            blob_key=secrets.token_urlsafe(30),
         )
-        write_private(path, dataclasses.asdict(made))
+        known = {name: value for name, value in kept.items() if name in dataclasses.asdict(made)}
+        made = dataclasses.replace(made, **known)  # a tier of an earlier release lacks the newer ones
+        if dataclasses.asdict(made) != kept:
+            write_private(path, _to_json(made))
         return made
 
     def dev_tokens(self) -> str:
@@ -82,7 +82,8 @@ class TierState:
     error: str | None = None
 
     def write(self, directory: Path) -> None:
-        write_private(directory / "state.json", dataclasses.asdict(self))
+        """:raises OSError: if that is not possible; then what was there is there still."""
+        write_private(directory / "state.json", _to_json(self))
 
     @classmethod
     def read(cls, directory: Path) -> TierState | None:
@@ -95,8 +96,5 @@ class TierState:
         return cls(**data, processes=processes)
 
 
-def write_private(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one step; only its owner may read it."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as scratch:
-        json.dump(value, scratch, indent=2)
-    os.replace(scratch.name, path)  # noqa: PTH105 - a name, not a path
+def _to_json(value: TierSecrets | TierState) -> bytes:
+    return json.dumps(dataclasses.asdict(value), indent=2).encode()

@@ -22,29 +22,39 @@ from pathlib import Path
 
 from farcall_common.errors import ConfigurationError, FarcallError, Unavailable
 from farcall_local.engines import Blobs, Postgres, Valkey
-from farcall_local.process import Child, free_port
+from farcall_local.process import Child, bound_log, free_port, listen
 from farcall_local.services import Api, Forwarder, Part, base_environment, migrate, service_environment
 from farcall_local.state import ProcessState, TierSecrets, TierState
 
 __all__ = ["Supervisor", "main"]
 
-_START_WITHIN_S = 30.0
+_START_WITHIN_S = 150.0  # one that ends is noticed at once; a machine under load takes long
 _START_ATTEMPTS = 3
 #: Waited before the n-th start in a row of a part that does not stay up, in seconds.
 _BACKOFF_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 _SETTLED_AFTER_S = 10.0
+_MAINTAIN_FILES_EVERY_S = 2.0
+#: How large each log may become, in bytes; the part before it is kept as ``NAME.log.1``.
+_MAX_LOG_BYTES_VARIABLE = "FARCALL_LOCAL_MAX_LOG_BYTES"
+_MAX_LOG_BYTES = 32 * 1024 * 1024
 
 
 class Supervisor:
     """Runs the parts of one tier; all of them belong to the event loop's thread."""
 
-    def __init__(self, directory: Path, secrets: TierSecrets) -> None:
+    def __init__(
+        self, directory: Path, secrets: TierSecrets, *, api_port: int | None = None, max_log_bytes: int
+    ) -> None:
         self._directory = directory
+        self._api_port = api_port
+        self._listeners = contextlib.ExitStack()
+        self._max_log_bytes = max_log_bytes
         self._logs = directory / "logs"
         self._secrets = secrets
         self._environment: Mapping[str, str] = base_environment()
         self._children: dict[str, Child] = {}
         self._parts: dict[str, Part] = {}
+        self._is_state_written = True
         self._state = TierState(phase="starting", supervisor_pid=os.getpid(), token=next(iter(secrets.tokens.values())))
         self._state = dataclasses.replace(self._state, tokens=secrets.tokens)
 
@@ -56,6 +66,7 @@ class Supervisor:
         began = time.monotonic()
         try:
             async with asyncio.TaskGroup() as keepers:
+                keepers.create_task(self._maintain_files())
                 await self._start_in_order(keepers)
                 self._publish(phase="ready", started_in_s=round(time.monotonic() - began, 3))
                 _announce({"ready": True})
@@ -68,17 +79,21 @@ class Supervisor:
             raise first from None
         finally:
             await self._stop_in_order()
+            self._listeners.close()
             self._publish(phase="failed" if self._state.error else "stopped")
 
     async def _start_in_order(self, keepers: asyncio.TaskGroup) -> None:
         at, secrets = self._directory, self._secrets
-        blobs = Blobs(at, free_port(), secrets.blob_access_key)
+        # First: a port that is taken is no reason to start and stop everything else.
+        api = Api.listening(at, self._api_port)
+        self._listeners.enter_context(api.listener)
+        blobs = Blobs(at, self._listeners.enter_context(listen()), secrets.blob_key)
         async with asyncio.TaskGroup() as beside:
             beside.create_task(self._bring_up([blobs], keepers))  # the slowest one, and nobody asks it for anything yet
             await self._bring_up(
                 [
                     Postgres(at, free_port(), secrets.database_password, migrate),
-                    Valkey(at, free_port(), secrets.queue_password),
+                    Valkey(at, secrets.queue_password),
                 ],
                 keepers,
             )
@@ -91,7 +106,6 @@ class Supervisor:
             if not postgres.has_schema():
                 await asyncio.to_thread(migrate, postgres.url)
                 postgres.note_schema()
-            api = Api(at)
             await self._bring_up([api, Forwarder(at)], keepers)
             self._publish(api_url=api.url)
 
@@ -138,8 +152,17 @@ class Supervisor:
             await asyncio.sleep(_BACKOFF_S[min(deaths, len(_BACKOFF_S)) - 1])
             try:
                 await self._start(self._parts[name])
-            except Unavailable as failure:
+            except (Unavailable, OSError) as failure:  # a full disk among them
                 _log(str(failure))
+
+    async def _maintain_files(self) -> None:
+        """Bound the logs, and write the state that the disk had no room for."""
+        while True:
+            for path in self._logs.glob("*.log"):
+                await asyncio.to_thread(bound_log, path, max_bytes=self._max_log_bytes)
+            if not self._is_state_written:
+                self._write_state()
+            await asyncio.sleep(_MAINTAIN_FILES_EVERY_S)
 
     async def _stop_in_order(self) -> None:
         """Services first, then the stores that they write to."""
@@ -158,7 +181,20 @@ class Supervisor:
 
     def _publish(self, **changes: object) -> None:
         self._state = dataclasses.replace(self._state, **changes)  # type: ignore[arg-type]
-        self._state.write(self._directory)
+        self._write_state()
+
+    def _write_state(self) -> None:
+        """:raises OSError: while the tier starts; one that is up goes on without, and tries again."""
+        try:
+            self._state.write(self._directory)
+        except OSError as error:
+            if self._state.phase == "starting":
+                raise
+            if self._is_state_written:
+                _log(f"cannot write the state of the tier: {error}")
+            self._is_state_written = False
+        else:
+            self._is_state_written = True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,18 +203,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--until-eof", action="store_true")
     parser.add_argument("--user", action="append", default=[])
+    parser.add_argument("--port", type=int)
     options = parser.parse_args(arguments)
     directory: Path = options.directory
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     try:
         with _only_one(directory):
             secrets = TierSecrets.load_or_make(directory, users=options.user or ["me"])
-            asyncio.run(_until_told(Supervisor(directory, secrets), until_eof=options.until_eof))
+            supervisor = Supervisor(directory, secrets, api_port=options.port, max_log_bytes=_max_log_bytes())
+            asyncio.run(_until_told(supervisor, until_eof=options.until_eof))
     except FarcallError as failure:
         _announce({"ready": False, "error": failure.record.to_json()})
         _log(str(failure))
         return 1
     return 0
+
+
+def _max_log_bytes() -> int:
+    """:raises ConfigurationError: if the variable is set to something else than a number of bytes."""
+    text = os.environ.get(_MAX_LOG_BYTES_VARIABLE, str(_MAX_LOG_BYTES))
+    if not text.isdecimal() or int(text) == 0:
+        raise ConfigurationError(f"{_MAX_LOG_BYTES_VARIABLE} is {text!r}, expected a number of bytes above 0")
+    return int(text)
 
 
 async def _until_told(supervisor: Supervisor, *, until_eof: bool) -> None:
@@ -235,7 +281,8 @@ def _first_leaf(group: BaseExceptionGroup[FarcallError]) -> FarcallError:
 
 
 def _log(text: str) -> None:
-    print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is the log
+    with contextlib.suppress(OSError):  # the disk is full
+        print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is the log
 
 
 if __name__ == "__main__":

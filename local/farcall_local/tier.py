@@ -24,7 +24,7 @@ from farcall_local.state import TierState
 
 __all__ = ["LocalTier"]
 
-_STOP_WITHIN_S = 30.0
+_STOP_WITHIN_S = 120.0
 _LOOK_EVERY_S = 0.02
 
 
@@ -103,7 +103,7 @@ class LocalTier:
         os.kill(pid, signal_number)
         return pid
 
-    def wait_up(self, name: str, *, other_than: int | None = None, within_s: float = 30.0) -> int:
+    def wait_up(self, name: str, *, other_than: int | None = None, within_s: float = 240.0) -> int:
         """Wait until a part runs, as another process than ``other_than`` if given; its process number.
 
         :raises Unavailable: after ``within_s`` seconds.
@@ -121,10 +121,9 @@ class LocalTier:
 
         :raises Unavailable: if Valkey does not do it.
         """
-        queue = urllib.parse.urlsplit(self.state.queue_url)
-        assert queue.port is not None
-        assert queue.password is not None
-        answer = asyncio.run(Valkey(self.directory, queue.port, queue.password).command("FLUSHALL SYNC"))
+        password = urllib.parse.urlsplit(self.state.queue_url).password
+        assert password is not None
+        answer = asyncio.run(Valkey(self.directory, password).command("FLUSHALL SYNC"))
         if answer != "+OK":
             raise Unavailable(f"Valkey was not wiped, it said: {answer}")
 

@@ -36,8 +36,9 @@ __all__ = [
 
 HOST: Final = "127.0.0.1"
 READY_FILE: Final = "ready.json"
-_START_TIMEOUT_S: Final = 90.0
+_START_TIMEOUT_S: Final = 300.0  # a machine under load takes many times the usual five
 _STOP_TIMEOUT_S: Final = 6.0
+_KILL_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
 _ATTEMPTS: Final = 3  # another process may take a free port between our look and LocalStack's bind
 _LOG_TAIL_BYTES: Final = 4000
@@ -166,6 +167,8 @@ class LocalStackServer:
             "SKIP_SSL_CERT_DOWNLOAD": "1",
             "DNS_ADDRESS": "0",
             "LAMBDA_RUNTIME_EXECUTOR": "process",
+            # A function that starts too slowly is started once more beside it, and each makes the others slower.
+            "LAMBDA_RUNTIME_ENVIRONMENT_TIMEOUT": "150",
             "FARCALL_LOCALSTACK_PYTHON": sys.executable,
             "FARCALL_LOCALSTACK_PYTHON_TAG": THIS_PYTHON,
             "FARCALL_LOCALSTACK_POSTGRES_BIN": str(postgres_bin()),
@@ -239,7 +242,7 @@ def end_group(group: int) -> None:
             time.sleep(_POLL_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     while group_members(group):
         if time.monotonic() > deadline:
             raise Unavailable(f"processes of group {group} cannot be ended: {sorted(group_members(group))}")

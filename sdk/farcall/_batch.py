@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from farcall._blobs import INLINE_BYTES, Blobs
-from farcall._calls import DEFAULT_SERIALIZER, in_order, pack_call
+from farcall._calls import DEFAULT_SERIALIZER, checked_call, in_order, pack_call
 from farcall._ids import as_id
 from farcall._needs import Needs, needs_of
 from farcall._submission import Prepared, TaskOptions, encode_payload
@@ -31,7 +31,7 @@ class Batch:
         reference_of: Callable[[str | uuid.UUID], str] = as_id,
     ) -> None:
         self._reference_of = reference_of
-        self.task_group_id: str = task_group_id or new_id()
+        self._task_group_id = task_group_id or new_id()
         self.options = options
         self._serializer = serializer
         self._calls: list[tuple[str, str, bytes]] = []
@@ -45,6 +45,18 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} calls, task group {self.task_group_id}>"
+
+    @property
+    def task_group_id(self) -> str:
+        """The group under which the tasks are filed.
+
+        :raises ValueError: on setting it to what is not a UUID.
+        """
+        return self._task_group_id
+
+    @task_group_id.setter
+    def task_group_id(self, value: str | uuid.UUID) -> None:
+        self._task_group_id = as_id(value)
 
     @property
     def task_ids(self) -> list[str]:
@@ -64,12 +76,15 @@ class Batch:
 
         :param function_id: an id, ``<id>@<version>``, or an alias of yours, which is looked up now.
 
+        :raises TypeError: if ``args`` is not a tuple or a list, or ``kwargs`` not a dictionary with texts as keys.
         :raises SerializationError: if an argument cannot be sent; it says which.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         """
+        values, named = checked_call(args, kwargs)
         task_id, function_id = new_task_id(), self._reference_of(function_id)
-        named = in_order(kwargs or {}) if self.options.memoize else kwargs or {}
-        payload = pack_call(tuple(args or ()), named, function_name=function_id, serializer=self._serializer)
+        if self.options.memoize:
+            named = in_order(named)
+        payload = pack_call(values, named, function_name=function_id, serializer=self._serializer)
         self._calls.append((task_id, function_id, payload))
         if span := current_traceparent():
             self._spans[task_id] = span

@@ -13,6 +13,7 @@ class Budget:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._taken_bytes = 0
+        self._lifted = False
         self._given_back = threading.Condition()
 
     def take(self, size_bytes: int, *, wait: bool = True) -> None:
@@ -20,7 +21,9 @@ class Budget:
         with self._given_back:
             if wait:
                 self._given_back.wait_for(
-                    lambda: self._taken_bytes == 0 or self._taken_bytes + size_bytes <= self._limit_bytes
+                    lambda: (
+                        self._lifted or self._taken_bytes == 0 or self._taken_bytes + size_bytes <= self._limit_bytes
+                    )
                 )
             self._taken_bytes += size_bytes
 
@@ -28,4 +31,10 @@ class Budget:
         """Make room."""
         with self._given_back:
             self._taken_bytes -= size_bytes
+            self._given_back.notify_all()
+
+    def lift(self) -> None:
+        """Let everyone in from now on: what made room is gone."""
+        with self._given_back:
+            self._lifted = True
             self._given_back.notify_all()

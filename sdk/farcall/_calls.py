@@ -22,6 +22,7 @@ __all__ = [
     "DEFAULT_SERIALIZER",
     "FunctionHandle",
     "FunctionTable",
+    "checked_call",
     "display_name",
     "in_order",
     "pack_call",
@@ -30,7 +31,7 @@ __all__ = [
     "unpack_result",
 ]
 
-DEFAULT_SERIALIZER: Final = Serializer()
+DEFAULT_SERIALIZER: Final = Serializer(own_classes=True)
 _NO_KWARGS: Final = DEFAULT_SERIALIZER.serialize({})
 _EMPTY_CALL: Final = DEFAULT_SERIALIZER.pack((DEFAULT_SERIALIZER.serialize([]), _NO_KWARGS))
 #: Functions that an executor remembers by identity.
@@ -78,6 +79,22 @@ def pack_call(
         }
         raise _too_large(function_name, len(payload), sizes)
     return payload
+
+
+def checked_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call of a registered function, as a tuple and a dictionary.
+
+    :raises TypeError: if they are of another kind: text would be taken apart into letters, a dictionary into its keys.
+    """
+    if args is not None and (not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray | memoryview)):
+        raise TypeError(f"args: expected a tuple or a list, got {type(args).__name__}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs: expected a dict, got {type(kwargs).__name__}")
+    named = dict(kwargs or {})
+    for name in named:
+        if not isinstance(name, str):
+            raise TypeError(f"kwargs: expected str keys, got {type(name).__name__}")
+    return tuple(args or ()), named
 
 
 def in_order(kwargs: Mapping[str, Any]) -> dict[str, Any]:

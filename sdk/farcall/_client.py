@@ -247,11 +247,15 @@ class Client(Catalogue, History):
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def get_task(self, task_id: str | uuid.UUID) -> TaskInfo:
-        """A task as it is now, with its result if it has one.
+        """A task as it is now, with its result if it has one. :meth:`get_batch_result` shows those that failed, too.
 
+        :raises TaskFailed: if the task failed.
         :raises TaskUnknown: if you have no such task.
         """
-        return self._info(self._api.get_task(str(task_id)))
+        info = self._info(self._api.get_task(str(task_id)))
+        if info.state == "failed" and info.exception is not None:
+            raise info.exception
+        return info
 
     def get_result(self, task_id: str | uuid.UUID, *, wait_s: float = 0.0) -> Any:
         """What a task returned, waiting up to ``wait_s`` seconds for it.

@@ -6,12 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, Final
 
 from farcall._ends import ResultReader, end_from_json
 from farcall._future import ComputeFuture
-from farcall_common.errors import FarcallError
+from farcall_common.errors import FarcallError, Unavailable
 from farcall_common.wire import StreamResult, TaskState
 
 __all__ = ["Collector"]
@@ -39,13 +39,17 @@ class Collector:
         self._lock = threading.Lock()
         self._closing = False
         self._finished = False
+        self._broken: BaseException | None = None
 
     def add(self, future: ComputeFuture[Any]) -> None:
         """Wait for the end of a task.
 
         :raises RuntimeError: after :meth:`close`.
+        :raises BrokenExecutor: after :meth:`break_down`.
         """
         with self._lock:
+            if self._broken is not None:
+                raise BrokenExecutor("a thread of the executor died") from self._broken
             if self._closing:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._open[future.task_id] = future
@@ -55,11 +59,11 @@ class Collector:
         return [*self._open.copy().values(), *self._fetching.copy().values()]
 
     def accepted(self, *, before: float | None = None) -> list[str]:
-        """The tasks that the API has (since ``before``, epoch seconds, at least) and whose end is not known."""
+        """The tasks that the API has (since ``before``, monotonic seconds, at least) and whose end is not known."""
         return [
             task_id
             for task_id, future in self._open.copy().items()
-            if future._accepted_at is not None and (before is None or future._accepted_at < before)
+            if future._accepted_mono is not None and (before is None or future._accepted_mono < before)
         ]
 
     def drop(self, future: ComputeFuture[Any]) -> None:
@@ -88,8 +92,17 @@ class Collector:
         for task_id in list(task_ids):
             future = self._open.pop(task_id, None)
             if future is not None:
-                _set_exception(future, error)
+                future._end_failed(error)
         self._check_finished()
+
+    def break_down(self, error: BaseException) -> None:
+        """End every future with an error of ours, and take no more: what would settle them is gone."""
+        with self._lock:
+            self._broken = error
+            downloading = [*self._fetching.values()]
+        for future in downloading:
+            future._end_failed(error)
+        self.fail(self._open.copy(), error)
 
     def close(self) -> None:
         """No more futures will be added."""
@@ -103,18 +116,22 @@ class Collector:
             return  # the other way was faster, or it was cancelled
         future.attempt, future.details, future._stations = end.attempt, end.details, end.timings
         future._received_at = time.time()
-        if end.state is TaskState.CANCELLED:
-            future._end_cancelled()
-        elif end.state is not TaskState.SUCCESS or data is not None:
-            self._set_result(future, end, data)
-        else:
-            self._fetch(future, end)
+        try:
+            if end.state is TaskState.CANCELLED:
+                future._end_cancelled()
+            elif end.state is not TaskState.SUCCESS or data is not None:
+                self._set_result(future, end, data)
+            else:
+                self._fetch(future, end)
+        except BaseException as error:  # a defect of ours: it ends this thread, which does not know the future any more
+            future._end_failed(error)
+            raise
 
     def _set_result(self, future: ComputeFuture[Any], end: StreamResult, data: bytes | None) -> None:
         try:
             value = self._reader.read(end, data)
         except FarcallError as error:
-            _set_exception(future, error.with_traceback(None))  # our own frames would only be in the reader's way
+            future._end_failed(error.with_traceback(None))  # our own frames would only be in the reader's way
             return
         try:
             future.set_result(value)
@@ -126,14 +143,19 @@ class Collector:
             if self._downloads is None:
                 self._downloads = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, thread_name_prefix="farcall-download")
             self._fetching[end.task_id] = future
-        self._downloads.submit(self._set_result, future, end, None).add_done_callback(
-            lambda done: self._fetched(future, done)
-        )
+        try:
+            download = self._downloads.submit(self._set_result, future, end, None)
+        except RuntimeError as error:  # the process ends: threads that wait are not given anything to do any more
+            self._fetching.pop(end.task_id, None)
+            future._end_failed(Unavailable("The process ended before the result was downloaded."))
+            _logger.debug("task %s: %s", end.task_id, error)
+        else:
+            download.add_done_callback(lambda done: self._fetched(future, done))
 
     def _fetched(self, future: ComputeFuture[Any], done: Future[None]) -> None:
         error = done.exception()
         if error is not None:
-            _set_exception(future, error)
+            future._end_failed(error)
         self._fetching.pop(future.task_id, None)
         self._check_finished()
 
@@ -147,10 +169,3 @@ class Collector:
             if downloads is not None:
                 downloads.shutdown(wait=False)
             self._on_finished()
-
-
-def _set_exception(future: ComputeFuture[Any], error: BaseException) -> None:
-    try:
-        future.set_exception(error)
-    except InvalidStateError:
-        _logger.debug("task %s: cancelled here before its error came", future.task_id)

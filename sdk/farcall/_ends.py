@@ -20,9 +20,9 @@ from farcall_common.errors import (
     TaskLost,
     TaskPending,
     TaskUnknown,
-    error_from_record,
 )
-from farcall_common.payload import Piece
+from farcall_common.payload import Piece, load_user_data
+from farcall_common.payload import task_error as error_of_record
 from farcall_common.wire import BlobLocation, StreamResult, TaskState
 
 __all__ = ["ResultReader", "end_from_json", "task_error"]
@@ -57,7 +57,7 @@ def task_error(end: StreamResult) -> TaskError | TaskUnknown:
 
     For a task that exists, a :class:`TaskError` that fits its state, so that ``except TaskFailed`` catches every
     failure; the record keeps the precise code. The remote traceback is a note of the exception: Python prints it below
-    the local one.
+    the local one. What the function raised is the ``__cause__`` if it can be read here.
     """
     state = end.state
     if not state.is_terminal:
@@ -66,32 +66,9 @@ def task_error(end: StreamResult) -> TaskError | TaskUnknown:
     if end.error is None:
         return expected(f"task {end.task_id} ended as {state}")
     record = ErrorRecord.from_json(end.error)
-    error = error_from_record(record, default=expected)
-    if isinstance(error, TaskUnknown):
-        return error
-    if not isinstance(error, expected):
-        error = expected(record.message, record=record)
-    note = _remote_report(record)
-    if note:
-        error.add_note(note)
-    return error
-
-
-def _remote_report(record: ErrorRecord) -> str:
-    """What is known of a failure on the worker, as text."""
-    place = [f"endpoint {record.endpoint_id}"] if record.endpoint_id else []
-    place += [f"attempt {record.attempt}"] if record.attempt else []
-    where = f" ({', '.join(place)})" if place else ""
-    parts = []
-    if record.traceback:
-        parts.append(f"Remote traceback{where}:\n{record.traceback.rstrip()}")
-    if record.reasons:
-        ends = "\n".join(f"  {number}. {reason}" for number, reason in enumerate(record.reasons, start=1))
-        parts.append(f"How its attempts ended:\n{ends}")
-    for name, tail in (("stdout", record.stdout_tail), ("stderr", record.stderr_tail)):
-        if tail:
-            parts.append(f"Last {name} of the task:\n{tail.rstrip()}")
-    return "\n\n".join(parts)
+    data = record.exception_data
+    load = None if data is None else lambda: unpack_result(data.encode())
+    return error_of_record(record, expected=expected, load_original=load)
 
 
 class ResultReader:
@@ -112,7 +89,8 @@ class ResultReader:
         """
         if end.state is not TaskState.SUCCESS:
             raise task_error(end)
-        return unpack_result(self._fetch(end) if data is None else data)
+        found = self._fetch(end) if data is None else data
+        return load_user_data(lambda: unpack_result(found))
 
     def _fetch(self, end: StreamResult) -> Piece:
         found = self._downloaded(end.result_blob)

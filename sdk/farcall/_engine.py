@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
-import contextlib
 import logging
 import os
 import threading
@@ -32,8 +31,9 @@ from farcall._terms import Terms
 from farcall._tracing import trace_call
 from farcall._verdict import Judge
 from farcall._why import Why
-from farcall_common.errors import FarcallError
+from farcall_common.errors import SerializationError, Unavailable
 from farcall_common.payload import Serializer
+from farcall_common.payload.hints import message_of
 from farcall_common.wire import new_task_id
 
 __all__ = ["Engine"]
@@ -83,7 +83,6 @@ class Engine:
         self._blobs = blobs
         self._judge = judge
         self._pid = os.getpid()
-        self._broken: BaseException | None = None
         self._unsent = Budget(_UNSENT_BYTES)
         self._collector = Collector(ResultReader(api, blobs), on_finished=self._stop)
         self._stream = Stream(api, self._collector, task_group_id=task_group_id, on_gap=self._hurry)
@@ -143,8 +142,8 @@ class Engine:
         :raises RuntimeError: after :meth:`close`, and in a process forked after the engine was started.
         :raises BrokenExecutor: if a thread died of an error of ours.
         """
-        if self._broken is not None:
-            raise concurrent.futures.BrokenExecutor("a thread of the executor died") from self._broken
+        if _exiting:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
         if os.getpid() != self._pid:
             raise RuntimeError("this Executor belongs to the parent process; make one after the fork")
         inputs = inputs_of(args, kwargs)
@@ -156,15 +155,20 @@ class Engine:
             endpoint_id=terms.endpoint_id or "",
             on_cancel=self._cancelled,
             ask_why=self._why,
+            raise_original=terms.raise_original,
             inputs=inputs,
         )
         self._listen(terms.task_group_id)
         self._collector.add(future)
-        trace_call(future, handle.name)
-        if inputs:
-            self._send_when_done(inputs, future, handle, args, kwargs, terms)
-        else:
-            self._send(future, handle, payload, terms)
+        try:
+            trace_call(future, handle.name)
+            if inputs:
+                self._send_when_done(inputs, future, handle, args, kwargs, terms)
+            else:
+                self._send(future, handle, payload, terms)
+        except BaseException as error:  # Ctrl-C for instance, while this waits for room: it will never be sent
+            self._collector.fail([future.task_id], error)
+            raise
         return future
 
     def _pack(self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> bytes:
@@ -201,23 +205,29 @@ class Engine:
             future._inputs = ()  # a chain of calls must not keep every result alive that it ever had
             if future.done():
                 return  # it was cancelled meanwhile
-            failure = failure_of(inputs)
-            if failure is not None:
-                self._collector.fail([future.task_id], failure)
-                return
             try:
-                self._send(future, handle, self._pack(handle, *resolved(args, kwargs), terms), terms)
-            except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for this future
+                failure = failure_of(inputs)
+                if failure is not None:
+                    self._collector.fail([future.task_id], failure)
+                else:
+                    self._send(future, handle, self._pack(handle, *resolved(args, kwargs), terms), terms)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller waits for this future
                 self._collector.fail([future.task_id], error)
+            except BaseException as error:  # noqa: BLE001 - pickling an argument may raise what would end the caller
+                failed = SerializationError(f"An argument of {handle.name} cannot be sent: {message_of(error)}")
+                failed.__cause__ = error
+                self._collector.fail([future.task_id], failed)
 
         def leave() -> None:
             # The thread that learns of the last result has others to settle, and is perhaps not ours.
-            with contextlib.suppress(RuntimeError):  # the process ends, and nobody waits any more
+            try:
                 self._uploads.submit(go_on)
+            except RuntimeError as error:  # the process ends
+                self._collector.fail([future.task_id], error)
 
         when_all_done(inputs, leave)
 
-    def adopt(self, task_ids: Sequence[str], *, task_group_id: str) -> list[ComputeFuture[Any]]:
+    def adopt(self, task_ids: Sequence[str], *, task_group_id: str, raise_original: bool) -> list[ComputeFuture[Any]]:
         """The futures of tasks that the API has already: those that are open here, and new ones.
 
         :raises RuntimeError: after :meth:`close`.
@@ -233,6 +243,7 @@ class Engine:
                     on_cancel=self._cancelled,
                     ask_why=self._why,
                     adopted=True,
+                    raise_original=raise_original,
                 )
                 known[task_id] = future
                 self._collector.add(future)
@@ -259,8 +270,17 @@ class Engine:
 
     def abandon(self) -> None:
         """End now, whatever is open. The tasks that were sent go on without us."""
+        self._collector.close()
         self.sender.abandon()
         self._stop()
+
+    def give_up(self) -> None:
+        """End every open future, after :meth:`abandon`: a later exit handler must not wait for one."""
+        error = Unavailable(
+            "The process ends before the task has.",
+            hint="The task continues; Client.get_result reads its result by its id.",
+        )
+        self._collector.fail([future.task_id for future in self.unsettled()], error)
 
     def _listen(self, task_group_id: str) -> None:
         if task_group_id not in self._groups:
@@ -272,7 +292,7 @@ class Engine:
             if not future.cancelled():
                 uploaded = encode_payload(self._blobs.upload(payload))
                 self.sender.send(Call(future, handle, uploaded, terms, needs_of(payload)))
-        except FarcallError as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for this future
             self._collector.fail([future.task_id], error)
         finally:
             self._unsent.give_back(len(payload))
@@ -300,9 +320,9 @@ class Engine:
             try:
                 run()
             except BaseException as error:
-                # Nobody would settle the futures any more: tell those who wait, and die loudly.
-                self._broken = error
-                self._collector.fail([future.task_id for future in self.unsettled()], error)
+                # Nothing would settle the futures any more: end them, and die loudly.
+                self._collector.break_down(error)
+                self._unsent.lift()
                 raise
             finally:
                 with self._alive_lock:
@@ -319,14 +339,19 @@ class Engine:
 #: Engines that run in this process. At its end they send what waits: a submitted call is not lost to a short script.
 _running: weakref.WeakSet[Engine] = weakref.WeakSet()
 _FLUSH_AT_EXIT_S: Final = 10.0
+#: Whether that has happened: what is submitted afterwards would not be sent.
+_exiting = False
 
 
 def _flush_at_exit() -> None:
+    global _exiting
+    _exiting = True
     for engine in [engine for engine in _running if engine._pid == os.getpid()]:
         if not engine.flush(_FLUSH_AT_EXIT_S):
             _logger.warning("the process ends with calls that could not be sent")
         engine.abandon()
         engine.join()
+        engine.give_up()
 
 
 atexit.register(_flush_at_exit)

@@ -60,6 +60,8 @@ class Executor(Submitter, SourceCode):
     :param amqp_port: only None: results do not come from a message broker.
     :param funcx_client: what ``client`` was once called.
     :param container_id: id or name of a container of yours to run in; a call for an endpoint that cannot is refused.
+    :param raise_original: whether futures raise what the function raised, not a :class:`TaskFailed` (see
+        :attr:`raise_original`).
     :raises ConfigurationError: if there is no ``client`` and none can be made.
     :raises Unsupported: for an argument that cannot be honoured.
 
@@ -89,6 +91,7 @@ class Executor(Submitter, SourceCode):
         patience_s: float = 3600.0,
         funcx_client: Client | None = None,
         container_id: str | None = None,
+        raise_original: bool = False,
     ) -> None:
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
         # The engine and what it needs (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
@@ -109,7 +112,10 @@ class Executor(Submitter, SourceCode):
             keep_output=keep_output,
         )
         terms = Terms(
-            None if endpoint_id is None else as_id(endpoint_id), as_id(task_group_id or uuid.uuid4()), options
+            None if endpoint_id is None else as_id(endpoint_id),
+            as_id(task_group_id or uuid.uuid4()),
+            options,
+            raise_original,
         )
         _check_batch_size(batch_size)
         burst = Burst(api_burst_limit, api_burst_window_s)
@@ -159,6 +165,11 @@ class Executor(Submitter, SourceCode):
     def batch_size(self, value: int) -> None:
         _check_batch_size(value)
         self._engine.sender.batch_size = value
+
+    @property
+    def _max_workers(self) -> int:
+        """How many calls to keep under way, for programs that ask a pool for its size, as dask does."""
+        return self.batch_size
 
     @property
     def api_burst_limit(self) -> int | None:
@@ -245,7 +256,9 @@ class Executor(Submitter, SourceCode):
         if task_group_id is not None:
             self.task_group_id = task_group_id
         group_id = self._terms.task_group_id
-        return self._engine.adopt(self.client.get_task_group(group_id), task_group_id=group_id)
+        return self._engine.adopt(
+            self.client.get_task_group(group_id), task_group_id=group_id, raise_original=self.raise_original
+        )
 
     def get_worker_hardware_details(self) -> str:
         """What a worker of the endpoint says of its machine: Python, system, processors, memory. Waits for it."""
@@ -258,7 +271,8 @@ class Executor(Submitter, SourceCode):
         """Take no more calls.
 
         :param wait: return when every future is done. If false, return at once; results still come in.
-        :param cancel_futures: cancel every future that is not done, those whose tasks run too.
+        :param cancel_futures: cancel every future that is not done. Unlike pools of the standard library, this ends
+            the tasks that run, too: how far a task is on its endpoint is not known here when it is cancelled.
         """
         self._shut_down = True
         unsettled = self._engine.unsettled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 import time
 import types
@@ -11,7 +12,8 @@ from typing import Any, Final, TypeVar
 
 from farcall._notebook import card, shortened
 from farcall._why import Why
-from farcall_common.errors import TaskError
+from farcall_common.errors import TaskError, original_of
+from farcall_common.futures import GuardedFuture
 
 __all__ = ["ComputeFuture"]
 
@@ -21,12 +23,14 @@ _cancelling: Final = threading.Lock()
 _NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 
 
-class ComputeFuture(concurrent.futures.Future[T]):
+class ComputeFuture(GuardedFuture[T]):
     """The future of a task; everything that works with :class:`concurrent.futures.Future` works with it.
 
-    ``task_id`` is known from the start. ``result()`` raises :class:`TaskFailed` with the remote traceback when the
-    function raised, :class:`TaskLost` when the task was lost, and :class:`concurrent.futures.CancelledError` when it
-    was cancelled, here or elsewhere. ``running()`` is always false: until the task ends, it can be cancelled.
+    ``task_id`` is known from the start. When the function raised, ``result()`` raises :class:`TaskFailed` with the
+    remote traceback, which is also an instance of the nearest built-in class of what was raised (see
+    :attr:`Executor.raise_original`). It raises :class:`TaskLost` when the task was lost, and
+    :class:`concurrent.futures.CancelledError` when it was cancelled, here or elsewhere. ``running()`` is always false:
+    until the task ends, it can be cancelled.
     In a coroutine, ``await future`` does the same; cancelling the coroutine cancels the task.
 
     Callbacks run in the thread that receives results: a callback must not wait for another result.
@@ -41,6 +45,7 @@ class ComputeFuture(concurrent.futures.Future[T]):
         on_cancel: Callable[[ComputeFuture[Any]], None],
         ask_why: Callable[[str], Why],
         adopted: bool = False,
+        raise_original: bool = False,
         inputs: Sequence[concurrent.futures.Future[Any]] = (),
     ) -> None:
         super().__init__()
@@ -53,6 +58,7 @@ class ComputeFuture(concurrent.futures.Future[T]):
         self.details: Mapping[str, Any] = _NOTHING
         self._on_cancel = on_cancel
         self._ask_why = ask_why
+        self._raise_original = raise_original
         #: What must be done before the task is sent.
         self._inputs = inputs
         self._stations: Mapping[str, float] = _NOTHING
@@ -62,6 +68,11 @@ class ComputeFuture(concurrent.futures.Future[T]):
         self._sent = adopted
         self._accepted_at: float | None = time.time() if adopted else None
         self._received_at: float | None = None
+        #: Monotonic seconds: for ages, which no clock that is set may change.
+        self._made_mono = time.monotonic()
+        self._accepted_mono: float | None = self._made_mono if adopted else None
+        #: What the task ended with, if ``result()`` raises the function's own exception instead.
+        self._task_error: TaskError | None = None
         #: The span above the task, if the program makes spans.
         self._traceparent: str | None = None
 
@@ -119,7 +130,7 @@ class ComputeFuture(concurrent.futures.Future[T]):
     def _printed(self, name: str) -> str | None:
         if not self.done() or self.cancelled():
             return None
-        error = self.exception()
+        error = self._task_error or self.exception()
         tail: str | None = getattr(error.record, name) if isinstance(error, TaskError) else self.details.get(name)
         return tail or None
 
@@ -130,7 +141,7 @@ class ComputeFuture(concurrent.futures.Future[T]):
 
         :raises FarcallError: if the API cannot be asked.
         """
-        age_s = time.time() - (self._made_at or self._accepted_at or 0.0)
+        age_s = time.monotonic() - self._made_mono
         if self.done():
             how = "was cancelled" if self.cancelled() else self._fate()
             return Why(self.task_id, "ENDED", f"It does not wait: it {how}.", "ended", state_age_s=0.0)
@@ -165,6 +176,13 @@ class ComputeFuture(concurrent.futures.Future[T]):
             self.set_running_or_notify_cancel()  # wakes those who wait for several futures
         self._on_cancel(self)
         return True
+
+    def _end_failed(self, error: BaseException) -> None:
+        """The task failed, or its result cannot be had; nothing if the future is done."""
+        if self._raise_original and isinstance(error, TaskError):
+            self._task_error, error = error, original_of(error)
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled here before its error came
+            self.set_exception(error)
 
     def _end_cancelled(self) -> None:
         """The task was cancelled elsewhere."""

@@ -146,10 +146,11 @@ class Http:
         """Upload to a pre-signed address. The token stays here: that address is another party's."""
         self._request("PUT", url, content=data, headers=headers)
 
-    def get(self, url: str) -> bytearray:
-        """Download from a pre-signed address, into memory that is nobody else's."""
+    def get(self, url: str, *, most_bytes: int) -> bytearray:
+        """Download from a pre-signed address, into memory that is used for nothing else. The bytes are those that were
+        stored, whatever encoding the answer claims; what goes beyond ``most_bytes`` is not read to its end."""
         received = bytearray()
-        self._request("GET", url, content=None, headers={}, received=received)
+        self._request("GET", url, content=None, headers={}, received=received, most_bytes=most_bytes)
         return received
 
     def _headers(self) -> dict[str, str]:
@@ -178,13 +179,16 @@ class Http:
         patience_s: float | None = None,
         stop: threading.Event | None = None,
         received: bytearray | None = None,
+        most_bytes: int = 0,
     ) -> httpx.Response:
         patience_s = self.patience_s if patience_s is None else patience_s
         silence = Silence(now=self._clock())
         attempt = 0
         while True:
             try:
-                return self._once(method, url, content=content, headers=headers, query=query, received=received)
+                return self._once(
+                    method, url, content=content, headers=headers, query=query, received=received, most_bytes=most_bytes
+                )
             except FarcallError as error:
                 delay_s = max(error.record.retry_after_s or 0.0, self._backoff.delay_s(attempt))
                 broken = error.record.code == FarcallError.code
@@ -205,6 +209,7 @@ class Http:
         headers: Mapping[str, str],
         query: Mapping[str, str | int] | None,
         received: bytearray | None,
+        most_bytes: int,
     ) -> httpx.Response:
         """One attempt. The body of a success goes into ``received``, if that is given."""
         sent = httpx.Headers(headers)
@@ -218,8 +223,11 @@ class Http:
                     response.read()
                 else:
                     received.clear()
+                    response.headers.pop("content-encoding", None)
                     for chunk in response.iter_bytes():
                         received += chunk
+                        if len(received) > most_bytes:
+                            break
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ConfigurationError(f"not an address that can be called: {error}") from error
         except httpx.TransportError as error:

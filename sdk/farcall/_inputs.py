@@ -41,6 +41,8 @@ def resolved(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any,
 
 def failure_of(inputs: Iterable[_Future]) -> InputFailed | None:
     """The error of a call whose inputs are done, if one of them failed."""
+    from farcall_common.payload.hints import message_of  # importing this package loads nothing of pickling
+
     for future in inputs:
         what = f"task {future.task_id}" if hasattr(future, "task_id") else "a future"
         cause: BaseException | None
@@ -48,7 +50,7 @@ def failure_of(inputs: Iterable[_Future]) -> InputFailed | None:
             cause, how = concurrent.futures.CancelledError(), "was cancelled"
         else:
             cause = future.exception()
-            how = f"failed: {cause}"
+            how = f"failed: {cause and message_of(cause)}"
         if cause is not None:
             error = InputFailed(f"not called, because {what}, which is one of its arguments, {how}", hint="")
             error.__cause__ = cause

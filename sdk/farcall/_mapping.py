@@ -54,14 +54,17 @@ def results_in_order(
         _cancel(futures)
         raise
 
+    def next_result() -> T:
+        result = _result(futures[0], give_up_at)
+        futures.popleft()
+        if ahead is not None:
+            futures.extend(map(submit, itertools.islice(calls, 1)))
+        return result
+
     def results() -> Generator[T, None, None]:
         try:
             while futures:
-                result = _result(futures[0], give_up_at)
-                futures.popleft()
-                if ahead is not None:
-                    futures.extend(map(submit, itertools.islice(calls, 1)))
-                yield result
+                yield next_result()  # not kept in a variable here: it is the caller's to hold
         finally:
             _cancel(futures)
 
@@ -72,7 +75,9 @@ def flattened(chunks: Generator[list[T], None, None]) -> Generator[T, None, None
     """The results in chunks of results. Closing it closes what is under it."""
     with contextlib.closing(chunks):
         for chunk in chunks:
-            yield from chunk
+            chunk.reverse()
+            while chunk:  # what was yielded is the caller's to hold
+                yield chunk.pop()
 
 
 def _result(future: concurrent.futures.Future[T], give_up_at: float | None) -> T:

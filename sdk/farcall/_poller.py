@@ -111,7 +111,7 @@ class Poller:
 
     def _sample(self) -> Sequence[str]:
         """Some of the tasks that are not young, others each time."""
-        known = self._collector.accepted(before=time.time() - _SAMPLE_AGE_S)
+        known = self._collector.accepted(before=time.monotonic() - _SAMPLE_AGE_S)
         if self._sampled >= len(known):
             self._sampled = 0
         sample = known[self._sampled : self._sampled + _IDS_PER_REQUEST]

@@ -25,9 +25,11 @@ from farcall_common.errors import (
     EndpointUnknown,
     FarcallError,
     ProtocolError,
+    SerializationError,
     TaskUnknown,
     Unauthenticated,
 )
+from farcall_common.payload.hints import message_of
 
 __all__ = ["Call", "Sender"]
 
@@ -206,6 +208,8 @@ class Sender:
                 self._judge.check(endpoint_id, call.needs, what=f"an argument of {call.function.name}")
             except EndpointIncompatible as error:
                 self._fail([call], error)
+            except BaseException as error:  # noqa: BLE001 - writing a function in another way runs code of its user
+                self._fail([call], SerializationError(f"{call.function.name} cannot be written: {message_of(error)}"))
             else:
                 readable.append(call)
         return readable
@@ -247,10 +251,10 @@ class Sender:
             for part in _parts(batch):
                 self._submit(part)
             return
-        now = time.time()
+        now, now_mono = time.time(), time.monotonic()
         self.accepted += len(batch)
         for call in batch:
-            call.future._accepted_at = now
+            call.future._accepted_at, call.future._accepted_mono = now, now_mono
         self._collector.take_polled(answer.get("results", {}).values())  # those that were remembered
         if answer.get("results_left_out"):
             self._on_gap()

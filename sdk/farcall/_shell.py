@@ -104,6 +104,21 @@ class ShellFunction(Generic[R]):
         """Run the command line here and now. An executor does the same on its endpoint."""
         return cast("R", _shell_remote.run(self.cmd.format(**kwargs), **self._settings()))
 
+    def __str__(self) -> str:
+        header = "   command: "
+        cmd = self.cmd.strip()
+        shown = "\n".join(cmd[:1024].splitlines()[:10])
+        if shown != cmd:
+            shown += "\n[... truncated; see .cmd for full script ...]"
+        if "\n" in shown:
+            indent = "\n" + " " * len(header)
+            shown = f"-----{indent}{shown.strip().replace(chr(10), indent)}{indent}-----"
+        lines = [self.__name__]
+        lines += [] if self.walltime is None else [f" wall time: {self.walltime}"]
+        lines += [] if self.stdout is None else [f"    stdout: {self.stdout!r}"]
+        lines += [] if self.stderr is None else [f"    stderr: {self.stderr!r}"]
+        return "\n".join([*lines, f"     lines: {self.snippet_lines!r}", f"{header}{shown}"])
+
     def __repr__(self) -> str:
         given = {"cmd": self.cmd, "name": self.__name__, **self._settings()}
         del given["mpi"]

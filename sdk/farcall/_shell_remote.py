@@ -35,18 +35,16 @@ class ShellResult:
         self.exception_name = exception_name
 
     def __repr__(self) -> str:
-        return (
-            f"ShellResult(returncode={self.returncode!r}, cmd={self.cmd!r}, exception_name={self.exception_name!r}, "
-            f"stdout={self.stdout!r}, stderr={self.stderr!r})"
-        )
+        names = ["returncode", "cmd", *(["exception_name"] if self.exception_name else []), "stdout", "stderr"]
+        return f"ShellResult({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def __str__(self) -> str:
-        shown = [f"exit code: {self.returncode}", f"   stdout:\n{_tail(self.stdout)}"]
+        shown = f"exit code: {self.returncode}\n   stdout:\n{_tail(self.stdout, 'stdout')}"
         if self.returncode != 0:
-            shown.append(f"\n   stderr:\n{_tail(self.stderr)}")
-        if self.exception_name:
-            shown.append(f"\nexception: {self.exception_name}")
-        return "\n".join(shown)
+            shown += f"\n\n   stderr:\n{_tail(self.stderr, 'stderr')}"
+            if self.exception_name:
+                shown += f"\n\nexception: {self.exception_name}"
+        return shown
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker that has only this text cannot name the class; whoever asked for the result can.
@@ -147,8 +145,8 @@ def _last_lines(file: IO[bytes], start: int, lines: int) -> str:
     return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""
 
 
-def _tail(text: str) -> str:
+def _tail(text: str, name: str) -> str:
     """What is shown of a stream: its last ten lines."""
-    text = text.strip("\n")
+    text = text.lstrip("\n").rstrip()
     shown = "\n".join(text[-1024:].splitlines()[-10:])
-    return shown if shown == text else f"[... more is in the attribute of this name ...]\n{shown}"
+    return shown if shown == text else f"[... truncated; see .{name} for full output ...]\n{shown}"

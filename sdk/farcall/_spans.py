@@ -21,6 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from farcall._future import ComputeFuture
 from farcall._version import __version__
 from farcall_common.errors import FarcallError
+from farcall_common.payload.hints import message_of
 
 __all__ = ["Hop", "hops", "trace_call", "traceparent"]
 
@@ -120,7 +121,7 @@ def _end(span: trace.Span, call: ComputeFuture[Any], done: Future[Any]) -> None:
         code = error.record.code if isinstance(error, FarcallError) else type(error).__name__
         span.set_attribute("farcall.state", "failed")
         span.set_attribute("error.type", code)
-        span.set_status(trace.StatusCode.ERROR, str(error))
+        span.set_status(trace.StatusCode.ERROR, message_of(error))
     span.end(time.time_ns())
 
 

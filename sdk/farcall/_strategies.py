@@ -58,6 +58,7 @@ def as_serializer(like: object = None, *, code: object = None, data: object = No
     return Serializer(
         code=DEFAULT_SERIALIZER.code if code is None else (_for_code(code, wanted=True),),
         data=DEFAULT_SERIALIZER.data if data is None else (_for_code(data, wanted=False),),
+        own_classes=True,
     )
 
 

@@ -17,6 +17,7 @@ from farcall._api import Api
 from farcall._backoff import Backoff
 from farcall._collector import Collector
 from farcall_common.errors import ErrorRecord, FarcallError, ForwarderWaking, Unavailable, error_from_record
+from farcall_common.sockets import CONNECTION_LOST, client_socket
 from farcall_common.waking import Waking
 from farcall_common.wire import (
     PROTOCOL_VERSION,
@@ -47,13 +48,6 @@ _MESSAGES_PER_TURN: Final = 100
 _BACKOFF: Final = Backoff(first_s=0.2, cap_s=15.0)
 _HIGH_WATER_MARK: Final = 10_000
 _LINGER_MS: Final = 200
-_CUT: Final = (
-    zmq.Event.DISCONNECTED
-    | zmq.Event.CLOSED
-    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-    | zmq.Event.HANDSHAKE_FAILED_AUTH
-)
 
 
 class Stream:
@@ -149,23 +143,24 @@ class Stream:
     def _connected(
         self, context: zmq.Context[zmq.Socket[bytes]], forwarder: Mapping[str, str]
     ) -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
-        with context.socket(zmq.DEALER) as dealer:
-            dealer.setsockopt(zmq.LINGER, _LINGER_MS)
-            dealer.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
-            dealer.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
-            dealer.setsockopt(zmq.CURVE_SERVERKEY, forwarder["server_key"].encode())
-            dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._public_key)
-            dealer.setsockopt(zmq.CURVE_SECRETKEY, self._secret_key)
-            # A reconnect behind our back would leave us on a line where nobody knows us: the session starts anew.
-            dealer.setsockopt(zmq.RECONNECT_IVL, -1)
-            with dealer.get_monitor_socket(_CUT) as monitor:
-                try:
-                    dealer.connect(forwarder["address"])
-                    yield dealer, monitor
-                except zmq.ZMQError as error:
-                    raise Unavailable(f"the stream to {forwarder['address']}: {error}") from error
-                finally:
-                    dealer.disable_monitor()
+        with (
+            client_socket(
+                context,
+                server_key=forwarder["server_key"],
+                public_key=self._public_key.decode(),
+                secret_key=self._secret_key.decode(),
+                linger_ms=_LINGER_MS,
+                high_water_mark=_HIGH_WATER_MARK,
+            ) as dealer,
+            dealer.get_monitor_socket(sum(CONNECTION_LOST)) as monitor,
+        ):
+            try:
+                dealer.connect(forwarder["address"])
+                yield dealer, monitor
+            except zmq.ZMQError as error:
+                raise Unavailable(f"the stream to {forwarder['address']}: {error}") from error
+            finally:
+                dealer.disable_monitor()
 
     def _follow(
         self, dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes], *, ticket: str, heartbeat_s: float
@@ -207,8 +202,7 @@ class Stream:
                         return envelope.message.retry_after_s
                     self._take(envelope)
             elif monitor in ready:  # what came before the cut has been read by now
-                event = parse_monitor_message(monitor.recv_multipart())["event"]
-                raise Unavailable(f"the connection was cut ({zmq.Event(event).name})")
+                raise Unavailable(CONNECTION_LOST[parse_monitor_message(monitor.recv_multipart())["event"]])
             if self._open and len(self._groups) > len(groups):
                 added = tuple(self._groups[len(groups) :])
                 groups += added

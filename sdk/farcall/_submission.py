@@ -10,6 +10,7 @@ import msgspec
 
 from farcall._blobs import BlobRef
 from farcall_common.errors import ProtocolError
+from farcall_common.payload import is_text
 
 __all__ = ["Prepared", "TaskOptions", "check_answer", "chunks", "encode_payload", "encode_submit"]
 
@@ -86,7 +87,9 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
 
 def encode_payload(payload: bytes | BlobRef) -> bytes:
     """A payload, or the reference to an uploaded one, as JSON."""
-    return _encoder.encode(payload.to_json() if isinstance(payload, BlobRef) else payload.decode())
+    if isinstance(payload, BlobRef):
+        return _encoder.encode(payload.to_json())
+    return _encoder.encode(payload.decode() if is_text(payload) else {"base64": payload})  # msgspec writes it as that
 
 
 def size_bytes(payload: bytes) -> int:

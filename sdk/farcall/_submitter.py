@@ -162,6 +162,21 @@ class Submitter(concurrent.futures.Executor):
     def container_id(self, value: str | None) -> None:
         self._set(container=value)
 
+    @property
+    def raise_original(self) -> bool:
+        """What ``result()`` raises when the function raised.
+
+        If false, a :class:`TaskFailed` that is also an instance of the nearest built-in class of what was raised:
+        ``except ValueError`` and ``except TaskFailed`` both catch a ValueError. What the function raised is its
+        ``__cause__`` where it can be read here. If true, that exception itself, as a process pool does, for code that
+        catches classes of its own; a :class:`TaskFailed` where it cannot be read.
+        """
+        return self._terms.raise_original
+
+    @raise_original.setter
+    def raise_original(self, value: bool) -> None:
+        self._terms = dataclasses.replace(self._terms, raise_original=value)
+
     def _set(self, **changed: Any) -> None:
         self._terms = dataclasses.replace(self._terms, options=dataclasses.replace(self._terms.options, **changed))
 
@@ -178,6 +193,7 @@ class Submitter(concurrent.futures.Executor):
         memoize: bool | _Same | None = _SAME,
         keep_output: bool | None = None,
         container_id: str | _Same | None = _SAME,
+        raise_original: bool | None = None,
     ) -> Submitter:
         """A view of this executor with other terms: ``executor.options(walltime_s=60).submit(f, x)``.
 
@@ -195,6 +211,7 @@ class Submitter(concurrent.futures.Executor):
             "memoize": memoize,
             "keep_output": _SAME if keep_output is None else keep_output,
             "container_id": container_id,
+            "raise_original": _SAME if raise_original is None else raise_original,
         }
         for name, value in given.items():
             if value is not _SAME:
@@ -236,8 +253,13 @@ class Submitter(concurrent.futures.Executor):
         """Call a function by its id, ``<id>@<version>`` or an alias of yours; otherwise like :meth:`submit`.
 
         An alias is looked up when it is used for the first time; later calls are of the same function.
+
+        :raises TypeError: if ``args`` is not a tuple or a list, or ``kwargs`` not a dictionary with texts as keys.
         """
-        return self._submit(self._engine.registered(function_id), tuple(args or ()), dict(kwargs or {}))
+        from farcall._calls import checked_call
+
+        values, named = checked_call(args, kwargs)
+        return self._submit(self._engine.registered(function_id), values, named)
 
     def map(
         self,

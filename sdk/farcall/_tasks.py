@@ -43,7 +43,12 @@ class TaskInfo(Mapping[str, Any]):
         return self.state is not None and not self.state.is_terminal
 
     def __getitem__(self, key: str) -> Any:
+        if key == "result" and not self.pending:
+            return self.result()
         return self._as_dict()[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._as_dict()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._as_dict())

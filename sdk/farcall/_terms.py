@@ -18,3 +18,5 @@ class Terms:
     endpoint_id: str | None
     task_group_id: str
     options: TaskOptions
+    #: Whether futures raise what the function raised (see :attr:`Executor.raise_original`).
+    raise_original: bool = False

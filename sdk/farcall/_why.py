@@ -18,9 +18,11 @@ class Why:
     ``reason`` is for programs: ENDED, RUNNING, STARTING, ENDPOINT_DELETED, ENDPOINT_NEVER_SEEN, ENDPOINT_OFFLINE,
     ENDPOINT_PROBLEM, NO_WORKERS, WORKERS_BUSY, NEXT, NOT_QUEUED, QUEUE_AWAY (of the API), WAITING_FOR_INPUTS, NOT_SENT
     (of this side); there may be more. ``state`` is the task's state, which it has been in for ``state_age_s`` seconds.
-    ``queue_position`` is how many tasks go first, None when it is not in the endpoint's queue. What is known of the
-    endpoint is its name, whether it is online, when it was seen last (epoch seconds), how many workers it has and how
-    many of those are idle, and ``problem``: what is wrong with it, in its own words.
+    If it has not started at ``expires_at`` (epoch seconds), it ends as failed.
+    ``queue_position`` is how many of your tasks go first, None when it is not in the endpoint's queue, in which
+    ``queue_depth`` tasks of ``queue_submitters`` submitters wait, who take turns. What is known of the endpoint is its
+    name, whether it is online, when it was seen last (epoch seconds), how many workers it has and how many of those are
+    idle, and ``problem``: what is wrong with it, in its own words.
     """
 
     task_id: str
@@ -31,6 +33,7 @@ class Why:
     attempt: int = 0
     queue_position: int | None = None
     queue_depth: int | None = None
+    queue_submitters: int | None = None
     endpoint_id: str = ""
     endpoint_name: str = ""
     endpoint_online: bool | None = None
@@ -38,6 +41,7 @@ class Why:
     total_workers: int | None = None
     idle_workers: int | None = None
     problem: str = ""
+    expires_at: float | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -62,6 +66,7 @@ class Why:
             attempt=answer.get("attempt", 0),
             queue_position=answer.get("queue_position"),
             queue_depth=answer.get("queue_depth"),
+            queue_submitters=answer.get("queue_submitters"),
             endpoint_id=endpoint.get("endpoint_id", ""),
             endpoint_name=endpoint.get("name", ""),
             endpoint_online=endpoint["status"] == "online" if endpoint else None,
@@ -69,4 +74,5 @@ class Why:
             total_workers=details.get("total_workers"),
             idle_workers=details.get("idle_workers"),
             problem=endpoint.get("problem", ""),
+            expires_at=answer.get("expires_at"),
         )

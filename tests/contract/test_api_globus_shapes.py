@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -115,6 +115,12 @@ def test_registering_an_endpoint(lab: Lab) -> None:
     assert keys(lab.v3.update_endpoint(first["endpoint_id"], data).data) == keys(published(V3.update_endpoint))
 
 
+def test_a_function_that_does_not_say_its_versions_has_them_as_none(lab: Lab) -> None:
+    data = {"function_name": "howdy", "function_code": "4\n01\nx"}
+    function_id = str(lab.v3.register_function(data)["function_uuid"])
+    assert lab.v2.get_function(function_id)["metadata"] == {"python_version": None, "sdk_version": None}
+
+
 def test_reading_and_deleting_an_endpoint(lab: Lab) -> None:
     endpoint_id = lab.endpoint()
 
@@ -129,7 +135,7 @@ def test_reading_and_deleting_an_endpoint(lab: Lab) -> None:
 def test_submitting_as_globus_compute_does_it_today(lab: Lab) -> None:
     function_id, endpoint_id = lab.function(), lab.endpoint()
     data = {
-        "create_queue": True,
+        "create_queue": False,
         "tasks": {function_id: ["a", "b"]},
         "task_group_id": str(uuid.uuid4()),
         "resource_specification": {"num_nodes": 1},
@@ -144,6 +150,25 @@ def test_submitting_as_globus_compute_does_it_today(lab: Lab) -> None:
     assert len(answer["tasks"][function_id]) == 2
 
 
+def test_what_their_executor_asks_for_is_refused_at_once_with_what_to_use(lab: Lab) -> None:
+    function_id, endpoint_id = lab.function(), lab.endpoint()
+    refused: list[Callable[[], Any]] = [
+        lambda: lab.v3.submit(endpoint_id, {"create_queue": True, "tasks": {function_id: ["a"]}}),
+        lambda: lab.v2.get_result_amqp_url(),
+        lambda: lab.v2.lock_endpoint(endpoint_id),
+        lambda: lab.v3.lock_endpoint(endpoint_id),
+    ]
+    said = []
+    for ask in refused:
+        with pytest.raises(globus_sdk.GlobusAPIError) as caught:
+            ask()
+        assert (caught.value.http_status, caught.value.code) == (400, "UNSUPPORTED")
+        said.append(f"{caught.value.message} {json.loads(caught.value.text)['hint']}")
+    assert all("use farcall.Executor" in text for text in said[:2])
+    assert all("farcall-endpoint stop" in text for text in said[2:])
+    assert lab.api.call("GET", "/v3/tasks").body["tasks"] == []
+
+
 def test_submitting_as_globus_compute_once_did_it(lab: Lab) -> None:
     tasks = [[lab.function(), lab.endpoint(), "a"]]
 
@@ -151,6 +176,20 @@ def test_submitting_as_globus_compute_once_did_it(lab: Lab) -> None:
 
     assert keys(answer) == keys(published(V2.submit))
     assert {result["status"] for result in answer["results"]} == {"success"}
+
+
+def test_a_task_says_what_its_worker_runs_on(lab: Lab) -> None:
+    task_id = lab.task()
+    endpoint_id = lab.api.call("GET", f"/v2/tasks/{task_id}").body["endpoint_id"]
+    packages = {"dill": "0.4.1", "farcall-endpoint": "0.1.0"}
+    runtime = {"python_version": "3.12.1", "packages": packages, "platform": "Linux-6.1-x86_64"}
+    lab.api.stores.records.change_endpoint(endpoint_id, {"metadata": {"runtime": runtime}})
+    lab.end(task_id, TaskState.SUCCESS, result=b"10000", timings={"started_at": 1.0, "ended_at": 2.0})
+
+    details = lab.v2.get_task(task_id).data["details"]
+
+    assert published(V2.get_task)["details"].keys() <= {*details, "endpoint_id"}
+    assert (details["os"], details["globus_compute_sdk_version"]) == ("Linux-6.1-x86_64", "farcall-endpoint 0.1.0")
 
 
 def test_reading_a_task(lab: Lab) -> None:

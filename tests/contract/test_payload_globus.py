@@ -24,7 +24,10 @@ from farcall_common.payload import (
     STRATEGIES,
     AllCodeStrategies,
     AllDataStrategies,
+    CombinedCode,
     DillCode,
+    DillCodeSource,
+    DillCodeTextInspect,
     DillDataBase64,
     JSONData,
     PickleCode,
@@ -33,6 +36,7 @@ from farcall_common.payload import (
     Serializer,
     Strategy,
 )
+from tests.waiting import WAIT_S
 
 DATA = Path(__file__).parent / "data" / "payload"
 GOLDEN = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(DATA.glob("globus-*.json"))}
@@ -149,6 +153,13 @@ def test_source_texts_are_theirs_to_the_byte(strategy: Strategy, name: str, self
     assert written == golden_text(strategy.id, name)
 
 
+@pytest.mark.parametrize("strategy", [DillCodeTextInspect(), DillCodeSource()])
+@pytest.mark.parametrize("name", ["double", "root", "greet"])
+def test_dilled_source_texts_are_theirs_to_the_byte(strategy: Strategy, name: str) -> None:
+    written = serializer.serialize_function(golden_function(name), strategies=[strategy])
+    assert written == golden_text(strategy.id, name)
+
+
 @pytest.mark.parametrize(("made", "entry"), [case for case in cases("values") if case.values[1]["strategy"] == "11"])
 def test_json_is_theirs_to_the_byte(made: str, entry: dict[str, str]) -> None:
     value = ast.literal_eval(entry["value"])
@@ -191,6 +202,15 @@ def test_combined_code_has_their_parts_in_their_order() -> None:
     assert ids(written) == ids(golden_text("12", "greet")) == [b"st\n", b"sd\n", b"01\n"]
 
 
+def test_chunks_between_colons_have_their_parts_in_their_order() -> None:
+    combined = CombinedCode()
+    written = combined.dump(golden_function("greet"))
+    ours, theirs = combined.split(written), combined.split(golden_text("10", "greet")[3:])
+    assert [part[:3] for part in ours] == [part[:3] for part in theirs]
+    assert [part for part in ours if part[:3] != b"01\n"] == [part for part in theirs if part[:3] != b"01\n"]
+    assert [serializer.deserialize_function(part)("Ada") for part in ours] == ["Grüße: Ada"] * 5
+
+
 # --- we write, they read ---
 
 GLOBUS_PYTHON = os.environ.get("FARCALL_GLOBUS_PYTHON")
@@ -212,11 +232,20 @@ def test_they_read_what_we_write() -> None:
     functions: list[tuple[Strategy, Callable[..., Any], list[Any]]] = [
         *(
             (strategy, golden_function(name), [arg])
-            for strategy in (PureSourceTextInspect(), PureSourceDill(), DillCode(), AllCodeStrategies())
+            for strategy in (
+                PureSourceTextInspect(),
+                PureSourceDill(),
+                DillCodeTextInspect(),
+                DillCodeSource(),
+                DillCode(),
+                CombinedCode(),
+                AllCodeStrategies(),
+            )
             for name, arg in (("double", 4), ("root", 9.0), ("greet", "Ada"))
         ),
         (DillCode(), lambda x: x + n, [1]),
         (AllCodeStrategies(), lambda x: x + n, [1]),
+        (CombinedCode(), lambda x: x + n, [1]),
         (PickleCode(), os.path.join, ["a", "b"]),
         (PureSourceTextInspect(self_contained=True), needs_company, [2]),
     ]
@@ -240,7 +269,7 @@ def test_they_read_what_we_write() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=WAIT_S,
     )
     assert answer.returncode == 0, answer.stderr
     assert json.loads(answer.stdout) == expected

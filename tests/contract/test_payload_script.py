@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import WAIT_S
+
 SCRIPT = """
 import sys
 from dataclasses import dataclass
@@ -123,7 +125,7 @@ for packed in Path(sys.argv[1]).read_bytes().split(b"\\0")[:-1]:
 
 def run(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", *command], capture_output=True, text=True, check=False, timeout=60, cwd=cwd
+        [sys.executable, "-W", "error", *command], capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=cwd
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

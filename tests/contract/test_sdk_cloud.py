@@ -36,8 +36,8 @@ from farcall_common.store.model import TaskResult
 from farcall_common.wire import Reporter, TaskState, new_task_id
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.testing import MemoryApi
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
 serializer = Serializer()
 
 

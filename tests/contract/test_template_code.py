@@ -17,6 +17,7 @@ import pytest
 from farcall_common.store.settings import DatabaseSettings, StoreSettings
 from farcall_forwarder.settings import Settings as ForwarderSettings
 from farcall_lambdas.settings import ApiSettings, AuthSettings
+from tests.certificates import Authority
 from tests.contract.templates import Templates
 
 _WORKSPACE = Path(__file__).resolve().parents[2]
@@ -71,8 +72,13 @@ def test_the_containers_command_is_a_program_of_the_bundle(resources: dict[str, 
     assert importlib.util.find_spec(f"{package}.__main__") is not None
 
 
-def test_the_code_accepts_the_environments(resources: dict[str, dict[str, Any]]) -> None:
-    functions = _functions(resources)
+def test_the_code_accepts_the_environments(resources: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    # In a bundle the file is next to the code.
+    authorities = {"FARCALL_DATABASE_AUTHORITIES": str(Authority().write(tmp_path / "authorities.pem"))}
+    functions = {
+        handler: environment | (authorities if "FARCALL_DATABASE_AUTHORITIES" in environment else {})
+        for handler, environment in _functions(resources).items()
+    }
     for handler in ("api", "reconciler"):
         environment = functions[f"farcall_lambdas.handlers.{handler}.handle"]
         assert StoreSettings.from_environment(environment).queue_url.startswith("rediss://")
@@ -82,8 +88,8 @@ def test_the_code_accepts_the_environments(resources: dict[str, dict[str, Any]])
     container = {
         variable["Name"]: variable["Value"] if isinstance(variable["Value"], str) else "5432"
         for variable in _container(resources)["Environment"]
-    }
-    assert StoreSettings.from_environment(container).blob_bucket
+    } | authorities
+    assert StoreSettings.from_environment(container).blobs.bucket
     assert ForwarderSettings.read([], container).port == 443
 
 

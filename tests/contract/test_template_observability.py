@@ -62,6 +62,20 @@ def test_what_must_not_stop_alarms_when_it_is_silent(aws: Templates, size: Profi
     assert breaching == {"farcall-reconciler-silent"} | forwarder | canary
 
 
+def test_an_alarm_counts_the_hours_until_the_disk_is_full(aws: Templates) -> None:
+    (alarm,) = (
+        each for _, each in resources(aws, "AWS::CloudWatch::Alarm") if each["AlarmName"] == "farcall-database-filling"
+    )
+    (hours,) = (each for each in alarm["Metrics"] if "Expression" in each)
+    (free,) = (each for each in alarm["Metrics"] if "MetricStat" in each)
+    assert hours["Expression"] == "IF(RATE(free) < 0, free / (-3600 * RATE(free)), 60)"
+    assert free["Id"] == "free"
+    assert free["MetricStat"]["Metric"]["MetricName"] == "FreeStorageSpace"
+    assert (alarm["Threshold"], alarm["ComparisonOperator"]) == (6, "LessThanThreshold")
+    # Told within half an hour: 15 percent of the smallest disk last six minutes at the rate that a lab advertises.
+    assert free["MetricStat"]["Period"] * alarm["EvaluationPeriods"] <= 1800
+
+
 def test_alarms_look_no_further_back_than_cloudwatch_does(aws: Templates) -> None:
     """A day, or a week where each period is an hour or more; what is no linter's rule."""
     for _, alarm in resources(aws, "AWS::CloudWatch::Alarm"):
@@ -101,7 +115,7 @@ def test_alarms_and_budget_may_publish_to_the_topic_and_nobody_without_tls(aws: 
 
 def test_there_is_one_dashboard_of_the_deployments_name(aws: Templates) -> None:
     dashboard = the_one(aws, "AWS::CloudWatch::Dashboard")
-    assert dashboard["DashboardName"] == "farcall"
+    assert dashboard["DashboardName"] == {"Fn::Join": ["", ["farcall-", {"Ref": "AWS::Region"}]]}
     shown = json.dumps(dashboard["DashboardBody"])
     assert [
         name

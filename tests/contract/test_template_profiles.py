@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from farcall_common.store.roles import connection_limit
 from farcall_infra.deployment import STACKS, stack_name
 from farcall_infra.profiles import Profile
 from tests.contract.templates import (
@@ -21,6 +22,7 @@ from tests.contract.templates import (
     Templates,
     context,
     count_types,
+    function_of,
     read_templates,
     resources,
     the_one,
@@ -44,6 +46,9 @@ def test_a_full_queue_refuses_instead_of_forgetting(aws: Templates) -> None:
 def test_blobs_expire(aws: Templates, size: Profile) -> None:
     (rule,) = the_one(aws, "AWS::S3::Bucket")["LifecycleConfiguration"]["Rules"]
     assert rule["ExpirationInDays"] == size.retention.blob_days
+    # After the longest wait for a start, and the longest that a task is kept after its end.
+    told = function_of(aws, "api.handle")["Environment"]["Variables"]
+    assert rule["ExpirationInDays"] > float(told["FARCALL_MAX_WAIT_DAYS"]) + float(told["FARCALL_RETENTION_DAYS"])
     assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
 
 
@@ -138,6 +143,86 @@ def test_forwarders_start_when_their_rights_are_there(aws: Templates) -> None:
     policies = {name for name, each in stack.items() if each["Type"] == "AWS::IAM::Policy"}
     assert len(policies) == 2
     assert policies <= set(service["DependsOn"])
+
+
+def test_limits_of_the_profile_reach_the_functions_that_keep_them(aws: Templates, size: Profile) -> None:
+    for handler in ("api.handle", "reconciler.handle"):
+        told = function_of(aws, handler)["Environment"]["Variables"]
+        assert {name: told[name] for name in size.limits.environment()} == size.limits.environment()
+        assert int(told["FARCALL_DATABASE_BYTES"]) == size.database.max_storage_gib * 2**30
+    stage = the_one(aws, "AWS::ApiGateway::Stage")["MethodSettings"][0]
+    assert 4 * size.limits.rate_per_s <= stage["ThrottlingRateLimit"]
+    assert 4 * size.limits.rate_burst <= stage["ThrottlingBurstLimit"]
+
+
+def test_the_disk_grows_by_itself_and_extended_support_is_off(aws: Templates, size: Profile) -> None:
+    database = the_one(aws, "AWS::RDS::DBInstance")
+    assert database["MaxAllocatedStorage"] == size.database.max_storage_gib >= 5 * int(database["AllocatedStorage"])
+    assert database["EngineLifecycleSupport"] == "open-source-rds-extended-support-disabled"
+    assert (database["EngineVersion"], database["AllowMajorVersionUpgrade"]) == ("17", False)
+    assert the_one(aws, "AWS::RDS::DBParameterGroup")["Family"] == "postgres17"
+
+
+def test_a_disk_and_a_version_may_stay_as_they_are(synthesized: Callable[[str, str], Templates]) -> None:
+    database = the_one(synthesized("options", "parked"), "AWS::RDS::DBInstance")
+    assert "MaxAllocatedStorage" not in database
+    assert (database["EngineVersion"], database["AllowMajorVersionUpgrade"]) == ("16", True)
+
+
+def test_a_budget_and_a_reservation_may_be_left_out(synthesized: Callable[[str, str], Templates]) -> None:
+    parked = synthesized("options", "parked")
+    assert not list(resources(parked, "AWS::Budgets::Budget"))
+    assert _reserved(parked) == {}
+
+
+def test_the_api_leaves_connections_of_the_database_to_others(aws: Templates, size: Profile) -> None:
+    assert _reserved(aws) == {
+        "farcall_lambdas.handlers.api.handle": size.api.concurrency,
+        "farcall_lambdas.handlers.reconciler.handle": 1,
+    }
+    limit = int(the_one(aws, "AWS::RDS::DBParameterGroup")["Parameters"]["max_connections"])
+    assert size.api.concurrency <= connection_limit("farcall_api", limit)
+    rounds = [
+        each for _, each in resources(aws, "AWS::Lambda::EventInvokeConfig") if "MaximumEventAgeInSeconds" in each
+    ]
+    assert [each["MaximumEventAgeInSeconds"] for each in rounds] == [60]
+
+
+def _reserved(templates: Templates) -> dict[str, int]:
+    return {
+        function["Handler"]: function["ReservedConcurrentExecutions"]
+        for _, function in resources(templates, "AWS::Lambda::Function")
+        if "ReservedConcurrentExecutions" in function
+    }
+
+
+def test_an_account_with_little_concurrency_reserves_none(synthesized: Callable[[str, str], Templates]) -> None:
+    assert _reserved(synthesized("options", "own-image")) == {}  # 200 of them, for which 200 are free, and 1
+
+
+def test_a_forwarder_admits_as_many_connections_as_its_memory_holds(aws: Templates, size: Profile) -> None:
+    """83 KiB each were measured, and the process itself has some 90 MiB."""
+    task = the_one(aws, "AWS::ECS::TaskDefinition")
+    (container,) = task["ContainerDefinitions"]
+    told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    connections = int(told["FARCALL_FORWARDER_CONNECTIONS"])
+    assert 90 + connections * 83 / 1024 < 0.95 * int(task["Memory"])
+    assert connections >= 4000
+    # Behind a load balancer all connections come from its addresses.
+    expected = told["FARCALL_FORWARDER_CONNECTIONS"] if size.network.load_balancer else None
+    assert told.get("FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE") == expected
+
+
+def test_cloudformation_waits_longer_for_a_migration_than_lambda(aws: Templates) -> None:
+    timeout_s = function_of(aws, "migration_resource.handle")["Timeout"]
+    assert 600 < timeout_s < int(the_one(aws, "Custom::FarcallMigration")["ServiceTimeout"]) == 900  # Lambda's limit
+
+
+def test_the_migration_runs_again_for_other_roles_or_limits(aws: Templates, size: Profile) -> None:
+    resource = the_one(aws, "Custom::FarcallMigration")
+    told = function_of(aws, "migration_resource.handle")["Environment"]["Variables"]
+    assert resource["Roles"] == told["FARCALL_DATABASE_ROLE_SECRET_ARNS"]
+    assert resource["Connections"] == str(size.database.connections)
 
 
 def test_who_is_called_by_a_clock_is_not_called_again_for_an_error(aws: Templates, size: Profile) -> None:
@@ -324,6 +409,37 @@ def test_two_deployments_fit_into_one_account(synthesized: Callable[[str, str], 
         if key.endswith("Name") and key not in _NAMES_IN_A_SCOPE and isinstance(value, str)
     }
     assert {key: value for key, value in named.items() if not re.match(r"farcall(-|$)", value)} == {}
+
+
+#: Names that are unique in an account or in the world, and not in a region: a second region's deployment has others.
+_GLOBAL_NAMES = {
+    "AWS::Budgets::Budget": ("Budget", "BudgetName"),
+    "AWS::CloudFront::CachePolicy": ("CachePolicyConfig", "Name"),
+    "AWS::CloudFront::Function": ("Name",),
+    "AWS::CloudWatch::Dashboard": ("DashboardName",),
+    "AWS::IAM::Group": ("GroupName",),
+    "AWS::IAM::InstanceProfile": ("InstanceProfileName",),
+    "AWS::IAM::ManagedPolicy": ("ManagedPolicyName",),
+    "AWS::IAM::Role": ("RoleName",),
+    "AWS::IAM::User": ("UserName",),
+    "AWS::S3::Bucket": ("BucketName",),
+}
+
+
+def test_a_deployment_of_the_same_name_fits_into_another_region(
+    synthesized: Callable[[str, str], Templates],
+) -> None:
+    """What has such a name holds the region in it, or leaves it to CloudFormation."""
+    named = dict[str, str]()
+    for template in synthesized("aws", "facility").values():
+        for name, resource in template["Resources"].items():
+            value: Any = resource.get("Properties", {}) if resource["Type"] in _GLOBAL_NAMES else None
+            for key in _GLOBAL_NAMES.get(resource["Type"], ()):
+                value = value and value.get(key)
+            if value:
+                named[name] = json.dumps(value)
+    assert len(named) == 2  # of the dashboard and the budget
+    assert {name for name, value in named.items() if '{"Ref": "AWS::Region"}' not in value} == set()
 
 
 # Names within something that has a unique one, and names of what AWS made.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from botocore import xform_name
 from botocore.config import Config
 from botocore.session import get_session
 
+from farcall_infra.bundles import FORWARDER
 from tests.contract.templates import Resource, Templates, resources, the_one
 
 _WORKSPACE = Path(__file__).resolve().parents[2]
@@ -27,7 +29,8 @@ _REGIONS = ("eu-central-1", "us-east-1", "us-west-2")
 #: The variable without which a module makes no client. Whoever is given it needs the rights for all of its calls.
 _USED_WITH = {
     "common/farcall_common/store/blobs_s3.py": "FARCALL_BLOB_BUCKET",
-    "common/farcall_common/store/settings.py": "FARCALL_DATABASE_SECRET_ARN",
+    "common/farcall_common/store/secrets.py": "FARCALL_DATABASE_SECRET_ARN",
+    "lambdas/farcall_lambdas/auth/providers.py": "FARCALL_GLOBUS_SECRET_ARN",
     "lambdas/farcall_lambdas/fleet.py": "FARCALL_FLEET_CLUSTER",
     "lambdas/farcall_lambdas/handlers/canary.py": "FARCALL_API_FUNCTION",
 }
@@ -65,6 +68,9 @@ def _calls() -> dict[str, tuple[str, frozenset[str]]]:
     found = {}
     for path in (path for source in _SOURCES for path in sorted((_WORKSPACE / source).rglob("*.py"))):
         tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.Name) and node.id == "SecretsProvider" for node in ast.walk(tree)):
+            found[str(path.relative_to(_WORKSPACE))] = ("secretsmanager", frozenset({"secretsmanager:GetSecretValue"}))
+            continue
         if not (services := _clients(tree)):
             continue
         (service,) = services
@@ -104,11 +110,19 @@ def _granted(templates: Templates, role: Resource) -> dict[str, list[Any]]:
         if role not in policy["Roles"]:
             continue
         for statement in policy["PolicyDocument"]["Statement"]:
-            assert statement["Effect"] == "Allow"
+            if statement["Effect"] == "Deny":
+                assert statement["Resource"] == "*"
+                continue
             actions, on = statement["Action"], statement["Resource"]
             for action in actions if isinstance(actions, list) else [actions]:
                 granted.setdefault(action, []).extend(on if isinstance(on, list) else [on])
     return granted
+
+
+def test_the_forwarders_bundle_has_the_data_of_the_services_that_it_calls() -> None:
+    ours = ("common/", "forwarder_fargate/")
+    called = {service for module, (service, _) in _calls().items() if module.startswith(ours)}
+    assert called == set(FORWARDER.aws_services)
 
 
 def test_it_is_known_what_makes_a_module_call_aws() -> None:
@@ -127,6 +141,10 @@ def test_each_program_may_do_what_it_does_and_nothing_else(aws: Templates) -> No
 def test_each_program_may_read_the_secrets_that_it_is_told_of_and_no_others(aws: Templates) -> None:
     for name, role, environment, _ in _programs(aws):
         told = [value for variable, value in environment.items() if variable.endswith("_SECRET_ARN")]
+        if several := environment.get("FARCALL_DATABASE_ROLE_SECRET_ARNS"):
+            comma, arns = several["Fn::Join"]
+            assert comma == ","
+            told += arns
         readable = _granted(aws, role).get("secretsmanager:GetSecretValue", [])
         assert sorted(map(str, readable)) == sorted(map(str, told)), name
 
@@ -140,7 +158,44 @@ def test_the_only_condition_of_any_policy_is_one_that_exists(aws: Templates) -> 
         for statement in policy["PolicyDocument"]["Statement"]
         if "Condition" in statement
     ]
-    assert conditions == [{"Bool": {"aws:SecureTransport": "false"}}] * 2  # the bucket's and the topic's
+    functions = ["arn:", {"Ref": "AWS::Partition"}, ":lambda:", {"Ref": "AWS::Region"}, ":", {"Ref": "AWS::AccountId"}]
+    by_code = {"ArnLike": {"lambda:SourceFunctionArn": {"Fn::Join": ["", [*functions, ":function:*"]]}}}
+    insecure = {"Bool": {"aws:SecureTransport": "false"}}
+    assert [each for each in conditions if each != by_code] == [insecure] * 2  # the bucket's and the topic's
+
+
+def test_the_code_of_a_function_may_not_change_network_interfaces(aws: Templates) -> None:
+    """Lambda attaches a function to the VPC with the function's own role; its code has the same one."""
+    for _, function in resources(aws, "AWS::Lambda::Function"):
+        role = {"Ref": function["Role"]["Fn::GetAtt"][0]}
+        statements = [
+            statement
+            for _, policy in resources(aws, "AWS::IAM::Policy")
+            if role in policy["Roles"]
+            for statement in policy["PolicyDocument"]["Statement"]
+            if "ec2:" in json.dumps(statement["Action"])
+        ]
+        allowed, denied = ([s["Action"] for s in statements if s["Effect"] == effect] for effect in ("Allow", "Deny"))
+        assert allowed == denied
+        assert len(allowed) == ("VpcConfig" in function)
+
+
+def test_no_program_but_the_migration_is_the_databases_master_user(aws: Templates) -> None:
+    logins = {
+        name: str(environment["FARCALL_DATABASE_SECRET_ARN"])
+        for name, _, environment, _ in _programs(aws)
+        if "FARCALL_DATABASE_SECRET_ARN" in environment
+    }
+    assert len(set(logins.values())) == len(logins) == 4
+    master = logins.pop("migration_resource.handle")
+    for name, role, _, _ in _programs(aws):
+        if name in logins:
+            assert master not in map(str, _granted(aws, role)["secretsmanager:GetSecretValue"])
+    users = {
+        json.loads(secret["GenerateSecretString"]["SecretStringTemplate"]).get("username")
+        for _, secret in resources(aws, "AWS::SecretsManager::Secret")
+    }
+    assert {"farcall_api", "farcall_reconciler", "farcall_forwarder"} <= users
 
 
 @pytest.mark.parametrize("region", _REGIONS)

@@ -5,6 +5,7 @@ encrypted. cdk-nag's opinion is part of it: a finding that no construct accepts,
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,7 +83,8 @@ def test_the_certificate_of_the_database_is_checked_where_its_authorities_are_kn
     bundles = []
     for templates, expected in (
         (synthesized("options", "restored"), "database-authorities.pem"),
-        (synthesized("aws", "lab"), None),
+        (synthesized("aws", "lab"), "database-authorities.pem"),  # those that are fetched, by default
+        (synthesized("options", "unverified"), None),
     ):
         functions = [function for _, function in resources(templates, "AWS::Lambda::Function")]
         (container,) = the_one(templates, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
@@ -95,7 +97,7 @@ def test_the_certificate_of_the_database_is_checked_where_its_authorities_are_kn
         (lambdas,) = {function["Code"]["S3Key"] for function in functions}
         migrated = the_one(templates, "Custom::FarcallMigration")["Bundle"]
         bundles += [lambdas, migrated, told["FARCALL_BUNDLE_KEY"]]
-    assert len(set(bundles)) == 6
+    assert len(set(bundles)) == 9
 
 
 def test_data_outlives_the_stack(aws: Templates, size: Profile) -> None:
@@ -130,6 +132,11 @@ def test_every_method_asks_the_authorizer(aws: Templates) -> None:
     authorizer = the_one(aws, "AWS::ApiGateway::Authorizer")
     assert authorizer["Type"] == "TOKEN"
     assert authorizer["AuthorizerResultTtlInSeconds"] == 300
+    admitted = re.compile(authorizer["IdentityValidationExpression"])
+    for header in ("Bearer " + "x" * 16, "bearer  " + "eyJ.-_~+/=" * 400, "BEARER " + "0" * 8192):
+        assert admitted.fullmatch(header)
+    for header in ("", "Bearer", "Bearer short", "Basic " + "x" * 40, "x" * 40, "Bearer " + "x" * 20 + " y"):
+        assert not admitted.fullmatch(header)
     assert the_one(aws, "AWS::ApiGateway::Resource")["PathPart"] == "{proxy+}"
 
 
@@ -167,7 +174,10 @@ def test_no_secret_is_in_the_templates(aws: Templates) -> None:
     variables = function_of(aws, "authorizer.handle")["Environment"]["Variables"]
     assert variables["FARCALL_AUTH_PROVIDER"] == "globus"
     assert "FARCALL_DEV_TOKENS" not in variables
-    assert "{{resolve:secretsmanager:" in json.dumps(variables["FARCALL_GLOBUS_CLIENT_SECRET"])
+    # Whoever may look at a function sees its environment, so the secret is read where it is used.
+    assert variables["FARCALL_GLOBUS_SECRET_ARN"] == {"Ref": "GlobusCredentialsArn"}
+    for _, function in resources(aws, "AWS::Lambda::Function"):
+        assert "{{resolve:" not in json.dumps(function["Environment"])
     assert "{{resolve:secretsmanager:" in json.dumps(the_one(aws, "AWS::RDS::DBInstance")["MasterUserPassword"])
 
 

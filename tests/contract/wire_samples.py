@@ -192,6 +192,18 @@ LATER_FIELDS: Final = {
             results=(m.StreamResult(task_id=TASK, task_group_id=GROUP, state=TaskState.DEAD_LETTERED, error=ERROR),),
         )
     ),
+    "Hello.spool-generation": m.Envelope(
+        m.Hello(
+            endpoint_id="e-1",
+            ticket="t-1",
+            instance_id="i-1",
+            spool_id="s-1",
+            protocol_versions=(1,),
+            heartbeat_s=30.0,
+            spool_generation=7,
+        )
+    ),
+    "Heartbeat.spool-generation": m.Envelope(m.Heartbeat(at=1_800_000_000.5, spool_generation=7)),
     "RunTasks.traceparent": m.Envelope(
         m.RunTasks(
             tasks=(
@@ -206,5 +218,32 @@ LATER_FIELDS: Final = {
             ),
         ),
         (b"4\n11\n[",),
+    ),
+    "RunTasks.submitter": m.Envelope(
+        m.RunTasks(
+            tasks=(
+                m.TaskSpec(
+                    task_id=TASK,
+                    attempt=1,
+                    function_id="fn-1",
+                    function_hash=SHA,
+                    payload=0,
+                    submitter="0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10",
+                ),
+            ),
+        ),
+        (b"4\n11\n[",),
+    ),
+    "Hello.fair-share": m.Envelope(
+        m.Hello(
+            endpoint_id="e-1",
+            ticket="t-1",
+            instance_id="i-1",
+            spool_id="s-1",
+            protocol_versions=(1,),
+            heartbeat_s=30.0,
+            reserve=16,
+            weights={"0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10": 3},
+        )
     ),
 }

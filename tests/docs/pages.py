@@ -23,7 +23,7 @@ DOCS: Final = Path(__file__).parents[2] / "docs"
 _FENCE: Final = re.compile(r"^```(?P<language>\w+)?(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _TITLE: Final = re.compile(r'title="([^"]+)"')
 _HEAD: Final = re.compile(r"\A---\n(?P<fields>.*?)^---$", re.MULTILINE | re.DOTALL)
-_WITHIN_S: Final = 250.0
+_WITHIN_S: Final = 800.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,13 +23,13 @@ from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.process import log_tail
 from farcall_local.tier import LocalTier
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from farcall_localstack.faults import Faults
 
 USERS = ("ada", "grace")
-_FIRST_TEST_S = 900
-_UP_AGAIN_WITHIN_S = 100.0
+_FIRST_TEST_S = 1800
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -98,7 +98,7 @@ def local_tier(
         pytest.skip("the blob store is LocalStack itself, and everything else with it")
     yield tier
     for name in tier.state.processes if isinstance(tier, LocalTier) else tier.parts:
-        tier.wait_up(name, within_s=_UP_AGAIN_WITHIN_S)
+        tier.wait_up(name, within_s=WAIT_S)
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,8 @@ from farcall_common.errors import (
 )
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
+from tests.waiting import WAIT_S
 
-WITHIN_S = 100
 OVER_THE_LIMIT = 11 * 1024 * 1024
 
 
@@ -40,7 +40,7 @@ def hello(event: str) -> str:
 def web(cloud: Deployment) -> Iterator[httpx.Client]:
     """The bare REST API, as ada."""
     headers = {"Authorization": f"Bearer {cloud.tokens['ada']}"}
-    with httpx.Client(base_url=cloud.api_url, headers=headers, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=cloud.api_url, headers=headers, timeout=WAIT_S, trust_env=False) as client:
         yield client
 
 
@@ -74,7 +74,7 @@ def test_unknown_ids(client: farcall.Client, endpoint: LocalEndpoint) -> None:
 
 def test_an_executor_at_an_unknown_endpoint_does_not_hang(client: farcall.Client) -> None:
     with farcall.Executor(str(uuid.uuid4()), client=client) as executor:
-        assert_clear(executor.submit(hello, "x").exception(WITHIN_S), EndpointUnknown)
+        assert_clear(executor.submit(hello, "x").exception(WAIT_S), EndpointUnknown)
 
 
 def test_what_belongs_to_someone_else(
@@ -95,7 +95,7 @@ def test_what_belongs_to_someone_else(
     refused(lambda: stranger.delete_endpoint(endpoint.endpoint_id), Forbidden)
     refused(lambda: stranger.get_task(task_id), TaskUnknown)  # not even whether it exists
     refused(lambda: stranger.cancel(task_id), TaskUnknown)
-    assert client.get_result(task_id, wait_s=WITHIN_S) == "hello, private"
+    assert client.get_result(task_id, wait_s=WAIT_S) == "hello, private"
 
 
 def test_wrong_token(cloud: Deployment) -> None:
@@ -147,7 +147,7 @@ def test_a_module_that_the_worker_lacks(executor: farcall.Executor) -> None:
 
         return no_such_module_anywhere
 
-    failure = executor.submit(needs_a_module).exception(WITHIN_S)
+    failure = executor.submit(needs_a_module).exception(WAIT_S)
     assert isinstance(failure, TaskFailed)
     assert "no_such_module_anywhere" in str(failure)
     assert "ModuleNotFoundError" in (failure.record.exception_type or "")
@@ -162,7 +162,7 @@ def test_a_function_of_a_module_that_the_worker_lacks(
     exec("def greet(): return 'never'", absent.__dict__)
     monkeypatch.setitem(sys.modules, absent.__name__, absent)
 
-    failure = executor.submit(absent.greet).exception(WITHIN_S)
+    failure = executor.submit(absent.greet).exception(WAIT_S)
 
     error = assert_clear(failure, FarcallError)
     assert "farcall_test_absent" in str(error)
@@ -172,12 +172,12 @@ def test_a_result_that_cannot_be_sent(executor: farcall.Executor) -> None:
     def lines() -> Any:
         return (line for line in "abc")
 
-    error = assert_clear(executor.submit(lines).exception(WITHIN_S), FarcallError)
+    error = assert_clear(executor.submit(lines).exception(WAIT_S), FarcallError)
     assert error.record.code == "RESULT_NOT_SERIALIZABLE"
 
 
 def test_a_result_over_the_limit(executor: farcall.Executor) -> None:
-    error = assert_clear(executor.submit(os.urandom, OVER_THE_LIMIT).exception(WITHIN_S), FarcallError)
+    error = assert_clear(executor.submit(os.urandom, OVER_THE_LIMIT).exception(WAIT_S), FarcallError)
     assert error.record.code == "RESULT_TOO_LARGE"
 
 
@@ -187,10 +187,10 @@ def test_a_function_that_kills_its_worker(executor: farcall.Executor) -> None:
 
         os._exit(13)
 
-    error = assert_clear(executor.submit(die).exception(WITHIN_S), FarcallError)
+    error = assert_clear(executor.submit(die).exception(WAIT_S), FarcallError)
     assert error.record.code == "TASK_DEAD_LETTERED"
     assert "worker process died" in error.record.message
-    assert executor.submit(hello, "a new worker").result(WITHIN_S) == "hello, a new worker"
+    assert executor.submit(hello, "a new worker").result(WAIT_S) == "hello, a new worker"
 
 
 def test_walltime(client: farcall.Client, endpoint: LocalEndpoint) -> None:
@@ -200,5 +200,5 @@ def test_walltime(client: farcall.Client, endpoint: LocalEndpoint) -> None:
         time.sleep(600)
 
     with farcall.Executor(endpoint.endpoint_id, client=client, walltime_s=0.5) as executor:
-        error = assert_clear(executor.submit(sleep_long).exception(WITHIN_S), FarcallError)
+        error = assert_clear(executor.submit(sleep_long).exception(WAIT_S), FarcallError)
         assert error.record.code == "WALLTIME_EXCEEDED"

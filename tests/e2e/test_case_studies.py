@@ -17,6 +17,7 @@ import farcall
 from examples import correlation, digits, latency, metadata, stills, tomography
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
+from tests.waiting import WAIT_S
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -63,7 +64,7 @@ def test_an_example_is_a_program(cloud: Deployment, endpoint: LocalEndpoint) -> 
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=100,
+        timeout=WAIT_S,
     )
     assert "899 digits read" in done.stdout
 
@@ -88,8 +89,8 @@ def test_the_demo_cleans_up_when_it_is_interrupted(tier_name: str, tmp_path: Pat
         family = psutil.Process(demo.pid).children(recursive=True)
         family += [process for process in psutil.process_iter() if str(tmp_path) in " ".join(command_line(process))]
         demo.send_signal(number)
-        assert demo.wait(timeout=60) == 130
-    _, alive = psutil.wait_procs(family, timeout=60)
+        assert demo.wait(timeout=WAIT_S) == 130
+    _, alive = psutil.wait_procs(family, timeout=WAIT_S)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert not list(tmp_path.glob("farcall-demo-*"))
 

@@ -14,8 +14,8 @@ import pytest
 
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
+from tests.waiting import WAIT_S
 
-WITHIN_S = 100.0
 SCRIPT = """
 def invert(n):
     print("looking at", n)
@@ -35,7 +35,7 @@ def farcall(cloud: Deployment, endpoint: LocalEndpoint, tmp_path: Path) -> Farca
     def farcall(*arguments: str, code: int = 0, given: str | None = None) -> str:
         program = [sys.executable, "-c", "from farcall.cli import main; main()", *arguments]
         ended = subprocess.run(
-            program, env=environ, cwd=tmp_path, input=given, capture_output=True, text=True, timeout=WITHIN_S
+            program, env=environ, cwd=tmp_path, input=given, capture_output=True, text=True, timeout=WAIT_S
         )
         assert ended.returncode == code, ended.stderr
         return ended.stdout

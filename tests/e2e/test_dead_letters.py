@@ -11,8 +11,7 @@ import farcall
 from farcall_common.errors import Conflict, TaskUnknown
 from farcall_common.wire import TaskState
 from farcall_local.endpoint import LocalEndpoint
-
-WITHIN_S = 100.0
+from tests.waiting import WAIT_S
 
 
 def kill_its_worker(place: str) -> str:
@@ -33,7 +32,7 @@ def letters(client: farcall.Client) -> set[str]:
 
 
 def ended(client: farcall.Client, task_id: str) -> farcall.TaskInfo:
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + WAIT_S
     while (info := client.get_task(task_id)).pending:
         assert time.monotonic() < deadline, f"task {task_id} is {info.state}"
         time.sleep(0.05)
@@ -46,7 +45,7 @@ def test_a_task_that_kills_its_workers_ends_as_a_dead_letter(
     began_at = time.time()
     with farcall.Executor(endpoint.endpoint_id, client=client, max_attempts=3) as executor:
         future = executor.submit(kill_its_worker, str(tmp_path))
-        error = future.exception(WITHIN_S)
+        error = future.exception(WAIT_S)
     task_id = future.task_id
 
     # What is said, by the future and by the record.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from farcall import Client, Executor
 from farcall_local.endpoint import LocalEndpoint
-
-WAIT_S = 100.0
+from tests.waiting import WAIT_S
 
 
 def test_a_call_runs_the_version_that_it_names(client: Client, endpoint: LocalEndpoint) -> None:

@@ -15,6 +15,7 @@ import pytest
 import farcall
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
+from tests.waiting import WAIT_S
 
 PYTHON = os.environ.get("FARCALL_GLOBUS_PYTHON")
 DATA = Path(__file__).parent / "data"
@@ -26,7 +27,7 @@ def seen_by(program: str, cloud: Deployment, subject_id: str) -> Any:
     assert PYTHON is not None
     variables = cloud.environment("ada")
     command = [PYTHON, str(DATA / program), variables["FARCALL_API_URL"], variables["FARCALL_TOKEN"], subject_id]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
@@ -59,6 +60,10 @@ def test_programs_of_globus_compute_run_unmodified(cloud: Deployment, endpoint: 
     }
 
 
+def test_their_executor_ends_at_once_and_says_what_to_use(cloud: Deployment, endpoint: LocalEndpoint) -> None:
+    assert "use farcall.Executor" in seen_by("globus_executor.py", cloud, endpoint.endpoint_id)["error"]
+
+
 def test_results_of_our_sdk_are_read_or_it_says_why_not(
     cloud: Deployment, endpoint: LocalEndpoint, client: farcall.Client
 ) -> None:
@@ -66,7 +71,7 @@ def test_results_of_our_sdk_are_read_or_it_says_why_not(
         read = executor.submit(sum, [1, 2])
         unread: list[farcall.ComputeFuture[Any]] = [executor.submit(large), executor.submit(divmod, 7, 2)]
         dill = executor.options(result_serializers=["DillDataBase64"]).submit(divmod, 7, 2)
-        assert [each.result(60) for each in (read, *unread, dill)] == [3, bytes(100_000), (3, 1), (3, 1)]
+        assert [each.result(WAIT_S) for each in (read, *unread, dill)] == [3, bytes(100_000), (3, 1), (3, 1)]
     assert seen_by("globus_reader.py", cloud, read.task_id)["result"] == 3
     assert seen_by("globus_reader.py", cloud, dill.task_id)["result"] == [3, 1]
     for each in unread:

@@ -16,8 +16,7 @@ import farcall
 from farcall_common.errors import TaskFailed, TaskPending, TaskUnknown
 from farcall_common.wire import TaskState
 from farcall_local.endpoint import LocalEndpoint
-
-WITHIN_S = 100
+from tests.waiting import WAIT_S
 
 
 def hello(event: str) -> str:
@@ -55,7 +54,7 @@ def inner(divisor: int) -> float:
 def test_run_a_registered_function(client: farcall.Client, endpoint: LocalEndpoint) -> None:
     function_id = client.register_function(hello, description="greets")
     task_id = client.run("world", endpoint_id=endpoint.endpoint_id, function_id=function_id)
-    assert client.get_result(task_id, wait_s=WITHIN_S) == "hello, world"
+    assert client.get_result(task_id, wait_s=WAIT_S) == "hello, world"
 
     info = client.get_task(task_id)
     assert info.state is TaskState.SUCCESS
@@ -67,7 +66,7 @@ def test_run_a_registered_function(client: farcall.Client, endpoint: LocalEndpoi
 def test_the_history_of_a_task_is_kept(client: farcall.Client, endpoint: LocalEndpoint) -> None:
     function_id = client.register_function(hello)
     task_id = client.run("history", endpoint_id=endpoint.endpoint_id, function_id=function_id)
-    client.get_result(task_id, wait_s=WITHIN_S)
+    client.get_result(task_id, wait_s=WAIT_S)
     states = [event["state"] for event in client.get_task_events(task_id)]
     assert states[0] == "received"
     assert states[-1] == "success"
@@ -86,7 +85,7 @@ def test_batch_of_a_thousand(client: farcall.Client, endpoint: LocalEndpoint) ->
         batch.add(function_id, (number,))
     client.batch_run(endpoint.endpoint_id, batch)
 
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + WAIT_S
     found = client.get_batch_result(batch.task_ids)
     while any(info.pending for info in found.values()):
         assert time.monotonic() < deadline, "the batch hangs"
@@ -102,23 +101,23 @@ def test_submitting_a_batch_twice_runs_it_once(client: farcall.Client, endpoint:
     task_id = batch.add(client.register_function(square), (3,))
     client.batch_run(endpoint.endpoint_id, batch)
     client.batch_run(endpoint.endpoint_id, batch)
-    assert client.get_result(task_id, wait_s=WITHIN_S) == 9
+    assert client.get_result(task_id, wait_s=WAIT_S) == 9
     assert client.get_task(task_id).attempt == 1
 
 
 def test_map_keeps_the_order(executor: farcall.Executor) -> None:
-    assert list(executor.map(square, range(200), timeout=WITHIN_S)) == [number * number for number in range(200)]
+    assert list(executor.map(square, range(200), timeout=WAIT_S)) == [number * number for number in range(200)]
 
 
 def test_map_in_chunks(executor: farcall.Executor) -> None:
-    results = executor.map(square, range(500), chunksize=50, timeout=WITHIN_S)
+    results = executor.map(square, range(500), chunksize=50, timeout=WAIT_S)
     assert list(results) == [number * number for number in range(500)]
 
 
 def test_futures_complete_as_they_are_done(executor: farcall.Executor, tmp_path: Path) -> None:
     slow: farcall.ComputeFuture[Any] = executor.submit(wait_for, str(tmp_path / "release"))
     fast: farcall.ComputeFuture[Any] = executor.submit(sleep, 0.0)
-    completed = as_completed([slow, fast], timeout=WITHIN_S)
+    completed = as_completed([slow, fast], timeout=WAIT_S)
     try:
         assert next(completed) is fast
     finally:
@@ -129,24 +128,24 @@ def test_futures_complete_as_they_are_done(executor: farcall.Executor, tmp_path:
 
 def test_five_megabytes_there_and_back(executor: farcall.Executor) -> None:
     data = os.urandom(5_000_000)
-    assert executor.submit(reverse, data).result(WITHIN_S) == data[::-1]
+    assert executor.submit(reverse, data).result(WAIT_S) == data[::-1]
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 40_000, 70_000, 1_000_000])
 def test_sizes_around_the_inline_limit(executor: farcall.Executor, size_bytes: int) -> None:
     data = os.urandom(size_bytes)
-    assert executor.submit(reverse, data).result(WITHIN_S) == data[::-1]
+    assert executor.submit(reverse, data).result(WAIT_S) == data[::-1]
 
 
 def test_a_big_result_is_read_by_task_id(client: farcall.Client, endpoint: LocalEndpoint) -> None:
     data = os.urandom(1_000_000)
     task_id = client.run(data, endpoint_id=endpoint.endpoint_id, function_id=client.register_function(reverse))
-    assert client.get_result(task_id, wait_s=WITHIN_S) == data[::-1]
+    assert client.get_result(task_id, wait_s=WAIT_S) == data[::-1]
     assert client.get_result(task_id) == data[::-1], "reading a result does not use it up"
 
 
 def test_the_remote_traceback_is_shown(executor: farcall.Executor) -> None:
-    failure = executor.submit(outer, 0).exception(WITHIN_S)
+    failure = executor.submit(outer, 0).exception(WAIT_S)
     assert isinstance(failure, TaskFailed)
     assert failure.record.exception_type is not None
     assert "ZeroDivisionError" in failure.record.exception_type
@@ -157,7 +156,7 @@ def test_the_remote_traceback_is_shown(executor: farcall.Executor) -> None:
     assert "farcall_endpoint" not in trace
     assert failure.record.stdout_tail is not None
     assert "about to divide" in failure.record.stdout_tail
-    assert executor.submit(hello, "still here").result(WITHIN_S) == "hello, still here"
+    assert executor.submit(hello, "still here").result(WAIT_S) == "hello, still here"
 
 
 def test_cancel_a_running_task(client: farcall.Client, executor: farcall.Executor) -> None:
@@ -165,9 +164,9 @@ def test_cancel_a_running_task(client: farcall.Client, executor: farcall.Executo
     wait_for_state(client, future.task_id, TaskState.RUNNING)
     assert future.cancel()
     with pytest.raises(CancelledError):
-        future.result(WITHIN_S)
+        future.result(WAIT_S)
     wait_for_state(client, future.task_id, TaskState.CANCELLED)
-    assert executor.submit(hello, "free again").result(WITHIN_S) == "hello, free again"
+    assert executor.submit(hello, "free again").result(WAIT_S) == "hello, free again"
 
 
 def test_cancel_a_waiting_task(client: farcall.Client, endpoint: LocalEndpoint, executor: farcall.Executor) -> None:
@@ -180,7 +179,7 @@ def test_cancel_a_waiting_task(client: farcall.Client, endpoint: LocalEndpoint, 
     assert {outcome["outcome"] for outcome in outcomes.values()} <= {"cancelled", "requested"}
     for task_id in batch.task_ids:
         wait_for_state(client, task_id, TaskState.CANCELLED)
-    assert executor.submit(hello, "free again").result(WITHIN_S) == "hello, free again"
+    assert executor.submit(hello, "free again").result(WAIT_S) == "hello, free again"
 
 
 def test_a_pending_task_says_so(client: farcall.Client, executor: farcall.Executor) -> None:
@@ -198,7 +197,7 @@ def test_the_endpoint_is_online(client: farcall.Client, endpoint: LocalEndpoint)
 
 def wait_for_state(client: farcall.Client, task_id: str, state: TaskState) -> None:
     """Wait until a task is in a state; asking takes a few milliseconds, which is pause enough."""
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + WAIT_S
     found = None
     while found is not state:
         assert time.monotonic() < deadline, f"the task is still {found}"

@@ -15,8 +15,8 @@ import farcall
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.tier import LocalTier
+from tests.waiting import WAIT_S
 
-WITHIN_S = 100
 BIG = 5_000_000
 WARNING = "the blob store cannot be reached"
 #: Nobody listens here, and HTTP goes through it; but not to the API, by that name.
@@ -52,7 +52,7 @@ def test_what_is_large_goes_by_the_forwarder(
     arguments = [os.urandom(BIG) for _ in range(3)]
     with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
         futures = [executor.submit(turned, data) for data in arguments]
-        assert [future.result(WITHIN_S) for future in futures] == [data[::-1] for data in arguments]
+        assert [future.result(WAIT_S) for future in futures] == [data[::-1] for data in arguments]
     assert endpoint.log_path.read_text().count(WARNING) == (mode == "auto")
 
 
@@ -61,7 +61,7 @@ def test_without_the_relay_it_is_said_why(client: farcall.Client, walled_in: Cal
     with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
         future = executor.submit(turned, os.urandom(BIG))
         with pytest.raises(Exception, match="ConnectError"):
-            future.result(WITHIN_S)
+            future.result(WAIT_S)
 
 
 def test_a_forwarder_that_is_killed_in_the_middle_costs_nothing(
@@ -71,11 +71,11 @@ def test_a_forwarder_that_is_killed_in_the_middle_costs_nothing(
     arguments = [os.urandom(BIG) for _ in range(8)]
     with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
         futures = [executor.submit(turned, data) for data in arguments]
-        deadline = time.monotonic() + WITHIN_S
+        deadline = time.monotonic() + WAIT_S
         for done in (1, 4):
             while sum(future.done() for future in futures) < done:
                 assert time.monotonic() < deadline
                 wait(futures, timeout=0.05, return_when="FIRST_COMPLETED")
             local_tier.kill("forwarder")
-        wait(futures, timeout=WITHIN_S)
+        wait(futures, timeout=WAIT_S)
         assert [future.result(0) for future in futures] == [data[::-1] for data in arguments]

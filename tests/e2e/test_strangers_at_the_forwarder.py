@@ -17,6 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 import farcall
+from farcall_common.sockets import client_socket
 from farcall_common.wire import (
     PROTOCOL_VERSION,
     Envelope,
@@ -30,8 +31,8 @@ from farcall_common.wire import (
 )
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
+from tests.waiting import WAIT_S
 
-WITHIN_MS = 60_000
 REFUSED_HANDSHAKE = (
     zmq.Event.HANDSHAKE_FAILED_AUTH,
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
@@ -52,7 +53,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 @pytest.fixture
 def as_grace(cloud: Deployment) -> Iterator[httpx.Client]:
     headers = {"Authorization": f"Bearer {cloud.tokens['grace']}"}
-    with httpx.Client(base_url=cloud.api_url, headers=headers, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=cloud.api_url, headers=headers, timeout=WAIT_S, trust_env=False) as client:
         yield client
 
 
@@ -60,25 +61,25 @@ def as_grace(cloud: Deployment) -> Iterator[httpx.Client]:
 def _others_are_served_all_the_while(
     client: farcall.Client, endpoint: LocalEndpoint, as_grace: httpx.Client
 ) -> Iterator[None]:
-    deadline = time.monotonic() + WITHIN_MS / 1000  # a forwarder that was killed before is on its way back
+    deadline = time.monotonic() + WAIT_S  # a forwarder that was killed before is on its way back
     while not has_forwarder(as_grace):
         assert time.monotonic() < deadline, "no forwarder is there"
         time.sleep(0.1)
     yield
     with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
-        assert executor.submit(square, 12).result(60) == 144
+        assert executor.submit(square, 12).result(WAIT_S) == 144
 
 
 @contextmanager
 def connected(
     context: zmq.Context[zmq.Socket[bytes]], way: dict[str, Any], keys: tuple[bytes, bytes]
 ) -> Iterator[zmq.Socket[bytes]]:
-    with context.socket(zmq.DEALER) as dealer:
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.RCVTIMEO, WITHIN_MS)
-        forwarder = next(filter(is_there, way["forwarders"]))
-        dealer.setsockopt(zmq.CURVE_SERVERKEY, forwarder["server_key"].encode())
-        dealer.curve_publickey, dealer.curve_secretkey = keys
+    forwarder = next(filter(is_there, way["forwarders"]))
+    public_key, secret_key = map(bytes.decode, keys)
+    with client_socket(
+        context, server_key=forwarder["server_key"], public_key=public_key, secret_key=secret_key
+    ) as dealer:
+        dealer.setsockopt(zmq.RCVTIMEO, round(1000 * WAIT_S))
         with dealer.get_monitor_socket():  # before there is anything to be missed
             dealer.connect(forwarder["address"])
             yield dealer
@@ -89,7 +90,7 @@ def is_there(forwarder: dict[str, Any]) -> bool:
     """Whether it can be reached. One that was killed is named for some seconds after."""
     address = urlsplit(forwarder["address"])
     try:
-        socket.create_connection((address.hostname, address.port), timeout=WITHIN_MS / 1000).close()
+        socket.create_connection((address.hostname, address.port), timeout=WAIT_S).close()
     except ConnectionRefusedError:
         return False
     return True
@@ -135,8 +136,8 @@ def test_an_unknown_curve_key_does_not_get_in(context: zmq.Context[zmq.Socket[by
     way = stream_way(as_grace, zmq.curve_keypair()[0])
     with connected(context, way, zmq.curve_keypair()) as dealer:
         monitor = dealer.get_monitor_socket()
-        monitor.setsockopt(zmq.RCVTIMEO, WITHIN_MS)
-        deadline = time.monotonic() + WITHIN_MS / 1000
+        monitor.setsockopt(zmq.RCVTIMEO, round(1000 * WAIT_S))
+        deadline = time.monotonic() + WAIT_S
         event = zmq.Event.CONNECTED
         while event not in REFUSED_HANDSHAKE:
             assert event is not zmq.Event.HANDSHAKE_SUCCEEDED

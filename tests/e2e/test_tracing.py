@@ -18,8 +18,8 @@ from opentelemetry.trace import SpanContext, StatusCode
 import farcall
 from farcall_common.errors import TaskFailed
 from farcall_local.endpoint import LocalEndpoint
+from tests.waiting import WAIT_S
 
-WITHIN_S: Final = 100
 #: Times travel as floating-point seconds.
 _SLACK_NS: Final = 2_000
 
@@ -101,7 +101,7 @@ def test_one_trace_from_the_client_to_the_worker_and_back(
         trace.get_tracer("test").start_as_current_span("experiment") as experiment,
         farcall.Executor(endpoint.endpoint_id, client=client) as far,
     ):
-        in_worker = far.submit(traced, str(path)).result(WITHIN_S)
+        in_worker = far.submit(traced, str(path)).result(WAIT_S)
     found = by_name(spans)
     call = found["call traced"]
     assert {context_of(span).trace_id for span in found.values()} == {experiment.get_span_context().trace_id}
@@ -135,7 +135,7 @@ def test_a_task_that_fails(
 ) -> None:
     path = tmp_path / "spans.jsonl"
     with farcall.Executor(endpoint.endpoint_id, client=client) as far, pytest.raises(TaskFailed, match="no good"):
-        far.submit(traced, str(path), "no good").result(WITHIN_S)
+        far.submit(traced, str(path), "no good").result(WAIT_S)
     found = by_name(spans)
     assert found["call traced"].status.status_code is StatusCode.ERROR
     assert "execution" in found
@@ -161,13 +161,13 @@ def test_nothing_of_a_trace_is_left_in_the_worker(
         list(far.map(traced, [str(tmp_path / "spans.jsonl")] * 20))
     # By the client's own methods nothing is traced but what is below a span, and there is none here.
     task_ids = [client.run(endpoint_id=endpoint.endpoint_id, function_id=function_id) for _ in range(5)]
-    assert [client.get_result(task_id, wait_s=WITHIN_S) for task_id in task_ids] == [(False, False)] * 5
+    assert [client.get_result(task_id, wait_s=WAIT_S) for task_id in task_ids] == [(False, False)] * 5
 
 
 def test_a_command_line_finds_the_span_in_its_environment(
     client: farcall.Client, endpoint: LocalEndpoint, spans: InMemorySpanExporter
 ) -> None:
     with farcall.Executor(endpoint.endpoint_id, client=client) as far:
-        told = far.submit(farcall.ShellFunction("echo $TRACEPARENT")).result(WITHIN_S).stdout.strip()
+        told = far.submit(farcall.ShellFunction("echo $TRACEPARENT")).result(WAIT_S).stdout.strip()
     [call] = [span for span in spans.get_finished_spans() if span.name.startswith("call ")]
     assert told.startswith(f"00-{context_of(call).trace_id:032x}-{context_of(call).span_id:016x}-")

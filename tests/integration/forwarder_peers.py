@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from farcall_common import wire
+from farcall_common.sockets import client_socket
 from farcall_common.store import StoreSettings, Tickets, open_stores
 from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_common.store.model import Endpoint, Function, PeerKey, PeerKind, QueuedTask, Task
@@ -25,8 +26,8 @@ from farcall_common.wire import TaskState
 from farcall_forwarder.core.policy import Policy
 from farcall_forwarder.service import Service
 from farcall_forwarder.settings import Settings
+from tests.waiting import WAIT_S
 
-TIMEOUT_S = 60.0
 HEARTBEAT_S = 60.0
 """Peers here speak when a test wants, and would be taken for dead."""
 TICKET_KEY = "a ticket key that is long enough for HS256"
@@ -34,6 +35,7 @@ FUNCTION_BODY = b"packed function"
 
 #: Everything fast, so that what takes half a minute in life takes a second here.
 FAST = Policy(
+    return_s=0.0,
     lease_s=1.5,
     upkeep_s=0.25,
     sweep_s=0.25,
@@ -48,7 +50,7 @@ FAST = Policy(
 M = TypeVar("M", bound=wire.Message)
 
 
-def until(condition: Callable[[], bool], what: str, *, timeout_s: float = TIMEOUT_S) -> None:
+def until(condition: Callable[[], bool], what: str, *, timeout_s: float = WAIT_S) -> None:
     """Wait for a condition; fail when it does not come."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -112,7 +114,7 @@ class RunningForwarder:
         self.join()
 
     def join(self) -> None:
-        self._thread.join(TIMEOUT_S)
+        self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "the forwarder does not end"
 
 
@@ -158,7 +160,7 @@ class Cloud:
         return [task.task_id for task in tasks]
 
     def enqueue(self, tasks: Sequence[Task]) -> None:
-        self.stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=time.time())
+        self.stores.queue.enqueue([QueuedTask.of(task) for task in tasks])
 
     def submit_new(self, endpoint_id: str, count: int, **fields: Any) -> list[str]:
         return self.submit(self.tasks(endpoint_id, count, **fields))
@@ -192,12 +194,13 @@ class Peer:
     def connect(self, forwarder: Listening) -> None:
         """Open a fresh connection and begin a session."""
         self.disconnect()
-        socket = self._context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.sndtimeo = round(1000 * TIMEOUT_S)  # a connection that was refused takes nothing, for ever
-        socket.curve_publickey = self.key.public_key.encode()
-        socket.curve_secretkey = self.secret_key
-        socket.curve_serverkey = forwarder.server_key.encode()
+        socket = client_socket(
+            self._context,
+            server_key=forwarder.server_key,
+            public_key=self.key.public_key,
+            secret_key=self.secret_key.decode(),
+        )
+        socket.sndtimeo = round(1000 * WAIT_S)  # a connection that was refused takes nothing, for ever
         self.prepare(socket)
         socket.connect(forwarder.address)
         self.socket = socket
@@ -240,7 +243,7 @@ class Peer:
     def on_message(self, envelope: wire.Envelope) -> None:
         """What a peer does by itself."""
 
-    def hear(self, kind: type[M], *, timeout_s: float = TIMEOUT_S) -> tuple[M, tuple[bytes, ...]]:
+    def hear(self, kind: type[M], *, timeout_s: float = WAIT_S) -> tuple[M, tuple[bytes, ...]]:
         """The next message of a kind; others are kept for later."""
         deadline = time.monotonic() + timeout_s
         for index, kept in enumerate(self._unread):
@@ -307,7 +310,7 @@ class Agent(Peer):
         """Whether a greeting on a fresh connection is welcome, and not refused."""
         self.connect(forwarder)
         self.say(self.hello())
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + WAIT_S
         while (envelope := self._receive(deadline - time.monotonic())) is not None:
             if isinstance(envelope.message, wire.Welcome | wire.Refused):
                 return isinstance(envelope.message, wire.Welcome)
@@ -323,14 +326,18 @@ class Agent(Peer):
                         self.payloads[spec.task_id] = envelope.frames[spec.payload]
                 self.received += tasks
                 if self.accepts:
-                    self.spool |= {spec.task_id: spec for spec in tasks}
-                    refs = tuple(wire.TaskRef(task_id=spec.task_id, attempt=spec.attempt) for spec in tasks)
-                    self.say(wire.TasksAccepted(tasks=refs))
+                    self.accept(tasks)
             case wire.ResultsRecorded(tasks=refs):
                 for ref in refs:
                     self.spool.pop(ref.task_id, None)
 
-    def take(self, count: int, *, timeout_s: float = TIMEOUT_S) -> list[wire.TaskSpec]:
+    def accept(self, specs: Sequence[wire.TaskSpec]) -> None:
+        """Put tasks into the spool, and say so."""
+        self.spool |= {spec.task_id: spec for spec in specs}
+        refs = tuple(wire.TaskRef(task_id=spec.task_id, attempt=spec.attempt) for spec in specs)
+        self.say(wire.TasksAccepted(tasks=refs))
+
+    def take(self, count: int, *, timeout_s: float = WAIT_S) -> list[wire.TaskSpec]:
         """Receive until ``count`` tasks came in since the session's start or the last take."""
         deadline = time.monotonic() + timeout_s
         while len(self.received) < count:
@@ -359,7 +366,7 @@ class Agent(Peer):
     def serve(self, count: int) -> None:
         """Run tasks as they come, giving credit back, until ``count`` are recorded."""
         recorded: set[str] = set()
-        deadline = time.monotonic() + 2 * TIMEOUT_S
+        deadline = time.monotonic() + 2 * WAIT_S
         while len(recorded) < count:
             assert time.monotonic() < deadline, f"{len(recorded)} of {count} recorded"
             envelope = self._receive(0.2)

@@ -22,8 +22,7 @@ from farcall_common.wire import (
     decode,
     encode,
 )
-
-WAIT_S = 60.0
+from tests.waiting import WAIT_S
 
 
 class ScriptedForwarder:

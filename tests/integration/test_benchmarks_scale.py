@@ -14,10 +14,10 @@ import pytest
 from benchmarks.engine.papers import plots
 from benchmarks.engine.scale import plot
 from benchmarks.engine.scale.agent import SLOTS, Agent
+from tests.waiting import WAIT_S
 
 _REPOSITORY = Path(__file__).parents[2]
 _PNG = b"\x89PNG"
-_PATIENCE_S = 60.0
 _STEP_S = 0.02
 
 
@@ -51,14 +51,14 @@ def test_a_simulator_ends_with_its_agent() -> None:
         [sys.executable, "-m", "benchmarks.engine.scale.agent", "2", "1000000000"], cwd=_REPOSITORY
     )
     try:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + WAIT_S
         while not (orphans := simulators(agent.pid)):
             assert time.monotonic() < deadline
             time.sleep(_STEP_S)
     finally:
         agent.kill()
         agent.wait()
-    assert psutil.wait_procs(orphans, timeout=_PATIENCE_S)[1] == []
+    assert psutil.wait_procs(orphans, timeout=WAIT_S)[1] == []
 
 
 @pytest.mark.parametrize("managers", [[1], [1, 1024]])

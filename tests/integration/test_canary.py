@@ -21,6 +21,7 @@ import farcall
 from farcall_common.errors import FarcallError, ProtocolError, Unauthenticated, Unavailable
 from farcall_lambdas.canary import NAME, Ask, Canary, http_caller
 from farcall_local.tier import LocalTier
+from tests.waiting import WAIT_S
 
 STEPS: Final = ("register_s", "connect_s", "submit_s", "dispatch_s", "record_s", "push_s", "read_s")
 
@@ -44,7 +45,9 @@ def left_behind(tier: LocalTier) -> list[str]:
 def program(tier: LocalTier, **environment: str) -> tuple[int, dict[str, Any]]:
     variables = {"FARCALL_API_URL": tier.api_url, "FARCALL_TOKEN": tier.tokens["ada"], **environment}
     command = [sys.executable, "-W", "error", "-m", "farcall_lambdas.canary"]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=os.environ | variables, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
     assert done.stdout.count("\n") == 1, done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -214,7 +217,7 @@ def run_handler(address: str, function: str, directory: Path) -> subprocess.Comp
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
         check=False,
     )
 

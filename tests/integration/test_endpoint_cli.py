@@ -20,8 +20,7 @@ from farcall_common.errors import ForwarderWaking
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.testing import FakeCloud, wait_gone, wait_until
 from farcall_endpoint.testing.fake_http import ENDPOINT_ID
-
-TIMEOUT_S = 60
+from tests.waiting import WAIT_S
 
 
 class Shell:
@@ -44,7 +43,7 @@ class Shell:
             env={**self.environment, **changes},
             text=True,
             capture_output=True,
-            timeout=TIMEOUT_S,
+            timeout=WAIT_S,
             check=False,
         )
 
@@ -129,6 +128,27 @@ def test_a_second_start_names_the_process_that_runs(shell: Shell) -> None:
     assert "Deleted" in shell.ok("delete", "lab", "--yes", "--force")
 
 
+def test_an_agent_whose_files_were_removed_is_shown_refuses_a_second_and_is_stopped(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    shell.ok("start", "--detach")
+    directory = shell.directory()
+    process = psutil.Process(shell.pid())
+    for path in (directory.pid_file, *directory.path.glob("spool.sqlite3*")):
+        path.unlink()
+    facts = json.loads(shell.ok("status", "--json"))
+    assert (facts["status"], facts["pid"]) == ("Running", process.pid)
+    for arguments in (["start", "--detach"], ["start"], ["start", "--new-spool"]):
+        second = shell.run(*arguments)
+        assert second.returncode == os.EX_CANTCREAT
+        assert f"process {process.pid}" in second.stderr
+    assert "Running" in shell.ok("list")
+    assert "Stopped default" in shell.ok("stop")
+    wait_gone([process])
+    assert "was not running" in shell.ok("stop")
+    assert "Stopped" in shell.ok("list")
+    assert "is connected" in shell.ok("start", "--detach")
+
+
 def test_a_crash_is_seen_and_the_next_start_works(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.ok("start", "--detach")
@@ -201,7 +221,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(shell: Shell, number: signal
     wait_until(lambda: shell.directory().read_agent() is not None)
     agent = psutil.Process(shell.pid())
     starting.send_signal(number)
-    starting.communicate(timeout=TIMEOUT_S)
+    starting.communicate(timeout=WAIT_S)
     assert starting.returncode == status
     wait_gone([agent])
 
@@ -231,6 +251,16 @@ def test_a_refused_endpoint_says_so_at_start(shell: Shell) -> None:
     assert "another agent runs" in refused.stderr
 
 
+def test_a_spool_that_is_an_old_copy_is_data_that_cannot_be_used(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    shell.cloud.refusal = {"code": "SPOOL_OUTDATED", "message": "the spool is an old copy", "fault": "caller"}
+    refused = shell.run("start", "--detach")
+    assert refused.returncode == os.EX_DATAERR
+    assert "the spool is an old copy" in refused.stderr
+    foreground = shell.run("start")
+    assert foreground.returncode == os.EX_DATAERR
+
+
 def test_foreground_start_ends_on_ctrl_c(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     command = [str(Path(sys.executable).with_name("farcall-endpoint")), "start"]
@@ -242,7 +272,7 @@ def test_foreground_start_ends_on_ctrl_c(shell: Shell) -> None:
     wait_until(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 3)
     family = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
-    _, log = process.communicate(timeout=TIMEOUT_S)
+    _, log = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     assert "has ended" in log
     wait_gone(family)

@@ -33,9 +33,7 @@ from farcall_endpoint.transport import (
     receive_frames,
     send_frames,
 )
-
-WAIT_S = 60.0
-
+from tests.waiting import WAIT_S
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 

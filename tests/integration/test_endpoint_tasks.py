@@ -190,7 +190,7 @@ def test_a_payload_that_is_not_what_was_promised_fails_its_task(cloud: FakeCloud
 def test_a_result_that_cannot_be_uploaded_fails_its_task(cloud: FakeCloud) -> None:
     cloud.http.failing_blobs = 403
     try:
-        end = cloud.end(cloud.submit(lambda: "z" * 100_000), timeout_s=60)
+        end = cloud.end(cloud.submit(lambda: "z" * 100_000))
     finally:
         cloud.http.failing_blobs = None
     assert end.state is TaskState.FAILED
@@ -315,6 +315,36 @@ def test_a_worker_survives_what_tasks_do(cloud: FakeCloud, endpoint: EndpointPro
     homes = {end.value for end in cloud.ends(cloud.submit_many(os.getcwd, [()] * 8))}
     assert homes == {str(endpoint.directory.path / "tasks_working_dir")}
     assert {process.pid for process in endpoint.workers()} == before
+
+
+def test_a_task_that_removes_the_working_directory_disables_nothing(
+    endpoint: EndpointProcess, cloud: FakeCloud
+) -> None:
+    """Neither for the worker that ran it, nor for one that has to be started after that."""
+
+    def remove(then_die: bool) -> None:
+        import os
+        import pathlib
+        import shutil
+
+        shutil.rmtree(pathlib.Path.cwd())
+        if then_die:
+            os._exit(1)
+
+    def write(name: str) -> str:
+        import pathlib
+
+        pathlib.Path(name).write_text("x")
+        return str(pathlib.Path.cwd())
+
+    home = str(endpoint.directory.path / "tasks_working_dir")
+    for then_die in (False, True):
+        cloud.end(cloud.submit(remove, then_die, max_attempts=1))
+        wait_until(lambda: len(endpoint.workers()) == 2)
+        ends = cloud.ends(cloud.submit_many(write, [(f"file-{number}",) for number in range(8)]))
+        assert {end.value for end in ends} == {home}
+    other = cloud.end(cloud.submit(write, "own", submitter="018f0000-0000-7000-8000-000000000001")).value
+    assert other == f"{home}/submitters/018f0000-0000-7000-8000-000000000001"
 
 
 def test_walltime_ends_a_task_and_its_children(cloud: FakeCloud, tmp_path: Path) -> None:

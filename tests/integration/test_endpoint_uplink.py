@@ -12,6 +12,7 @@ from farcall_endpoint.agent.connection import Address
 from farcall_endpoint.agent.uplink import Uplink
 from farcall_endpoint.testing import wait_until
 from farcall_endpoint.transport import new_curve_keys
+from tests.waiting import WAIT_S
 
 
 def test_a_connection_that_ended_by_a_breach_of_protocol_holds_nobody_up() -> None:
@@ -24,6 +25,6 @@ def test_a_connection_that_ended_by_a_breach_of_protocol_holds_nobody_up() -> No
         assert not list(uplink.receive())
         sender = threading.Thread(target=uplink.send, args=(Envelope(Heartbeat(at=0.0)),), daemon=True)
         sender.start()
-        sender.join(60.0)
+        sender.join(WAIT_S)
         assert not sender.is_alive()
         uplink.close()

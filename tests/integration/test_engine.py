@@ -21,13 +21,12 @@ from typing import Any
 import psutil
 import pytest
 
-from farcall_common.errors import ConfigurationError, SerializationError, TaskError
+from farcall_common.errors import ConfigurationError, SerializationError, TaskError, TaskFailed
 from farcall_endpoint import Engine
 from farcall_endpoint.config import SlurmProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.testing.endpoint_process import wait_gone, wait_until
-
-WAIT_S = 60.0
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +66,20 @@ def test_results_in_any_number(engine: Engine) -> None:
     assert all(future.done() and not future.cancelled() and not future.running() for future in futures)
 
 
+def test_a_class_of_a_module_on_the_path_is_the_same_in_functions_arguments_and_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "measured_here.py").write_text("class Value(int): ...\n\n\ndef is_value(x): return type(x) is Value\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import measured_here  # type: ignore[import-not-found]
+
+    with Engine(max_workers=1) as engine:
+        checked = engine.submit(measured_here.is_value, measured_here.Value(1)).result(WAIT_S)
+        made = engine.submit(lambda: measured_here.Value(2)).result(WAIT_S)
+    assert checked
+    assert type(made) is measured_here.Value
+
+
 def test_what_a_script_defines_travels_with_its_code(engine: Engine) -> None:
     factor = 3
 
@@ -88,12 +101,15 @@ def test_an_exception_arrives_as_itself_with_its_traceback(engine: Engine) -> No
     def fail(key: str) -> None:
         raise KeyError(key)
 
-    error = engine.submit(fail, "missing").exception(WAIT_S)
-    assert isinstance(error, KeyError)
+    faithful = engine.options(raise_original=True)
+    error = faithful.submit(fail, "missing").exception(WAIT_S)
+    assert type(error) is KeyError
     assert error.args == ("missing",)
     assert "in fail" in str(error.__cause__)
     assert "raise KeyError(key)" in str(error.__cause__)
     with pytest.raises(SystemExit):
+        faithful.submit(sys.exit, 3).result(WAIT_S)
+    with pytest.raises(TaskFailed, match="SystemExit: 3"):
         engine.submit(sys.exit, 3).result(WAIT_S)
 
 
@@ -307,6 +323,74 @@ def test_a_task_that_takes_too_much_memory_ends_alone(engine: Engine, in_child: 
     assert neighbour.result(WAIT_S) is None
 
 
+def hoard_with_another_baseline(megabytes: int) -> None:
+    """Tell the manager, in the worker's name and at each step, that the worker held all of it when this task began."""
+    import gc
+    import time
+
+    from farcall_endpoint.worker.channel import Begun, Channel
+
+    channel = next(thing for thing in gc.get_objects() if isinstance(thing, Channel))
+    data = []
+    for _ in range(megabytes):
+        for task_id in ("another", os.environ["FARCALL_TASK_ID"]):
+            channel.send(Begun(task_id, {os.getpid(): 2**40}))
+        data.append(b"x" * 2**20)
+    time.sleep(120 + len(data) % 2)
+
+
+def test_a_task_cannot_change_what_its_memory_is_measured_from(engine: Engine) -> None:
+    limited = engine.options(memory_bytes=200 * 2**20, walltime_s=120.0)
+    error = limited.submit(hoard_with_another_baseline, 400).exception(4 * WAIT_S)
+    assert isinstance(error, TaskError)
+    assert error.record.code == "MEMORY_EXCEEDED"
+
+
+def use_the_workers_socket(kind: str) -> None:
+    """What a task may do to its own worker, by accident or not."""
+    import gc
+    import time
+
+    from farcall_endpoint.worker.channel import Channel, Done
+
+    channel = next(thing for thing in gc.get_objects() if isinstance(thing, Channel))
+    if kind == "bytes":
+        channel.socket.send(b"\xff" * 100)
+    elif kind == "a packet cut short":
+        channel.socket.send(b"x")
+    elif kind.startswith("a result"):
+        import os
+        import struct
+
+        import msgspec
+
+        from farcall_endpoint.shared import MemoryFile, ancillary
+
+        header = msgspec.msgpack.encode(Done(os.environ["FARCALL_TASK_ID"], time.time(), time.time()))
+        memory = MemoryFile.of([b"x" * ("shorter" in kind)])
+        parts = [struct.pack("<I", len(header)), header, struct.pack("<QQ", 0, 2**40)]
+        channel.socket.sendmsg(parts, ancillary([memory]))
+    else:
+        channel.send(Done("another", time.time(), time.time()))
+    time.sleep(120)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["bytes", "a packet cut short", "another task's end", "a result shorter than it says", "a result without a byte"],
+)
+def test_a_task_that_writes_to_its_workers_socket_costs_that_worker_alone(kind: str) -> None:
+    before = managers_of(psutil.Process())
+    with Engine(max_workers=2, max_attempts=1) as engine:
+        engine.wait_ready()
+        [manager] = [process for process in managers_of(psutil.Process()) if process not in before]
+        neighbour = engine.submit(time.sleep, 1.0)
+        assert isinstance(engine.submit(use_the_workers_socket, kind).exception(WAIT_S), TaskError)
+        assert neighbour.result(WAIT_S) is None
+        assert engine.submit(add, 1).result(WAIT_S) == 11
+        assert manager.is_running()
+
+
 def test_a_task_that_prints_without_end_is_stopped_and_its_last_words_come_back(engine: Engine) -> None:
     def chatter() -> None:
         while True:
@@ -373,7 +457,7 @@ def test_an_engine_that_nobody_holds_ends_its_processes() -> None:
 def run(program: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
     script = cwd / "program.py"
     script.write_text(textwrap.dedent(program))
-    return subprocess.run([sys.executable, str(script)], cwd=cwd, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, str(script)], cwd=cwd, capture_output=True, text=True, timeout=WAIT_S)
 
 
 def test_a_program_that_forgets_shutdown_ends_with_its_tasks_done(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ import pytest
 
 from farcall_common.wire import TaskState
 from farcall_endpoint.testing import Ended, EndpointProcess, FakeCloud, FaultInjector, plan_faults, running_endpoint
+from tests.waiting import WAIT_S
 
 SEEDS: Final = [int(seed) for seed in os.environ.get("FARCALL_FAULT_SEEDS", "1,2,3").split(",")]
 DURATION_S: Final = 60 * float(os.environ.get("FARCALL_FAULT_MINUTES", "0.6")) / len(SEEDS)
-DEADLINE_S: Final = 60.0
 """After the last fault, all that is left ends within this, or something is wedged."""
 MOST_UNFINISHED: Final = 250
 HEARTBEATS: Final = {"heartbeat_period": 0.5, "heartbeat_threshold": 1.7}
@@ -129,7 +129,7 @@ def test_every_task_ends_exactly_once_whatever_dies(seed: int, tmp_path: Path) -
         load = Load(endpoint.cloud, log, random.Random(seed))
         try:
             drive(endpoint, injector, load)
-            ends = endpoint.cloud.ends(list(load.sent), timeout_s=DEADLINE_S)
+            ends = endpoint.cloud.ends(list(load.sent), timeout_s=WAIT_S)
         except BaseException:
             explain(endpoint, load, log)
             raise

@@ -14,8 +14,7 @@ import pytest
 from farcall_common.wire import TaskState
 from farcall_endpoint import protocol
 from farcall_endpoint.testing import EndpointProcess, FakeAgent, running_endpoint, wait_gone, wait_until
-
-WAIT_S = 60.0
+from tests.waiting import WAIT_S
 
 # -- a manager, and an agent that falls silent -------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from farcall_endpoint import Engine, protocol
 from farcall_endpoint.manager.node import discover_node
 from farcall_endpoint.testing.endpoint_process import running_endpoint, wait_gone, wait_until
 from farcall_endpoint.testing.fake_agent import FakeAgent
+from tests.waiting import WAIT_S
 
-WAIT_S = 60.0
 HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -47,7 +47,7 @@ def share(directory: str, workers: int) -> tuple[list[int], dict[str, str]]:
 
     here = pathlib.Path(directory)
     (here / os.environ["FARCALL_WORKER_SLOT"]).touch()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     while len(list(here.iterdir())) < workers:
         if time.monotonic() > deadline:
             raise TimeoutError(directory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -33,7 +32,7 @@ def online(stores: Stores, endpoint_ids: Mapping[str, Agent]) -> set[str]:
 
 def test_all_are_let_in_but_those_who_may_not_be(stores: Stores, cloud: Cloud, agents: Mapping[str, Agent]) -> None:
     taken, deleted, restored, *_ = agents
-    stores.queue.claim(taken, "another forwarder", spool_id="another", ttl_s=60, now=time.time())
+    stores.queue.claim(taken, "another forwarder", spool_id="another", ttl_s=60)
     stores.records.delete_endpoint(deleted)
     waiting = cloud.submit_new(restored, 3)
     for agent in agents.values():

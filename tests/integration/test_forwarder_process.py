@@ -8,20 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from farcall_common import wire
+from farcall_common.errors import Fenced, QueueDataLost
 from farcall_common.store import StoreSettings, open_stores
 from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import LeasedTask
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
 from tests.integration.forwarder_peers import (
-    TIMEOUT_S,
     Agent,
     Cloud,
     RunningForwarder,
@@ -30,6 +30,7 @@ from tests.integration.forwarder_peers import (
     until,
 )
 from tests.integration.store_servers import Valkey
+from tests.waiting import WAIT_S
 
 
 class ForwarderProcess:
@@ -65,7 +66,7 @@ class ForwarderProcess:
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; the exit status."""
         self.process.send_signal(number)
-        return self.process.wait(TIMEOUT_S)
+        return self.process.wait(WAIT_S)
 
 
 @pytest.fixture
@@ -110,9 +111,9 @@ def test_a_process_serves_drains_and_ends_well(stores: Stores, start: Callable[[
         forwarder.process.send_signal(signal.SIGTERM)
         agent.hear(wire.Move)
         agent.say(wire.Goodbye())
-        assert forwarder.process.wait(TIMEOUT_S) == 0
+        assert forwarder.process.wait(WAIT_S) == 0
     cloud.until_all(task_ids, TaskState.SUCCESS)
-    assert not stores.queue.forwarders(now=time.time())
+    assert not stores.queue.forwarders()
     messages = [line["message"] for line in log_lines(forwarder)]
     assert {"ready", "agent connected", "ended"} <= set(messages)
     text = forwarder.log.read_text()
@@ -148,7 +149,7 @@ def test_two_killed_forwarders_lose_nothing(stores: Stores, start: Callable[[], 
             agent.say(wire.Credit(tasks=100))
             if kills < 2:
                 agent.take(50)  # and nothing of it is reported before the forwarder dies
-        deadline = time.monotonic() + 2 * TIMEOUT_S
+        deadline = time.monotonic() + 2 * WAIT_S
         while cloud.states(task_ids) != {TaskState.SUCCESS}:
             assert time.monotonic() < deadline, "tasks are left"
             agent._receive(0.2)
@@ -171,7 +172,7 @@ def test_a_wrong_setting_is_named_and_ends_the_process(missing: str, arguments: 
     environ.pop(missing, None)
     path = {name: value for name, value in os.environ.items() if not name.startswith("FARCALL_")}
     command = [sys.executable, "-m", "farcall_forwarder", *arguments]
-    ended = subprocess.run(command, env=path | environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    ended = subprocess.run(command, env=path | environ, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert ended.returncode == 2
     assert "CONFIGURATION" in ended.stderr
     assert missing in ended.stderr
@@ -181,10 +182,16 @@ def test_a_wrong_setting_is_named_and_ends_the_process(missing: str, arguments: 
 
 
 class BrokenQueue(FakeQueue):
-    """A queue with a bug."""
+    """A queue with a bug that shows at one endpoint."""
 
-    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float, now: float) -> Sequence[LeasedTask]:
-        raise ZeroDivisionError("a bug in a step")
+    broken_at = ""
+
+    def lease_many(
+        self, wanted: Mapping[str, tuple[int, int, int]], *, lease_s: float
+    ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
+        if self.broken_at in wanted:
+            raise ZeroDivisionError("a bug in a step")
+        return super().lease_many(wanted, lease_s=lease_s)
 
 
 class DeafQueue(FakeQueue):
@@ -194,16 +201,19 @@ class DeafQueue(FakeQueue):
         raise ZeroDivisionError("a bug in a thread")
 
 
-def test_a_bug_in_a_step_ends_the_forwarder() -> None:
-    working = fake_stores()
-    stores = Stores(working.records, BrokenQueue(), working.blobs, working.tickets)
+def test_a_bug_in_a_step_ends_the_session_of_its_endpoint_and_no_other() -> None:
+    working, queue = fake_stores(), BrokenQueue()
+    stores = Stores(working.records, queue, working.blobs, working.tickets)
     cloud = Cloud(stores)
     forwarder = RunningForwarder(stores)
-    with Agent(cloud, cloud.add_endpoint(), forwarder) as agent:
+    queue.broken_at, other = cloud.add_endpoint(), cloud.add_endpoint()
+    with Agent(cloud, other, forwarder) as served, Agent(cloud, queue.broken_at, forwarder) as agent:
+        served.greet(credit=1)
         agent.greet(credit=1)
-        forwarder.join()
-    assert isinstance(forwarder.error, BaseExceptionGroup)
-    assert forwarder.error.subgroup(ZeroDivisionError)
+        agent.hear(wire.Move)
+        task_ids = cloud.submit_new(other, 1)
+        assert [spec.task_id for spec in served.take(1)] == task_ids
+    forwarder.kill()
 
 
 def test_a_bug_in_the_thread_that_listens_ends_the_forwarder() -> None:

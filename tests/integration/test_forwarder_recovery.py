@@ -362,9 +362,67 @@ def test_no_task_that_may_run_once_is_ever_sent_twice(
         until(functools.partial(agent.is_let_in, forwarder), "the dead forwarder's claim is over")
         agent.say(wire.Credit(tasks=100))
         until(lambda: bool(agent._receive(0.1)) or sum(sent.values()) + len(agent.received) >= 60, "all were sent")
-        agent.take(0)
-        sent.update(spec.task_id for spec in agent.received)
-        agent.finish(agent.received)
-        until(lambda: all(state.is_terminal for state in cloud.states(task_ids)), "all have ended")
+
+        def have_all_ended() -> bool:
+            """What was sent and not read stays leased to the agent while it has a session: it reads on."""
+            agent._receive(0.05)
+            received = agent.take(len(agent.received))
+            sent.update(spec.task_id for spec in received)
+            agent.finish(received)
+            return all(state.is_terminal for state in cloud.states(task_ids))
+
+        until(have_all_ended, "all have ended")
     assert max(sent.values()) == 1
     assert cloud.states(task_ids) <= {TaskState.SUCCESS, TaskState.LOST}
+
+
+# -- an agent is silent for longer than a lease, and comes back --------------------------------------------------------
+
+#: Leases of 1.5 s, silence after 0.3 s, and a session that lives as long as the test wants.
+PATIENT = dataclasses.replace(FAST, silence_s=0.3, return_s=60.0)
+
+
+def outlast_a_lease(cloud: Cloud, endpoint_id: str, task_ids: list[str]) -> None:
+    """Wait until Valkey has had time to end leases that nobody prolongs, twice over."""
+    queue = cloud.stores.queue
+    start = queue.take(f"clock-{endpoint_id}", 1, rate_per_s=1 / (2 * PATIENT.lease_s), burst=1)
+    assert start.tokens == 1
+    until(
+        lambda: queue.take(f"clock-{endpoint_id}", 1, rate_per_s=1 / (2 * PATIENT.lease_s), burst=1).tokens == 1,
+        "two leases have passed",
+    )
+    assert cloud.states(task_ids) <= {TaskState.WAITING_FOR_EP, TaskState.WAITING_FOR_NODES, TaskState.RECEIVED}
+
+
+def test_what_a_silent_agent_was_sent_is_not_lost(cloud: Cloud, endpoint_id: str) -> None:
+    with forwarding(cloud.stores, PATIENT) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=10)
+        task_ids = cloud.submit_new(endpoint_id, 2, idempotent=False)
+        agent.accepts = False
+        specs = agent.take(2)
+        outlast_a_lease(cloud, endpoint_id, task_ids)
+        more = cloud.submit_new(endpoint_id, 2)
+        assert agent.hears_no(wire.RunTasks, for_s=0.5), "it has not answered yet"
+        agent.accepts = True
+        agent.accept(specs)
+        agent.finish(specs)
+        agent.finish(agent.take(2))
+        cloud.until_all([*task_ids, *more], TaskState.SUCCESS)
+
+
+def test_a_returning_agent_says_what_it_has(cloud: Cloud, endpoint_id: str) -> None:
+    with forwarding(cloud.stores, PATIENT) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=10)
+        arrived, never_arrived = cloud.submit_new(endpoint_id, 2, idempotent=False)
+        agent.accepts = False
+        specs = agent.take(2)
+        agent.accept([spec for spec in specs if spec.task_id == arrived])
+        agent.say(wire.Goodbye())
+        agent.accepts = True
+        outlast_a_lease(cloud, endpoint_id, [arrived, never_arrived])
+        agent.connect(forwarder)
+        agent.greet(credit=10)
+        [again] = agent.take(1)
+        assert again.task_id == never_arrived
+        agent.finish([again, *(spec for spec in specs if spec.task_id == arrived)])
+        cloud.until_all([arrived, never_arrived], TaskState.SUCCESS)

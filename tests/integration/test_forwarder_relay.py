@@ -21,10 +21,10 @@ from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, Blo
 from farcall_forwarder.core.policy import Policy
 from tests.integration.forwarder_peers import Agent, Cloud, real_environment
 from tests.integration.test_forwarder_process import ForwarderProcess
+from tests.waiting import WAIT_S
 
 AGENTS = 20
 SIZE_BYTES = 5_000_000
-RELAY_TIMEOUT_S = 90.0
 PIECE_BYTES = Policy.relay_piece_bytes
 
 
@@ -36,7 +36,7 @@ class RelayingAgent(Agent):
         data = b""
         while len(data) < spec.payload_blob.size_bytes:
             self.say(BlobPull(task_id=spec.task_id, attempt=spec.attempt, offset_bytes=len(data)))
-            piece, frames = self.hear(BlobPiece, timeout_s=RELAY_TIMEOUT_S)
+            piece, frames = self.hear(BlobPiece, timeout_s=WAIT_S)
             assert (piece.error, piece.offset_bytes) == (None, len(data))
             data += frames[0]
         self.say(BlobPull(task_id=spec.task_id, attempt=spec.attempt, offset_bytes=len(data)))
@@ -53,7 +53,7 @@ class RelayingAgent(Agent):
             piece=0 if piece else None,
         )
         self.say(message, *piece)
-        return self.hear(BlobTaken, timeout_s=RELAY_TIMEOUT_S)[0]
+        return self.hear(BlobTaken, timeout_s=WAIT_S)[0]
 
     def upload(self, spec: wire.TaskSpec, data: bytes) -> BlobLocation:
         sha256 = hashlib.sha256(data).hexdigest()
@@ -66,7 +66,7 @@ class RelayingAgent(Agent):
     def work(self) -> str:
         """Turn the payload of one task around."""
         self.greet(credit=1)
-        [spec] = self.take(1, timeout_s=RELAY_TIMEOUT_S)
+        [spec] = self.take(1, timeout_s=WAIT_S)
         blob = self.upload(spec, self.download(spec)[::-1])
         result = wire.ResultSpec(task_id=spec.task_id, attempt=spec.attempt, state=TaskState.SUCCESS, result_blob=blob)
         self.say(wire.TaskResults(results=(result,)))

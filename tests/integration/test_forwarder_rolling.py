@@ -59,7 +59,7 @@ class Roamer(threading.Thread):
     def run(self) -> None:
         try:
             while not self._over.is_set():
-                if forwarders := self._cloud.stores.queue.forwarders(now=time.time()):
+                if forwarders := self._cloud.stores.queue.forwarders():
                     self._visit(random.choice(forwarders))
                 else:
                     self._over.wait(0.05)

@@ -37,6 +37,7 @@ from tests.integration.forwarder_peers import (
     forwarding,
     until,
 )
+from tests.waiting import WAIT_S
 
 __all__ = ["cloud", "endpoint_id", "forwarder"]
 
@@ -50,7 +51,7 @@ def health(forwarder: RunningForwarder) -> tuple[int, dict[str, Any]]:
     """Status code and JSON of the health check."""
     url = forwarder.service.ready["health_url"]
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -405,14 +406,14 @@ def test_health_knows_one_request(path: str, method: str, code: int, forwarder: 
     url = forwarder.service.ready["health_url"].replace("/healthz", path)
     request = urllib.request.Request(url, method=method)
     with pytest.raises(urllib.error.HTTPError) as raised:
-        urllib.request.urlopen(request, timeout=5)
+        urllib.request.urlopen(request, timeout=WAIT_S)
     assert raised.value.code == code
     raised.value.close()
 
 
 def test_a_forwarder_is_in_the_registry_while_it_lives(stores: Stores, forwarder: RunningForwarder) -> None:
-    until(lambda: bool(stores.queue.forwarders(now=time.time())), "the forwarder is announced")
-    [info] = stores.queue.forwarders(now=time.time())
+    until(lambda: bool(stores.queue.forwarders()), "the forwarder is announced")
+    [info] = stores.queue.forwarders()
     assert (info.address, info.server_key) == (forwarder.address, forwarder.server_key)
 
 
@@ -427,11 +428,11 @@ def test_a_drain_sends_everybody_away_and_ends(cloud: Cloud, endpoint_id: str) -
         client.open("group")
         task_ids = cloud.submit_new(endpoint_id, 2, task_group_id="group")
         first, second = agent.take(2)
-        until(lambda: bool(stores.queue.forwarders(now=time.time())), "the forwarder is announced")
+        until(lambda: bool(stores.queue.forwarders()), "the forwarder is announced")
         forwarder.drain()
         agent.hear(wire.Move)
         client.hear(wire.Move)
-        assert not stores.queue.forwarders(now=time.time())
+        assert not stores.queue.forwarders()
         agent.finish([first])  # what is on the way still goes through
         agent.until_recorded([first.task_id])
         assert list(client.results(1)) == [first.task_id]

@@ -73,7 +73,7 @@ def test_a_wake_up_that_is_lost_is_made_up_for(
         agent.greet(credit=10)
         tasks = cloud.tasks(endpoint_id, 1)
         stores.records.add_tasks(tasks)
-        stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=time.time())
+        stores.queue.enqueue([QueuedTask.of(task) for task in tasks])
         assert agent.take(1)[0].task_id == tasks[0].task_id
 
 
@@ -155,7 +155,7 @@ def test_a_cancelled_task_is_stopped_at_the_endpoint(
         agent.greet(credit=10)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         [spec] = agent.take(1)
-        stores.queue.cancel(endpoint_id, [task_id], now=time.time())
+        stores.queue.cancel(endpoint_id, [task_id])
         order, _ = agent.hear(wire.CancelTasks)
         assert order.task_ids == (task_id,)
         error = {"code": "TASK_CANCELLED", "message": "stopped"}
@@ -169,7 +169,7 @@ def test_a_task_that_was_cancelled_while_it_waited_is_never_sent(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     cancelled, other = cloud.submit_new(endpoint_id, 2)
-    stores.queue.cancel(endpoint_id, [cancelled], now=time.time())
+    stores.queue.cancel(endpoint_id, [cancelled])
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=10)
         assert [spec.task_id for spec in agent.take(1)] == [other]

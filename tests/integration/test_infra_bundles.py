@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -18,12 +21,15 @@ _ARM64_ELF = 183  # e_machine of an ELF file
 @pytest.mark.parametrize(
     ("bundle", "unpacked_mb", "packed_mb"),
     # Lambda takes 250 MB; a cold start reads all of it, so ours are far below.
-    [(LAMBDAS, 75, 22), (FORWARDER, 65, 30)],
+    [(LAMBDAS, 75, 22), (FORWARDER, 48, 13)],
     ids=["lambdas", "forwarder"],
 )
 def test_a_bundle_for_arm64_is_small(tmp_path: Path, bundle: Bundle, unpacked_mb: int, packed_mb: int) -> None:
+    """Without its byte code, which is there if that Python is."""
     directory = tmp_path / "bundle"
     bundle.build(directory, platform=ARM64)
+    for path in list(directory.rglob("*.pyc")):
+        path.unlink()
     files = [path for path in directory.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= unpacked_mb * _MB
     archive = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", directory))
@@ -38,7 +44,10 @@ def test_a_bundle_for_arm64_is_small(tmp_path: Path, bundle: Bundle, unpacked_mb
 @pytest.mark.parametrize(
     ("bundle", "modules"),
     [
-        (LAMBDAS, "farcall_lambdas.app, farcall_lambdas.migrator, migration_resource"),
+        (
+            LAMBDAS,
+            "farcall_lambdas.app, farcall_lambdas.authorizer, farcall_lambdas.migrator, globus_sdk, migration_resource",
+        ),
         (FORWARDER, "farcall_forwarder.__main__"),
     ],
     ids=["lambdas", "forwarder"],
@@ -48,3 +57,26 @@ def test_a_bundle_has_all_that_its_programs_import(tmp_path: Path, bundle: Bundl
     # Lambda's own Python has boto3; all else has to be in the bundle. -I and -S: nothing of this environment.
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {modules}"
     subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, cwd=tmp_path)
+
+
+def test_another_processors_bundle_has_byte_code_where_its_python_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """This Python stands for the one of AWS, which need not be on this machine."""
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    platform = dataclasses.replace(ARM64, python_version=HOST.python_version)
+    small = Bundle("small", member="farcall-common", sources=("common/farcall_common",))
+    small.build(tmp_path / "with", platform=platform)
+    sources = {path.relative_to(tmp_path / "with") for path in (tmp_path / "with").rglob("*.py")}
+    assert len(sources) > 50
+    for source in sources:
+        code = Path(importlib.util.cache_from_source(str(tmp_path / "with" / source))).read_bytes()
+        assert code[:4] == importlib.util.MAGIC_NUMBER
+        assert int.from_bytes(code[4:8], "little") == 1, "its source would be looked at"  # PEP 552
+    assert capfd.readouterr().err == ""
+    small.build(tmp_path / "without", platform=dataclasses.replace(ARM64, python_version="3.14.99"))
+    assert not list((tmp_path / "without").rglob("*.pyc"))
+    assert "no byte code" in capfd.readouterr().err
+    unread = [path for path in (tmp_path / "with").rglob("*") if path.suffix in (".pyx", ".pxd", ".c", ".h")]
+    assert unread == []

@@ -4,6 +4,7 @@ command line that writes down how it was called."""
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 import re
 import signal
@@ -18,12 +19,13 @@ from typer.testing import CliRunner
 from farcall.cli._app import app as farcall
 from farcall_common.errors import ConfigurationError
 from farcall_common.interruption import heed_sigterm
+from farcall_infra.authorities import Authorities
 from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Stack
 from farcall_infra.cloud.cli import app
-from farcall_infra.cloud.errors import DeploymentBusy, DeploymentFailed
+from farcall_infra.cloud.errors import DeploymentBusy, DeploymentFailed, NotReady
 from tests.certificates import Authority
-from tests.unit.infra_account import FakeAws
+from tests.unit.infra_account import SECRET, FakeAws, fetch_authorities
 
 _CDK = """#!{python}
 import json, os, sys
@@ -41,6 +43,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
     fake = FakeAws()
     monkeypatch.setattr(account, "connect", lambda _region=None: fake)
     monkeypatch.setattr("farcall_infra.cloud.cli.knock", lambda _url: "")
+    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_authorities", fetch_authorities)
     return fake
 
 
@@ -100,6 +103,49 @@ def test_settings_that_would_go_back_are_told_before_anything_is_asked(
     mislaid = {"Profile": "hobby", "SettingsDatabase": '{"backup_days":5}'}
     aws.stacks["farcall-data"] = dataclasses.replace(data, outputs=mislaid)
     assert "is the file with your profiles missing?" in CliRunner().invoke(app, ["deploy", "--yes"]).output
+
+
+def test_the_authorities_of_the_database_are_fetched_and_concurrency_is_reserved(
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = _install_cdk(tmp_path, monkeypatch)
+    done = CliRunner().invoke(app, ["deploy", "--yes"])
+    assert done.exit_code == 0, done.output
+    assert "signed by one of 1 in https://truststore.pki.rds.amazonaws.com/global/global-bundle.pem" in done.output
+    arguments = json.loads(record.read_text(encoding="utf-8"))["arguments"]
+    (file,) = (each for each in arguments if each.startswith("database.authorities="))
+    assert file.endswith("/fetched.pem")
+    assert "reservable_concurrency=900" in arguments
+
+
+def test_nothing_is_deployed_when_the_authorities_cannot_be_fetched(
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(url: str, _directory: Path, *, now: dt.datetime) -> Authorities:
+        raise ConfigurationError(f"cannot fetch {url} at {now:%H:%M}", hint="Pass a file.")
+
+    record = _install_cdk(tmp_path, monkeypatch)
+    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_authorities", fail)
+    stopped = CliRunner().invoke(app, ["deploy", "--yes"])
+    assert isinstance(stopped.exception, NotReady)
+    assert "Pass a file." in stopped.output
+    assert not record.exists()
+    # Not to check the certificate has to be said.
+    assert CliRunner().invoke(app, ["deploy", "--yes", "-c", "database.authorities="]).exit_code == 0
+    assert record.exists()
+
+
+def test_the_secret_of_the_globus_client_is_named_by_its_whole_arn(
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = _install_cdk(tmp_path, monkeypatch)
+    api = aws.stacks["farcall-api"]
+    short = {**api.parameters, "GlobusCredentialsArn": SECRET.rpartition("-")[0]}
+    aws.stacks["farcall-api"] = dataclasses.replace(api, parameters=short)
+    done = CliRunner().invoke(app, ["deploy", "--yes"])
+    assert done.exit_code == 0, done.output
+    arguments = json.loads(record.read_text(encoding="utf-8"))["arguments"]
+    assert arguments[-2:] == ["--parameters", f"farcall-api:GlobusCredentialsArn={SECRET}"]
 
 
 def test_nothing_is_deployed_without_a_yes(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from farcall_infra.authorities import AUTHORITIES_FILE
 from farcall_infra.bundles import FORWARDER, HOST, WORKSPACE
 from farcall_infra.profiles import load_profile, profile_names
 from tests.certificates import Authority
+from tests.waiting import WAIT_S
 
 _DOCKERFILE = WORKSPACE / "forwarder_fargate" / "Dockerfile"
 _KNOWN = {"FROM", "RUN", "WORKDIR", "COPY", "ENV", "ENTRYPOINT"}
@@ -80,7 +81,9 @@ def test_the_commands_of_the_build_make_the_bundles_files(tmp_path: Path) -> Non
     assert commands[0].startswith("pip install")  # uv, which we have
     for command in commands[1:]:
         local = command.replace("/app", str(app))
-        subprocess.run(["sh", "-ec", local], check=True, cwd=context, env={**os.environ, "PATH": path}, timeout=300)
+        subprocess.run(
+            ["sh", "-ec", local], check=True, cwd=context, env={**os.environ, "PATH": path}, timeout=3 * WAIT_S
+        )
     dataclasses.replace(FORWARDER, texts=((AUTHORITIES_FILE, authorities),)).build(bundle, platform=HOST)
     assert (app / AUTHORITIES_FILE).read_text(encoding="utf-8") == authorities
     assert _files(app) == _files(bundle)

@@ -13,8 +13,7 @@ import farcall
 from farcall_local.control import wipe
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.tier import LocalTier
-
-WITHIN_S = 100.0
+from tests.waiting import WAIT_S
 
 
 def test_endpoints_and_clients_go_on_with_new_keys(tmp_path: Path) -> None:
@@ -24,14 +23,14 @@ def test_endpoints_and_clients_go_on_with_new_keys(tmp_path: Path) -> None:
             endpoint = LocalEndpoint("own", home=tmp_path / "home", environment=tier.environment())
             with endpoint, farcall.Client(tier.api_url, tier.token) as client:
                 with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
-                    assert executor.submit(pow, 2, 3).result(WITHIN_S) == 8
+                    assert executor.submit(pow, 2, 3).result(WAIT_S) == 8
                 agent, address = endpoint.agent(), tier.api_url
                 _replace_keys(tier)
                 tier.__exit__(None, None, None)
                 tier.__enter__()
                 assert tier.api_url == address
                 with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
-                    assert executor.submit(pow, 2, 4).result(WITHIN_S) == 16
+                    assert executor.submit(pow, 2, 4).result(WAIT_S) == 16
                 assert endpoint.agent() == agent
             log = endpoint.log_path.read_text()
             assert log.count("connected to forwarder") == 2

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import boto3
+import httpx
 import psutil
 import psycopg
 import pytest
 import redis
-from botocore.config import Config
-from botocore.exceptions import ClientError
 
-from farcall_common.errors import Unavailable
-from farcall_local.engines import BUCKET, Blobs, Postgres, Valkey
+from farcall_common.errors import ConfigurationError, Unavailable
+from farcall_common.store import BlobRef
+from farcall_common.store.settings import BlobSettings
+from farcall_local.engines import Blobs, Postgres, Valkey
 from farcall_local.postgres_files import forget_database
-from farcall_local.process import Child, Program, free_port
-from farcall_local.services import Part, base_environment, migrate
-
-READY_WITHIN_S = 60.0
+from farcall_local.process import Child, Program, free_port, listen
+from farcall_local.services import Api, Part, base_environment, migrate
+from tests.waiting import WAIT_S
 
 
 @asynccontextmanager
@@ -34,7 +36,7 @@ async def running(part: Part, logs: Path) -> AsyncIterator[Child]:
     part.prepare()
     child = await Child.start(part.program(environment=base_environment(), logs=logs))
     try:
-        await child.wait_ready(part.is_ready, within_s=READY_WITHIN_S)
+        await child.wait_ready(part.is_ready, within_s=WAIT_S)
         yield child
     finally:
         await child.stop()
@@ -60,6 +62,34 @@ def test_postgres_keeps_its_data_and_its_door(tmp_path: Path) -> None:
         forget_database(tmp_path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root keeps the data elsewhere")
+def test_a_tier_that_was_deleted_leaves_no_data_to_the_next_one_there(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    tier = tmp_path / "tier"
+
+    async def start(password: str) -> None:
+        postgres = Postgres(tier, free_port(), password, migrate)
+        async with running(postgres, tmp_path):
+            psycopg.connect(postgres.url).close()
+
+    async def story() -> None:
+        for password in ("first", "second"):
+            tier.mkdir()
+            await start(password)
+            await start(password)
+            data = (tier / "postgres").resolve()
+            assert data.exists()
+            if password == "first":
+                first = data
+                shutil.rmtree(tier)
+        assert not first.exists(), "data that nobody can read any more is removed"
+
+    try:
+        asyncio.run(story())
+    finally:
+        forget_database(tier)
+
+
 def test_postgres_comes_back_after_kill_9(tmp_path: Path) -> None:
     postgres = Postgres(tmp_path, free_port(), "word", migrate)
 
@@ -79,8 +109,10 @@ def test_postgres_comes_back_after_kill_9(tmp_path: Path) -> None:
         forget_database(tmp_path)
 
 
-def test_valkey_wants_its_password_and_can_be_wiped(tmp_path: Path) -> None:
-    valkey = Valkey(tmp_path, free_port(), "word")
+@pytest.mark.parametrize("name", ["tier", "d" * 100], ids=["short", "too long for a socket"])
+def test_valkey_wants_its_password_and_can_be_wiped(tmp_path: Path, name: str) -> None:
+    valkey = Valkey(tmp_path / name, "word")
+    valkey.directory.mkdir()
 
     async def story() -> None:
         async with running(valkey, tmp_path):
@@ -97,33 +129,52 @@ def test_valkey_wants_its_password_and_can_be_wiped(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_blobs_outlive_kill_9(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path, free_port(), "FARCALLTEST")
-    objects = boto3.client(
-        "s3",
-        endpoint_url=blobs.url,
-        region_name="us-east-1",
-        aws_access_key_id="FARCALLTEST",
-        aws_secret_access_key="secret",
-        config=Config(retries={"max_attempts": 1}),
-    )
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with listen() as listener:
+        yield listener
+
+
+def test_blobs_outlive_kill_9(tmp_path: Path, listener: socket.socket) -> None:
+    engine = Blobs(tmp_path, listener, "key")
+    blobs = BlobSettings.from_environment(engine.environment()).open()
     body = os.urandom(300_000)
+    ref = BlobRef("owner/key", len(body), hashlib.sha256(body).hexdigest())
 
     async def story() -> None:
-        async with running(blobs, tmp_path) as child:
-            await asyncio.to_thread(objects.put_object, Bucket=BUCKET, Key="owner/key", Body=body)
+        async with running(engine, tmp_path) as child, httpx.AsyncClient(trust_env=False) as web:
+            url, headers = blobs.upload_url(ref, ttl_s=60)
+            assert (await web.put(url, content=body, headers=dict(headers))).is_success
             os.kill(child.pid, signal.SIGKILL)
             await child.wait()
-        async with running(blobs, tmp_path):
-            answer = await asyncio.to_thread(objects.get_object, Bucket=BUCKET, Key="owner/key")
-            assert answer["Body"].read() == body
-            with pytest.raises(ClientError, match="NoSuchKey"):
-                await asyncio.to_thread(objects.get_object, Bucket=BUCKET, Key="owner/nothing")
+            with pytest.raises(ConfigurationError, match=r"cannot be used: Address already in use"):
+                listen(listener.getsockname()[1])  # no other program can take the port meanwhile
+        async with running(engine, tmp_path), httpx.AsyncClient(trust_env=False) as web:
+            assert (await web.get(blobs.download_url("owner/key", ttl_s=60))).content == body
+            assert (await web.get(blobs.download_url("owner/nothing", ttl_s=60))).status_code == 404
 
-    try:
-        asyncio.run(story())
-    finally:
-        objects.close()
+    asyncio.run(story())
+
+
+def test_blobs_of_an_earlier_release_are_taken_over(tmp_path: Path, listener: socket.socket) -> None:
+    earlier = tmp_path / "objects"
+    earlier.mkdir()
+    (earlier / "%2Ffarcall%2Fowner%2Fkey").write_bytes(b'{"REQUEST_METHOD": "PUT"}\nbytes\n of a blob')
+    (earlier / "new-unfinished").write_bytes(b"half")
+    engine = Blobs(tmp_path, listener, "key")
+
+    engine.prepare()
+    engine.prepare()
+
+    assert BlobSettings.from_environment(engine.environment()).open().read("owner/key") == b"bytes\n of a blob"
+    assert not earlier.exists()
+
+
+@pytest.mark.parametrize("content", ["", "8o80", "99999999"])
+def test_an_api_whose_port_file_is_damaged_gets_a_new_port(tmp_path: Path, content: str) -> None:
+    (tmp_path / "api.last-port").write_text(content)
+    with Api.listening(tmp_path).listener as listener:
+        assert listener.getsockname()[1] > 0
 
 
 def test_an_early_end_shows_the_log(tmp_path: Path) -> None:
@@ -136,7 +187,7 @@ def test_an_early_end_shows_the_log(tmp_path: Path) -> None:
     async def story() -> None:
         child = await Child.start(program)
         with pytest.raises(Unavailable, match=r"doomed ended with status 3(.|\n)*the disk is on fire"):
-            await child.wait_ready(never, within_s=READY_WITHIN_S)
+            await child.wait_ready(never, within_s=WAIT_S)
 
     asyncio.run(story())
 
@@ -152,7 +203,7 @@ def test_what_does_not_stop_is_killed(tmp_path: Path) -> None:
 
     async def story() -> None:
         child = await Child.start(program)
-        await child.wait_ready(is_deaf, within_s=READY_WITHIN_S)
+        await child.wait_ready(is_deaf, within_s=WAIT_S)
         await child.stop()
         assert await child.wait() == -signal.SIGKILL
 
@@ -181,7 +232,7 @@ def test_no_child_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         orphan = psutil.Process(int(process.stdout.readline()))
         process.kill()
     try:
-        psutil.wait_procs([orphan], timeout=60)
+        psutil.wait_procs([orphan], timeout=WAIT_S)
         assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         pass

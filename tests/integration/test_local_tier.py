@@ -21,8 +21,10 @@ import farcall
 from farcall_common.errors import ConfigurationError
 from farcall_local.cli import app
 from farcall_local.control import is_up, launch, wipe
+from farcall_local.process import free_port, listen
 from farcall_local.state import TierState
 from farcall_local.tier import LocalTier
+from tests.waiting import WAIT_S, wait_until
 
 
 def greet() -> str:
@@ -61,6 +63,23 @@ def test_a_tier_survives_the_death_of_its_parts_and_its_own_end(directory: Path)
         assert ada.get_function(function_id)["function_uuid"] == function_id
 
 
+def test_a_state_that_cannot_be_written_ends_nothing(directory: Path) -> None:
+    with LocalTier(directory) as tier:
+        state, path = tier.state, directory / "state.json"
+        killed = state.processes["forwarder"].pid
+        path.unlink()
+        path.mkdir()  # no file can take its place, as on a full disk
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        log = directory / "logs" / "supervisor.log"
+        wait_until(lambda: "forwarder ended" in log.read_text())
+        path.rmdir()
+        wait_until(path.exists)
+        assert tier.wait_up("forwarder", other_than=killed) != killed
+        assert tier.state.processes["forwarder"].restarts == 1
+        assert tier.state.processes["api"] == state.processes["api"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's orphan signal is Linux's")
 def test_nothing_outlives_a_killed_supervisor(directory: Path) -> None:
     supervisor = launch(directory)
@@ -69,7 +88,7 @@ def test_nothing_outlives_a_killed_supervisor(directory: Path) -> None:
     family = [psutil.Process(process.pid) for process in state.processes.values()]
     supervisor.send_signal(signal.SIGKILL)
     supervisor.wait()
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=WAIT_S)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -79,12 +98,9 @@ def test_a_tier_ends_with_the_program_that_entered_it(directory: Path) -> None:
         f"with LocalTier(Path({str(directory)!r})) as tier:\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=WAIT_S)
     assert done.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 60
-    while is_up(directory):
-        assert time.monotonic() < deadline, "the tier outlives its program"
-        time.sleep(0.02)
+    wait_until(lambda: not is_up(directory), "the end of the tier, whose program has ended")
     state = TierState.read(directory)
     assert state is not None
     assert state.phase == "stopped"
@@ -94,6 +110,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
     monkeypatch.delenv("FARCALL_API_URL", raising=False)
     monkeypatch.delenv("FARCALL_TOKEN", raising=False)
+    monkeypatch.setenv("FARCALL_LOCAL_MAX_LOG_BYTES", "100")
     command = CliRunner()
 
     assert command.invoke(app, ["status"]).exit_code == 3
@@ -102,6 +119,9 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         came_up = command.invoke(app, ["up"])
         assert came_up.exit_code == 0, came_up.output
         assert "up already" in command.invoke(app, ["up"]).output
+        refused = command.invoke(app, ["up", "--port", str(free_port())])
+        assert isinstance(refused.exception, ConfigurationError), refused.output
+        assert "its port stays" in str(refused.exception)
         status = json.loads(command.invoke(app, ["status", "--json"]).output)
         assert status["running"]
         assert status["phase"] == "ready"
@@ -109,12 +129,23 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with farcall.Client() as client:  # config.toml points at the tier
             assert client.api_url == status["api_url"]
             client.register_function(greet)
+        logs = tmp_path / "local" / "logs"
+        deadline = time.monotonic() + WAIT_S
+        while not list(logs.glob("*.log.1")):
+            assert time.monotonic() < deadline, "the logs grow without bound"
+            time.sleep(0.02)
         config = tmp_path / "config.toml"
         config.write_text(config.read_text() + 'endpoint = "mine"\n')
         assert json.loads(command.invoke(app, ["down", "--json"]).output)["was_running"]
-        came_up = command.invoke(app, ["up", "--json"])
+        port = free_port()
+        with listen(port):
+            taken = command.invoke(app, ["up", "--port", str(port)])
+        assert isinstance(taken.exception, ConfigurationError), taken.output
+        assert f"Port {port} cannot be used: Address already in use." in str(taken.exception)
+        came_up = command.invoke(app, ["up", "--json", "--port", str(port)])
         status = json.loads(came_up.output)
         assert status.keys() == {"api_url", "was_running", "directory"}
+        assert status["api_url"] == f"http://127.0.0.1:{port}"
         stored = {"api_url": status["api_url"], "endpoint": "mine"}
         assert tomllib.loads(config.read_text())["default"].items() > stored.items()
     finally:

@@ -34,7 +34,6 @@ def test_the_way_to_aws_is_one_of_them() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_templates_and_wheels_are_for_the_same_processor_and_python() -> None:
     assembly = ensure_assembly(target="localstack-x86_64")
     resources = [

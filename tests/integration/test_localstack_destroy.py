@@ -22,7 +22,7 @@ from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 _PASSWORD = "only-in-memory"
 _TAGS = [{"Key": "farcall:deployment", "Value": "physics"}]

@@ -26,8 +26,9 @@ from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
+from tests.waiting import WAIT_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 _CDKLOCAL = WORKSPACE / ".tools" / "cdklocal" / "node_modules" / "aws-cdk-local" / "bin" / "cdklocal"
 _DEV = {"identity_id": "5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a", "username": "dev"}
@@ -59,7 +60,7 @@ def _runs_a_task(api_url: str, token: str, tmp_path: Path) -> None:
     endpoint = LocalEndpoint("own", home=tmp_path / "home", environment=deployment.environment("dev"))
     with endpoint, farcall.Client(api_url, token) as client, farcall.Executor(client=client) as executor:
         executor.endpoint_id = endpoint.endpoint_id
-        assert executor.submit(_double, 21).result(timeout=100) == 42
+        assert executor.submit(_double, 21).result(timeout=WAIT_S) == 42
 
 
 def test_the_command_line_deploys_to_it_and_leaves_it_as_it_was(foreign: LocalStackServer, tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_the_command_line_deploys_to_it_and_leaves_it_as_it_was(foreign: LocalSt
         command = [sys.executable, "-m", "farcall_localstack", *arguments, "--directory", str(directory)]
         environment = {**os.environ, "AWS_ENDPOINT_URL": foreign.url}
         return subprocess.run(
-            command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=300
+            command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=3 * WAIT_S
         ).stdout
 
     with pytest.raises(subprocess.CalledProcessError):  # it says that its functions run under this Python
@@ -93,17 +94,17 @@ def test_cdklocal_deploys_to_it_and_destroys(foreign: LocalStackServer, tmp_path
     def cdklocal(*arguments: str) -> None:
         command = [os.environ["JSII_NODE"], str(_CDKLOCAL), *arguments, "--app", assembly]
         done = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=3 * WAIT_S, check=False
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
-    tokens = json.dumps({"a-token": _DEV})
+    tokens = json.dumps({"token-of-a-stranger": _DEV})
     cdklocal("bootstrap", f"aws://{ACCOUNT}/{REGION}")
     cdklocal("deploy", "--all", "--require-approval", "never", "--parameters", f"farcall-api:DevTokens={tokens}")
     described = Deployer(foreign.url).client("cloudformation").describe_stacks(StackName="farcall-api")["Stacks"][0]
     outputs = {output["OutputKey"]: output["OutputValue"] for output in described["Outputs"]}
     api_url = f"{foreign.url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}"
-    _runs_a_task(api_url, "a-token", tmp_path)
+    _runs_a_task(api_url, "token-of-a-stranger", tmp_path)
     cdklocal("destroy", "--all", "--force")
     assert _engines(foreign) == []
 

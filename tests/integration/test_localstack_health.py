@@ -16,8 +16,6 @@ from farcall_common.errors import Unavailable
 from farcall_localstack import Tier
 from farcall_localstack.server import READY_FILE
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class _Answer(http.server.BaseHTTPRequestHandler):
     """An API that knows one token at ``/v2/version``; a forwarder that is well at ``/well`` and not at ``/ill``."""

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,8 +23,9 @@ from farcall_localstack.environment import ensure_environment
 from farcall_localstack.locks import locked
 from farcall_localstack.server import end_group, group_members, is_localstack
 from farcall_localstack.synth import ensure_assembly
+from tests.waiting import WAIT_S, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 _LITTLE_BYTES = 1_000_000  # enough for logs, too little for a bundle
 
@@ -44,15 +44,8 @@ def _start(*arguments: str, directory: Path, limit: Callable[[], None] | None = 
 def _run(*arguments: str, directory: Path, limit: Callable[[], None] | None = None) -> tuple[int, str]:
     """Exit status, and what it said on both channels."""
     with _start(*arguments, directory=directory, limit=limit) as running:
-        said, complained = running.communicate(timeout=400)
+        said, complained = running.communicate(timeout=3 * WAIT_S)
     return running.returncode, said + complained
-
-
-def _wait_for(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def _localstacks(directory: Path) -> list[int]:
@@ -91,23 +84,31 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("number", "ended_with"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
-    ids=["SIGINT", "SIGTERM", "SIGKILL"],
+    ("number", "ended_with", "program"),
+    [
+        (signal.SIGINT, 130, "postgres"),
+        (signal.SIGTERM, 143, "postgres"),
+        (signal.SIGKILL, -signal.SIGKILL, "postgres"),
+        (signal.SIGKILL, -signal.SIGKILL, "initdb"),
+        (signal.SIGKILL, -signal.SIGKILL, "python"),  # LocalStack itself, which has hardly begun
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGKILL", "SIGKILL-initdb", "SIGKILL-python"],
 )
-def test_an_interrupted_up_leaves_nothing_behind(directory: Path, number: signal.Signals, ended_with: int) -> None:
+def test_an_interrupted_up_leaves_nothing_behind(
+    directory: Path, number: signal.Signals, ended_with: int, program: str
+) -> None:
     running = _start("up", directory=directory)
     try:
-        _wait_for(lambda: any("postgres" in _programs(group) for group in _localstacks(directory)))
+        wait_until(lambda: any(program in _programs(group) for group in _localstacks(directory)), f"{program} runs")
         (group,) = _localstacks(directory)
         database = Path(psutil.Process(group).environ()["FARCALL_LOCALSTACK_DATABASE_DIRECTORY"])
         assert database.exists()
         running.send_signal(number)
-        running.communicate(timeout=100)
+        running.communicate(timeout=WAIT_S)
     finally:
         running.kill()
     assert running.returncode == ended_with
-    _wait_for(lambda: not group_members(group))
+    wait_until(lambda: not group_members(group), "no process is left")
     assert not database.exists()
     status, said = _run("status", directory=directory)
     assert status == 1
@@ -123,7 +124,7 @@ def test_one_that_was_killed_makes_way_for_a_new_one(directory: Path) -> None:
     assert re.search(r"\[CONFLICT\] a tier runs with .* already \(`down` ends it", said)
 
     os.kill(first.localstack_pid, signal.SIGKILL)
-    _wait_for(lambda: not psutil.pid_exists(first.localstack_pid or 0))
+    wait_until(lambda: not psutil.pid_exists(first.localstack_pid or 0))
     assert group_members(first.localstack_pid)  # engines and forwarder are still there
     status, said = _run("status", directory=directory)
     assert status == 1

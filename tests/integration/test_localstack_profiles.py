@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,12 @@ from farcall_localstack import LocalStackTier, Tier
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
+from tests.waiting import WAIT_S, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+#: API Gateway refuses shorter ones before it asks anybody.
+NEWCOMERS_TOKEN = "token-of-a-newcomer"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 def _double(number: int) -> int:
@@ -47,7 +50,7 @@ def _peers(pid: int) -> set[int]:
 
 def _version(tier: Tier) -> str:
     request = urllib.request.Request(f"{tier.api_url}/v2/version", headers={"Authorization": f"Bearer {tier.token}"})
-    with urllib.request.urlopen(request, timeout=100.0) as answer:
+    with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
         return str(json.loads(answer.read()))
 
 
@@ -90,15 +93,18 @@ def test_the_life_of_a_profile(localstack: LocalStackServer, profile: str, tmp_p
         with farcall.Client(tier.api_url, tier.token) as client, endpoint:
             with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
                 first = executor.submit(_double, 21)
-                assert first.result(timeout=100) == 42
+                assert first.result(timeout=WAIT_S) == 42
                 _check_the_way_in(tier, balanced=size.network.load_balancer, endpoint=endpoint)
             before = tier.forwarder_pids()
             assert len(before) == size.forwarder.tasks
 
-            tokens = {**json.loads(tier.parameters()["DevTokens"]), "new": {"identity_id": "5" * 32, "username": "new"}}
+            tokens = {
+                **json.loads(tier.parameters()["DevTokens"]),
+                NEWCOMERS_TOKEN: {"identity_id": "5" * 32, "username": "new"},
+            }
             deployer.deploy(assembly, parameters={"DevTokens": json.dumps(tokens)})
             assert tier.forwarder_pids() == before  # nothing of theirs has changed
-            with farcall.Client(tier.api_url, "new") as newcomer:
+            with farcall.Client(tier.api_url, NEWCOMERS_TOKEN) as newcomer:
                 assert not newcomer.get_endpoints()
 
             version = _version(tier)
@@ -108,7 +114,7 @@ def test_the_life_of_a_profile(localstack: LocalStackServer, profile: str, tmp_p
             assert set(tier.forwarder_pids()).isdisjoint(before)
             assert client.get_result(first.task_id) == 42
             with farcall.Executor(endpoint.endpoint_id, client=client) as executor:  # the endpoint came back by itself
-                assert executor.submit(_double, 4).result(timeout=100) == 8
+                assert executor.submit(_double, 4).result(timeout=WAIT_S) == 8
     assert tier.forwarder_pids() == []
     assert _programs(localstack) == set()
 
@@ -128,8 +134,11 @@ def _check_the_way_in(tier: Tier, *, balanced: bool, endpoint: LocalEndpoint) ->
         assert agent.pid in peers
 
 
-def _hasten(functions: Any) -> str:
-    """Let the forwarder sleep after a second: nobody wants to wait for a quarter of an hour. The reconciler's name."""
+def _let_sleep(functions: Any, tier: Tier) -> None:
+    """Run the reconciler, as its schedule does, until it has put the forwarder to sleep and that has drained.
+
+    Meanwhile a second without use is enough, and no quarter of an hour; not afterwards, when the schedule goes on.
+    """
     (name,) = (
         each["FunctionName"]
         for each in functions.list_functions()["Functions"]
@@ -137,19 +146,20 @@ def _hasten(functions: Any) -> str:
     )
     variables = functions.get_function_configuration(FunctionName=name)["Environment"]["Variables"]
     assert variables["FARCALL_FLEET_IDLE_S"] == str(60 * load_profile("hobby").forwarder.idle_minutes)
-    hasty = {**variables, "FARCALL_FLEET_IDLE_S": "1"}
-    functions.update_function_configuration(FunctionName=name, Environment={"Variables": hasty})
-    functions.get_waiter("function_updated_v2").wait(FunctionName=name)
-    return str(name)
+    _configure(functions, name, {**variables, "FARCALL_FLEET_IDLE_S": "1"})
 
-
-def _let_sleep(functions: Any, reconciler: str, tier: Tier) -> None:
-    """Run the reconciler, as its schedule does, until it has put the forwarder to sleep and that has drained."""
-    deadline = time.monotonic() + 100
-    while tier.forwarder_pids():
-        assert time.monotonic() < deadline, "it does not go to sleep"
-        answer = json.loads(functions.invoke(FunctionName=reconciler)["Payload"].read())
+    def sleeps() -> bool:
+        answer = json.loads(functions.invoke(FunctionName=name)["Payload"].read())
         assert answer["slept"] in (0, 1), answer
+        return not tier.forwarder_pids()
+
+    wait_until(sleeps, "the forwarder goes to sleep")
+    _configure(functions, name, variables)
+
+
+def _configure(functions: Any, name: str, variables: dict[str, str]) -> None:
+    functions.update_function_configuration(FunctionName=name, Environment={"Variables": variables})
+    functions.get_waiter("function_updated_v2").wait(FunctionName=name)
 
 
 def test_a_forwarder_that_nobody_uses_sleeps_and_is_woken(
@@ -161,22 +171,18 @@ def test_a_forwarder_that_nobody_uses_sleeps_and_is_woken(
         deployment = Deployment(tier.api_url, {"dev": tier.token}, tier.directory)
         endpoint = LocalEndpoint("own", home=tmp_path / "home", environment=deployment.environment("dev"))
         functions = Deployer(localstack.url).client("lambda")
-        reconciler = _hasten(functions)
-        _let_sleep(functions, reconciler, tier)
+        _let_sleep(functions, tier)
         with endpoint, farcall.Client(tier.api_url, tier.token) as client:  # the endpoint wakes it, and waits for it
             assert endpoint.log_path.read_text(encoding="utf-8").count("FORWARDER_WAKING") == 1  # it says so once
             with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
-                assert executor.submit(_double, 21).result(timeout=100) == 42
+                assert executor.submit(_double, 21).result(timeout=WAIT_S) == 42
             endpoint.stop()
-            _let_sleep(functions, reconciler, tier)
+            _let_sleep(functions, tier)
             with farcall.Executor(endpoint.endpoint_id, client=client) as executor:  # now a client is the first
                 waiting = executor.submit(_double, 4)
-                deadline = time.monotonic() + 100
-                while not tier.forwarder_pids():
-                    assert time.monotonic() < deadline, "a client does not wake it"
-                    time.sleep(0.05)
+                wait_until(tier.forwarder_pids, "a client wakes it")
                 endpoint.start()
-                assert waiting.result(timeout=100) == 8
+                assert waiting.result(timeout=WAIT_S) == 8
                 assert "is being woken, which takes about a minute" in caplog.text
     assert _programs(localstack) == set()
 

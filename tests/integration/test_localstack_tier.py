@@ -7,10 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from farcall_localstack import DeployFailed, LocalStackTier, Tier
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import group_members
 from farcall_localstack.synth import ensure_assembly
+from tests.waiting import WAIT_S, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +50,11 @@ def _get(tier: Tier, path: str, token: str | None) -> tuple[int, Any]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(f"{tier.api_url}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60.0) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.loads(error.read())
-
-
-def _wait_for(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_the_api_answers_through_the_gateway(tier: Tier) -> None:
@@ -107,7 +100,7 @@ def test_the_forwarder_runs_from_its_bundle_and_comes_back_after_a_kill(tier: Ti
     assert "farcall-bundle-" in environment["PYTHONPATH"]
     (address,) = tier.forwarder_addresses()
     os.kill(pid, signal.SIGKILL)
-    _wait_for(lambda: tier.forwarder_pids() not in ([], [pid]))
+    wait_until(lambda: tier.forwarder_pids() not in ([], [pid]))
     assert tier.forwarder_addresses() != [address]
     tier.require_healthy()
 
@@ -122,7 +115,7 @@ def test_the_suite_for_a_deployment_of_ones_own_knows_an_address_and_tokens(tier
         env=environment,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=3 * WAIT_S,
         check=False,
     )
     assert suite.returncode == 0, suite.stdout[-3000:]
@@ -145,7 +138,7 @@ def test_a_second_deployment_fits_beside_the_first_and_goes_without_it(tier: Tie
         assert _get(second.tier, "/v2/version", tier.token)[0] == 401
         assert second.tier.environment()["FARCALL_DATABASE_PORT"] != tier.environment()["FARCALL_DATABASE_PORT"]
         assert len(tier.forwarder_pids()) == 2
-    _wait_for(lambda: len(tier.forwarder_pids()) == 1)
+    wait_until(lambda: len(tier.forwarder_pids()) == 1)
     tier.require_healthy()
 
 
@@ -204,5 +197,5 @@ def test_a_tier_ends_with_its_driver_even_if_that_is_killed(tmp_path: Path) -> N
         assert driver.stdout is not None
         pid, database_directory = driver.stdout.readline().split()
         driver.kill()
-    _wait_for(lambda: group_members(int(pid)) == set())
+    wait_until(lambda: group_members(int(pid)) == set())
     assert not Path(database_directory).exists()

@@ -19,7 +19,7 @@ from farcall_localstack.server import LocalStackServer
 from farcall_localstack.synth import ensure_assembly
 from tests.certificates import Authority
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def _name() -> str:

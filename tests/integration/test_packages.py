@@ -45,7 +45,6 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("requirement", sorted(PUBLISHED))
 def test_an_isolated_install_imports(requirement: str, wheels: Path, tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"

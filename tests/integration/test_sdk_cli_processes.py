@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,8 +21,8 @@ import pytest
 from farcall.testing import FakeCloud
 from farcall_common.errors import ForwarderWaking
 from tests.integration.sdk_served_cloud import serving
+from tests.waiting import WAIT_S, wait_until
 
-WAIT_S = 60.0
 PROGRAM = (sys.executable, "-W", "error", "-c", "from farcall.cli import main; main()")
 SCRIPT = """
 def same(value):
@@ -72,13 +71,6 @@ def start(environ: dict[str, str], tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def states(cloud: FakeCloud) -> list[str]:
     with cloud.client() as client:
         return [task["status"] for task in client.get_tasks(limit=1000)]
@@ -89,7 +81,7 @@ def test_an_interruption_leaves_a_task_running_and_tells_its_id(
     start: Start, cloud: FakeCloud, number: signal.Signals, code: int
 ) -> None:
     program = start("run", "script.py:same", "1")
-    until(lambda: states(cloud), "the task was never submitted")
+    wait_until(lambda: states(cloud), "the task was never submitted")
     program.send_signal(number)
     output, errors = program.communicate(timeout=WAIT_S)
     assert (program.returncode, output) == (code, "")
@@ -103,7 +95,7 @@ def test_an_interruption_leaves_a_task_running_and_tells_its_id(
 
 def test_ctrl_c_in_a_map_tells_programs_all_ids(start: Start, cloud: FakeCloud) -> None:
     program = start("map", "script.py:same", *map(str, range(30)), "--json")
-    until(lambda: len(states(cloud)) == 30, "not all tasks were submitted")
+    wait_until(lambda: len(states(cloud)) == 30, "not all tasks were submitted")
     program.send_signal(signal.SIGINT)
     output, errors = program.communicate(timeout=WAIT_S)
     assert (program.returncode, output) == (130, "")
@@ -154,7 +146,7 @@ def test_a_reader_that_is_not_there_gets_no_help_and_hears_nothing(environ: dict
 def test_a_reader_that_goes_away_ends_a_map_and_leaves_its_tasks(start: Start, cloud: FakeCloud) -> None:
     text = json.dumps("x" * 20_000)
     program = start("map", "script.py:same", *[text] * 50)
-    until(lambda: len(states(cloud)) == 50, "not all tasks were submitted")
+    wait_until(lambda: len(states(cloud)) == 50, "not all tasks were submitted")
     assert program.stdout is not None
     program.stdout.close()
     with cloud._lock:
@@ -169,7 +161,7 @@ def test_a_reader_that_goes_away_ends_a_map_and_leaves_its_tasks(start: Start, c
 def test_a_terminal_gets_a_bar_on_standard_error_and_a_pipe_only_results(start: Start, cloud: FakeCloud) -> None:
     screen = Screen()
     program = start("map", "script.py:same", "1", "2", stderr=screen.slave)
-    until(lambda: "0/2" in screen.text(), "there was no bar")
+    wait_until(lambda: "0/2" in screen.text(), "there was no bar")
     cloud.run_waiting()
     output, _ = program.communicate(timeout=WAIT_S)
     assert (program.returncode, output) == (0, "1\n2\n")
@@ -191,7 +183,7 @@ def test_a_forwarder_that_sleeps_is_told_of_on_standard_error(
     cloud.transport.handler = answer
     screen = Screen()
     program = start("run", "script.py:same", "7", stderr=screen.slave if at_terminal else subprocess.PIPE)
-    until(lambda: len(asked) > 2 and states(cloud), "it did not wait for the forwarder")
+    wait_until(lambda: len(asked) > 2 and states(cloud), "it did not wait for the forwarder")
     cloud.run_waiting()
     output, errors = program.communicate(timeout=WAIT_S)
     assert (program.returncode, output) == (0, "7\n")
@@ -209,7 +201,7 @@ def test_a_terminal_gets_a_table(environ: dict[str, str], start: Start, cloud: F
         [*PROGRAM, "endpoints", "ls"], env=environ, stdout=screen.slave, stderr=subprocess.DEVNULL
     )
     assert program.wait(WAIT_S) == 0
-    until(lambda: cloud.endpoint_id in screen.text(), "there was no table")
+    wait_until(lambda: cloud.endpoint_id in screen.text(), "there was no table")
     head = re.sub(r"\x1b\[[0-9;]*m", "", screen.text()).splitlines()[0]
     assert head.split() == ["endpoint", "name", "display", "name", "owner"]
     screen.close()
@@ -219,15 +211,15 @@ def test_a_terminal_shows_results_above_the_bar(environ: dict[str, str], cloud: 
     screen = Screen()
     arguments = ["map", "math:sqrt", "16", "25"]
     program = subprocess.Popen([*PROGRAM, *arguments], env=environ, stdout=screen.slave, stderr=screen.slave)
-    until(lambda: "0/2" in screen.text(), "there was no bar")
+    wait_until(lambda: "0/2" in screen.text(), "there was no bar")
     with cloud._lock:
         first, second = cloud._tasks.values()
     cloud._run(first)
-    until(lambda: "4.0" in screen.text(), "the first result was not shown")
+    wait_until(lambda: "4.0" in screen.text(), "the first result was not shown")
     assert program.poll() is None
     cloud._run(second)
     assert program.wait(WAIT_S) == 0
-    until(lambda: "5.0" in screen.text(), "the second result was not shown")
+    wait_until(lambda: "5.0" in screen.text(), "the second result was not shown")
     screen.close()
 
 
@@ -235,11 +227,11 @@ def test_a_token_is_asked_for_and_never_shown(environ: dict[str, str], cloud: Fa
     del environ["FARCALL_TOKEN"]
     screen = Screen()
     program = screen.sit_down(environ, "login")
-    until(lambda: "Token:" in screen.text(), "nobody asked")
-    until(lambda: not screen.shows_what_is_typed(), "the token would be shown")
+    wait_until(lambda: "Token:" in screen.text(), "nobody asked")
+    wait_until(lambda: not screen.shows_what_is_typed(), "the token would be shown")
     screen.type(f"{cloud.token}\n")
     assert program.wait(WAIT_S) == 0
-    until(lambda: "Logged in" in screen.text(), "nothing was said")
+    wait_until(lambda: "Logged in" in screen.text(), "nothing was said")
     assert cloud.token not in screen.text()
     assert f'"{cloud.token}"' in (tmp_path / "home" / "config.toml").read_text()
     screen.close()
@@ -258,7 +250,7 @@ def test_a_question_may_be_left_without_a_yes(
 ) -> None:
     screen = Screen()
     program = screen.sit_down(environ, *arguments)
-    until(lambda: question in screen.text(), "nobody asked")
+    wait_until(lambda: question in screen.text(), "nobody asked")
     screen.type(answer)
     with contextlib.suppress(subprocess.TimeoutExpired):
         program.wait(5)

@@ -27,6 +27,7 @@ from farcall_endpoint.settings import read_credentials
 from farcall_lambdas.auth import OidcProvider
 from tests.integration.identity_provider import IdentityProvider, serving
 from tests.unit.sdk_cli_runner import Farcall
+from tests.waiting import WAIT_S
 
 API_URL = "http://farcall.test"
 SCOPE = "https://auth.globus.org/scopes/farcall/all"
@@ -103,7 +104,7 @@ def browser(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def visit(address: str) -> None:
-    with urllib.request.urlopen(address, timeout=10) as page:
+    with urllib.request.urlopen(address, timeout=WAIT_S) as page:
         page.read()
 
 
@@ -231,7 +232,7 @@ def test_globus_by_a_code_that_is_pasted(
 ) -> None:
     def paste(text: str, **_: Any) -> str:
         address = shown[-1].split()[1]
-        with urllib.request.urlopen(address, timeout=10) as answer:
+        with urllib.request.urlopen(address, timeout=WAIT_S) as answer:
             return str(json.load(answer)["code"])
 
     shown: list[str] = []
@@ -267,7 +268,7 @@ def test_without_globus_sdk_there_is_a_hint(path: Path) -> None:
         "import sys; sys.modules['globus_sdk'] = None\n"
         "from farcall.cli import main; main(['login', '--provider', 'globus', '--client-id', 'x', '--scope', 's'])"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=WAIT_S)
     assert ended.returncode == 78
     assert "pip install 'farcall[globus]'" in ended.stderr
 
@@ -333,7 +334,7 @@ def test_processes_that_renew_at_the_same_moment_do_it_once(provider: IdentityPr
     )
     command = [sys.executable, "-c", code, str(path)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    headers = {each.communicate(timeout=60)[0] for each in started}
+    headers = {each.communicate(timeout=WAIT_S)[0] for each in started}
     assert [each.returncode for each in started] == [0] * 4
     assert provider.grants == ["refresh_token"]
     assert len(headers) == 1

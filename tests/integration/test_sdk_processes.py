@@ -13,8 +13,7 @@ import pytest
 
 from farcall.testing import FakeCloud
 from tests.integration.sdk_served_cloud import serving
-
-WAIT_S = 60.0
+from tests.waiting import WAIT_S
 
 Start = Callable[[str], "subprocess.Popen[str]"]
 

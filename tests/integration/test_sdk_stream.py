@@ -33,7 +33,8 @@ from farcall_common.wire import (
     Subscribe,
     TaskState,
 )
-from tests.integration.sdk_scripted_forwarder import WAIT_S, ScriptedForwarder
+from tests.integration.sdk_scripted_forwarder import ScriptedForwarder
+from tests.waiting import WAIT_S
 
 serializer = Serializer()
 

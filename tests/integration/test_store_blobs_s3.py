@@ -61,3 +61,17 @@ def test_an_absent_store_is_unavailable(s3_environment: None, monkeypatch: pytes
 def test_a_missing_bucket_is_no_missing_blob(blobs: Blobs) -> None:
     with pytest.raises(Unavailable):
         S3Blobs("another-bucket").read(REF.blob_key)
+
+
+def test_an_old_blob_is_written_again_and_a_young_one_is_not(blobs: Blobs) -> None:
+    """A lifecycle rule counts from the last write, which leaves out what the first has said besides."""
+    s3 = boto3.client("s3")
+    s3.put_object(Bucket="farcall-blobs", Key=REF.blob_key, Body=DATA, Metadata={"first": "yes"})
+
+    def is_first() -> bool:
+        return bool(s3.head_object(Bucket="farcall-blobs", Key=REF.blob_key)["Metadata"])
+
+    blobs.renew(REF.blob_key, older_than_s=86_400)
+    assert is_first()
+    blobs.renew(REF.blob_key, older_than_s=-60)
+    assert not is_first()

@@ -31,7 +31,7 @@ from farcall_common.store import (
     open_stores,
 )
 from farcall_common.wire import Reporter, TaskState
-from farcall_forwarder.adapters.shared_steps import spools_of
+from farcall_forwarder.adapters.shared_steps import delivery_of
 from tests.integration.forwarder_peers import Agent, Cloud, forwarding, real_environment, until
 from tests.integration.store_servers import Valkey
 from tests.unit.test_store_queue import lease, make_queued, make_result, own
@@ -162,7 +162,7 @@ def test_who_reported_it_and_whose_fault_it_is_need_not_be_known(records: Record
     assert records.get_tasks(["t1"])["t1"].error == ErrorRecord("LATER", error["message"], "Wait.", Fault.US)
     assert [task.error and task.error.fault for task in records.list_tasks("alice")] == [None, Fault.US]
     assert [event.reporter for event in records.list_events("t2")] == [Reporter.API, Reporter.FORWARDER]
-    assert spools_of(records, "t2") == {"s"}
+    assert delivery_of(records, "t2") == (frozenset({"s"}), False)
     with psycopg.connect(expanded_url) as connection:  # it is not written back over
         stored = connection.execute("SELECT error FROM task WHERE task_id = 't1'").fetchone()
     assert stored == (error,)
@@ -182,9 +182,9 @@ def test_an_error_with_more_in_it_is_read(records: Records, expanded_url: str) -
 
 def test_a_queued_task_with_more_in_it_is_leased(queue: Queue, server: redis.Redis) -> None:
     fence = own(queue)
-    queue.enqueue([make_queued("t1")], now=0)
+    queue.enqueue([make_queued("t1")])
     server.hset("t:{e1}:t1", "task", later(make_queued("t1")))
-    [leased] = queue.lease("e1", fence, limit=5, lease_s=30, now=1)
+    [leased] = queue.lease("e1", fence, limit=5, lease_s=30)
     assert leased.task == make_queued("t1")
 
 
@@ -201,9 +201,9 @@ def test_an_end_of_a_kind_that_is_not_known_is_left_to_who_knows_it(
     queue: Queue, server: redis.Redis, unknown: dict[str, Any]
 ) -> None:
     fence = own(queue)
-    queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+    queue.enqueue([make_queued("t1"), make_queued("t2")])
     lease(queue, fence)
-    queue.ack(fence, [make_result("t1"), make_result("t2")], now=2)
+    queue.ack(fence, [make_result("t1"), make_result("t2")])
     server.hset("t:{e1}:t1", "result", later(make_result("t1"), **unknown))
     assert [end.task_id for end in queue.outbox("e1")] == ["t2"]
     queue.flushed("e1", ["t2"])
@@ -216,9 +216,9 @@ def test_peers_and_forwarders_of_a_kind_that_is_not_known_are_nobody(queue: Queu
     server.set("zap:unknown", later(unknown, kind="something else"))
     assert queue.find_peers(["known", "unknown"]) == {"known": known}
     info = ForwarderInfo("w1", "tcp://127.0.0.1:1", "key")
-    queue.announce(info, ttl_s=15, now=0)
+    queue.announce(info, ttl_s=15)
     server.set("fwd:w1", later(info))
-    assert queue.forwarders(now=1) == [info]
+    assert queue.forwarders() == [info]
 
 
 # -- a forwarder -------------------------------------------------------------------------------------------------------

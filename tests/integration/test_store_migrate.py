@@ -13,6 +13,7 @@ import pytest
 from farcall_common.errors import Unavailable
 from farcall_common.store import migrate
 from tests.integration.store_servers import execute, free_port
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_a_large_table_takes_writes_while_its_index_is_built(empty_database: str
     ):
         writer.execute(lock)
         upgrade = pool.submit(migrate.upgrade, empty_database)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WAIT_S
         while other.execute(waits).fetchone() == (0,) and time.monotonic() < deadline:
             other.execute("SELECT pg_sleep(0.02)")
         assert not upgrade.done()
@@ -54,7 +55,7 @@ def test_a_large_table_takes_writes_while_its_index_is_built(empty_database: str
             other.execute(lock)
             other.execute(group, ["g1"])
         writer.commit()
-        assert upgrade.result(timeout=60)
+        assert upgrade.result(timeout=WAIT_S)
     assert not migrate.upgrade(empty_database)
 
 
@@ -121,6 +122,7 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
         "task",
         "task_event",
         "task_group",
+        "turn",
     }
 
 

@@ -91,7 +91,7 @@ def test_a_full_queue_stays_within_its_memory(
     fields: dict[str, Any], allowed_bytes: int, queue: ValkeyQueue, used_bytes: Callable[[], int]
 ) -> None:
     before = used_bytes()
-    queue.enqueue(tasks(**fields), now=0.0)
+    queue.enqueue(tasks(**fields))
     assert queue.depth(ENDPOINT_ID) == TASKS
     each = (used_bytes() - before) / TASKS
     print(f"{each:.0f} bytes of Valkey a task")
@@ -101,12 +101,12 @@ def test_a_full_queue_stays_within_its_memory(
 def test_what_has_ended_leaves_little(queue: ValkeyQueue, used_bytes: Callable[[], int]) -> None:
     waiting = tasks(payload=os.urandom(4 * 1024))
     before = used_bytes()
-    fence = queue.claim(ENDPOINT_ID, "forwarder", ttl_s=45, now=0.0)
-    queue.restore(ENDPOINT_ID, fence, waiting, held={}, lease_s=LEASE_S, now=0.0)
+    fence = queue.claim(ENDPOINT_ID, "forwarder", ttl_s=45)
+    queue.restore(ENDPOINT_ID, fence, waiting, held={}, lease_s=LEASE_S)
     queue.mark_restored(ENDPOINT_ID, fence)
-    leased = queue.lease(ENDPOINT_ID, fence, limit=TASKS, lease_s=LEASE_S, now=1.0)
+    leased = queue.lease(ENDPOINT_ID, fence, limit=TASKS, lease_s=LEASE_S)
     task_ids = [each.task.task_id for each in leased]
-    queue.ack(fence, [make_result(task_id, endpoint_id=ENDPOINT_ID) for task_id in task_ids], now=2.0)
+    queue.ack(fence, [make_result(task_id, endpoint_id=ENDPOINT_ID) for task_id in task_ids])
     queue.flushed(ENDPOINT_ID, task_ids)
     each_bytes = (used_bytes() - before) / TASKS
     print(f"{each_bytes:.0f} bytes of Valkey an ended task")

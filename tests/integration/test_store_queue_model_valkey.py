@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from farcall_common.store import PostgresRecords, Queue, Records, ValkeyQueue
+from farcall_common.store import PostgresRecords, Queue, Records
 from farcall_common.store.fakes import FakeRecords
-from tests.integration.store_servers import Valkey
+from tests.integration.store_servers import Valkey, queue_with_clock
+from tests.unit.test_store_queue import Clock
 from tests.unit.test_store_queue_model import World
 
 
 @pytest.fixture
-def queue(valkey: Valkey) -> Iterator[Queue]:
-    queue = ValkeyQueue(valkey.url)
-    yield queue
-    queue.close()
+def clocked(valkey: Valkey) -> Iterator[tuple[Queue, Clock]]:
+    with queue_with_clock(valkey.url) as clocked:
+        yield clocked
 
 
 @pytest.fixture
@@ -28,15 +28,15 @@ def postgres_records(postgres_url: str) -> Iterator[Records]:
 
 
 @pytest.mark.parametrize("seed", range(100, 104))
-def test_every_accepted_task_ends_once_on_valkey(seed: int, queue: Queue, valkey: Valkey) -> None:
-    world = World(FakeRecords(), queue, seed=seed)
+def test_every_accepted_task_ends_once_on_valkey(seed: int, clocked: tuple[Queue, Clock], valkey: Valkey) -> None:
+    world = World(FakeRecords(), *clocked, seed=seed)
     _survive(world, valkey, steps=5000)
 
 
 def test_every_accepted_task_ends_once_on_valkey_and_postgres(
-    postgres_records: Records, queue: Queue, valkey: Valkey
+    postgres_records: Records, clocked: tuple[Queue, Clock], valkey: Valkey
 ) -> None:
-    world = World(postgres_records, queue, seed=200)
+    world = World(postgres_records, *clocked, seed=200)
     _survive(world, valkey, steps=3000)
 
 

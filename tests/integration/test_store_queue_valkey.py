@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 import redis
 
 from farcall_common.errors import QueueDataLost, Unavailable
-from farcall_common.store import ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue
+from farcall_common.store import CancelOutcome, ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue
+from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import Holding, Tended
 from farcall_common.store.queue_valkey import MARKER_TTL_S
-from tests.integration.store_servers import Valkey
-from tests.unit.test_store_queue import QueueSuite, lease, leased_ids, make_queued, make_result, own
+from tests.integration.store_servers import Valkey, queue_with_clock
+from tests.unit.test_store_queue import Clock, QueueSuite, lease, leased_ids, make_queued, make_result, own
 
 
 @pytest.fixture
@@ -32,8 +34,25 @@ def server(valkey: Valkey) -> Iterator[redis.Redis]:
 
 class TestValkeyQueue(QueueSuite):
     @pytest.fixture
-    def wipe(self, valkey: Valkey) -> Callable[[], None]:
-        return valkey.wipe
+    def clocked(self, valkey: Valkey) -> Iterator[tuple[Queue, Clock]]:
+        with queue_with_clock(valkey.url) as clocked:
+            yield clocked
+
+    @pytest.fixture
+    def queue(self, clocked: tuple[Queue, Clock]) -> Queue:
+        return clocked[0]
+
+    @pytest.fixture
+    def clock(self, clocked: tuple[Queue, Clock]) -> Clock:
+        return clocked[1]
+
+    @pytest.fixture
+    def wipe(self, valkey: Valkey, clock: Clock) -> Callable[[], None]:
+        def wipe() -> None:
+            valkey.wipe()
+            clock.now = clock.now  # which was there too
+
+        return wipe
 
     @pytest.fixture
     def forget_ends(self, server: redis.Redis) -> Callable[[], None]:
@@ -54,10 +73,10 @@ class TestValkeyQueue(QueueSuite):
 def test_only_what_may_be_forgotten_has_a_time_to_live(queue: Queue, server: redis.Redis) -> None:
     """A cache short of memory evicts keys with a TTL; a task that waits, runs or is not yet recorded has none."""
     fence = own(queue)
-    queue.enqueue([make_queued(f"t{n}") for n in range(4)], now=0)
+    queue.enqueue([make_queued(f"t{n}") for n in range(4)])
     lease(queue, fence, limit=3)
-    queue.cancel("e1", ["t0"], now=1)
-    queue.ack(fence, [make_result("t1"), make_result("t2")], now=1)
+    queue.cancel("e1", ["t0"])
+    queue.ack(fence, [make_result("t1"), make_result("t2")])
     queue.flushed("e1", ["t2"])
     assert {key for key in server.scan_iter() if server.ttl(key) != -1} == {b"t:{e1}:t2"}
     assert 0 < server.ttl("t:{e1}:t2") <= MARKER_TTL_S
@@ -67,12 +86,12 @@ def test_only_what_may_be_forgotten_has_a_time_to_live(queue: Queue, server: red
 
 def test_an_endpoint_lives_in_one_slot(queue: Queue, server: redis.Redis) -> None:
     fence = own(queue)
-    queue.enqueue([make_queued(f"t{n}") for n in range(3)], now=0)
+    queue.enqueue([make_queued(f"t{n}") for n in range(3)])
     lease(queue, fence, limit=2)
-    queue.cancel("e1", ["t0"], now=1)
-    queue.ack(fence, [make_result("t1")], now=1)
+    queue.cancel("e1", ["t0"])
+    queue.ack(fence, [make_result("t1")])
     keys = list(server.scan_iter())
-    assert len(keys) == 8
+    assert len(keys) == 11
     assert all(b"{e1}" in key for key in keys)
 
 
@@ -81,16 +100,16 @@ def test_a_killed_server_is_a_wiped_one(queue: Queue, valkey: Valkey) -> None:
     lease(queue, fence)
     valkey.kill()
     with pytest.raises(Unavailable):
-        queue.lease("e1", fence, limit=1, lease_s=30, now=1)
+        queue.lease("e1", fence, limit=1, lease_s=30)
     valkey.start()
     with pytest.raises(QueueDataLost):
-        queue.lease("e1", fence, limit=1, lease_s=30, now=1)
+        queue.lease("e1", fence, limit=1, lease_s=30)
     assert lease(queue, own(queue, tasks=[make_queued("t1")])) == ["t1"]
 
 
 def test_peers_and_forwarders_are_forgotten_by_the_server_too(queue: Queue, server: redis.Redis) -> None:
     queue.admit(PeerKey("key", PeerKind.CLIENT, "alice"), ttl_s=60)
-    queue.announce(ForwarderInfo("w1", "tcp://127.0.0.1:1", "key"), ttl_s=15, now=0)
+    queue.announce(ForwarderInfo("w1", "tcp://127.0.0.1:1", "key"), ttl_s=15)
     assert 0 < server.ttl("zap:key") <= 60
     assert 0 < server.ttl("fwd:w1") <= 15
 
@@ -98,7 +117,7 @@ def test_peers_and_forwarders_are_forgotten_by_the_server_too(queue: Queue, serv
 def test_two_adapters_share_one_queue(queue: Queue, valkey: Valkey) -> None:
     fence = own(queue)
     other = ValkeyQueue(valkey.url)
-    other.enqueue([make_queued("t1")], now=0)
+    other.enqueue([make_queued("t1")])
     assert lease(queue, fence) == ["t1"]
     other.close()
 
@@ -106,13 +125,13 @@ def test_two_adapters_share_one_queue(queue: Queue, valkey: Valkey) -> None:
 def test_an_upkeep_goes_well_on_a_server_that_knows_some_of_its_scripts(queue: Queue, server: redis.Redis) -> None:
     """As after a failover, when others were here first: leases must not be reaped because their renewal is unknown."""
     fence = own(queue)
-    queue.enqueue([make_queued("t1", idempotent=False), make_queued("t2")], now=0)
-    lease(queue, fence)
+    queue.enqueue([make_queued("t1", idempotent=False), make_queued("t2")])
     server.script_flush()
-    queue.keep("e1", "w1", fence, ttl_s=45, now=1)
-    queue.reap("e1", fence, now=1)
+    queue.keep("e1", "w1", fence, ttl_s=45)
+    queue.reap("e1", fence)
     queue.outbox("e1")
-    found = queue.tend("w1", {"e1": Holding(fence, "spool", ["t1", "t2"])}, ttl_s=45, lease_s=30, now=99)
+    queue.lease("e1", fence, limit=2, lease_s=0)
+    found = queue.tend("w1", {"e1": Holding(fence, "spool", ["t1", "t2"])}, ttl_s=45, lease_s=30)
     assert found == {"e1": Tended([], [])}
     assert queue.leased("e1", fence) == {"t1": 1, "t2": 1}
 
@@ -120,7 +139,7 @@ def test_an_upkeep_goes_well_on_a_server_that_knows_some_of_its_scripts(queue: Q
 def test_steps_of_one_kind_go_well_on_a_server_that_knows_none(queue: Queue, server: redis.Redis) -> None:
     fence = own(queue, tasks=[make_queued("t1")])
     server.script_flush()
-    found = queue.lease_many({"e1": (fence, 5), "e2": (1, 5)}, lease_s=30, now=1)
+    found = queue.lease_many({"e1": (fence, 5, 0), "e2": (1, 5, 0)}, lease_s=30)
     assert leased_ids(found["e1"]) == ["t1"]
     assert isinstance(found["e2"], QueueDataLost)
 
@@ -128,3 +147,87 @@ def test_steps_of_one_kind_go_well_on_a_server_that_knows_none(queue: Queue, ser
 def test_every_script_says_what_it_takes() -> None:
     scripts = Path(__file__).parents[2] / "common" / "farcall_common" / "store" / "lua"
     assert all(path.read_text().startswith("-- ARGV: ") for path in scripts.glob("*.lua") if path.stem != "prelude")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_scripts_and_the_fake_share_out_the_same(seed: int, valkey: Valkey, server: redis.Redis) -> None:
+    """Whatever happens, and in whatever order: the same tasks leave in the same order, and nothing is left behind."""
+    with queue_with_clock(valkey.url) as (queue, clock):
+        chance = random.Random(seed)
+        both: list[Queue] = [queue, FakeQueue(clock)]
+        owners = ["alice", "bob", "carol", "dave"]
+        weights = {"bob": 2, "carol": 5}
+        fences = [each.claim("e1", "w1", weights=weights, ttl_s=45) for each in both]
+        for each, fence in zip(both, fences, strict=True):
+            each.mark_restored("e1", fence)
+        ids: list[str] = []
+        leased: list[str] = []
+        for step in range(250):
+            clock.now = step
+            owner_id = chance.choice(owners)
+            answers: list[object]
+            match chance.choice(
+                ["enqueue", "enqueue", "lease", "lease", "ack", "unlease", "cancel", "reap", "restore"]
+            ):
+                case "enqueue":
+                    tasks = [
+                        make_queued(f"{owner_id}-{step}-{n}", owner_id=owner_id) for n in range(chance.randint(1, 6))
+                    ]
+                    ids += [task.task_id for task in tasks]
+                    answers = [each.enqueue(tasks) for each in both]
+                case "lease":
+                    limit, reserve = chance.randint(0, 9), chance.randint(0, 3)
+                    found = [
+                        each.lease_many({"e1": (fence, limit, reserve)}, lease_s=30)["e1"]
+                        for each, fence in zip(both, fences, strict=True)
+                    ]
+                    answers = [leased_ids(each) for each in found]
+                    leased += leased_ids(found[1])
+                case "ack":
+                    results = [make_result(task_id) for task_id in chance.sample(ids, min(3, len(ids)))]
+                    answers = [each.ack(fence, results) for each, fence in zip(both, fences, strict=True)]
+                case "unlease":
+                    back = chance.sample(leased, min(2, len(leased)))
+                    for each, fence in zip(both, fences, strict=True):
+                        each.unlease("e1", fence, back)
+                    answers = [each.depth("e1") for each in both]
+                case "cancel":
+                    gone = chance.sample(ids, min(2, len(ids)))
+                    answers = [each.cancel("e1", gone) for each in both]
+                case "reap":
+                    reaped = [each.reap("e1", fence) for each, fence in zip(both, fences, strict=True)]
+                    answers = [sorted(leased_ids(each)) for each in reaped]
+                case _:
+                    again = [
+                        make_queued(task_id, owner_id=task_id.partition("-")[0])
+                        for task_id in chance.sample(ids, min(2, len(ids)))
+                    ]
+                    for each, fence in zip(both, fences, strict=True):
+                        each.restore("e1", fence, again, held={again[0].task_id: 1} if again else {}, lease_s=30)
+                    answers = [each.leased("e1", fence) for each, fence in zip(both, fences, strict=True)]
+            assert answers[0] == answers[1], step
+            assert queue.depth_of("e1", owner_id) == both[1].depth_of("e1", owner_id)
+            for task_id in chance.sample(ids, min(3, len(ids))):
+                assert queue.place("e1", task_id) == both[1].place("e1", task_id)
+        while still := [task_id for task_id, _ in queue.leased("e1", fences[0]).items()]:
+            queue.ack(fences[0], [make_result(task_id) for task_id in still])
+            lease(queue, fences[0])
+        assert server.keys("[qrhc]:*") == []
+
+
+def test_tasks_of_a_release_with_one_list_are_adopted(queue: Queue, server: redis.Redis) -> None:
+    """It had one list for all submitters, and no submitter in a task's hash."""
+    queue.enqueue([make_queued(f"t{n}") for n in range(4)])
+    for number in range(4):
+        server.hdel(f"t:{{e1}}:t{number}", "submitter")
+    server.rename("q:{e1}:alice", "q:{e1}")
+    server.delete("r:{e1}", "c:{e1}")
+    fence = own(queue)
+    assert queue.depth("e1") == 4
+    assert lease(queue, fence, limit=2) == ["t0", "t1"]
+    queue.unlease("e1", fence, ["t1"])
+    server.hset("t:{e1}:t2", "state", "done")  # its API cancels a task, and takes it out of the list that it knows
+    assert queue.cancel("e1", ["t3"]) == {"t3": CancelOutcome.REMOVED}
+    assert lease(queue, fence) == ["t1"]
+    queue.ack(fence, [make_result("t0"), make_result("t1")])
+    assert server.keys("[qrhc]:*") == []

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pytest
 
 from farcall_common.errors import InvalidRequest, Unavailable
 from farcall_common.store import PostgresRecords, Records, task_rows
+from farcall_common.store.records_postgres import _ENDPOINTS_WITH_OPEN_TASKS, _OPEN_IDS
 from farcall_common.wire.states import TaskState
 from tests.integration.store_servers import execute, free_port
 from tests.unit.test_store_records import (
@@ -24,6 +27,7 @@ from tests.unit.test_store_records import (
     make_task,
     move,
 )
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -205,8 +209,61 @@ def test_a_move_changes_its_row_in_place(records: Records, postgres_url: str) ->
     records.record_moves([move("t1", TaskState.RUNNING, 1)])
     records.close()  # a session that ends hands in its statistics
     query = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'task'"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         while (updates := connection.execute(query).fetchone() or (0, 0))[0] < 2 and time.monotonic() < deadline:
             connection.execute("SELECT pg_sleep(0.02)")
     assert updates == (2, 2)
+
+
+def test_what_the_reconciler_asks_reads_as_many_rows_for_a_long_backlog_as_for_a_short_one(postgres_url: str) -> None:
+    def rows_read(backlog: int) -> dict[str, float]:
+        """By name of the statement; with a fifth of the tasks ended, and 20 endpoints."""
+        execute(postgres_url, "TRUNCATE task")
+        execute(postgres_url, _BACKLOG.format(backlog))
+        with psycopg.connect(postgres_url, options="-c plan_cache_mode=force_generic_plan -c enable_seqscan=off") as it:
+            # As prepared for the connection, which is what the records do after some rounds.
+            it.execute(f"PREPARE open_ids (text, text, int) AS {_numbered(_OPEN_IDS)}".encode())
+            it.execute(f"PREPARE endpoints AS {_ENDPOINTS_WITH_OPEN_TASKS}".encode())
+            calls = {
+                "newest": "open_ids('999999999', '', 100)",
+                "page": "open_ids('0', '', 100)",
+                "endpoints": "endpoints",
+            }
+            plans = {
+                name: it.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE {call}".encode()).fetchone()
+                for name, call in calls.items()
+            }
+        return {name: _rows_of(plan[0][0]["Plan"]) for name, plan in plans.items() if plan}
+
+    short, long = rows_read(2_000), rows_read(20_000)
+    assert short == long
+    assert long["newest"] == 0
+    assert long["page"] == 200, "each row once by the index, once by the limit"
+
+
+_BACKLOG = """
+    INSERT INTO task (task_id, task_group_id, owner_id, endpoint_id, function_id, function_hash, payload, idempotent,
+        max_attempts, result_serializers, resource_specification, details, submitted_at, timings, state, finished_at)
+    SELECT 't' || n, 'g', 'o', 'e' || n % 20, 'f', 'h', 'p', true, 3, '[]', '{{}}', '{{}}', now(), '{{}}',
+        CASE WHEN n % 5 = 0 THEN 'success' ELSE 'received' END, CASE WHEN n % 5 = 0 THEN now() END
+    FROM generate_series(1, {}) AS n
+"""
+
+
+def _numbered(statement: str) -> str:
+    for number, name in enumerate(("added_in", "task_id", "limit"), 1):
+        statement = statement.replace(f"%({name})s", f"${number}")
+    return statement
+
+
+def _rows_of(plan: dict[str, Any]) -> float:
+    removed = plan.get("Rows Removed by Filter", 0)
+    here = (plan["Actual Rows"] + removed) * plan["Actual Loops"]
+    return float(here + sum(map(_rows_of, plan.get("Plans", ()))))
+
+
+def test_the_database_grows_with_what_is_in_it(records: Records) -> None:
+    before = records.measure_database()
+    records.add_function(make_function(body=os.urandom(1_000_000)))
+    assert records.measure_database() - before >= 1_000_000

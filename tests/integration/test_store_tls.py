@@ -16,6 +16,7 @@ from farcall_common.store import DatabaseSettings, PostgresRecords, StoreSetting
 from tests.certificates import Authority
 from tests.integration.store_servers import Valkey
 from tests.integration.tls_front import TlsFront
+from tests.waiting import WAIT_S
 
 KEY = "k" * 32
 HOST = "127.0.0.1"
@@ -90,7 +91,7 @@ def test_records_and_queue_work_over_tls_that_is_verified(
         stores = open_stores(settings)
         stores.records.ping()
         stores.queue.ping()
-        assert stores.queue.forwarders(now=0.0) == []
+        assert stores.queue.forwarders() == []
         stores.close()
         assert queue.handshakes >= 1
         assert database.handshakes >= 1
@@ -163,7 +164,7 @@ def test_a_database_is_trusted_again_when_it_has_another_certificate(
 
 
 def _until(works: Callable[[], None]) -> None:
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + WAIT_S
     while True:
         try:
             return works()

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from tests.waiting import WAIT_S
+
 #: What a PostgreSQL client sends first when it wants TLS, and the server's yes.
 _SSL_REQUEST: Final = (8).to_bytes(4) + (80877103).to_bytes(4)
 _YES: Final = b"S"
@@ -40,7 +42,7 @@ class TlsFront:
         self._ending.set()
         socket.create_connection(("127.0.0.1", self.port)).close()  # wakes the thread that accepts
         for thread in self._threads:
-            thread.join(timeout=10.0)
+            thread.join(timeout=WAIT_S)
         self._listener.close()
 
     def show(self, certificate: Path) -> None:

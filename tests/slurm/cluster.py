@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from farcall_endpoint.testing import wait_until
+from tests.waiting import WAIT_S
 
 __all__ = ["SlurmCluster", "running_cluster"]
 
@@ -100,18 +101,18 @@ class SlurmCluster:
         self._run("slurmctld", ["slurmctld", "-D", "-c", "-f", str(self._configuration)])
         for node in self.nodes:
             self.boot(node)
-        wait_until(lambda: len(self.idle_nodes()) == len(self.nodes), timeout_s=60)
+        wait_until(lambda: len(self.idle_nodes()) == len(self.nodes))
 
     def stop(self) -> None:
         """End everything that was started, jobs first."""
         with contextlib.suppress(subprocess.SubprocessError):
             self.command("scancel", f"--user={getpass.getuser()}")
-            wait_until(lambda: not self.jobs(), timeout_s=60)
+            wait_until(lambda: not self.jobs())
         for process in reversed(self._processes.values()):
             process.terminate()
         for process in self._processes.values():
             try:
-                process.wait(10)
+                process.wait(WAIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -136,7 +137,9 @@ class SlurmCluster:
         :raises subprocess.CalledProcessError: if it fails.
         """
         environment = {**os.environ, **self.environment}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=True
+        ).stdout
 
     def idle_nodes(self) -> list[str]:
         """Names of nodes that are up and have nothing to do; none while the controller does not answer."""

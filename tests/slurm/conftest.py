@@ -27,6 +27,6 @@ def cluster(_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, value in _cluster.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("FARCALL_HOME", str(tmp_path / "home"))
-    wait_until(lambda: len(_cluster.idle_nodes()) == len(_cluster.nodes), timeout_s=60)
+    wait_until(lambda: len(_cluster.idle_nodes()) == len(_cluster.nodes))
     yield _cluster
-    wait_until(lambda: not _cluster.jobs(), timeout_s=60)
+    wait_until(lambda: not _cluster.jobs())

@@ -14,6 +14,7 @@ from farcall_endpoint import Engine
 from farcall_endpoint.config import SlurmProviderConfig, SrunLauncherConfig
 from farcall_endpoint.testing import wait_until
 from tests.slurm.cluster import SlurmCluster
+from tests.waiting import WAIT_S
 
 LOOPBACK = "127.0.0.1"
 
@@ -39,22 +40,22 @@ def submit_many(engine: Engine, function: Callable[..., Any], count: int, *args:
 def test_blocks_come_with_load_and_go_when_idle(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 3}, max_idletime_s=2.0) as engine:
         assert not cluster.jobs(), "no block before there is work"
-        places = [future.result(60) for future in submit_many(engine, where, 24, 0.5)]
+        places = [future.result(WAIT_S) for future in submit_many(engine, where, 24, 0.5)]
         assert len({job for job, _ in places}) == 3
         assert {node for _, node in places} == set(cluster.nodes)
-        wait_until(lambda: not cluster.jobs(), timeout_s=60)
-        assert engine.submit(where, 0).result(60)[0] not in {job for job, _ in places}
+        wait_until(lambda: not cluster.jobs())
+        assert engine.submit(where, 0).result(WAIT_S)[0] not in {job for job, _ in places}
 
 
 def test_a_block_with_work_is_not_given_back(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 1}, max_idletime_s=1.0) as engine:
-        assert engine.submit(where, 5.0).result(60)
+        assert engine.submit(where, 5.0).result(WAIT_S)
 
 
 def test_a_block_of_several_nodes(cluster: SlurmCluster) -> None:
     provider = {"max_blocks": 1, "nodes_per_block": 2, "launcher": SrunLauncherConfig()}
     with engine_of(provider=provider) as engine:
-        places = [future.result(60) for future in submit_many(engine, where, 12, 0.5)]
+        places = [future.result(WAIT_S) for future in submit_many(engine, where, 12, 0.5)]
     assert len({job for job, _ in places}) == 1
     assert len({node for _, node in places}) == 2
 
@@ -62,41 +63,41 @@ def test_a_block_of_several_nodes(cluster: SlurmCluster) -> None:
 def test_what_a_cancelled_job_ran_is_run_again(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 2}) as engine:
         futures = submit_many(engine, where, 8, 1.0)
-        wait_until(lambda: engine.stats().workers > 0, timeout_s=60)
+        wait_until(lambda: engine.stats().workers > 0)
         cancelled = next(iter(cluster.jobs("RUNNING")))
         cluster.command("scancel", cancelled)
-        jobs = {future.result(90)[0] for future in futures}
+        jobs = {future.result(WAIT_S)[0] for future in futures}
     assert jobs - {cancelled}
 
 
 def test_what_may_not_run_twice_is_lost_with_its_job(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 1}) as engine:
         once = engine.options(idempotent=False).submit(where, 1000.0)
-        wait_until(lambda: engine.stats().workers > 0, timeout_s=60)
-        wait_until(lambda: engine.stats().idle_workers == 1, timeout_s=60)
+        wait_until(lambda: engine.stats().workers > 0)
+        wait_until(lambda: engine.stats().idle_workers == 1)
         cluster.command("scancel", *cluster.jobs("RUNNING"))
         with pytest.raises(FarcallError, match=r"SIGTERM|CANCELLED"):
-            once.result(60)
+            once.result(WAIT_S)
 
 
 def test_a_node_that_goes_down(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 2}, max_idletime_s=2.0) as engine:
         futures = submit_many(engine, where, 16, 1.0)
-        wait_until(lambda: len(cluster.jobs("RUNNING")) == 2, timeout_s=60)
-        wait_until(lambda: engine.stats().workers == 4, timeout_s=60)
+        wait_until(lambda: len(cluster.jobs("RUNNING")) == 2)
+        wait_until(lambda: engine.stats().workers == 4)
         node = next(iter(cluster.jobs("RUNNING").values()))
         cluster.crash(node)
-        assert len([future.result(90) for future in futures]) == 16
+        assert len([future.result(WAIT_S) for future in futures]) == 16
     cluster.boot(node)
-    wait_until(lambda: node in cluster.idle_nodes(), timeout_s=60)
+    wait_until(lambda: node in cluster.idle_nodes())
 
 
 def test_the_schedulers_own_words_reach_the_submitter(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 1, "partition": "nowhere"}, max_block_failures=1) as engine:
         with pytest.raises(NodesUnavailable, match="invalid partition"):
-            engine.submit(where, 0).result(60)
+            engine.submit(where, 0).result(WAIT_S)
         with pytest.raises(NodesUnavailable):
-            engine.submit(where, 0).result(1)  # at once: the breaker is open
+            engine.submit(where, 0).result(WAIT_S)  # the breaker is open
         assert "invalid partition" in engine.stats().problem
 
 
@@ -104,10 +105,10 @@ def test_jobs_that_fail_before_their_manager_are_not_resubmitted_for_ever(cluste
     init = "echo 'module: no such module: nirvana' >&2; exit 3"
     with engine_of(provider={"max_blocks": 1, "worker_init": init}, max_block_failures=2) as engine:
         with pytest.raises(NodesUnavailable, match="no such module: nirvana"):
-            engine.submit(where, 0).result(90)
+            engine.submit(where, 0).result(WAIT_S)
         submitted = len(cluster.command("squeue", "-h", "--states=all", "-o", "%i %T").splitlines())
         with pytest.raises(NodesUnavailable):
-            engine.submit(where, 0).result(1)
+            engine.submit(where, 0).result(WAIT_S)
         assert len(cluster.command("squeue", "-h", "--states=all", "-o", "%i %T").splitlines()) == submitted
 
 
@@ -115,22 +116,22 @@ def test_why_a_block_waits_can_be_seen(cluster: SlurmCluster) -> None:
     provider = {"max_blocks": 1, "scheduler_options": "#SBATCH --begin=now+1hour"}
     with engine_of(provider=provider) as engine:
         future = engine.submit(where, 0)
-        wait_until(lambda: "PENDING (BeginTime)" in engine.stats().problem, timeout_s=60)
+        wait_until(lambda: "PENDING (BeginTime)" in engine.stats().problem)
         assert future.cancel()
-    wait_until(lambda: not cluster.jobs(), timeout_s=60)
+    wait_until(lambda: not cluster.jobs())
 
 
 def test_a_task_that_no_block_has_time_for_is_refused(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 1, "walltime": "00:02:00"}) as engine:
         with pytest.raises(FarcallError, match="LIMIT_INVALID"):
-            engine.options(walltime_s=300.0).submit(where, 0).result(30)
+            engine.options(walltime_s=300.0).submit(where, 0).result(WAIT_S)
         assert not cluster.jobs()
-        assert engine.options(walltime_s=30.0).submit(where, 0).result(60)
+        assert engine.options(walltime_s=30.0).submit(where, 0).result(WAIT_S)
 
 
 def test_tasks_see_the_site_and_no_keys(cluster: SlurmCluster) -> None:
     provider = {"max_blocks": 1, "worker_init": "export SITE=here"}
     with engine_of(provider=provider) as engine:
-        seen = engine.submit(variables).result(60)
+        seen = engine.submit(variables).result(WAIT_S)
     assert seen["SITE"] == "here"
     assert not [name for name in seen if name.startswith("FARCALL_FLEET") or name == "FARCALL_TOKEN"]

@@ -41,17 +41,17 @@ def endpoint(cluster: SlurmCluster, tmp_path: Path) -> Iterator[EndpointProcess]
 
 
 def run(endpoint: EndpointProcess, function: object, *args: object) -> TaskState:
-    return endpoint.cloud.end(endpoint.cloud.submit(function, *args), timeout_s=60).state  # type: ignore[arg-type]
+    return endpoint.cloud.end(endpoint.cloud.submit(function, *args)).state  # type: ignore[arg-type]
 
 
 def test_tasks_run_in_jobs_and_the_stop_takes_the_jobs_along(endpoint: EndpointProcess, cluster: SlurmCluster) -> None:
     assert run(endpoint, job_id) is TaskState.SUCCESS
     [job] = cluster.jobs("RUNNING")
-    wait_until(lambda: f"job {job} RUNNING" in str(endpoint.directory.read_status()["blocks"]), timeout_s=60)
-    ended = endpoint.cloud.end(endpoint.cloud.submit(secrets), timeout_s=60)
+    wait_until(lambda: f"job {job} RUNNING" in str(endpoint.directory.read_status()["blocks"]))
+    ended = endpoint.cloud.end(endpoint.cloud.submit(secrets))
     assert ended.value == []
     assert endpoint.stop() == 0
-    wait_until(lambda: not cluster.jobs(), timeout_s=60)
+    wait_until(lambda: not cluster.jobs())
 
 
 def test_the_jobs_of_an_agent_that_was_killed_are_cancelled_by_the_next(
@@ -63,7 +63,7 @@ def test_the_jobs_of_an_agent_that_was_killed_are_cancelled_by_the_next(
     assert set(cluster.jobs()) == former
     endpoint.start()
     assert run(endpoint, job_id) is TaskState.SUCCESS
-    wait_until(lambda: not former & set(cluster.jobs()), timeout_s=60)
+    wait_until(lambda: not former & set(cluster.jobs()))
     assert len(cluster.jobs()) == 1
 
 
@@ -77,7 +77,7 @@ def test_a_task_of_an_agent_that_was_killed_goes_on_in_another_job(
         return "rested"
 
     task_id = endpoint.cloud.submit(nap)
-    wait_until(lambda: cluster.jobs("RUNNING"), timeout_s=60)
+    wait_until(lambda: cluster.jobs("RUNNING"))
     endpoint.kill_agent()
     endpoint.start()
-    assert endpoint.cloud.end(task_id, timeout_s=90).state is TaskState.SUCCESS
+    assert endpoint.cloud.end(task_id).state is TaskState.SUCCESS

@@ -11,6 +11,7 @@ from farcall_common.errors import NodesUnavailable
 from farcall_endpoint import Engine
 from farcall_endpoint.config import SlurmProviderConfig
 from tests.slurm.cluster import SlurmCluster
+from tests.waiting import WAIT_S
 
 LOOPBACK = "127.0.0.1"
 GB = 2**30
@@ -37,7 +38,7 @@ def test_a_node_gets_as_many_workers_as_its_job_has_room_for(
     cluster: SlurmCluster, cores: int, memory_gb: int | None, options: dict[str, Any], workers: int
 ) -> None:
     with engine_of(cores=cores, memory_gb=memory_gb, **options) as engine:
-        assert engine.submit(os.getenv, "SLURM_CPUS_ON_NODE").result(60) == str(cores)
+        assert engine.submit(os.getenv, "SLURM_CPUS_ON_NODE").result(WAIT_S) == str(cores)
         engine.wait_ready()
         assert (engine.stats().slots, engine.stats().workers) == (workers, workers)
 
@@ -47,4 +48,4 @@ def test_a_node_that_is_too_small_is_said_to_be(cluster: SlurmCluster) -> None:
         engine_of(cores=1, cores_per_worker=2, max_block_failures=1) as engine,
         pytest.raises(NodesUnavailable, match=r"2 cores .* is 1: not even one worker fits"),
     ):
-        engine.submit(os.getpid).result(60)
+        engine.submit(os.getpid).result(WAIT_S)

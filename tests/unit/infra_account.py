@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from farcall_infra.authorities import Authorities, read_authorities
 from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Queue, Resource, Sample, Stack, Tasks
-from farcall_infra.cloud.aws import Aws
+from farcall_infra.cloud.aws import UNRESERVABLE, Aws
 from farcall_infra.cloud.errors import AwsRefused
 from farcall_infra.deployment import STACKS
+from tests.certificates import Authority
 
 SERVICE = "arn:aws:ecs:eu-central-1:123456789012:service/cluster/forwarder"
 SECRET = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:farcall-globus-AbCdEf"
@@ -32,6 +35,11 @@ VALUES = {
 }
 
 
+def fetch_authorities(_url: str, directory: Path, *, now: dt.datetime) -> Authorities:
+    """Instead of the certificate authorities of RDS."""
+    return read_authorities(Authority().write(directory / "fetched.pem"), now=now)
+
+
 @dataclasses.dataclass
 class FakeAws(Aws):
     """An account that is ready, with one deployment called ``farcall`` in it, and a record of what was changed."""
@@ -45,6 +53,8 @@ class FakeAws(Aws):
     refused: bool = False
     tasks_found: Tasks = dataclasses.field(default_factory=lambda: Tasks(desired=1, running=1))
     database_status: str = "available"
+    database_version: str = "17.6"
+    storage_gib: int = 20
     firing: tuple[str, ...] = ()
     stacks: dict[str, Stack] = dataclasses.field(
         default_factory=lambda: {
@@ -84,8 +94,13 @@ class FakeAws(Aws):
     def has_role(self, name: str) -> bool:
         return self.roles
 
-    def has_secret(self, arn: str) -> bool:
-        return arn == SECRET
+    def reservable_concurrency(self, functions: Sequence[str]) -> int:
+        if self.refused:
+            raise AwsRefused("not authorized to perform lambda:GetFunctionConcurrency")
+        return max(0, self.concurrency - UNRESERVABLE)
+
+    def secret_arn(self, secret: str) -> str | None:
+        return SECRET if secret in (SECRET, SECRET.rpartition("-")[0]) else None
 
     def stack(self, name: str) -> Stack | None:
         return self.stacks.get(name)
@@ -111,7 +126,10 @@ class FakeAws(Aws):
 
     def database(self, identifier: str) -> Database | None:
         return Database(
-            self.database_status, 20, is_protected="database unprotected" not in self.changes, version="postgres 16.9"
+            self.database_status,
+            self.storage_gib,
+            is_protected="database unprotected" not in self.changes,
+            version=f"postgres {self.database_version}",
         )
 
     def queue(self, identifier: str) -> Queue:

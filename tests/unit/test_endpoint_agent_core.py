@@ -20,7 +20,7 @@ HASH = hashlib.sha256(BODY).hexdigest()
 FUNCTION = wire.FunctionSpec(function_hash=HASH, name="f", body=0)
 
 
-def make_core(*, prefetch: int = 0, slots_hint: int = 2) -> AgentCore:
+def make_core(*, prefetch: int = 0, slots_hint: int = 2, weights: dict[str, int] | None = None) -> AgentCore:
     return AgentCore(
         endpoint_id="e",
         policy=RoundRobinPolicy(),
@@ -28,6 +28,7 @@ def make_core(*, prefetch: int = 0, slots_hint: int = 2) -> AgentCore:
         prefetch=PrefetchPolicy(horizon_s=1.0, limit=prefetch, unseen=prefetch),
         window=PrefetchPolicy(horizon_s=1.0, limit=0),
         max_window=100,
+        weights=weights,
     )
 
 
@@ -48,8 +49,8 @@ def send(core: AgentCore, *specs: wire.TaskSpec, now: float = 0.0) -> Decisions:
     return core.decide(now=now)
 
 
-def connected(**options: int) -> AgentCore:
-    core = make_core(**options)
+def connected(*, prefetch: int = 0) -> AgentCore:
+    core = make_core(prefetch=prefetch)
     core.manager_registered("m", slots=2)
     core.progress("m", Progress(workers=2), [], now=0.0)
     core.opened(())
@@ -256,11 +257,34 @@ def test_restart_loses_nothing_and_runs_nothing_twice_that_must_not() -> None:
     core.manager_registered("m", slots=4)
     core.progress("m", Progress(workers=4), [], now=0.0)
     decisions = core.decide(now=0.0)
-    assert ids(decisions.orders["m"]) == ["again", "not begun"]
+    assert ids(decisions.orders["m"]) == ["again"]
     assert {task.task_id: task.end.state for task in decisions.ended if task.end} == {
         "used up": TaskState.FAILED,
         "must not": TaskState.LOST,
     }
+    core.opened([])  # the cloud knows of no newer spool
+    assert ids(core.decide(now=0.0).orders["m"]) == ["not begun"]
+
+
+def test_what_may_not_run_twice_and_is_not_wanted_does_not_start_after_a_restart() -> None:
+    tasks = [
+        Task(seq, spec(task_id, idempotent=False), 1, stage, 0.0)
+        for seq, (task_id, stage) in enumerate(
+            [("recorded", Stage.QUEUED), ("cancelled", Stage.QUEUED), ("fetching", Stage.FETCHING)], 1
+        )
+    ]
+    core = make_core(slots_hint=4)
+    core.restore(tasks, [HASH], now=0.0)
+    core.manager_registered("m", slots=4)
+    core.progress("m", Progress(workers=4), [], now=0.0)
+    core.cancel(["cancelled"])
+    assert core.decide(now=0.0).fetches == []
+    core.opened([wire.TaskRef(task_id="recorded", attempt=1)])
+    decisions = core.decide(now=0.0)
+    assert not decisions.orders
+    assert ids(decisions.fetches) == ["fetching"]
+    core.fetched(tasks[2], b"payload")
+    assert ids(core.decide(now=0.0).orders["m"]) == ["fetching"]
 
 
 def test_a_redelivery_raises_the_attempt_and_starts_nothing() -> None:
@@ -404,3 +428,85 @@ def test_the_report_counts() -> None:
     assert (report.managers, report.total_workers, report.idle_workers) == (1, 2, 1)
     assert (report.pending_tasks, report.outstanding_tasks) == (1, 3)
     assert report.detail == {"problem": "no disk"}
+
+
+# -- several submitters ------------------------------------------------------------------------------------------------
+
+
+def several(submitter: str, count: int) -> list[wire.TaskSpec]:
+    return [spec(f"{submitter}{number}", submitter=submitter) for number in range(count)]
+
+
+def test_the_task_of_another_submitter_gets_the_next_slot() -> None:
+    core = connected()
+    send(core, *several("a", 50))
+    send(core, *several("b", 1))
+    assert ids(finish(core, "a0").orders["m"]) == ["b0"]
+    assert ids(finish(core, "b0").orders["m"]) == ["a2"]
+
+
+def test_submitters_with_long_and_with_short_tasks_share_the_slots() -> None:
+    """Not the starts: one of two slots is for b as long as b has tasks, although those of a never end."""
+    core = connected()
+    send(core, *several("a", 5), *several("b", 5))
+    for number in range(4):
+        assert ids(finish(core, f"b{number}").orders["m"]) == [f"b{number + 1}"]
+    assert ids(finish(core, "b4").orders["m"]) == ["a1"]
+
+
+def test_what_comes_back_from_a_lost_manager_does_not_count() -> None:
+    core = connected()
+    send(core, *several("a", 4))
+    core.manager_lost("m", "gone", now=1.0)
+    core.manager_registered("n", slots=2)
+    core.progress("n", Progress(workers=2), [], now=1.0)
+    assert ids(send(core, *several("b", 1), now=1.0).orders["n"]) == ["b0", "a0"]
+    assert ids(finish(core, "b0", manager="n").orders["n"]) == ["a1"]
+
+
+def test_a_task_that_waits_for_a_longer_block_keeps_its_turn() -> None:
+    core = make_core()
+    core.manager_registered("m", slots=1, ends_at=10.0)
+    core.progress("m", Progress(workers=1), [], now=0.0)
+    core.opened(())
+    long = spec("a0", submitter="a", walltime_s=60.0)
+    assert ids(send(core, long, *several("b", 2)).orders["m"]) == ["b0"]
+    core.manager_registered("n", slots=1)
+    core.progress("n", Progress(workers=1), [], now=0.0)
+    assert ids(core.decide(now=0.0).orders["n"]) == ["a0"]
+
+
+def test_weights_give_a_submitter_more_slots() -> None:
+    core = make_core(weights={"b": 3})
+    core.manager_registered("m", slots=8)
+    core.progress("m", Progress(workers=8), [], now=0.0)
+    core.opened(())
+    started = ids(send(core, *several("a", 9), *several("b", 9)).orders["m"])
+    assert [sum(task_id.startswith(letter) for task_id in started) for letter in "ab"] == [2, 6]
+
+
+def test_what_a_manager_never_started_runs_elsewhere_also_what_may_not_run_twice() -> None:
+    core = connected()
+    send(core, spec("a"), spec("b", idempotent=False, max_attempts=1))
+    core.manager_lost("m", "its manager could start no worker", unstarted=True, now=1.0)
+    core.manager_registered("n", slots=2)
+    core.progress("n", Progress(workers=2), [], now=1.0)
+    decisions = core.decide(now=2.0)
+    assert not decisions.ended
+    assert {task.task_id: task.starts for task in decisions.orders["n"]} == {"a": 1, "b": 1}
+
+
+def test_a_submitter_with_nothing_at_a_manager_gets_in_behind_what_was_prefetched() -> None:
+    core = connected(prefetch=5)
+    send(core, *several("a", 30))
+    assert ids(send(core, *several("b", 2)).orders["m"]) == ["b0"]
+    assert ids(finish(core, "b0").orders["m"]) == ["b1"]
+
+
+def test_the_reserve_is_given_back_as_tasks_end_although_the_window_is_too_full() -> None:
+    core = connected()
+    core.decide(now=0.0)
+    send(core, *several("a", 30))
+    for number in range(40):
+        send(core, spec(f"b{number}", submitter="b"))
+        assert finish(core, f"b{number}").credit == 1

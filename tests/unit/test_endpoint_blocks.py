@@ -41,6 +41,7 @@ class Site:
 
     def join(self, block_id: str, *, slots: int = SLOTS, manager_id: str = "m") -> None:
         self.blocks.joined(block_id, f"{block_id}-{manager_id}", slots=slots, now=self.now)
+        self.blocks.working(block_id)
 
     def end(self, block_id: str, reason: str = "FAILED") -> None:
         self.blocks.ended(block_id, reason, now=self.now)
@@ -177,6 +178,32 @@ def test_after_the_pause_one_block_is_tried_and_the_next_pause_is_longer() -> No
     site.join("b3")
     assert site.blocks.problem == ""
     assert len(site.decide(tasks=100).start) == 4
+
+
+def test_blocks_whose_managers_start_no_worker_open_the_breaker_too() -> None:
+    site = Site(max_failures=2, max_blocks=1)
+    for number in (1, 2):
+        assert site.decide(tasks=1, after_s=5.0).start == (f"b{number}",)
+        site.blocks.joined(f"b{number}", f"m{number}", slots=SLOTS, now=site.now)
+        site.blocks.failed(f"b{number}")
+        site.end(f"b{number}", "no space left on device")
+    assert "could not start workers" in site.blocks.refusal
+    assert "no space left on device" in site.blocks.refusal
+    assert site.decide(tasks=1, after_s=5.0).start == ()
+    assert site.decide(tasks=1, after_s=60.0).start == ("b3",)
+    site.join("b3")
+    assert site.blocks.problem == ""
+
+
+def test_a_block_that_worked_before_its_workers_failed_is_replaced() -> None:
+    site = Site(first=1, min_blocks=1, max_failures=1)
+    site.decide()
+    site.join("b1")
+    site.now += 10
+    site.blocks.failed("b1")
+    site.end("b1", "no space left on device")
+    assert site.decide().start == ("b2",)
+    assert site.blocks.refusal == ""
 
 
 def test_a_manager_closes_the_breaker() -> None:

@@ -177,14 +177,14 @@ def test_a_forwarder_that_does_not_answer_is_given_up() -> None:
     assert actions == [Close()]
 
 
-def refuse(connection: Connection, code: str, *, retryable: bool = False) -> list[Action]:
-    connection.shaken(now=0.0)
-    connection.sent(HELLO, now=0.0)
+def refuse(connection: Connection, code: str, *, retryable: bool = False, now: float = 0.0) -> list[Action]:
+    connection.shaken(now=now)
+    connection.sent(HELLO, now=now)
     error = ErrorRecord(code, "no", retryable=retryable).to_json()
-    return connection.received(wire.Refused(error=error), now=0.0)
+    return connection.received(wire.Refused(error=error), now=now)
 
 
-@pytest.mark.parametrize("code", ["ENDPOINT_IN_USE", "ENDPOINT_TAKEN_OVER", "SOMETHING_NEW"])
+@pytest.mark.parametrize("code", ["ENDPOINT_TAKEN_OVER", "SPOOL_OUTDATED", "SOMETHING_NEW"])
 def test_a_final_refusal(code: str) -> None:
     connection = make()
     connection.start()
@@ -193,6 +193,20 @@ def test_a_final_refusal(code: str) -> None:
     assert close == Close()
     assert isinstance(give_up, GiveUp)
     assert give_up.error.record.code == code
+
+
+def test_an_agent_waits_a_moment_for_the_end_of_another_ones_session() -> None:
+    """Which may have died: its spool was lost, and this one has a new one."""
+    connection = make()
+    connection.start()
+    asked(connection, A)
+    now = 0.0
+    while (last := refuse(connection, "ENDPOINT_IN_USE", now=now)[-1]) == Close():
+        now, actions = wait_out(connection)
+        if actions == [AskApi()]:
+            asked(connection, A, now=now)
+    assert isinstance(last, GiveUp)
+    assert 10.0 <= now < 60.0
 
 
 def test_a_refusal_that_may_pass() -> None:

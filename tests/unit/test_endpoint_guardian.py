@@ -14,6 +14,7 @@ import pytest
 from farcall_endpoint import guardian
 from farcall_endpoint.guardian import Process, descendants
 from farcall_endpoint.testing.endpoint_process import wait_gone, wait_until
+from tests.waiting import WAIT_S
 
 FAMILY = """
 import os, sys, time
@@ -80,7 +81,7 @@ def test_what_is_said_of_a_process() -> None:
 def test_the_end_of_a_process_is_that_of_its_family_and_of_nobody_else() -> None:
     with family() as (root, descendants), family() as (other, others):
         guardian.end({root.pid})
-        assert root.wait(60) == -9
+        assert root.wait(WAIT_S) == -9
         wait_gone(descendants)
         assert other.poll() is None
         assert all(each.is_running() and each.status() == psutil.STATUS_SLEEPING for each in others)
@@ -91,7 +92,7 @@ def test_the_guardian_ends_what_is_left_when_the_pipe_closes() -> None:
         with subprocess.Popen([sys.executable, "-I", "-S", guardian.__file__], stdin=subprocess.PIPE) as process:
             process.communicate(f"+{guarded.pid}\n+{released.pid}\n-{released.pid}\n".encode())
         assert process.returncode == 0
-        assert guarded.wait(60) == -9
+        assert guarded.wait(WAIT_S) == -9
         wait_gone(descendants)
         assert released.poll() is None
         assert all(each.is_running() for each in others)

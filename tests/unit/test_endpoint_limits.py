@@ -13,7 +13,7 @@ from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
 from farcall_endpoint.manager.limits import breach, has_limits, output_bytes
-from farcall_endpoint.manager.processes import memory_of_trees
+from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import TaskOrder
 
@@ -48,11 +48,53 @@ def test_memory_counts_descendants_to_each_of_their_ancestors() -> None:
     ) as child:
         assert child.stdout is not None
         assert child.stdout.read(1) == b"x"
-        memory = memory_of_trees([os.getpid(), child.pid, 2**22 + 1])
+        nothing_held = MeasuredTask(2**60, {})
+        memory = memory_of_tasks(dict.fromkeys([os.getpid(), child.pid, 2**22 + 1], nothing_held))
         child.communicate()
     assert memory[child.pid] > 64 * 2**20
     assert memory[os.getpid()] > memory[child.pid]
     assert memory[2**22 + 1] == 0
+
+
+FORKING = """
+import os, sys
+data = bytearray(b"x") * (64 * 2**20)
+for _ in range(3 if len(sys.argv) > 1 else 0):
+    if os.fork() == 0:
+        break
+else:
+    print("x", flush=True)
+sys.stdin.read()
+"""
+
+
+def measured(task: MeasuredTask, *arguments: str) -> int:
+    """What a program of 64 MB is found to use, with three forked children if it has an argument."""
+    command = [sys.executable, "-c", FORKING, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.read(1) == b"x"
+        if task.held_bytes:
+            task.held_bytes[program.pid] = task.held_bytes.pop(0)
+        used = memory_of_tasks({program.pid: task})[program.pid]
+        program.communicate()
+    return used
+
+
+def test_pages_that_forked_processes_share_count_once() -> None:
+    assert 60 * 2**20 < measured(MeasuredTask(100 * 2**20, {}), "fork") < 100 * 2**20
+
+
+def test_what_a_worker_held_before_is_not_the_tasks() -> None:
+    assert measured(MeasuredTask(2**20, {0: 60 * 2**20})) < 30 * 2**20
+    assert measured(MeasuredTask(2**20, {0: 60 * 2**20}), "fork") < 40 * 2**20
+
+
+def test_memory_that_was_freed_and_is_taken_again_counts() -> None:
+    held = MeasuredTask(2**20, {0: 2**40})
+    assert measured(held) == 0
+    [lowered] = held.held_bytes.values()
+    assert 64 * 2**20 < lowered < 2**30
 
 
 def test_output_is_that_of_the_larger_stream(tmp_path: Path) -> None:

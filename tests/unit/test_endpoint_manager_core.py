@@ -12,6 +12,7 @@ from farcall_common.wire import TaskState
 from farcall_endpoint.manager.core import STARTED_AFTER_S, Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Progress, TaskOrder
+from farcall_endpoint.shared import seen
 from farcall_endpoint.worker.channel import Done, Order, Run, Sync
 
 
@@ -115,13 +116,13 @@ class Rig:
         worker.synced = 0
         return began
 
-    def done(self, worker_id: int = 0, *, duration_s: float = 0.001) -> str:
+    def done(self, worker_id: int = 0, *, duration_s: float = 0.001, result: bytes = b"r") -> str:
         """The worker ends its task, after starting one if need be, and goes on to the next packet."""
         worker = self.workers[worker_id]
         self.read(worker_id)
         order, worker.running = worker.running, None
         assert order is not None
-        self.core.done(worker_id, Done(order.task_id, 0.0, duration_s), b"r", now=self.now)
+        self.core.done(worker_id, Done(order.task_id, 0.0, duration_s), result, now=self.now)
         self._step(worker_id)
         self.pump()
         return order.task_id
@@ -468,3 +469,110 @@ def test_every_task_is_answered_once_whatever_happens(seed: int) -> None:
             break
     assert set(answered) == set(names)
     assert set(answered.values()) == {1}
+
+
+def test_submitters_take_turns_at_a_manager_too() -> None:
+    rig = started()
+    rig.core.run([Job(TaskOrder(f"a{number}", 1, "h", 0, submitter="a"), b"body", b"p") for number in range(5)])
+    rig.pump()
+    rig.core.run([Job(TaskOrder("b0", 1, "h", 0, submitter="b"), b"body", b"p")])
+    assert [rig.done() for _ in range(6)] == ["a0", "b0", "a1", "a2", "a3", "a4"]
+
+
+# -- workers that do not start -----------------------------------------------------------------------------------------
+
+
+class FailingStarts:
+    """A manager's core whose workers die before they are ready, a moment after each launch."""
+
+    def __init__(self, *, slots: int) -> None:
+        self.core = ManagerCore(slots=slots, prefetch=PrefetchPolicy(horizon_s=0.0, limit=0))
+        self.now = 0.0
+        self.launches = 0
+
+    def round(self, *, ready: int = 0) -> None:
+        """Let the workers of one round be launched; all but the first few of them die."""
+        launched = [action for action in self.core.pump(now=self.now, epoch=self.now) if isinstance(action, Launch)]
+        self.launches += len(launched)
+        for index, launch in enumerate(launched):
+            if index < ready:
+                self.core.ready(launch.worker_id)
+            else:
+                self.core.died(
+                    launch.worker_id, revoked=0, reason="exit code 1", tails=("", "no such directory"), now=self.now
+                )
+        self.now = self.core.next_deadline() or self.now
+
+
+@pytest.mark.parametrize("slots", [1, 64])
+def test_a_manager_gives_up_when_no_worker_starts_in_six_rounds(slots: int) -> None:
+    manager = FailingStarts(slots=slots)
+    for _ in range(6):
+        assert not manager.core.failure
+        manager.round()
+    assert manager.core.pump(now=manager.now, epoch=0.0) == []
+    assert manager.core.is_over
+    assert "no such directory" in manager.core.failure
+    assert manager.launches == 6 * slots
+
+
+def test_a_manager_with_a_worker_does_not_give_up() -> None:
+    manager = FailingStarts(slots=2)
+    manager.round(ready=1)
+    for _ in range(20):
+        manager.round()
+    assert not manager.core.failure
+    assert "no such directory" in manager.core.progress().problem
+
+
+def test_results_wait_for_room_at_the_agent_and_nothing_is_started_meanwhile() -> None:
+    """At most a window of results is on its way, and a result more; what is ordered ahead is taken back."""
+    rig = started(slots=2, prefetch=4)
+    rig.core.results_taken(0, window_bytes=100)
+    rig.jobs(*"abcdefgh")
+    rig.pump()
+    rig.read(0), rig.read(1)
+    assert rig.workers[0].ahead, "some are ordered ahead"
+    rig.done(0, result=b"x" * 60)
+    rig.done(1, result=b"y" * 60)
+    first, results = rig.core.take_progress() or (Progress(), [])
+    assert ([len(result) for result in results], len(first.finished)) == ([60, 60], 2)
+    assert not rig.workers[0].ahead
+    assert not rig.workers[1].ahead
+    rig.done(0, result=b"z" * 60)  # it had begun when the second one ended
+    rig.done(1, result=b"z" * 60)
+    with pytest.raises(AssertionError, match="nothing to start"):
+        rig.read(0)
+    assert rig.core.take_progress() is None
+    assert rig.core.progress().finished == (), "a sign of life brings no results"
+    rig.core.ready(0)
+    assert rig.core.take_progress() is not None, "other news passes"
+    rig.core.results_taken(60, window_bytes=100)
+    rig.pump()
+    second, results = rig.core.take_progress() or (Progress(), [])
+    assert [seen(results[each.result or 0]) for each in second.finished] == [b"z" * 60]
+    assert not rig.workers[0].ahead, "it is full again"
+    rig.core.results_taken(120, window_bytes=100)
+    rig.pump()
+    third, results = rig.core.take_progress() or (Progress(), [])
+    assert [seen(results[each.result or 0]) for each in third.finished] == [b"z" * 60]
+    rig.core.results_taken(60, window_bytes=100)
+    rig.pump()
+    reported = [each.task_id for each in (first.finished + second.finished + third.finished)]
+    rest = [rig.done(0), rig.done(1), rig.done(0), rig.done(1)]
+    assert sorted(reported + rest) == sorted("abcdefgh"), "each runs once"
+
+
+def test_a_manager_that_ends_reports_what_it_holds() -> None:
+    rig = started(slots=2)
+    rig.core.results_taken(0, window_bytes=10)
+    rig.jobs("a", "b")
+    rig.pump()
+    rig.done(0, result=b"x" * 60)
+    assert rig.core.take_progress() is not None
+    rig.done(1, result=b"y" * 60)
+    assert rig.core.take_progress() is None
+    rig.core.stop(grace_s=0.0, now=0.0)
+    report = rig.core.take_progress()
+    assert report is not None
+    assert report[1] == [b"y" * 60]

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from farcall_endpoint.worker.mpi import Nodes, Ranks, RanksImpossible, nodes_of_block, variables
-
-WAIT_S = 20.0
+from tests.waiting import WAIT_S
 
 
 @pytest.mark.parametrize(

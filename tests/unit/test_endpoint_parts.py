@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import json
 import os
 import random
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,10 +26,14 @@ from farcall_common.errors import (
     EndpointUnknown,
     FarcallError,
     Fault,
+    SessionRefused,
+    SpoolOutdated,
     Unauthenticated,
     Unavailable,
+    VersionUnsupported,
 )
 from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RandomPolicy, RoundRobinPolicy, SchedulingPolicy
+from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
 from farcall_endpoint.cloud import Cloud
@@ -135,6 +145,8 @@ def test_credentials_come_from_the_environment_before_the_file(tmp_path: Path) -
 def test_exit_codes_tell_errors_apart() -> None:
     errors = [ConfigurationError("x"), EndpointInUse("x"), Unauthenticated("x"), Unavailable("x"), FarcallError("x")]
     assert [exit_code(error) for error in errors] == [78, 73, 77, 69, 70]
+    refusals = [SpoolOutdated("x"), EndpointUnknown("x"), VersionUnsupported("x"), SessionRefused("x")]
+    assert [exit_code(error) for error in refusals] == [65, 66, 76, 77]
 
 
 # -- directory ---------------------------------------------------------------------------------------------------------
@@ -154,6 +166,67 @@ def test_only_one_agent_at_a_time(directory: EndpointDirectory) -> None:
         with pytest.raises(EndpointInUse, match=f"process {os.getpid()}"), directory.lock():
             pass
     assert directory.read_agent() is None
+
+
+@pytest.mark.parametrize("removed", [[], ["daemon.pid"], ["daemon.pid", "spool.sqlite3", "spool.sqlite3-wal"]])
+def test_an_agent_is_found_whatever_was_removed_of_its_files(directory: EndpointDirectory, removed: list[str]) -> None:
+    code = f"""
+        import pathlib
+        from farcall_endpoint.agent.spool import Spool
+        from farcall_endpoint.directory import EndpointDirectory
+        directory = EndpointDirectory(pathlib.Path({str(directory.path)!r}))
+        with directory.lock():
+            spool = Spool(directory.spool_file)
+            print("open", flush=True)
+            input()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        for name in removed:
+            (directory.path / name).unlink(missing_ok=True)
+        found = directory.read_agent()
+        assert found is not None
+        assert (found.pid, found.find() is not None) == (holder.pid, True)
+        for _ in range(2):  # what a refused one leaves changes nothing
+            with pytest.raises(EndpointInUse, match=f"process {holder.pid} "), directory.lock():
+                pass
+        with pytest.raises(EndpointInUse):
+            directory.put_spool_aside()
+        found = directory.read_agent()
+        assert found is not None
+        assert found.pid == holder.pid
+        if "spool.sqlite3" not in removed:
+            with pytest.raises(EndpointInUse, match="open in another process"):
+                Spool(directory.spool_file)
+        holder.communicate("\n")
+    assert directory.read_agent() is None
+    if directory.spool_file.exists():
+        kept = directory.put_spool_aside()
+        assert kept is not None
+        assert kept.exists()
+    assert (directory.spool_file.exists(), directory.put_spool_aside()) == (False, None)
+
+
+def test_an_agent_of_a_directory_that_was_moved_or_whose_files_are_old_is_found(directory: EndpointDirectory) -> None:
+    with directory.lock():
+        directory.pid_file.write_text(json.dumps({"pid": 1, "started_at": 0.0, "hostname": socket.gethostname()}))
+        assert directory.read_agent() == AgentProcess.current()
+        moved = EndpointDirectory(directory.path.rename(directory.path.with_name("moved")))
+        moved.pid_file.unlink()
+        assert moved.read_agent() == AgentProcess.current()
+        with pytest.raises(EndpointInUse), moved.lock():
+            pass
+
+
+@pytest.mark.parametrize("row", ["0 0 0 0 1 1 {inode}", ""])
+def test_a_name_of_a_socket_that_looks_like_an_agents_is_nobody(directory: EndpointDirectory, row: str) -> None:
+    """Whoever is found is ended by `stop`; names of sockets may have a line's end in them, and be any user's."""
+    with socket.socket(socket.AF_UNIX) as innocent, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as forged:
+        inode = os.fstat(innocent.fileno()).st_ino
+        forged.bind(b"\0\n" + row.format(inode=inode).encode() + b" @" + directory._socket_name()[1:])
+        assert directory.read_agent() is None
 
 
 def test_a_crash_leaves_its_trace_and_an_error_does_not(directory: EndpointDirectory) -> None:
@@ -191,10 +264,11 @@ def test_a_deep_directory_still_gets_a_socket_address(tmp_path: Path, monkeypatc
     assert short.fleet_address() == "ipc:///short/managers.sock"
     deep = EndpointDirectory(tmp_path / ("d" * 100))
     deep.path.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", "/tmp")
-    address = deep.fleet_address()
-    assert len(address) < 100
-    assert address == deep.fleet_address(), "the same for every process"
+    for temporary in ("/tmp", str(deep.path)):
+        monkeypatch.setattr("tempfile.tempdir", temporary)
+        address = deep.fleet_address()
+        assert len(address) < 100
+        assert address == deep.fleet_address(), "the same for every process"
 
 
 # -- the API client ----------------------------------------------------------------------------------------------------
@@ -287,6 +361,25 @@ def test_transfers_are_tried_again_when_the_store_fails_and_not_when_it_refuses(
             spoiled.download("http://store/x", **wrong)  # type: ignore[arg-type]
     for each in (good, expired, spoiled):
         each.close()
+
+
+def test_a_download_ends_at_its_size_and_is_not_decoded() -> None:
+    bomb = gzip.compress(bytes(10_000_000))
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += len(bomb)
+            yield bomb
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, content=endless())
+
+    bounded = Transfers(transport=httpx.MockTransport(answer))
+    with contextlib.closing(bounded), pytest.raises(TransferFailed, match="not what was uploaded"):
+        bounded.download("http://store/x", sha256="0" * 64, size_bytes=3 * len(bomb))
+    assert sent <= 5 * len(bomb)
 
 
 # -- between manager and worker ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from farcall_endpoint.agent.pressure import Pressure
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 from farcall_endpoint.protocol import Died, Finished, Progress
+from farcall_endpoint.shared import seen
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, connected, finish, ids, send, spec
 
 
@@ -78,14 +79,26 @@ def test_an_io_error_counts_as_a_full_disk_and_the_spool_recovers(tmp_path: Path
     spool = Spool(tmp_path / "spool")
     for seq in range(5):
         spool.commit(Decisions(accepted=[a_task(seq, payload_bytes=20_000)]))
-    large = a_task(5, payload_bytes=300_000)
+    many = [a_task(seq, payload_bytes=60_000) for seq in range(5, 10)]
     with file_limit(300_000), pytest.raises(SpoolUnwritable, match="I/O error"):
-        spool.commit(Decisions(accepted=[large]))
-    spool.commit(Decisions(accepted=[large]))
+        spool.commit(Decisions(accepted=many))
+    spool.commit(Decisions(accepted=many))
     spool.close()
     again = Spool(tmp_path / "spool")
-    assert [task.seq for task in again.load()[0]] == [0, 1, 2, 3, 4, 5]
+    assert [task.seq for task in again.load()[0]] == list(range(10))
     again.close()
+
+
+def test_a_large_body_that_finds_no_room_fails_the_commit_and_the_spool_recovers(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    large = a_task(1, payload_bytes=400_000)
+    with file_limit(300_000), pytest.raises(SpoolUnwritable, match="too large"):
+        spool.commit(Decisions(accepted=[a_task(0), large]))
+    assert spool.load()[0] == []
+    spool.commit(Decisions(accepted=[a_task(0), large]))
+    assert [task.seq for task in spool.load()[0]] == [0, 1]
+    assert bytes(seen(spool.payload(large))) == b"p" * 400_000
+    spool.close()
 
 
 def test_opening_loading_and_closing_need_no_room(tmp_path: Path) -> None:
@@ -101,7 +114,7 @@ def test_opening_loading_and_closing_need_no_room(tmp_path: Path) -> None:
             full.commit(Decisions(accepted=[a_task(2)]))
         full.close()
     assert [task.seq for task in tasks] == [1]
-    assert payload == b"p" * 100_000
+    assert bytes(seen(payload)) == b"p" * 100_000
 
 
 def test_a_new_spool_on_a_full_disk_says_so(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import deque
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.relay import Relay
 from farcall_endpoint.agent.tasks import End, Stage, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+from farcall_endpoint.shared import Frame
 
 PIECE = 1000
 DATA = bytes(range(256)) * 10
@@ -30,7 +32,7 @@ class Line:
 
     def __init__(self) -> None:
         self.said: list[tuple[Message, tuple[bytes, ...]]] = []
-        self.outcomes: list[bytes | TransferFailed] = []
+        self.outcomes: list[Frame | TransferFailed] = []
         self.now = 100.0
         self.relay = Relay(lambda message, frames: self.said.append((message, frames)))
         self.stored = b""
@@ -211,6 +213,9 @@ class Core:
     def fetch_failed(self, task: Task, reason: str) -> None:
         self.heard.append(("fetch failed", reason))
 
+    def wants_upload(self, task: Task) -> bool:
+        return task.end is not None and task.end.needs_upload
+
     def uploaded(self, task: Task, location: BlobLocation) -> None:
         self.heard.append(("uploaded", location.blob_key))
 
@@ -244,7 +249,8 @@ class Site:
         self.core, self.clock, self.line = Core(), StillClock(), Line()
         transfers = Transfers(transport=httpx.MockTransport(self._serve), pause=lambda _: None, connect_tries=2)
         parts: dict[str, Any] = {"core": self.core, "background": AtOnce(), "transfers": transfers, "clock": self.clock}
-        self.blobs = Blobs(mode, say=lambda message, frames: self.line.said.append((message, frames)), **parts)
+        parts |= {"say": lambda message, frames: self.line.said.append((message, frames)), "memory_bytes": 2**20}
+        self.blobs = Blobs(mode, **parts)
         self.line.relay = self.blobs._relay
         self.blobs.opened(PIECE)
         spec = wire.TaskSpec(task_id="t1", attempt=1, function_id="f", function_hash="h", payload_blob=BLOB)
@@ -260,10 +266,11 @@ class Site:
     def fetch(self) -> None:
         self.blobs.fetch(self.task)
         self.line.answer()
+        self.blobs.settle()
 
     def upload(self) -> None:
         grant = wire.BlobGrant(task_id="t1", attempt=1, blob_key="o/k", upload_url="http://s3.example/put")
-        self.blobs.upload(self.task, grant, DATA)
+        self.blobs.upload(self.task, grant, lambda: DATA)
         self.line.answer()
 
 
@@ -323,3 +330,102 @@ def test_a_store_that_refuses_is_not_gone_around() -> None:
     )
     site.fetch()
     assert site.core.heard == [("fetch failed", "HTTP 403")]
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+class Later:
+    """Jobs that are done when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[Any] = deque()
+
+    def submit(self, job: Any) -> None:
+        self.jobs.append(job)
+
+    def finish_one(self) -> None:
+        self.jobs.popleft()()()
+
+
+class Crowd:
+    """Many large results and payloads, memory for two and a half of them."""
+
+    def __init__(self, mode: BlobsMode = "direct", *, fails: bool = False) -> None:
+        self.core, self.later, self.line = Core(), Later(), Line()
+        self.status = 400 if fails else 200
+        self.in_memory = self.most_in_memory = 0
+        transfers = Transfers(transport=httpx.MockTransport(self._serve), pause=lambda _: None)
+        parts: dict[str, Any] = {"core": self.core, "background": self.later, "transfers": transfers}
+        parts |= {"clock": StillClock(), "memory_bytes": len(DATA) * 5 // 2}
+        self.blobs = Blobs(mode, say=lambda message, frames: self.line.said.append((message, frames)), **parts)
+        self.line.relay = self.blobs._relay
+        self.blobs.opened(PIECE)
+        self.tasks = [self._task(number) for number in range(10)]
+
+    def _task(self, number: int) -> Task:
+        spec = wire.TaskSpec(task_id=f"t{number}", attempt=1, function_id="f", function_hash="h", payload_blob=BLOB)
+        task = Task(number, spec, 1, Stage.FETCHING, 0.0)
+        task.end = End(wire.TaskState.SUCCESS, size_bytes=len(DATA), sha256=BLOB.sha256)
+        return task
+
+    def _serve(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(self.status, content=DATA if request.method == "GET" else b"")
+
+    def upload(self) -> None:
+        for task in self.tasks:
+            grant = wire.BlobGrant(task_id=task.task_id, attempt=1, blob_key="o/k", upload_url="http://s3.example/put")
+            self.blobs.upload(task, grant, self._read)
+
+    def _read(self) -> bytes:
+        self.in_memory += 1
+        self.most_in_memory = max(self.most_in_memory, self.in_memory)
+        return DATA
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_results_are_read_only_when_there_is_memory_for_them(fails: bool) -> None:
+    crowd = Crowd(fails=fails)
+    crowd.upload()
+    while crowd.later.jobs:
+        crowd.in_memory -= 1  # the oldest is through, and its turn's end lets the next one in
+        crowd.later.finish_one()
+    assert crowd.most_in_memory == 2
+    assert [what for what, _ in crowd.core.heard] == ["upload failed" if fails else "uploaded"] * 10
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_payloads_are_fetched_only_when_the_ones_before_are_in_the_spool(fails: bool) -> None:
+    crowd = Crowd(fails=fails)
+    for task in crowd.tasks:
+        crowd.blobs.fetch(task)
+    for count in range(0 if fails else 2, 10, 2):
+        assert len(crowd.later.jobs) == 2
+        crowd.later.finish_one()
+        crowd.later.finish_one()
+        if not fails:
+            assert len(crowd.later.jobs) == 0
+            assert len(crowd.core.heard) == count
+            crowd.blobs.settle()
+    assert [what for what, _ in crowd.core.heard] == ["fetch failed" if fails else "fetched"] * (10 if fails else 8)
+
+
+def test_what_is_not_wanted_any_more_is_not_read() -> None:
+    crowd = Crowd()
+    crowd.upload()
+    for task in crowd.tasks[2:]:
+        task.end = None
+    while crowd.later.jobs:
+        crowd.later.finish_one()
+    assert crowd.in_memory == 2
+
+
+def test_the_end_of_a_session_frees_the_memory_of_relayed_results() -> None:
+    crowd = Crowd("relay")
+    crowd.upload()
+    assert crowd.in_memory == 2
+    for sessions in range(1, 4):
+        crowd.blobs.closed()
+        crowd.blobs.opened(PIECE)
+        crowd.upload()
+        assert crowd.in_memory == 2 + 2 * sessions

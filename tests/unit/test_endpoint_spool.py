@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
+import shutil
+import sqlite3
 from pathlib import Path
 
 import msgspec
@@ -10,14 +15,25 @@ import pytest
 from farcall_common import wire
 from farcall_common.errors import ConfigurationError
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent.spool import Spool
+from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
+from farcall_endpoint.shared import Frame, seen
 
 
 def make_task(seq: int, *, payload: bytes | None = b"p", function_hash: str = "h") -> Task:
     spec = wire.TaskSpec(task_id=f"t{seq}", attempt=1, function_id="f", function_hash=function_hash, payload=0)
     stage = Stage.QUEUED if payload is not None else Stage.FETCHING
     return Task(seq, spec, 1, stage, 12.5, payload=payload)
+
+
+def test_a_task_keeps_its_submitter() -> None:
+    spool = Spool(None)
+    spec = wire.TaskSpec(task_id="t1", attempt=1, function_id="f", function_hash="h", payload=0, submitter="alice")
+    task = Task(1, spec, 1, Stage.QUEUED, 12.5, payload=b"p")
+    spool.commit(Decisions(accepted=[task]))
+    assert [loaded.spec.submitter for loaded in spool.load()[0]] == ["alice"]
+    spool.commit(Decisions(ended=[finish(task)]))
+    assert [loaded.spec.submitter for loaded in spool.load()[0]] == ["alice"]
 
 
 def finish(task: Task, body: bytes | None = b"r") -> Task:
@@ -148,6 +164,27 @@ def test_a_spool_keeps_its_id_and_a_new_one_has_another(tmp_path: Path) -> None:
     other.close()
 
 
+def test_a_turn_that_starts_what_may_not_run_twice_is_flushed_and_counted(tmp_path: Path) -> None:
+    """And no other turn: a flush costs milliseconds."""
+    with contextlib.closing(Spool(tmp_path / "spool")) as spool:
+        said: list[str] = []
+        spool._database.set_trace_callback(said.append)
+        often, once = make_task(1), make_task(2)
+        once.spec = msgspec.structs.replace(once.spec, idempotent=False)
+        spool.commit(Decisions(accepted=[often, once], starts=[often]))
+        assert spool.generation == 0
+        assert not [statement for statement in said if "PRAGMA" in statement]
+        said.clear()
+        spool.commit(Decisions(starts=[once]))
+        assert spool.generation == 1
+        kinds = [statement.split(" ")[0] if "PRAGMA" not in statement else statement for statement in said]
+        assert (kinds[0], kinds[-1]) == ("PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL")
+        assert kinds.index("BEGIN") < kinds.index("COMMIT")
+        assert spool._database.execute("PRAGMA synchronous").fetchone() == (1,)
+    with contextlib.closing(Spool(tmp_path / "spool")) as spool:
+        assert spool.generation == 1
+
+
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     path = tmp_path / "spool"
     path.write_bytes(b"not a database" * 100)
@@ -170,3 +207,322 @@ def test_specs_of_later_versions_can_be_read() -> None:
     newer = {**msgspec.to_builtins(task.spec), "field_of_tomorrow": 1}
     spool._database.execute("UPDATE tasks SET spec = ?", (msgspec.msgpack.encode(newer),))
     assert spool.load()[0][0].task_id == "t1"
+
+
+MEGABYTE = 2**20
+
+
+def space_bytes(path: Path) -> int:
+    """What a spool takes on disk, with its log and its files."""
+    files = [*path.parent.glob(f"{path.name}*"), *path.with_suffix(".bodies").iterdir()]
+    return sum(file.stat().st_size for file in files)
+
+
+def large_results(spool: Spool, count: int) -> None:
+    tasks = [make_task(seq) for seq in range(1, count + 1)]
+    spool.commit(Decisions(accepted=tasks))
+    for task in tasks:
+        spool.commit(Decisions(ended=[finish(task, bytes(MEGABYTE))]))
+
+
+def test_space_of_results_that_are_recorded_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    spool = Spool(path)
+    large_results(spool, 40)
+    assert space_bytes(path) > 40 * MEGABYTE
+    spool.commit(Decisions(forgotten=list(range(1, 41))))
+    for _ in range(25):
+        spool.give_back()
+    assert space_bytes(path) < 20 * MEGABYTE
+    assert spool.load()[0] == []
+    spool.close()
+
+
+def test_a_spool_of_an_earlier_version_gives_space_back_too(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    Spool(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode=DELETE")
+        database.execute("PRAGMA auto_vacuum=NONE")
+        database.execute("VACUUM")
+        assert database.execute("PRAGMA auto_vacuum").fetchone() == (0,)
+    spool = Spool(path)
+    large_results(spool, 30)
+    spool.commit(Decisions(forgotten=list(range(1, 31))))
+    for _ in range(20):
+        spool.give_back()
+    assert space_bytes(path) < 20 * MEGABYTE
+    spool.close()
+
+
+LARGE = 300_000
+"""Bytes of a body that is a file."""
+
+
+def large_task(seq: int, payload: bytes) -> Task:
+    """One whose arguments are in the blob store."""
+    task = make_task(seq, payload=None)
+    sha256 = hashlib.sha256(payload).hexdigest()
+    blob = wire.BlobLocation(blob_key="k", size_bytes=len(payload), sha256=sha256)
+    task.spec = msgspec.structs.replace(task.spec, payload=None, payload_blob=blob)
+    return task
+
+
+def value(frame: Frame) -> bytes:
+    return bytes(seen(frame))
+
+
+def files(path: Path) -> list[str]:
+    """Which bodies are files; their full names end in what no other start of an agent has."""
+    return sorted(file.stem for file in path.with_suffix(".bodies").iterdir())
+
+
+def fetched(spool: Spool, seq: int, payload: bytes) -> Task:
+    task = large_task(seq, payload)
+    spool.commit(Decisions(accepted=[task]))
+    task.payload = payload
+    spool.commit(Decisions(fetched=[task]))
+    return task
+
+
+@pytest.mark.parametrize("payload_bytes", [60_000, LARGE])
+def test_a_start_and_a_new_attempt_rewrite_no_body(tmp_path: Path, payload_bytes: int) -> None:
+    path = tmp_path / "spool.sqlite3"
+    with contextlib.closing(Spool(path)) as spool:
+        task = make_task(1, payload=b"p" * payload_bytes)
+        spool.commit(Decisions(accepted=[task]))
+        log = Path(f"{path}-wal")
+        spool._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        task.starts, task.attempt = 1, 2
+        spool.commit(Decisions(starts=[task], redelivered=[task]))
+        assert 0 < log.stat().st_size < 20_000
+        assert value(spool.payload(task)) == b"p" * payload_bytes
+
+
+def test_a_large_body_is_a_file_for_as_long_as_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    with contextlib.closing(Spool(path)) as spool:
+        task = fetched(spool, 1, b"p" * LARGE)
+        assert files(path) == ["1.payload"]
+        spool.commit(Decisions(ended=[finish(task, b"r" * LARGE)]))
+        assert files(path) == ["1.result"]
+        assert value(spool.body(task)) == b"r" * LARGE
+        assert path.stat().st_size + Path(f"{path}-wal").stat().st_size < LARGE
+        spool.commit(Decisions(forgotten=[1]))
+        assert files(path) == [], "its space is given back at once"
+        fetched(spool, 2, b"p" * LARGE)
+        spool.commit(Decisions(dropped=[2]))
+        assert files(path) == []
+
+
+def test_the_files_of_a_turn_that_cannot_be_written_give_back_their_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "spool.sqlite3"
+    with contextlib.closing(Spool(path)) as spool:
+        tasks = [make_task(seq) for seq in (1, 2)]
+        spool.commit(Decisions(accepted=tasks))
+        ends = Decisions(ended=[finish(task, b"r" * LARGE) for task in tasks])
+        with monkeypatch.context() as disk:
+            disk.setattr("farcall_endpoint.agent.spool.Spool._write", full)
+            with pytest.raises(SpoolUnwritable):
+                spool.commit(ends)
+        assert files(path) == []
+        spool.commit(ends)
+        assert [value(spool.body(task)) for task in tasks] == [b"r" * LARGE] * 2
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_files_that_nothing_refers_to_are_deleted(tmp_path: Path) -> None:
+    """A process can die between a file and the commit for it, and between a commit and the end of a file."""
+    path = tmp_path / "spool.sqlite3"
+    with contextlib.closing(Spool(path)) as spool:
+        kept = fetched(spool, 1, b"p" * LARGE)
+        (path.with_suffix(".bodies") / "7.result.x").write_bytes(b"stray")
+    with contextlib.closing(Spool(path)) as spool:
+        assert [task.seq for task in spool.load()[0]] == [1]
+        assert files(path) == ["1.payload"]
+        assert value(spool.payload(kept)) == b"p" * LARGE
+
+
+def test_what_cannot_be_deleted_from_the_folder_does_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
+    """An NFS client refuses to delete ``.nfs...``, what is left of a file that a worker still maps."""
+    path = tmp_path / "spool.sqlite3"
+    with contextlib.closing(Spool(path)) as spool:
+        (path.with_suffix(".bodies") / ".nfs0001").mkdir()
+        (path.with_suffix(".bodies") / "7.result.x").write_bytes(b"stray")
+        assert spool.load() == ([], set())
+        assert files(path) == [".nfs0001"]
+
+
+def test_a_backup_without_large_bodies_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "spool.sqlite3"
+    with contextlib.closing(Spool(path)) as spool:
+        tasks = [fetched(spool, seq, b"p" * LARGE) for seq in (1, 2)]
+        tasks[1].starts = 1
+        spool.commit(Decisions(starts=[tasks[1]]))
+        spool.load()
+        assert caplog.text == ""
+    shutil.rmtree(path.with_suffix(".bodies"))
+    with contextlib.closing(Spool(path)) as spool:
+        assert [(task.seq, task.stage) for task in spool.load()[0]] == [(1, Stage.FETCHING)]
+    assert "2 large arguments or results are missing or damaged" in caplog.text
+    assert "1 tasks are given back" in caplog.text
+
+
+def test_a_body_that_is_there_and_cannot_be_read_is_not_given_up(tmp_path: Path) -> None:
+    """A backup that was restored as another user."""
+    path = tmp_path / "spool.sqlite3"
+    with contextlib.closing(Spool(path)) as spool:
+        fetched(spool, 1, b"p" * LARGE)
+        [file] = path.with_suffix(".bodies").iterdir()
+        file.unlink()
+        file.mkdir()
+        with pytest.raises(ConfigurationError, match="cannot be read"):
+            spool.load()
+        file.rmdir()
+        file.write_bytes(b"p" * LARGE)
+        assert [task.stage for task in spool.load()[0]] == [Stage.QUEUED]
+
+
+@pytest.mark.parametrize("loss", ["gone", "short", "zeros"])
+def test_what_a_power_cut_takes_from_files_is_fetched_or_delivered_again(tmp_path: Path, loss: str) -> None:
+    path = tmp_path / "spool.sqlite3"
+    payload = b"p" * LARGE
+    with contextlib.closing(Spool(path)) as spool:
+        spool.load()
+        tasks = [fetched(spool, seq, payload) for seq in (1, 2, 3, 4)]
+        tasks[1].starts = 1
+        spool.commit(Decisions(starts=[tasks[1]]))
+        finish(tasks[2], payload)
+        assert tasks[2].end is not None
+        tasks[2].end.sha256 = hashlib.sha256(payload).hexdigest()
+        spool.commit(Decisions(ended=[tasks[2]]))
+        spool._database.execute("UPDATE meta SET value = 'an earlier one' WHERE key = 'boot_id'")
+    for name in ("1.payload", "2.payload", "3.result"):
+        [file] = path.with_suffix(".bodies").glob(f"{name}.*")
+        match loss:
+            case "gone":
+                file.unlink()
+            case "short":
+                file.write_bytes(payload[:1000])
+            case _:
+                file.write_bytes(bytes(LARGE))
+    for _ in range(2):  # and it stays so
+        with contextlib.closing(Spool(path)) as spool:
+            stages = {task.seq: task.stage for task in spool.load()[0]}
+            # The second had started: the cloud decides about it, as about the third, whose result is lost.
+            assert stages == {1: Stage.FETCHING, 4: Stage.QUEUED}
+            assert value(spool.payload(tasks[3])) == payload
+            assert files(path) == ["4.payload"]
+
+
+def test_files_are_read_after_a_new_start_of_the_machine_only(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    with contextlib.closing(Spool(path)) as spool:
+        spool.load()
+        fetched(spool, 1, b"p" * LARGE)
+    [file] = path.with_suffix(".bodies").iterdir()
+    file.write_bytes(bytes(LARGE))
+    with contextlib.closing(Spool(path)) as spool:
+        assert [task.stage for task in spool.load()[0]] == [Stage.QUEUED]
+
+
+FORMER_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE functions (hash TEXT PRIMARY KEY, name TEXT NOT NULL, body BLOB NOT NULL);
+CREATE TABLE tasks (
+    seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, starts INTEGER NOT NULL, at REAL NOT NULL,
+    spec BLOB NOT NULL, payload BLOB
+);
+CREATE TABLE results (
+    seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, at REAL NOT NULL,
+    spec BLOB NOT NULL, end BLOB NOT NULL, body BLOB
+);
+INSERT INTO meta VALUES ('format', '1'), ('spool_id', 'the-same'), ('generation', '3');
+"""
+
+
+def former_spool(path: Path) -> None:
+    """One as versions with format 1 wrote it: a task that waits, one with large arguments, one to fetch, a result."""
+    spec = msgspec.msgpack.encode
+    end = msgspec.msgpack.encode(("success", None, 6, "", 1.0, 2.0, False, None))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.executescript(FORMER_SCHEMA)
+        many = database.executemany
+        rows = [(1, 2, 1, 12.5, b"small"), (2, 1, 0, 12.5, b"L" * LARGE), (3, 1, 0, 12.5, None)]
+        values = [(*row[:4], spec(make_task(row[0]).spec), row[4]) for row in rows]
+        many("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?)", values)
+        result = (4, 1, 12.5, spec(make_task(4).spec), end, b"result")
+        database.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?)", result)
+        database.execute("INSERT INTO functions VALUES ('h', 'f', x'66')")
+
+
+def test_a_spool_of_the_former_format_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    former_spool(path)
+    for _ in range(2):
+        with contextlib.closing(Spool(path)) as spool:
+            assert (spool.spool_id, spool.generation) == ("the-same", 3)
+            tasks, functions = spool.load()
+            assert functions == {"h"}
+            assert [(task.seq, task.attempt, task.starts, task.stage) for task in tasks] == [
+                (1, 2, 1, Stage.QUEUED),
+                (2, 1, 0, Stage.QUEUED),
+                (3, 1, 0, Stage.FETCHING),
+                (4, 1, 0, Stage.ENDED),
+            ]
+            assert [value(spool.payload(task)) for task in tasks[:2]] == [b"small", b"L" * LARGE]
+            assert value(spool.body(tasks[3])) == b"result"
+            tables = {name for (name,) in spool._database.execute("SELECT name FROM sqlite_master")}
+            assert not [name for name in tables if name.startswith("former")]
+
+
+def test_a_take_over_that_fails_leaves_the_former_spool_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    former_spool(path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE former_results (x)")  # in its way
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        Spool(path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() == ("1",)
+        assert database.execute("SELECT count(*) FROM tasks WHERE payload IS NOT NULL").fetchone() == (2,)
+
+
+def test_what_tasks_do_to_the_folder_of_bodies_stops_no_endpoint(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    spool = Spool(path)
+    shutil.rmtree(path.with_suffix(".bodies"))
+    task, body = make_task(1), b"r" * 100_000
+    spool.commit(Decisions(accepted=[task]))
+    spool.commit(Decisions(ended=[finish(task, body)]))
+    spool.close()
+    (path.with_suffix(".bodies") / "folder").mkdir()
+    spool = Spool(path)
+    [loaded], _ = spool.load()
+    assert bytes(seen(spool.body(loaded))) == body
+    spool.close()
+
+
+def test_a_copy_of_a_spool_never_takes_the_bodies_of_others_for_its_own(tmp_path: Path) -> None:
+    """The database of some time ago, put back over a spool that has used the same numbers for other tasks since."""
+    path, backup = tmp_path / "spool.sqlite3", tmp_path / "backup"
+    with contextlib.closing(Spool(path)) as spool:
+        spool.load()
+        fetched(spool, 1, b"1" * LARGE)
+    shutil.copy(path, backup)
+    with contextlib.closing(Spool(path)) as spool:
+        spool.load()
+        spool.commit(Decisions(dropped=[1]))
+        fetched(spool, 2, b"2" * LARGE)
+        spool.commit(Decisions(dropped=[2]))
+    with contextlib.closing(Spool(path)) as spool:
+        spool.load()
+        fetched(spool, 1, b"3" * LARGE)
+    shutil.copy(backup, path)
+    with contextlib.closing(Spool(path)) as spool:
+        assert [task.stage for task in spool.load()[0]] == [Stage.FETCHING]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.waiting import WAIT_S
+
 COLLECTS = """
 import os
 from farcall_endpoint.worker.strays import Strays
@@ -36,5 +38,5 @@ strays.collect(now=180.0)
 
 
 def test_what_has_been_dead_for_a_minute_is_collected() -> None:
-    done = subprocess.run([sys.executable, "-c", COLLECTS], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", COLLECTS], capture_output=True, text=True, timeout=WAIT_S)
     assert (done.stdout, done.stderr, done.returncode) == ("collected\n", "", 0)

@@ -11,6 +11,8 @@ import pytest
 from opentelemetry import trace
 
 from farcall_endpoint.worker.tracing import below
+from farcall_endpoint.worker.variables import Variables
+from tests.waiting import WAIT_S
 
 SPAN: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -31,7 +33,7 @@ def test_inside_it_is_the_current_span_and_outside_it_is_not(
     seen = []
 
     def task() -> None:
-        with below(SPAN):
+        with below(SPAN, Variables()):
             seen.append((*current(), os.environ["TRACEPARENT"]))
             raise ValueError("of the task")
 
@@ -44,7 +46,7 @@ def test_inside_it_is_the_current_span_and_outside_it_is_not(
 
 @pytest.mark.parametrize("broken", ["", "nonsense", SPAN.replace("4", "x"), "00-" + 32 * "0" + "-" + 16 * "0" + "-01"])
 def test_what_is_no_span_leaves_none(broken: str) -> None:
-    with below(broken):
+    with below(broken, Variables()):
         assert current() == (0, 0)
 
 
@@ -53,9 +55,10 @@ def test_without_opentelemetry_programs_find_the_variable() -> None:
 import os, sys
 sys.modules["opentelemetry"] = None  # as if it were not installed
 from farcall_endpoint.worker.tracing import below
-with below({SPAN!r}):
+from farcall_endpoint.worker.variables import Variables
+with below({SPAN!r}, Variables()):
     assert os.environ["TRACEPARENT"] == {SPAN!r}
 assert "TRACEPARENT" not in os.environ
 """
     environ = {name: value for name, value in os.environ.items() if name != "TRACEPARENT"}
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60, env=environ)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=WAIT_S, env=environ)

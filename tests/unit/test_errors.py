@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from farcall_common import errors
-from farcall_common.errors import ErrorRecord, FarcallError, Fault, TaskFailed, error_from_record
+from farcall_common.errors import (
+    ErrorRecord,
+    FarcallError,
+    Fault,
+    TaskFailed,
+    TaskLost,
+    builtin_type_of,
+    error_from_record,
+)
 
 
 def _classes(root: type[FarcallError]) -> list[type[FarcallError]]:
@@ -62,3 +73,49 @@ def test_unset_fields_are_left_out() -> None:
 def test_a_record_needs_code_and_message(data: dict[str, str]) -> None:
     with pytest.raises(KeyError):
         ErrorRecord.from_json(data)
+
+
+@pytest.mark.parametrize("name", sorted(errors._BUILTIN_TYPES))
+def test_a_task_failure_is_also_the_built_in_class_of_its_record(name: str) -> None:
+    record = ErrorRecord("TASK_FAILED", "boom", builtin_type=name)
+    error = error_from_record(ErrorRecord.from_json(record.to_json()))
+    assert isinstance(error, TaskFailed)
+    assert isinstance(error, errors._BUILTIN_TYPES[name])
+    assert (str(error), repr(error)) == ("[TASK_FAILED] boom", "TaskFailed('boom')")
+    error.add_note("below")
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert (again.record, again.__notes__) == (record, ["below"])
+
+
+@pytest.mark.parametrize(
+    "name", ["TimeoutError", "StopIteration", "SystemExit", "UnicodeDecodeError", "eval", "", ["X"]]
+)
+def test_a_built_in_class_outside_the_table_is_ignored(name: object) -> None:
+    record = ErrorRecord.from_json({"code": "TASK_FAILED", "message": "m", "builtin_type": name})
+    assert type(error_from_record(record)) is TaskFailed
+
+
+def test_only_task_failures_take_a_built_in_class() -> None:
+    assert type(error_from_record(ErrorRecord("TASK_LOST", "m", builtin_type="ValueError"))) is TaskLost
+
+
+def test_the_nearest_built_in_class_counts() -> None:
+    class Mine(FileNotFoundError):
+        pass
+
+    class ValueError(Exception):  # noqa: A001 - a class of a user that has the name of a built-in one
+        pass
+
+    expected = {
+        Mine(): "FileNotFoundError",
+        ValueError(): None,
+        TimeoutError(): "OSError",
+        UnicodeDecodeError("utf-8", b"", 0, 1, "bad"): "UnicodeError",
+        ExceptionGroup("two", [KeyError()]): None,
+        SyntaxError(): None,
+        StopIteration(): None,
+        SystemExit(): None,
+        Exception(): None,
+    }
+    assert {error: builtin_type_of(error) for error in expected} == expected

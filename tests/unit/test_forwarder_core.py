@@ -86,6 +86,7 @@ class World:
 
     def __init__(self, policy: Policy = POLICY) -> None:
         self.mono = 100.0
+        self.epoch_offset = 0.0
         self.core = Forwarder(
             policy,
             forwarder_id="forwarder",
@@ -98,7 +99,7 @@ class World:
 
     @property
     def now(self) -> Instant:
-        return Instant(self.mono, EPOCH + self.mono - 100.0)
+        return Instant(self.mono, EPOCH + self.epoch_offset + self.mono - 100.0)
 
     def on(self, *events: ev.Event) -> list[do.Action]:
         """What the core does, without notes for the log."""
@@ -108,6 +109,10 @@ class World:
         """What the core does when time passes."""
         self.mono += seconds
         return self.on(ev.Tick())
+
+    def passes(self, seconds: int) -> list[do.Action]:
+        """What the core does when time passes and it is called as often as it wants."""
+        return [action for _ in range(2 * seconds) for action in self.after(0.5)]
 
     def hears(
         self, message: wire.Message, *frames: bytes, peer: PeerKey = AGENT, routing_id: bytes = b"agent"
@@ -205,7 +210,7 @@ def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
     )
     assert world.on(ev.LeasesRead(ENDPOINT_ID, 7, {})) == [
         do.Send(b"agent", Envelope(welcome)),
-        do.SetPresence(ENDPOINT_ID, 7, True, ONLINE, EPOCH, POLICY.ownership_ttl_s),
+        do.SetPresence(ENDPOINT_ID, 7, True, ONLINE, POLICY.ownership_ttl_s),
         do.KeepEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s),
     ]
 
@@ -251,6 +256,7 @@ def test_credit_leases_and_the_lease_is_sent_with_its_function() -> None:
     assert send.envelope.frames == (b"body", b"payload 1")
     assert order.functions == (wire.FunctionSpec(function_hash="hash", name="name", body=0),)
     assert [(spec.task_id, spec.attempt, spec.payload) for spec in order.tasks] == [(task_id(1), 1, 1)]
+    assert [spec.submitter for spec in order.tasks] == [OWNER_ID]
 
 
 def test_a_known_function_is_sent_without_being_fetched_and_only_once() -> None:
@@ -273,6 +279,49 @@ def test_there_is_one_lease_under_way_and_it_never_exceeds_the_credit() -> None:
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)]))
     assert [type(action) for action in actions] == [do.Send]
     assert world.hears(wire.Credit(tasks=1)) == [do.LeaseTasks(ENDPOINT_ID, 7, 1, POLICY.lease_s)]
+
+
+def leases(actions: Sequence[do.Action]) -> list[tuple[int, int]]:
+    """Limit and reserve of the leases among actions."""
+    return [(action.limit, action.reserve) for action in actions if isinstance(action, do.LeaseTasks)]
+
+
+def test_the_reserve_has_a_limit_whatever_the_agent_says() -> None:
+    assert leases(World().serve(reserve=2**40)) == [(0, 64)]
+
+
+def test_newcomers_get_in_without_credit_up_to_the_reserve() -> None:
+    world = World()
+    world.core._shared.functions.add("hash", "name", b"body")
+    assert leases(world.serve(reserve=2)) == [(0, 2)]
+    assert leases(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [], 2))) == []
+    assert leases(world.hears(wire.Credit(tasks=1))) == [(1, 0)]  # there may be work, and no newcomer since
+    assert leases(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [leased(1)]))) == []
+    assert leases(world.on(ev.Woken([ENDPOINT_ID]))) == [(0, 2)]
+    actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(2, owner_id="bob")], 2))
+    assert ([type(message) for message in sent(actions)], leases(actions)) == ([wire.RunTasks], [])
+    assert leases(world.on(ev.Woken([ENDPOINT_ID]))) == [(0, 1)]
+    actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(3, owner_id="carol")], 1))
+    assert ([type(message) for message in sent(actions)], leases(actions)) == ([wire.RunTasks], [])
+    assert leases(world.on(ev.Woken([ENDPOINT_ID]))) == []  # the reserve is used up
+    assert leases(world.hears(wire.Credit(tasks=2))) == [(0, 2)]
+
+
+def test_a_submitter_with_nothing_left_at_the_agent_gets_in_again() -> None:
+    world = World()
+    world.serve(credit=2, reserve=2)
+    world.core._shared.functions.add("hash", "name", b"body")
+    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)], 2))
+    world.on(ev.Woken([ENDPOINT_ID]))
+    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(3, owner_id="bob")], 2))
+    assert leases(world.on(recorded(the_flush(world.hears(success(1), b"r"))))) == []  # alice has another one there
+    assert leases(world.on(recorded(the_flush(world.hears(success(3), b"r"))))) == [(0, 1)]
+
+
+def test_weights_of_submitters_are_in_force_from_the_claim() -> None:
+    [claim] = World().hears(hello(weights={"bob": 3}))
+    assert isinstance(claim, do.ClaimEndpoint)
+    assert claim.weights == {"bob": 3}
 
 
 def test_an_empty_queue_is_not_asked_again_before_a_wake_up_or_the_sweep() -> None:
@@ -345,9 +394,9 @@ def test_what_was_accepted_stays_leased_when_the_session_ends_until_the_lease_is
     world.serve(credit=2)
     world.dispatch(leased(1))
     assert not [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.RequeueTasks)]
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []))
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
     world.after(POLICY.lease_s + 1)
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
+    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
     assert world.core.status().endpoints == 0
 
 
@@ -356,15 +405,15 @@ def test_a_lease_that_was_prolonged_while_the_session_ended_is_looked_after_unti
     world = World()
     world.serve(credit=1)
     world.dispatch(leased(1))
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []))
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
     assert any(isinstance(action, do.KeepEndpoint) for action in world.after(POLICY.upkeep_s))
     world.hears(wire.Goodbye())
     world.mono += POLICY.upkeep_s / 2
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []))
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
     world.after(POLICY.lease_s - 1)
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, [])) == []
+    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == []
     world.after(POLICY.upkeep_s)
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
+    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
@@ -531,7 +580,7 @@ def test_an_endpoint_without_a_session_is_kept_for_nobody() -> None:
     world = World()
     world.serve(credit=1)
     world.dispatch(leased(1))
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []))
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
     [presence] = [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.SetPresence)]
     assert not presence.online
     [keep] = [action for action in world.after(POLICY.upkeep_s) if isinstance(action, do.KeepEndpoint)]
@@ -571,31 +620,49 @@ def test_a_fenced_endpoint_is_let_go_and_its_agent_moves() -> None:
     assert world.on(ev.Woken([ENDPOINT_ID])) == []
 
 
-def test_ended_leases_are_lost_failed_cancelled_or_never_were_sent() -> None:
+def ends_of(actions: Sequence[do.Action]) -> list[tuple[TaskState, str]]:
+    [batch] = the_flush(actions).batches
+    return [(result.state, result.error.code) for result in batch.results if result.error]
+
+
+def test_expired_leases_end_as_failed_or_cancelled() -> None:
     world = World()
     world.serve()
-    reaped = [
-        leased(1, idempotent=False),
-        leased(2, attempt=3),
-        leased(3, cancel_requested=True),
-        leased(4, idempotent=False),
-    ]
-    actions = world.on(ev.UpkeepDone(ENDPOINT_ID, 7, reaped, {task_id(1): 1, task_id(4): 0}, []))
-    assert do.RequeueTasks(ENDPOINT_ID, 7, [task_id(4)]) in actions
-    [batch] = the_flush(actions).batches
-    ends = [(result.state, result.error.code) for result in batch.results if result.error]
-    assert ends == [
-        (TaskState.LOST, "TASK_LOST"),
+    actions = world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [leased(1, attempt=3), leased(2, cancel_requested=True)], []))
+    assert ends_of(actions) == [
         (TaskState.DEAD_LETTERED, "TASK_DEAD_LETTERED"),
         (TaskState.CANCELLED, "TASK_CANCELLED"),
     ]
+
+
+def test_an_expired_lease_of_a_task_that_may_not_run_twice_is_lost_only_if_the_task_was_sent() -> None:
+    world = World()
+    world.serve()
+    reaped = [leased(1, idempotent=False), leased(2, idempotent=False)]
+    assert do.ReadAttempts(ENDPOINT_ID, 7, reaped) in world.on(ev.UpkeepDone(ENDPOINT_ID, 7, reaped, []))
+    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, reaped, [])) == []  # the database is being asked
+    actions = world.on(ev.AttemptsRead(ENDPOINT_ID, 7, reaped, {task_id(1): 1, task_id(2): 0}))
+    assert do.RequeueTasks(ENDPOINT_ID, 7, [task_id(2)]) in actions
+    assert ends_of(actions) == [(TaskState.LOST, "TASK_LOST")]
+
+
+def test_leases_of_an_agent_that_is_there_do_not_end_however_long_a_store_does_not_answer() -> None:
+    world = World()
+    world.serve(credit=5)
+    world.dispatch(leased(1))
+    waits_for_database = leased(2, idempotent=False)
+    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [waits_for_database]))
+    world.mono += 10 * POLICY.lease_s  # and the queue names what has expired meanwhile
+    [moves] = world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [leased(1), waits_for_database], []))
+    assert isinstance(moves, do.RecordMoves)  # of what was sent; nothing ends
+    assert renewed(world.after(POLICY.upkeep_s)) == [task_id(1), task_id(2)]
 
 
 def test_ends_that_did_not_reach_the_database_are_flushed_again() -> None:
     world = World()
     world.serve()
     left = TaskResult(task_id(1), ENDPOINT_ID, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"one")
-    flush = the_flush(world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, [left])))
+    flush = the_flush(world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [left])))
     assert flush.batches[0].results == [left]
 
 
@@ -627,43 +694,202 @@ def test_a_task_that_is_cancelled_while_it_is_prepared_is_not_sent() -> None:
 def test_heartbeats_go_out_when_nothing_else_does_and_silence_ends_a_session() -> None:
     world = World()
     world.serve(heartbeat_s=30.0)
-    assert wire.Heartbeat(at=EPOCH + 30) in sent(world.after(30))
-    actions = world.after(60)
-    assert do.SetPresence(ENDPOINT_ID, 7, False, ONLINE, EPOCH + 90, POLICY.ownership_ttl_s) in actions
+    assert wire.Heartbeat(at=EPOCH + 30) in sent(world.passes(30))
+    actions = world.passes(60)
+    assert do.SetPresence(ENDPOINT_ID, 7, False, ONLINE, POLICY.ownership_ttl_s) in actions
     assert world.core.status().connections == 0
 
 
-def test_a_forwarder_tells_since_when_nobody_has_been_connected() -> None:
+def test_a_forwarder_tells_for_how_long_nobody_has_been_connected_by_its_monotonic_clock() -> None:
     world = World()
 
-    def idle_since() -> float | None:
+    def idle_s() -> float | None:
         announced = [action.info for action in world.after(POLICY.announce_s) if isinstance(action, do.Announce)]
         assert announced
-        return announced[-1].idle_since
+        return announced[-1].idle_s
 
-    assert idle_since() == idle_since() == EPOCH
+    first = idle_s()
+    world.epoch_offset += 3600
+    second = idle_s()
+    assert first is not None
+    assert second is not None
+    assert POLICY.announce_s <= second - first < 3600
     world.serve()
-    assert idle_since() is None
+    assert idle_s() is None
     world.on(ev.PeerGone(b"agent"))
-    left = idle_since()
+    left = idle_s()
     assert left is not None
-    assert left > EPOCH
-    assert idle_since() == left
+    world.epoch_offset -= 7200
+    later = idle_s()
+    assert later is not None
+    assert left < later < left + 3600
 
 
-def test_upkeep_prolongs_only_what_the_agent_has_accepted() -> None:
+def test_upkeep_prolongs_what_the_agent_has_or_may_have_and_what_is_being_prepared_for_it() -> None:
     world = World()
     world.serve(credit=5)
     world.dispatch(leased(1))
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []), ev.TasksLeased(ENDPOINT_ID, 7, 4, [leased(2)]))
-    [keep] = [action for action in world.after(POLICY.upkeep_s) if isinstance(action, do.KeepEndpoint)]
-    assert keep.renew == [task_id(1)]
+    more = [leased(2), leased(3, function_hash="unknown")]
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []), ev.TasksLeased(ENDPOINT_ID, 7, 4, more))
+    assert renewed(world.after(POLICY.upkeep_s)) == [task_id(1), task_id(2), task_id(3)]
+
+
+def renewed(actions: Sequence[do.Action]) -> Sequence[str]:
+    [keep] = [action for action in actions if isinstance(action, do.KeepEndpoint)]
+    return keep.renew
+
+
+def send_once_only(world: World, number: int) -> None:
+    """A task that may not run twice is leased, permitted and sent."""
+    world.core._shared.functions.add("hash", "name", b"body")
+    actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(number, idempotent=False)]))
+    [order] = [action for action in actions if isinstance(action, do.PrepareTasks)]
+    world.on(ev.TasksPrepared(order, {}, {}, frozenset(), {}))
+
+
+def test_what_may_not_run_twice_stays_leased_while_its_agent_may_come_back() -> None:
+    world = World()
+    world.serve(credit=5)
+    world.dispatch(leased(1))
+    send_once_only(world, 2)
+    send_once_only(world, 3)
+    world.hears(wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(3), attempt=1),)))
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    assert not [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.RequeueTasks)]
+    until = world.mono + POLICY.return_s
+    while world.mono + POLICY.upkeep_s < until:
+        assert renewed(world.after(POLICY.upkeep_s)) == [task_id(2), task_id(3)]
+        assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == []
+    assert renewed(world.after(POLICY.upkeep_s)) == []
+
+
+def test_an_agent_that_does_not_answer_gets_no_more_tasks_until_it_is_heard() -> None:
+    world = World()
+    world.serve(credit=5)
+    world.core._shared.functions.add("hash", "name", b"body")
+    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1)]))
+    world.passes(int(POLICY.silence_s) + 1)
+    assert not [action for action in world.on(ev.Woken([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
+    actions = world.hears(wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),)))
+    assert [action.limit for action in actions if isinstance(action, do.LeaseTasks)] == [4]
+
+
+def test_an_idle_agent_is_not_taken_for_a_silent_one() -> None:
+    world = World()
+    world.serve(credit=5)
+    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, []))
+    world.passes(20)
+    assert [action for action in world.on(ev.Woken([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
+
+
+def test_a_forwarder_that_was_stopped_takes_nobody_for_silent() -> None:
+    """What the peers said meanwhile is in its socket, or on the way into it."""
+    world = World()
+    world.serve(credit=5)
+    send_once_only(world, 1)
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    assert renewed(world.after(300)) == [task_id(1)]
+    assert world.core.status().connections == 1
+    world.passes(90)
+    assert world.core.status().connections == 0
+
+
+def test_that_a_task_which_may_not_run_twice_was_accepted_goes_on_record() -> None:
+    world = World()
+    world.serve(credit=5)
+    send_once_only(world, 1)
+    world.hears(wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),)))
+    [record] = [action for action in world.after(POLICY.moves_idle_s) if isinstance(action, do.RecordMoves)]
+    moved = [(event.task_id, event.state, event.reporter) for event in record.events]
+    assert moved == [(task_id(1), TaskState.WAITING_FOR_NODES, Reporter.AGENT)]
+
+
+# -- old copies of a spool ---------------------------------------------------------------------------------------------
+
+
+def generations(actions: Sequence[do.Action]) -> list[int]:
+    return [action.generation for action in actions if isinstance(action, do.RecordGeneration)]
+
+
+def test_how_new_a_spool_is_is_recorded_one_step_at_a_time() -> None:
+    world = World()
+    world.hears(hello(spool_generation=3))
+    world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7), ev.LeasesRead(ENDPOINT_ID, 7, {}))
+    assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=3))) == []
+    assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=4))) == [4]
+    assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=5))) == []
+    assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=6))) == []
+    assert generations(world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, 4))) == []
+    assert generations(world.after(POLICY.record_s)) == [6]
+    assert generations(world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, 6))) == []
+    assert generations(world.after(POLICY.record_s)) == []
+
+
+def test_an_agent_does_not_make_the_forwarder_write_as_often_as_it_likes() -> None:
+    world = World()
+    world.serve(spool_generation=0)
+    world.after(POLICY.record_s)
+    written: list[do.Action] = []
+    for number in range(1, 101):  # within ten seconds
+        report = wire.EndpointReport(total_workers=number)
+        written += world.hears(wire.Heartbeat(at=1.0, report=report, spool_generation=number))
+        written += world.after(0.1)
+        if last := generations(written[-5:]):
+            written += world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, last[-1]))
+    written += world.after(POLICY.record_s)
+    presences = [action for action in written if isinstance(action, do.SetPresence)]
+    assert 2 <= len(generations(written)) <= 12
+    assert 2 <= len(presences) <= 12
+    assert generations(written)[-1] == presences[-1].status.total_workers == 100, "the last word is not lost"
+
+
+# -- what a store refuses for one endpoint -----------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_ends_the_session_of_its_endpoint() -> None:
+    world = World()
+    world.serve(credit=1)
+    [lease] = [action for action in world.on(ev.Woken([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)] or [
+        do.LeaseTasks(ENDPOINT_ID, 7, 1, POLICY.lease_s)
+    ]
+    assert world.on(ev.StepFailed(do.LeaseTasks(ENDPOINT_ID, 6, 1, POLICY.lease_s))) == [], "of an earlier fence"
+    actions = world.on(ev.StepFailed(lease))
+    assert do.ReleaseEndpoint(ENDPOINT_ID, 7) in actions
+    assert [type(message) for message in sent(actions)] == [wire.Move]
+    assert world.core.counters["endpoints_failed"] == 1
+    assert world.on(ev.StepFailed(lease)) == []
+
+
+def test_the_agent_of_an_old_copy_is_refused_and_the_other_one_stays() -> None:
+    world = World()
+    world.serve(spool_generation=3)
+    world.hears(wire.Heartbeat(at=1.0, spool_generation=4))
+    copy = hello(spool_generation=3, instance_id="00000000-0000-4000-8000-000000000002")
+    [refusal] = sent(world.hears(copy, routing_id=b"copy"))
+    assert isinstance(refusal, wire.Refused)
+    assert refusal.error["code"] == "SPOOL_OUTDATED"
+    assert "--new-spool" in refusal.error["hint"]
+    assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=5))) == []  # it is still heard
+    world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, 4))
+    assert generations(world.after(POLICY.record_s)) == [5]
+
+
+def test_an_agent_that_does_not_count_is_let_in_unless_its_spool_was_counted() -> None:
+    """One that was counted is read by no release that does not count: what such an agent has is a backup of it."""
+    world = World()
+    world.serve(spool_generation=0)
+    assert any(isinstance(action, do.ClaimEndpoint) for action in world.hears(hello(), routing_id=b"older release"))
+    world = World()
+    world.serve(spool_generation=3)
+    [refusal] = sent(world.hears(hello(), routing_id=b"older release and older spool"))
+    assert isinstance(refusal, wire.Refused)
+    assert refusal.error["code"] == "SPOOL_OUTDATED"
 
 
 def test_endpoints_without_tasks_are_kept_together() -> None:
     world = World()
     world.serve(credit=1)
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], {}, []))
+    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
     refresh = do.RefreshEndpoints({ENDPOINT_ID: (7, SPOOL_ID)}, POLICY.ownership_ttl_s)
     actions = world.after(POLICY.upkeep_s)
     assert refresh in actions
@@ -731,7 +957,8 @@ def test_a_second_hello_that_is_not_right_is_refused_and_the_first_session_stays
 ) -> None:
     world = World()
     world.serve(credit=1)
-    [refused] = sent(world.hears(hello(**fields), routing_id=b"second"))
+    refused, *probes = sent(world.hears(hello(**fields), routing_id=b"second"))
+    assert probes == [wire.Heartbeat(at=EPOCH)] * (code == "ENDPOINT_IN_USE")  # does the first one still live?
     assert isinstance(refused, wire.Refused)
     assert refused.error["code"] == code
     assert world.core.status().endpoints == 1

@@ -17,11 +17,12 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_common.errors import ConfigurationError, Fault
+from farcall_common.errors import ConfigurationError, EndpointInUse, Fault
 from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_common.store.model import (
     Endpoint,
     EndpointStatus,
+    ForwarderInfo,
     LeasedTask,
     PeerKey,
     PeerKind,
@@ -38,12 +39,15 @@ from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.adapters.together import Together
 from farcall_forwarder.adapters.zap import find_peers
 from farcall_forwarder.core.actions import (
+    Announce,
     ClaimEndpoint,
     FlushResults,
+    KeepEndpoint,
     LeaseTasks,
     ReadCancels,
     ReadLeases,
     ReadTasks,
+    RecordGeneration,
     RestoreQueue,
     SetPresence,
     StoreStep,
@@ -51,6 +55,7 @@ from farcall_forwarder.core.actions import (
 )
 from farcall_forwarder.core.dispatch import orders
 from farcall_forwarder.core.events import (
+    Announced,
     CancelsRead,
     ClaimRefused,
     EndpointClaimed,
@@ -62,6 +67,7 @@ from farcall_forwarder.core.events import (
     StepLost,
     TasksLeased,
     TasksRead,
+    UpkeepDone,
 )
 from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.moves import MoveBuffer
@@ -76,6 +82,8 @@ from farcall_forwarder.core.untrusted import (
 )
 from farcall_forwarder.service import key_pair
 from farcall_forwarder.settings import Settings
+from tests.unit.test_store_queue import Clock
+from tests.waiting import WAIT_S
 
 # -- outbox ------------------------------------------------------------------------------------------------------------
 
@@ -331,7 +339,7 @@ class SlowSteps(StoreSteps):
 
     def perform(self, step: StoreStep) -> None:
         self.began.set()
-        self.may_end.wait(60)
+        self.may_end.wait(WAIT_S)
         self.has_ended = True
 
 
@@ -395,7 +403,7 @@ def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
 
 def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> None:
     queue = FakeQueue()
-    fence = queue.claim("a", "forwarder", ttl_s=45, now=0)
+    fence = queue.claim("a", "forwarder", ttl_s=45)
     queue.mark_restored("a", fence)
     queue.reachable = False
     stores = Stores(FakeRecords(), queue, FakeBlobs(), Tickets("k" * 32))
@@ -420,7 +428,7 @@ def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> No
 def queue_of(*endpoint_ids: str) -> tuple[FakeQueue, dict[str, int]]:
     """A queue that owns the endpoints under these fences, which nobody has restored."""
     queue = FakeQueue()
-    return queue, {endpoint_id: queue.claim(endpoint_id, "forwarder", ttl_s=45, now=0) for endpoint_id in endpoint_ids}
+    return queue, {endpoint_id: queue.claim(endpoint_id, "forwarder", ttl_s=45) for endpoint_id in endpoint_ids}
 
 
 def steps_on(queue: FakeQueue, records: FakeRecords) -> StoreSteps:
@@ -428,9 +436,33 @@ def steps_on(queue: FakeQueue, records: FakeRecords) -> StoreSteps:
     return StoreSteps(stores, forwarder_id="forwarder", clock=lambda: 1.0)
 
 
+@pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])
+def test_a_forwarder_whose_clock_is_wrong_is_found_and_keeps_its_leases(skew_s: float) -> None:
+    clock = Clock(1_000_000.0)
+    queue, records = FakeQueue(clock), FakeRecords()
+    records.put_endpoint(Endpoint("a", "owner", "a"))
+    queue.announce(ForwarderInfo("other", "tcp://127.0.0.1:1", "key"), ttl_s=15)
+    stores = Stores(records, queue, FakeBlobs(), Tickets("k" * 32))
+    steps = StoreSteps(stores, forwarder_id="skewed", clock=lambda: clock.now + skew_s)
+    assert steps.perform(Announce(ForwarderInfo("skewed", "tcp://127.0.0.1:2", "key"), 15.0)) == Announced(1)
+    assert [info.forwarder_id for info in queue.forwarders()] == ["other", "skewed"]
+    (claimed,) = steps.perform_together([ClaimEndpoint("a", 1, "spool", 45.0)])
+    assert isinstance(claimed, EndpointClaimed)
+    queue.mark_restored("a", claimed.fence)
+    task = Task("t1", "group", "owner", "a", "function", "hash", b"x", idempotent=False)
+    queue.enqueue([QueuedTask.of(task)])
+    steps.perform_together([LeaseTasks("a", claimed.fence, 5, 30.0)])
+    clock.now += 29
+    (kept,) = steps.perform_together([KeepEndpoint("a", claimed.fence, [], "spool", 45.0, 30.0)])
+    assert isinstance(kept, UpkeepDone)
+    assert kept.reaped == []
+    with pytest.raises(EndpointInUse):
+        queue.claim("a", "other", spool_id="another", ttl_s=45)
+
+
 def test_agents_that_come_together_are_let_in_together_and_one_that_may_not_is_refused_alone() -> None:
     queue, _ = queue_of("a")
-    queue.claim("b", "another forwarder", spool_id="another", ttl_s=45, now=0)
+    queue.claim("b", "another forwarder", spool_id="another", ttl_s=45)
     records = FakeRecords()
     for endpoint_id in "abc":
         records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
@@ -442,9 +474,30 @@ def test_agents_that_come_together_are_let_in_together_and_one_that_may_not_is_r
     assert became == {0: "ENDPOINT_UNKNOWN", 1: "let in", 2: "ENDPOINT_IN_USE", 3: "let in"}
 
 
+def test_the_agent_of_an_old_copy_takes_over_from_nobody() -> None:
+    queue, records = FakeQueue(), FakeRecords()
+    records.put_endpoint(Endpoint("a", "owner", "a"))
+    steps = steps_on(queue, records)
+
+    def claim(spool_id: str, generation: int | None) -> str:
+        [answer] = steps.perform_together([ClaimEndpoint("a", 1, spool_id, 45.0, generation=generation)])
+        return answer.error.code if isinstance(answer, ClaimRefused) else "let in"
+
+    assert [claim("spool", None), claim("spool", 1)] == ["let in"] * 2
+    steps.perform_together([RecordGeneration("a", 1, "spool", 3)])
+    fence = queue.claim("a", "other", spool_id="spool", ttl_s=45)
+    queue.mark_restored("a", fence)
+    assert claim("spool", 2) == "SPOOL_OUTDATED"
+    queue.keep("a", "other", fence, spool_id="spool", ttl_s=45)  # it still owns it
+    assert [claim("spool", 3), claim("spool", 4)] == ["let in"] * 2
+    assert [claim("spool", 3), claim("spool", None)] == ["SPOOL_OUTDATED"] * 2
+    queue.evict("a")
+    assert [claim("new", 0), claim("new", 0)] == ["let in", "let in"]
+
+
 def test_queues_are_restored_together_and_one_that_is_owned_by_others_alone_is_not() -> None:
     queue, fences = queue_of("idle", "busy", "gone")
-    queue.claim("gone", "another forwarder", ttl_s=45, now=0)
+    queue.claim("gone", "another forwarder", ttl_s=45)
     records = FakeRecords()
     for endpoint_id in ("busy", "gone"):
         records.add_tasks([Task(f"of {endpoint_id}", "group", "owner", endpoint_id, "function", "hash", b"")])
@@ -475,10 +528,10 @@ def test_requests_to_cancel_are_told_to_each_its_own_and_a_stale_owner_hears_tha
     queue, fences = queue_of("a", "b", "c")
     for endpoint_id, fence in fences.items():
         queue.mark_restored(endpoint_id, fence)
-    queue.enqueue([QueuedTask.of(Task("t1", "group", "owner", "a", "function", "hash", b"x"))], now=0)
-    queue.lease("a", fences["a"], limit=9, lease_s=30, now=1)
-    queue.cancel("a", ["t1"], now=2)
-    queue.claim("b", "another forwarder", ttl_s=45, now=3)
+    queue.enqueue([QueuedTask.of(Task("t1", "group", "owner", "a", "function", "hash", b"x"))])
+    queue.lease("a", fences["a"], limit=9, lease_s=30)
+    queue.cancel("a", ["t1"])
+    queue.claim("b", "another forwarder", ttl_s=45)
     steps = [ReadCancels(endpoint_id, fence) for endpoint_id, fence in fences.items()]
     assert steps_on(queue, FakeRecords()).perform_together(steps) == [
         CancelsRead("a", fences["a"], ["t1"]),
@@ -491,16 +544,16 @@ def test_a_stale_owner_says_nothing_of_its_endpoint_and_the_others_are_recorded(
     queue, fences = queue_of("a", "b", "c")
     for endpoint_id, fence in fences.items():
         queue.mark_restored(endpoint_id, fence)
-    queue.claim("b", "another forwarder", ttl_s=45, now=0)
+    queue.claim("b", "another forwarder", ttl_s=45)
     records = FakeRecords()
     for endpoint_id in fences:
         records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
-    records.set_presence([Presence("b", True, EndpointStatus(), dt.datetime.now(dt.UTC))])
+    records.set_presence([Presence("b", True, EndpointStatus())])
     steps = [
-        SetPresence("a", fences["a"], True, EndpointStatus(), 1.0, 45.0),
-        SetPresence("b", fences["b"], False, EndpointStatus(), 2.0, 45.0),
-        SetPresence("a", fences["a"], False, EndpointStatus(), 3.0, 45.0),
-        SetPresence("c", fences["c"], True, EndpointStatus(managers=1), 4.0, 45.0),
+        SetPresence("a", fences["a"], True, EndpointStatus(), 45.0),
+        SetPresence("b", fences["b"], False, EndpointStatus(), 45.0),
+        SetPresence("a", fences["a"], False, EndpointStatus(), 45.0),
+        SetPresence("c", fences["c"], True, EndpointStatus(managers=1), 45.0),
     ]
     assert steps_on(queue, records).perform_together(steps) == [StepFenced(steps[1])]
     shown = {endpoint_id: records.get_endpoint(endpoint_id) for endpoint_id in fences}

@@ -377,3 +377,19 @@ def test_a_policy_that_is_too_small_still_takes_the_biggest_result() -> None:
     relay = Relay(dataclasses.replace(POLICY, relay_bytes=1))
     message = wire.BlobPush(task_id=task_id(1), attempt=1, size_bytes=POLICY.max_result_bytes, sha256=SHA256)
     assert relay.push(open_session(), message, (), lease(), Instant(0.0, EPOCH)) != []
+
+
+class BrokenBlobs(FakeBlobs):
+    def read_part(self, blob_key: str, *, offset_bytes: int, length_bytes: int) -> bytes:
+        raise ZeroDivisionError(blob_key)
+
+    def write(self, blob_key: str, data: bytes) -> BlobRef:
+        raise ZeroDivisionError(blob_key)
+
+
+def test_a_bug_in_the_blob_store_ends_one_transfer() -> None:
+    read = read_piece(BrokenBlobs(), ReadPiece(1, "key", 0, 1))
+    stored = store_blob(BrokenBlobs(), StoreBlob(1, BlobRef("key", 0, hashlib.sha256().hexdigest()), ()))
+    for error in (read.error, stored.error):
+        assert error is not None
+        assert error.retryable

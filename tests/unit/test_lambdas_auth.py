@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Callable
 from typing import Any, cast
 
+import boto3
 import globus_sdk
 import pytest
 import requests
 import responses
 from aws_lambda_powertools.utilities.typing import LambdaContext
 from globus_sdk.testing import RegisteredResponse, get_response_set
+from moto import mock_aws
 
 from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
-from farcall_lambdas.auth import CachedProvider, DevProvider, GlobusProvider
+from farcall_lambdas.auth import CachedProvider, DevProvider, GlobusProvider, provider_from_settings
 from farcall_lambdas.authorizer import Authorizer, policy
 from farcall_lambdas.handlers import authorizer as authorizer_handler
-from farcall_lambdas.identity import Identity
+from farcall_lambdas.identity import Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings
 from farcall_lambdas.testing import ALICE, Clock
 
@@ -135,7 +138,7 @@ class TestGlobus:
             retry_config=globus_sdk.transport.RetryConfig(max_retries=0),
         )  # fmt: skip
         moment = float(ANSWER["exp"]) - 3600 if now is None else now
-        return GlobusProvider(client, client_id=client_id, scope=scope, clock=Clock(moment))
+        return GlobusProvider(lambda: client, client_id=client_id, scope=scope, clock=Clock(moment))
 
     def answer(self, mocked: responses.RequestsMock, **changes: Any) -> None:
         mocked.post(
@@ -192,6 +195,54 @@ class TestGlobus:
 
         with pytest.raises(Unavailable):
             self.provider().authenticate("token")
+
+
+class TestGlobusSecret:
+    """The client's secret, in Secrets Manager."""
+
+    @pytest.fixture
+    def secrets(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        with mock_aws():
+            yield boto3.client("secretsmanager")
+
+    def provider(self, arn: str, **options: Any) -> IdentityProvider:
+        settings = AuthSettings.from_environment(
+            {
+                "FARCALL_AUTH_PROVIDER": "globus",
+                "FARCALL_GLOBUS_CLIENT_ID": CLIENT_ID,
+                "FARCALL_GLOBUS_SCOPE": SCOPE,
+                "FARCALL_GLOBUS_SECRET_ARN": arn,
+            }
+        )
+        return provider_from_settings(settings, clock=Clock(float(ANSWER["exp"]) - 3600), **options)
+
+    @pytest.mark.parametrize(("max_age_s", "used"), [(300, ["first", "first"]), (0, ["first", "second"])])
+    def test_a_changed_secret_is_used_when_the_old_one_is_too_old(
+        self, secrets: Any, max_age_s: int, used: list[str]
+    ) -> None:
+        arn = secrets.create_secret(Name="globus", SecretString='{"client_secret": "first"}')["ARN"]
+        provider = self.provider(arn, secret_max_age_s=max_age_s)
+        with responses.RequestsMock() as mocked:
+            asked = mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", json=ANSWER)
+            provider.authenticate("one")
+            secrets.put_secret_value(SecretId=arn, SecretString='{"client_secret": "second"}')
+            provider.authenticate("two")
+        sent = [base64.b64decode(call.request.headers["Authorization"].split()[1]).decode() for call in asked.calls]
+        assert sent == [f"{CLIENT_ID}:{secret}" for secret in used]
+
+    def test_a_secret_that_cannot_be_read_is_an_outage(self, secrets: Any) -> None:
+        with pytest.raises(Unavailable, match="globus-missing cannot be read"):
+            self.provider("globus-missing").authenticate("token")
+
+    @pytest.mark.parametrize(("text", "error"), [("hush", Unavailable), ('{"secret": "hush"}', ConfigurationError)])
+    def test_a_malformed_secret_is_not_shown(self, secrets: Any, text: str, error: type[Exception]) -> None:
+        arn = secrets.create_secret(Name="globus", SecretString=text)["ARN"]
+        with pytest.raises(error) as caught:
+            self.provider(arn).authenticate("token")
+        assert "hush" not in str(caught.value)
 
 
 class Counting:

@@ -27,7 +27,7 @@ class Lab:
         self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
         endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})
         self.endpoint_id: str = endpoint.body["endpoint_id"]
-        self.fence = self.queue.claim(self.endpoint_id, "fwd-1", ttl_s=1e9, now=self.api.clock.now)
+        self.fence = self.queue.claim(self.endpoint_id, "fwd-1", ttl_s=1e9)
         self.queue.mark_restored(self.endpoint_id, self.fence)
 
     def submit(self, count: int = 1) -> list[str]:
@@ -36,7 +36,7 @@ class Lab:
         return list(answer.body["tasks"][self.function_id])
 
     def lease(self, limit: int = 1) -> list[str]:
-        leased = self.queue.lease(self.endpoint_id, self.fence, limit=limit, lease_s=30, now=self.api.clock.now)
+        leased = self.queue.lease(self.endpoint_id, self.fence, limit=limit, lease_s=30)
         return [each.task.task_id for each in leased]
 
     def success(self, task_id: str) -> TaskResult:
@@ -91,7 +91,7 @@ def test_a_finished_task_stays_as_it_is(lab: Lab) -> None:
 def test_a_task_whose_end_is_on_its_way_is_finished(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.lease()
-    lab.queue.ack(lab.fence, [lab.success(task_id)], now=lab.api.clock.now)
+    lab.queue.ack(lab.fence, [lab.success(task_id)])
 
     assert lab.cancel(task_id) == {"task_id": task_id, "outcome": "finished"}
     assert not lab.state(task_id).is_terminal
@@ -144,7 +144,7 @@ def test_with_the_queue_away_cancelling_can_be_retried(lab: Lab) -> None:
 
 def test_a_crash_between_queue_and_record_is_repaired_by_the_reconciler(lab: Lab) -> None:
     [task_id] = lab.submit()
-    lab.queue.cancel(lab.endpoint_id, [task_id], now=lab.api.clock.now)
+    lab.queue.cancel(lab.endpoint_id, [task_id])
     lab.api.clock.now += 60
 
     done = lab.api.application.services.reconciler.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ class Lab:
 
     def announce(self, *forwarders: ForwarderInfo) -> None:
         for each in forwarders:
-            self.queue.announce(each, ttl_s=15, now=self.api.clock.now)
+            self.queue.announce(each, ttl_s=15)
 
     def connect(self, endpoint_id: str | None = None, **fields: object) -> Answer:
         path = f"/v3/endpoints/{endpoint_id or self.endpoint_id}/connect"
@@ -57,6 +58,7 @@ def test_an_agent_is_let_in_with_its_key(lab: Lab) -> None:
     assert answer.status == 200
     assert answer.body["forwarders"] == [{"address": "tcp://10.0.0.1:443", "server_key": "1" * 40}]
     assert (answer.body["endpoint_id"], answer.body["heartbeat_s"]) == (lab.endpoint_id, 30.0)
+    assert answer.body["owner_id"] == ALICE.identity_id
     assert answer.body["ticket_expires_at"] == lab.api.clock.now + 86_400
     assert lab.queue.find_peers([KEY])[KEY] == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
     assert lab.api.stores.records.find_endpoint_by_key(KEY) == lab.endpoint_id
@@ -129,13 +131,13 @@ def test_an_endpoint_may_change_its_key(lab: Lab) -> None:
 def test_what_the_agent_runs_on_is_remembered(lab: Lab) -> None:
     lab.announce(forwarder(1))
 
-    lab.connect(python_version="3.12.1", packages={"dill": "0.4.1"}, spool_id=lab.endpoint_id)
+    said: dict[str, Any] = {"python_version": "3.12.1", "packages": {"dill": "0.4.1"}, "platform": "Linux-6.1-x86_64"}
+    lab.connect(**said, spool_id=lab.endpoint_id)
 
     endpoint = lab.api.stores.records.get_endpoint(lab.endpoint_id)
     assert endpoint is not None
-    assert endpoint.metadata["runtime"] == {"python_version": "3.12.1", "packages": {"dill": "0.4.1"}}
-    shown = lab.api.call("GET", f"/v2/endpoints/{lab.endpoint_id}").body
-    assert shown["runtime"] == {"python_version": "3.12.1", "packages": {"dill": "0.4.1"}}
+    assert endpoint.metadata["runtime"] == said
+    assert lab.api.call("GET", f"/v2/endpoints/{lab.endpoint_id}").body["runtime"] == said
 
 
 @pytest.mark.parametrize("key", ["", KEY[:-1], KEY + "0", " " * 40, KEY[:-1] + "~", KEY[:-1] + "\n", 40])
@@ -187,22 +189,24 @@ def test_who_asks_wakes_forwarders_that_sleep_and_is_told_when_to_ask_again(lab:
 def test_forwarders_sleep_when_nobody_was_connected_to_any_of_them_for_long(lab: Lab) -> None:
     fleet = Fleet()
     lab.api = MemoryApi(stores=lab.api.stores, fleet=fleet)
-    watch, now = lab.api.application.services.idle, lab.api.clock.now
+    watch = lab.api.application.services.idle
 
-    def announce(*idle_since: float | None) -> None:
-        for number, since in enumerate(idle_since):
-            lab.announce(dataclasses.replace(forwarder(number), idle_since=since))
+    def announce(*idle_s: float | None) -> None:
+        for number, each_s in enumerate(idle_s):
+            lab.announce(dataclasses.replace(forwarder(number), idle_s=each_s))
 
     assert watch.run() == 0  # nobody is awake
-    for awake in ([None], [now - 899], [now - 900, None], [now - 900, now - 10]):
+    for awake in ([None], [899.0], [900.0, None], [900.0, 10.0]):
         announce(*awake)
-        assert watch.run() == 0
+        for hours in (0, 1, -1, 0):  # whatever the clock here says
+            lab.api.clock.now += hours * 3600
+            assert watch.run() == 0
     assert fleet.slept == 0
-    announce(now - 900, now - 2000)
+    announce(900.0, 2000.0)
     assert watch.run() == 2
     assert fleet.slept == 1
 
 
 def test_without_a_fleet_nobody_sleeps(lab: Lab) -> None:
-    lab.announce(dataclasses.replace(forwarder(1), idle_since=0.0))
+    lab.announce(dataclasses.replace(forwarder(1), idle_s=10_000.0))
     assert lab.api.application.services.idle.run() == 0

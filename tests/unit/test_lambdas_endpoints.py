@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import uuid
 from typing import Any
 
 import pytest
 
 from farcall_common.store.model import EndpointStatus, Presence
-from farcall_lambdas.testing import ALICE, BOB, MemoryApi
+from farcall_lambdas.testing import ALICE, BOB, MemoryApi, memory_stores
 
 
 @pytest.fixture
@@ -75,13 +74,25 @@ def test_an_endpoint_is_online_while_its_heartbeats_come_in(api: MemoryApi) -> N
     path = f"/v2/endpoints/{endpoint_id}/status"
     assert api.call("GET", path).body["status"] == "offline"
 
-    seen_at = dt.datetime.fromtimestamp(api.clock.now, dt.UTC)
     status = EndpointStatus(managers=1, total_workers=4, idle_workers=3, pending_tasks=2, outstanding_tasks=5)
-    api.stores.records.set_presence([Presence(endpoint_id, True, status, seen_at)])
+    api.stores.records.set_presence([Presence(endpoint_id, True, status)])
     details = {"total_workers": 4, "idle_workers": 3, "pending_tasks": 2, "outstanding_tasks": 5, "managers": 1}
     assert api.call("GET", path).body == {"status": "online", "details": details}
 
     api.clock.now += 121
+    assert api.call("GET", path).body["status"] == "offline"
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_no_clock_but_that_of_the_database_decides_whether_an_endpoint_is_online(hours: int) -> None:
+    database_s = [1_700_000_000.0]
+    api = MemoryApi(stores=memory_stores(lambda: database_s[0]))
+    api.clock.now = database_s[0] + 3600 * hours
+    endpoint_id = register(api)
+    path = f"/v2/endpoints/{endpoint_id}/status"
+    api.stores.records.set_presence([Presence(endpoint_id, True, EndpointStatus(managers=1))])
+    assert api.call("GET", path).body["status"] == "online"
+    database_s[0] += 121
     assert api.call("GET", path).body["status"] == "offline"
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from farcall_common import errors
@@ -48,7 +49,8 @@ def test_callers_do_not_slow_each_other_down() -> None:
 
 
 def test_processes_share_one_bucket() -> None:
-    queue, clock, settings = FakeQueue(), Clock(), ApiSettings(rate_per_s=100, rate_burst=50)
+    clock, settings = Clock(), ApiSettings(rate_per_s=100, rate_burst=50)
+    queue = FakeQueue(clock)
     processes = [RateLimit(queue, settings, clock=clock) for _ in range(3)]
 
     def spend_all(process: RateLimit) -> int:
@@ -64,7 +66,8 @@ def test_processes_share_one_bucket() -> None:
 
 
 def test_tokens_are_taken_in_advance_and_do_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, clock = FakeQueue(), Clock()
+    clock = Clock()
+    queue = FakeQueue(clock)
     asked: list[int] = []
     take = queue.take
 
@@ -107,16 +110,31 @@ def test_that_a_queue_is_far_from_full_is_believed_for_a_second() -> None:
     lab = Lab(ApiSettings(max_queue_depth=30))
     assert lab.submit({lab.function_id: [PAYLOAD] * 2}).status == 200
     others = [make_queued(f"t{number}", endpoint_id=lab.endpoint_id) for number in range(28)]
-    assert lab.queue.enqueue(others, now=lab.api.clock.now) == 30
+    assert lab.queue.enqueue(others) == 30
 
     assert lab.submit().status == 200  # the third of thirty, as far as this process knows
     refused(lab.submit(), 429, "QUEUE_FULL")
 
     lab = Lab(ApiSettings(max_queue_depth=30))
     assert lab.submit().status == 200
-    lab.queue.enqueue([make_queued(f"t{number}", endpoint_id=lab.endpoint_id) for number in range(29)], now=0)
+    lab.queue.enqueue([make_queued(f"t{number}", endpoint_id=lab.endpoint_id) for number in range(29)])
     lab.api.clock.now += 1
     refused(lab.submit(), 429, "QUEUE_FULL")
+
+
+def test_a_full_queue_has_room_for_a_share_of_another_submitter() -> None:
+    lab = Lab(ApiSettings(max_queue_depth=200))
+    others = [make_queued(f"t{number}", endpoint_id=lab.endpoint_id, owner_id="other") for number in range(200)]
+    lab.queue.enqueue(others)
+    assert [lab.submit().status for _ in range(2)] == [200, 200]  # a hundredth
+    refused(lab.submit(), 429, "QUEUE_FULL")
+
+    many = [make_queued(f"u{number}", endpoint_id=lab.endpoint_id, owner_id=f"other {number}") for number in range(199)]
+    lab = Lab(ApiSettings(max_queue_depth=100))
+    for task in many:
+        lab.queue.enqueue([msgspec.structs.replace(task, endpoint_id=lab.endpoint_id)])
+    assert lab.submit().status == 200
+    refused(lab.submit(), 429, "QUEUE_FULL")  # it is twice as long as one submitter may make it
 
 
 def test_each_endpoint_has_room_of_its_own() -> None:
@@ -189,7 +207,7 @@ def test_a_caller_owns_so_many_things(path: str, body: object) -> None:
 
 def test_every_limit_is_on_its_page() -> None:
     fields = [field.name for field in dataclasses.fields(ApiSettings)]
-    kinds = ("max_", "rate_", "key_", "retention_", "purge_", "audit_")
+    kinds = ("max_", "rate_", "key_", "retention_", "purge_", "audit_", "database_")
     limits = {f"FARCALL_{name.upper()}" for name in fields if name.startswith(kinds)}
 
     # How long what was given stays good is there too, and is no limit of a request.

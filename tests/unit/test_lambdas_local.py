@@ -20,6 +20,7 @@ from farcall_lambdas.local import THREADS, LocalResolver
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.testing import ALICE, BOB, memory_stores
+from tests.waiting import WAIT_S
 
 BEARER = {"Authorization": "Bearer alice-token"}
 DEV = DevProvider({"alice-token": ALICE, "bob-token": BOB})
@@ -165,7 +166,7 @@ def test_slow_stores_do_not_hold_up_other_requests(
 
     def slow(*_: object, **__: object) -> list[object]:
         stuck.release()
-        assert go_on.wait(60)
+        assert go_on.wait(WAIT_S)
         return []
 
     monkeypatch.setattr(stores.records, "list_tasks", slow)

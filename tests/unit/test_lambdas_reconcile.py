@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from farcall_common.errors import Unavailable
 from farcall_common.store.fakes import FakeQueue
-from farcall_common.store.model import TaskEvent, TaskResult
+from farcall_common.store.model import OpenTask, QueueStanding, Task, TaskEvent, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
+from farcall_lambdas.services.reconcile import Reconciled
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.testing import ALICE, MemoryApi
 
@@ -39,7 +42,7 @@ class Lab:
         return list(answer.body["tasks"][self.function_id])
 
     def own(self) -> int:
-        fence = self.queue.claim(self.endpoint_id, "fwd-1", ttl_s=1e9, now=self.api.clock.now)
+        fence = self.queue.claim(self.endpoint_id, "fwd-1", ttl_s=1e9)
         self.queue.mark_restored(self.endpoint_id, fence)
         return fence
 
@@ -57,7 +60,7 @@ def test_committed_tasks_that_were_never_queued_are_queued_in_order(lab: Lab) ->
 
     done = lab.reconciler.run()
 
-    leased = lab.queue.lease(lab.endpoint_id, fence, limit=2000, lease_s=30, now=lab.api.clock.now)
+    leased = lab.queue.lease(lab.endpoint_id, fence, limit=2000, lease_s=30)
     assert (done.endpoints, done.offered) == (1, 1500)
     assert [each.task.task_id for each in leased] == task_ids
     assert wake_ups.get(0) == [lab.endpoint_id]
@@ -111,12 +114,12 @@ def test_each_round_tells_how_many_tasks_wait_in_one_line(lab: Lab, caplog: pyte
 def test_ends_that_nobody_wrote_down_are_recorded(lab: Lab) -> None:
     [task_id] = lab.submit()
     fence = lab.own()
-    lab.queue.lease(lab.endpoint_id, fence, limit=1, lease_s=30, now=lab.api.clock.now)
+    lab.queue.lease(lab.endpoint_id, fence, limit=1, lease_s=30)
     end = TaskResult(
         task_id, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"00\nr",
         timings={"returned_at": lab.api.clock.now},
     )  # fmt: skip
-    lab.queue.ack(fence, [end], now=lab.api.clock.now)
+    lab.queue.ack(fence, [end])
 
     lab.api.clock.now += 5
     assert lab.reconciler.run().recorded == 0, "its forwarder may be at it"
@@ -128,6 +131,21 @@ def test_ends_that_nobody_wrote_down_are_recorded(lab: Lab) -> None:
     assert lab.reconciler.run().endpoints == 0
 
 
+@pytest.mark.parametrize("hours", [1, -1])
+def test_ends_are_recorded_whatever_the_clock_of_their_forwarder_said(lab: Lab, hours: int) -> None:
+    [task_id] = lab.submit()
+    fence = lab.own()
+    lab.queue.lease(lab.endpoint_id, fence, limit=1, lease_s=30)
+    end = TaskResult(
+        task_id, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"00\nr",
+        timings={"returned_at": lab.api.clock.now + 3600 * hours},
+    )  # fmt: skip
+    lab.queue.ack(fence, [end])
+    lab.api.clock.now += 60
+    assert lab.reconciler.run().recorded == 1
+    assert lab.records.get_tasks([task_id])[task_id].result == b"00\nr"
+
+
 def test_it_never_takes_an_endpoint_over(lab: Lab) -> None:
     lab.submit(queued=False)
     fence = lab.own()
@@ -135,7 +153,211 @@ def test_it_never_takes_an_endpoint_over(lab: Lab) -> None:
 
     lab.reconciler.run()
 
-    lab.queue.keep(lab.endpoint_id, "fwd-1", fence, ttl_s=45, now=lab.api.clock.now)
+    lab.queue.keep(lab.endpoint_id, "fwd-1", fence, ttl_s=45)
+
+
+def test_a_task_is_queued_whatever_the_clock_of_its_submit_says(lab: Lab) -> None:
+    """The checkpoint goes by the order of transactions: an hour more or less on the submit's clock changes nothing."""
+    lab.submit()
+    offered = 0
+    for skew in (-3600, 3600):
+        lab.api.clock.now += 60
+        offered += lab.reconciler.run().offered
+        lab.api.clock.now += skew
+        lab.submit(queued=False)
+        lab.api.clock.now -= skew
+    for _ in range(3):
+        lab.api.clock.now += 60
+        offered += lab.reconciler.run().offered
+
+    assert offered == 2
+    assert lab.queue.depth(lab.endpoint_id) == 3
+
+
+def test_after_a_wipe_all_that_waits_is_queued_again(lab: Lab) -> None:
+    task_ids = lab.submit(1500)
+    for _ in range(3):
+        lab.api.clock.now += 60
+        assert lab.reconciler.run().offered == 0
+    lab.queue.wipe()
+
+    assert lab.reconciler.run().offered == 1500
+    fence = lab.own()
+    leased = lab.queue.lease(lab.endpoint_id, fence, limit=2000, lease_s=30)
+    assert [each.task.task_id for each in leased] == task_ids
+
+
+def test_a_wipe_during_a_round_is_made_good_by_the_next(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.submit(3)
+    for _ in range(3):
+        lab.api.clock.now += 60
+        lab.reconciler.run()
+    find_missing = lab.queue.find_missing
+
+    def wiped_after_the_look(task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
+        found = find_missing(task_ids)
+        lab.queue.wipe()
+        return found
+
+    monkeypatch.setattr(lab.queue, "find_missing", wiped_after_the_look)
+    assert lab.reconciler.run().offered == 0
+    monkeypatch.undo()
+
+    assert lab.reconciler.run().offered == 3
+
+
+def test_a_single_task_that_the_queue_lost_is_found_by_the_sweep(lab: Lab) -> None:
+    """Such as by a hand in the queue: no wipe, so that the checkpoint is still there."""
+    task_ids = lab.submit(2500)
+    for _ in range(3):
+        lab.api.clock.now += 60
+        lab.reconciler.run()
+    lane = lab.queue._lane(lab.endpoint_id)
+    lane.waiting.remove(ALICE.identity_id, task_ids[1700])
+    del lane.entries[task_ids[1700]]
+
+    assert sum(lab.reconciler.run().offered for _ in range(3)) == 1
+    assert lab.queue.depth(lab.endpoint_id) == 2500
+
+
+def test_a_round_that_is_late_leaves_the_rest_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(ApiSettings(repair_until_s=1.5))
+    lab.submit(10, queued=False)
+    lab.submit(5000, queued=False)
+    lab.api.clock.now += 60
+    lab.reconciler.run()
+    lab.queue.wipe()
+    find_missing = lab.queue.find_missing
+
+    def slow(task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
+        lab.api.clock.now += 1.0
+        return find_missing(task_ids)
+
+    monkeypatch.setattr(lab.queue, "find_missing", slow)
+    offered = [lab.reconciler.run().offered for _ in range(8)]
+
+    assert sum(offered) == 5010
+    assert max(offered) <= 3000, "two pages, and one of the sweep"
+
+
+def test_a_round_on_a_slow_disk_ends_in_time_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ApiSettings(repair_until_s=45.0)
+    lab = Lab(settings)
+    lab.submit(3000, queued=False)  # one transaction
+    lab.api.clock.now += 60
+    get_tasks = lab.records.get_tasks
+
+    def slow(task_ids: Sequence[str], **options: bool) -> Mapping[str, Task]:
+        lab.api.clock.now += 0.02 * len(task_ids)
+        return get_tasks(task_ids, **options)
+
+    monkeypatch.setattr(lab.records, "get_tasks", slow)
+    offered: list[int] = []
+    while not offered or offered[-1]:
+        began_at = lab.api.clock.now
+        offered.append(lab.reconciler.run().offered)
+        assert lab.api.clock.now - began_at <= settings.repair_until_s + 2 * 2.0, (
+            "a few tasks of a page and of the sweep"
+        )
+    assert sum(offered) == 3000
+    assert offered[0] > 2000
+
+
+def test_tasks_of_one_transaction_are_not_compared_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(ApiSettings(repair_until_s=1.5))
+    lab.submit(10_000, queued=False)
+    lab.api.clock.now += 60
+    find_missing = lab.queue.find_missing
+
+    def slow(task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
+        lab.api.clock.now += 0.4  # three or four pages in a round
+        return find_missing(task_ids)
+
+    monkeypatch.setattr(lab.queue, "find_missing", slow)
+    assert sum(lab.reconciler.run().offered for _ in range(4)) == 10_000
+
+
+def test_of_two_rounds_at_once_the_second_does_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.submit(queued=False)
+    lab.api.clock.now += 60
+    second: list[Reconciled] = []
+    find_missing = lab.queue.find_missing
+
+    def overlapping(task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
+        second.append(lab.reconciler.run())
+        return find_missing(task_ids)
+
+    monkeypatch.setattr(lab.queue, "find_missing", overlapping)
+
+    assert lab.reconciler.run().offered == 1
+    assert set(second) == {Reconciled(skipped=1)}
+
+
+def test_old_tasks_are_forgotten_although_the_queue_is_away(lab: Lab) -> None:
+    end(lab, lab.submit(3))
+    lab.api.clock.now += 31 * DAY_S
+    lab.submit(queued=False)
+    lab.queue.reachable = False
+
+    with pytest.raises(Unavailable):
+        lab.reconciler.run()
+
+    lab.queue.reachable = True
+    assert lab.reconciler.run().purged == 0, "they were forgotten by the first round"
+    assert len(lab.records.list_open_ids()) == 1
+
+
+def test_the_work_of_a_round_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_in_a_round(backlog: int) -> list[int]:
+        """Rows that each statement of a round returned."""
+        lab = Lab()
+        for _ in range(backlog // 5000):
+            lab.submit(5000)
+        for _ in range(3):
+            lab.api.clock.now += 60
+            lab.reconciler.run()
+        read: list[int] = []
+        list_open_ids = lab.records.list_open_ids
+
+        def counted(**wanted: Any) -> Sequence[OpenTask]:
+            found = list_open_ids(**wanted)
+            read.append(len(found))
+            return found
+
+        monkeypatch.setattr(lab.records, "list_open_ids", counted)
+        monkeypatch.setattr(lab.records, "list_open_tasks", None)
+        monkeypatch.setattr(lab.records, "get_tasks", None)
+        assert lab.reconciler.run().tasks_waiting == backlog
+        return read
+
+    assert read_in_a_round(5000) == read_in_a_round(20_000) == [1000, 0, 1000]
+
+
+def test_a_task_that_has_not_started_in_time_ends_and_says_why(lab: Lab) -> None:
+    waiting, leased, running, ended = lab.submit(4)
+    fence = lab.own()
+    lab.queue.lease(lab.endpoint_id, fence, limit=3, lease_s=1e9)
+    lab.queue.unlease(lab.endpoint_id, fence, [waiting])
+    at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
+    lab.records.record_moves([TaskEvent(running, TaskState.RUNNING, Reporter.AGENT, at, attempt=1)])
+    end(lab, [ended])
+    lab.api.clock.now += 29 * DAY_S
+    [young] = lab.submit()
+    assert lab.reconciler.run().expired == 0
+    lab.api.clock.now += 2 * DAY_S
+
+    assert lab.reconciler.run().expired == 2
+
+    shown = lab.api.call("GET", f"/v2/tasks/{waiting}").body
+    assert (shown["status"], shown["completion_t"] is not None) == ("failed", True)
+    assert lab.records.get_tasks([waiting])[waiting].error == lab.records.get_tasks([leased])[leased].error
+    error = lab.records.get_tasks([waiting])[waiting].error
+    assert error is not None
+    assert error.code == "WAITED_TOO_LONG"
+    assert [task.task_id for task in lab.records.list_open_ids()] == [running, young]
+    assert lab.queue.outbox(lab.endpoint_id) == []
+    assert lab.queue.cancel_requests(lab.endpoint_id, fence) == [leased], "its endpoint is asked to stop"
+    assert lab.queue.place(lab.endpoint_id, waiting).standing is QueueStanding.DONE
 
 
 def test_an_outage_is_said(lab: Lab) -> None:

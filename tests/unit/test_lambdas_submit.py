@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
 import uuid
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farcall_common.store.fakes import FakeQueue, FakeRecords
+from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_common.store.model import BlobRef, ForwarderInfo, TaskResult
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
@@ -107,9 +108,9 @@ def test_the_spans_above_tasks_are_recorded_and_queued(lab: Lab) -> None:
     ids = [*answer.body["tasks"][lab.function_id], *answer.body["tasks"][other]]
     recorded = lab.records.get_tasks(ids)
     assert [recorded[task_id].traceparent for task_id in ids] == [SPAN, None, None]
-    fence = lab.queue.claim(lab.endpoint_id, "fwd-1", ttl_s=45, now=lab.api.clock.now)
+    fence = lab.queue.claim(lab.endpoint_id, "fwd-1", ttl_s=45)
     lab.queue.mark_restored(lab.endpoint_id, fence)
-    leased = lab.queue.lease(lab.endpoint_id, fence, limit=3, lease_s=45, now=lab.api.clock.now)
+    leased = lab.queue.lease(lab.endpoint_id, fence, limit=3, lease_s=45)
     assert {each.task.task_id: each.task.traceparent for each in leased} == dict(
         zip(ids, [SPAN, None, None], strict=True)
     )
@@ -139,8 +140,8 @@ def test_ids_that_the_service_makes_are_uuids_in_order_of_submission(lab: Lab) -
 
 
 def test_the_forwarder_that_owns_the_endpoint_is_woken(lab: Lab) -> None:
-    lab.queue.announce(ForwarderInfo("fwd-1", "tcp://h:1", "k" * 40), ttl_s=15, now=lab.api.clock.now)
-    lab.queue.claim(lab.endpoint_id, "fwd-1", ttl_s=45, now=lab.api.clock.now)
+    lab.queue.announce(ForwarderInfo("fwd-1", "tcp://h:1", "k" * 40), ttl_s=15)
+    lab.queue.claim(lab.endpoint_id, "fwd-1", ttl_s=45)
     wake_ups = lab.queue.listen("fwd-1")
 
     lab.submit()
@@ -309,6 +310,18 @@ class TestPayloads:
         assert task.payload_ref.blob_key.startswith(f"{ALICE.identity_id}/")
         assert lab.api.stores.blobs.read(task.payload_ref.blob_key) == ("é" * 6).encode()
 
+    def test_a_payload_that_is_not_text_comes_in_base64(self, lab: Lab) -> None:
+        data = b"b3 1\n\xff\x00"
+        encoded = {"base64": base64.b64encode(data).decode()}
+
+        [task_id] = lab.submit({lab.function_id: [encoded]}).body["tasks"][lab.function_id]
+
+        ref = lab.records.get_tasks([task_id])[task_id].payload_ref
+        assert ref is not None
+        assert lab.api.stores.blobs.read(ref.blob_key) == data
+        for wrong in ({"base64": "not base64"}, {"base64": 7}, {}):
+            assert lab.submit({lab.function_id: [wrong]}).status == 422
+
     def test_an_uploaded_payload_is_referred_to(self, lab: Lab) -> None:
         ref = upload(lab, b"much data")
 
@@ -316,6 +329,13 @@ class TestPayloads:
 
         [task_id] = answer.body["tasks"][lab.function_id]
         assert lab.records.get_tasks([task_id])[task_id].payload_ref == ref
+
+    def test_a_blob_that_is_used_again_lives_as_long_as_a_new_one(self, lab: Lab) -> None:
+        """The task may wait for as long as any other: an old blob would expire before it starts."""
+        ref = upload(lab, b"much data")
+        assert lab.submit({lab.function_id: [reference(ref)]}).status == 200
+        assert isinstance(lab.api.stores.blobs, FakeBlobs)
+        assert lab.api.stores.blobs.renewed == [ref.blob_key]
 
     def test_over_the_payload_limit_is_too_large_inline_or_not(self) -> None:
         lab = Lab(ApiSettings(max_payload_bytes=20))

@@ -85,6 +85,16 @@ def test_a_result_is_read_as_often_as_one_likes(lab: Lab) -> None:
     assert first["timings"]["started_at"] == 1.5
 
 
+def test_a_result_that_is_too_large_has_the_name_of_globus_computes_exception(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    lab.end(task_id, TaskState.FAILED, error=ErrorRecord("RESULT_TOO_LARGE", "The result has 9 bytes.", "Write it."))
+
+    task = lab.get(task_id)
+
+    assert task["exception"] == "MaxResultSizeExceeded: The result has 9 bytes."
+    assert task["error"]["message"] == "The result has 9 bytes."
+
+
 def test_a_failed_task_shows_the_remote_traceback_and_the_error(lab: Lab) -> None:
     [task_id] = lab.submit()
     error = ErrorRecord(

@@ -13,6 +13,7 @@ from farcall_common.store.model import EndpointStatus, Presence, TaskEvent, Task
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.testing import BOB
 from tests.unit.test_lambdas_submit import PAYLOAD, Lab
+from tests.unit.test_store_queue import make_queued
 
 
 class WhyLab(Lab):
@@ -25,12 +26,12 @@ class WhyLab(Lab):
         return list(self.submit({self.function_id: [PAYLOAD] * count}).body["tasks"][self.function_id])
 
     def seen(self, *, online: bool = True, **status: Any) -> None:
-        self.records.set_presence([Presence(self.endpoint_id, online, EndpointStatus(**status), self.at())])
+        self.records.set_presence([Presence(self.endpoint_id, online, EndpointStatus(**status))])
 
     def lease(self, count: int) -> None:
-        fence = self.queue.claim(self.endpoint_id, "f", ttl_s=60, now=self.api.clock.now)
+        fence = self.queue.claim(self.endpoint_id, "f", ttl_s=60)
         self.queue.mark_restored(self.endpoint_id, fence)
-        self.queue.lease(self.endpoint_id, fence, limit=count, lease_s=60, now=self.api.clock.now)
+        self.queue.lease(self.endpoint_id, fence, limit=count, lease_s=60)
 
     def move(self, task_id: str, state: TaskState) -> None:
         reporter = Reporter.FORWARDER if state is TaskState.WAITING_FOR_NODES else Reporter.AGENT
@@ -66,6 +67,19 @@ def test_an_endpoint_that_was_never_started(lab: WhyLab) -> None:
     assert answer["endpoint"]["status"] == "offline"
     assert lab.why(first)["text"].endswith("; the task is the first in its queue.")
     assert lab.why(second)["text"].endswith("; one task goes first.")
+
+
+def test_submitters_take_turns(lab: WhyLab) -> None:
+    others = [make_queued(f"t{n}", endpoint_id=lab.endpoint_id, owner_id=f"other {n % 2}") for n in range(10)]
+    lab.queue.enqueue(others)
+    first, second, third = lab.tasks(3)
+    lab.seen(managers=1, total_workers=4)
+    answer = lab.why(third)
+    assert answer["text"].endswith("busy; 2 tasks of yours go first, and 3 submitters take turns.")
+    assert (answer["queue_position"], answer["queue_depth"], answer["queue_submitters"]) == (2, 13, 3)
+    assert lab.why(first)["text"].endswith("; the task is the next of yours, and 3 submitters take turns.")
+    assert lab.why(second)["text"].endswith("; one task of yours goes first, and 3 submitters take turns.")
+    assert "other" not in str(answer)
 
 
 def test_an_endpoint_that_went_offline(lab: WhyLab) -> None:
@@ -170,3 +184,25 @@ def test_tasks_of_others_do_not_exist(lab: WhyLab) -> None:
     [task_id] = lab.tasks()
     assert lab.api.call("GET", f"/v3/tasks/{task_id}/why", caller=BOB).status == 404
     assert lab.api.call("GET", f"/v3/tasks/{uuid.uuid4()}/why").status == 404
+
+
+def test_a_task_that_waits_for_too_long_is_told_when_it_ends(lab: WhyLab) -> None:
+    submitted_at = lab.api.clock.now
+    waiting, running = lab.tasks(2)
+    answer = lab.why(waiting)
+    assert answer["expires_at"] == pytest.approx(submitted_at + 30 * 86_400, abs=1)
+    assert "ends as failed" not in answer["text"]
+    lab.seen()
+    lab.lease(1)
+    lab.move(running, TaskState.RUNNING)
+    assert lab.why(running)["expires_at"] is None
+
+    lab.api.clock.now += 24 * 86_400
+    expires_at = dt.datetime.fromtimestamp(submitted_at + 30 * 86_400, dt.UTC)
+    assert lab.why(waiting)["text"].endswith(
+        f"If it has not started by {expires_at:%Y-%m-%d %H:%M} UTC, it ends as failed."
+    )
+    lab.end(waiting, TaskState.CANCELLED)
+    ended = lab.why(waiting)
+    assert ended["expires_at"] is None
+    assert "has not started" not in ended["text"]

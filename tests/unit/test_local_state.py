@@ -24,6 +24,15 @@ def test_secrets_are_made_once_and_are_nobody_elses(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "secrets.json").stat().st_mode) == 0o600
 
 
+def test_secrets_of_another_release_are_kept(tmp_path: Path) -> None:
+    made = TierSecrets.load_or_make(tmp_path, users=["ada"])
+    path = tmp_path / "secrets.json"
+    path.write_text(json.dumps({"tokens": made.tokens, "ticket_key": made.ticket_key, "of_a_later_release": "x"}))
+    again = TierSecrets.load_or_make(tmp_path, users=["ada"])
+    assert (again.tokens, again.ticket_key) == (made.tokens, made.ticket_key)
+    assert TierSecrets.load_or_make(tmp_path, users=["ada"]) == again
+
+
 def test_an_identity_keeps_its_id(tmp_path: Path) -> None:
     secrets = TierSecrets.load_or_make(tmp_path, users=["ada", "grace"])
     people = json.loads(secrets.dev_tokens())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from farcall_common.errors import ErrorRecord, Fault
-from farcall_common.payload import Serializer, describe_exception
+from farcall_common.errors import DeserializationError, ErrorRecord, Fault, TaskFailed, original_of
+from farcall_common.payload import JSONData, Serializer, describe_exception, load_user_data, pack_exception, task_error
 from farcall_common.payload.source import function_from_source
 
 OURS = frozenset({__name__.partition(".")[0]})
@@ -147,3 +149,78 @@ def test_exits_are_failures_like_others(script: str) -> None:
 def test_usual_mistakes_come_with_advice(script: str, hint: str) -> None:
     assert fail(script).hint.startswith(hint)
     assert bool(fail(script).hint) == bool(hint)
+
+
+def test_an_exception_travels_as_a_buffer_of_text() -> None:
+    data = pack_exception(KeyError("gone"))
+    assert data is not None
+    read: Any = Serializer().deserialize(data.encode())
+    assert read.args == ("gone",)
+
+
+class ExitsWhenPickled(Exception):
+    def __reduce__(self) -> Any:
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x" * 20_000), ExitsWhenPickled()], ids=["too large", "cannot be pickled"]
+)
+def test_an_exception_that_cannot_be_in_a_record_stays_behind(error: Exception) -> None:
+    assert pack_exception(error) is None
+
+
+def test_plain_data_holds_no_exception() -> None:
+    assert pack_exception(KeyError("gone"), [JSONData()]) is None
+
+
+@pytest.mark.parametrize("made", [7, None, SystemExit])
+def test_what_is_no_exception_is_no_cause(made: object) -> None:
+    record = ErrorRecord("TASK_FAILED", "m")
+    error = task_error(record, expected=TaskFailed, load_original=lambda: made)
+    assert type(error) is TaskFailed
+    assert error.__cause__ is None
+
+
+def test_reading_never_exits_but_for_an_interrupt_of_the_main_thread() -> None:
+    def exits() -> None:
+        raise SystemExit(1)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(DeserializationError, match="SystemExit: 1"):
+        load_user_data(exits)
+    with pytest.raises(KeyboardInterrupt):
+        load_user_data(interrupted)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(DeserializationError):
+        pool.submit(load_user_data, interrupted).result()
+
+
+class Errno(OSError):
+    """Its attributes are code of the user's."""
+
+    @property
+    def errno(self) -> int:  # type: ignore[override]
+        raise SystemExit(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    number: int
+
+
+def test_attributes_of_an_original_that_raise_cost_no_more_than_itself() -> None:
+    record = ErrorRecord("TASK_FAILED", "m", builtin_type="OSError")
+    error = task_error(record, expected=TaskFailed, load_original=lambda: Errno(2, "gone"))
+    assert isinstance(error, TaskFailed)
+    assert isinstance(error, OSError)
+
+
+def test_an_exception_that_forbids_assignments_travels() -> None:
+    frozen = Frozen(7)
+    assert pack_exception(frozen) is not None
+    error = TaskFailed("m")
+    error.__cause__ = frozen
+    assert original_of(error) is frozen
+    assert isinstance(frozen.__cause__, Exception)

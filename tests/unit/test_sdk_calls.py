@@ -26,6 +26,7 @@ from farcall._submission import (
 )
 from farcall_common.errors import ProtocolError
 from farcall_common.payload import Serializer
+from tests.waiting import WAIT_S
 
 
 def double(x: int) -> int:
@@ -149,15 +150,19 @@ def test_a_submit_in_the_shape_of_the_api() -> None:
         Prepared("t1", "f1", encode_payload(b'5\n11\n"a')),
         Prepared("t2", "f2", encode_payload(ref)),
         Prepared("t3", "f1", encode_payload("é".encode())),
+        Prepared("t4", "f1", encode_payload(b"b1 1\n\xff")),
     ]
     body, ids = encode_submit(tasks, task_group_id="g", options=TaskOptions(idempotent=False, walltime_s=9.5))
-    assert ids == {"f1": ["t1", "t3"], "f2": ["t2"]}
+    assert ids == {"f1": ["t1", "t3", "t4"], "f2": ["t2"]}
     assert msgspec.json.decode(body) == {
         "task_group_id": "g",
         "idempotent": False,
         "max_attempts": 3,
         "walltime_s": 9.5,
-        "tasks": {"f1": ['5\n11\n"a', "é"], "f2": [{"blob_key": "owner/abc", "size_bytes": 70_000, "sha256": "abc"}]},
+        "tasks": {
+            "f1": ['5\n11\n"a', "é", {"base64": "YjEgMQr/"}],
+            "f2": [{"blob_key": "owner/abc", "size_bytes": 70_000, "sha256": "abc"}],
+        },
         "task_ids": ids,
     }
 
@@ -190,11 +195,11 @@ def test_a_budget_makes_those_wait_who_would_go_over_it() -> None:
 
     thread = threading.Thread(target=take)
     thread.start()
-    assert waiting.wait(60)
+    assert waiting.wait(WAIT_S)
     budget.give_back(60)
     assert not let_in.wait(0.02)
     budget.give_back(60)
-    assert let_in.wait(60)
+    assert let_in.wait(WAIT_S)
     thread.join()
 
 

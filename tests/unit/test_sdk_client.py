@@ -25,8 +25,7 @@ from farcall import (
 from farcall._blobs import Blobs
 from farcall.testing import FakeCloud
 from farcall_common.errors import BlobUnknown, DeserializationError, FarcallError
-
-WAIT_S = 20.0
+from tests.waiting import WAIT_S
 
 
 def divide(a: int, b: int = 1) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import sys
 import uuid
 from collections.abc import Iterator
@@ -14,11 +15,10 @@ import msgspec
 import pytest
 
 import farcall
-from farcall import Client, ConfigurationError, Executor, TaskPending, Unauthenticated, Unsupported
+from farcall import Client, ConfigurationError, Executor, TaskFailed, TaskPending, Unauthenticated, Unsupported
 from farcall.testing import FakeCloud
 from farcall_common.payload import DillCode, DillDataBase64, JSONData, Serializer
-
-WAIT_S = 20.0
+from tests.waiting import WAIT_S
 
 #: Of globus_compute_sdk 4.19.
 EXECUTOR_ARGUMENTS = [
@@ -242,6 +242,14 @@ def test_strategies_can_be_chosen(cloud: FakeCloud, bodies: list[dict[str, Any]]
     assert "\n11\n" in next(iter(bodies[-1]["tasks"].values()))[0]
 
 
+@pytest.mark.parametrize("name", ["DillCodeSource", "DillCodeTextInspect", "CombinedCode"])
+def test_functions_travel_by_strategies_that_globus_compute_calls_deprecated(cloud: FakeCloud, name: str) -> None:
+    settings: Any = {"code_serialization_strategy": name, "transport": cloud.transport}
+    client = Client("http://farcall.test", cloud.token, **settings)
+    with client, Executor(cloud.endpoint_id, client) as executor:
+        assert executor.submit(double, 4).result(WAIT_S) == 8
+
+
 @pytest.mark.parametrize("bad", ["NoSuchStrategy", 5, JSONData])
 def test_what_is_no_strategy_for_functions_is_refused(bad: object) -> None:
     with pytest.raises(ConfigurationError):
@@ -322,6 +330,44 @@ def test_a_task_can_be_looked_at_like_a_dictionary() -> None:
         assert float(done["completion_t"]) == done.finished_at
         assert "exception" not in done
         assert dict(done)["task_id"] == task_id
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [("abc", None), (b"abc", None), ({"x": 1}, None), (5, None), (None, "abc"), ((), {1: 2})]
+)
+def test_arguments_of_the_wrong_kind_are_refused_at_once(
+    client: Client, cloud: FakeCloud, args: Any, kwargs: Any
+) -> None:
+    function_id = client.register_function(double)
+    with pytest.raises(TypeError, match=r"^k?w?args: expected"):
+        client.create_batch().add(function_id, args, kwargs)
+    with Executor(cloud.endpoint_id, client) as executor, pytest.raises(TypeError, match=r"^k?w?args: expected"):
+        executor.submit_to_registered_function(function_id, args=args, kwargs=kwargs)
+
+
+def test_the_task_group_of_a_batch_is_a_uuid(client: Client) -> None:
+    batch = client.create_batch()
+    with pytest.raises(ValueError, match="not a UUID"):
+        batch.task_group_id = "a"
+    group_id = uuid.uuid4()
+    batch.task_group_id = group_id
+    assert batch.task_group_id == str(group_id)
+
+
+@pytest.mark.parametrize("access", [lambda info: info["result"], lambda info: info.get("result")])
+def test_a_task_that_failed_raises_where_globus_computes_client_does(
+    client: Client, cloud: FakeCloud, access: Any
+) -> None:
+    task_id = client.run("x", endpoint_id=cloud.endpoint_id, function_id=client.register_function(math.sqrt))
+    with pytest.raises(TaskFailed):
+        client.get_result(task_id, wait_s=WAIT_S)
+    with pytest.raises(TaskFailed):
+        client.get_task(task_id)
+    info = client.get_batch_result([task_id])[task_id]
+    assert (info["status"], info["pending"], "result" in info) == ("failed", False, False)
+    assert isinstance(info["exception"], TaskFailed)
+    with pytest.raises(TaskFailed):
+        access(info)
 
 
 def test_a_batch_can_be_sent_by_other_means(client: Client, cloud: FakeCloud) -> None:

@@ -33,8 +33,7 @@ from farcall import (
 )
 from farcall.testing import FakeCloud
 from farcall_common.errors import DeserializationError, TaskGroupUnknown
-
-WAIT_S = 20.0
+from tests.waiting import WAIT_S
 
 Wrapper = Callable[[httpx.Request], httpx.Response | None]
 

@@ -15,8 +15,7 @@ import pytest
 from farcall import Executor, InputFailed, SerializationError, TaskFailed
 from farcall._inputs import failure_of, inputs_of, resolved, when_all_done
 from farcall.testing import FakeCloud
-
-WAIT_S = 20.0
+from tests.waiting import WAIT_S
 
 
 def add(*numbers: float) -> float:

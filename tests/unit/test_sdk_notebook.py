@@ -9,8 +9,7 @@ import pytest
 
 from farcall import Executor
 from farcall.testing import FakeCloud
-
-WAIT_S = 20.0
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from farcall._collector import Collector
 from farcall._ends import ResultReader
 from farcall._poller import Poller
 from farcall.testing import FakeCloud
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
 NIGHT_S = 8 * 3600.0
 
 

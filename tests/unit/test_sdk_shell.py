@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from farcall import Executor, MPIFunction, ShellFunction, ShellResult, TaskFaile
 from farcall._calls import registration
 from farcall.testing import FakeCloud
 from farcall_common.payload import Serializer
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
+GLOBUS_PYTHON = os.environ.get("FARCALL_GLOBUS_PYTHON")
 
 #: A worker that has neither this package nor its neighbours.
 STRANGER = """
@@ -142,6 +144,35 @@ def test_what_it_is_can_be_seen() -> None:
     for copied in (copy.copy(function), copy.deepcopy(function)):
         assert isinstance(copied, ShellFunction)
         assert repr(copied) == repr(function)
+
+
+#: Builds what is shown from the package that is named first.
+SHOWN = """
+import importlib, json, sys
+sdk = importlib.import_module(sys.argv[1])
+long = "".join(f"line {number}\\n" for number in range(100))
+functions = [
+    sdk.ShellFunction("echo {x}"),
+    sdk.ShellFunction("echo a\\necho b", "out.txt", "err.txt", walltime=5, name="say"),
+    sdk.ShellFunction(long, snippet_lines=3),
+    sdk.MPIFunction("true"),
+]
+results = [
+    sdk.ShellResult("true", "", "", 0),
+    sdk.ShellResult("seq", long, "not shown", 0),
+    sdk.ShellResult("false", "\\nout  \\n", long, 1, "subprocess.CalledProcessError"),
+]
+print(json.dumps([[str(each) for each in functions + results], [repr(each) for each in results]]))
+"""
+
+
+@pytest.mark.skipif(GLOBUS_PYTHON is None, reason="FARCALL_GLOBUS_PYTHON names no Python with globus-compute-sdk")
+def test_they_are_shown_as_globus_compute_shows_them() -> None:
+    shown = [
+        subprocess.run([python, "-c", SHOWN, package], stdout=subprocess.PIPE, check=True, timeout=WAIT_S).stdout
+        for python, package in ((sys.executable, "farcall"), (str(GLOBUS_PYTHON), "globus_compute_sdk"))
+    ]
+    assert json.loads(shown[0]) == json.loads(shown[1])
 
 
 def test_it_runs_where_nothing_of_ours_is() -> None:

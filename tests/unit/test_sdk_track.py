@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import time
 
 import pytest
 
@@ -34,6 +33,4 @@ def test_futures_come_as_they_complete() -> None:
 
 
 def test_nothing_to_track() -> None:
-    started_at = time.monotonic()
     assert list(track([], show=False)) == []
-    assert time.monotonic() - started_at < 5

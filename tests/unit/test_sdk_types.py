@@ -31,8 +31,8 @@ from farcall import (
 from farcall.testing import FakeCloud
 from farcall_endpoint import Engine
 from farcall_endpoint.engine import EngineFuture
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
 REPOSITORY: Final = Path(__file__).parents[2]
 
 
@@ -130,7 +130,7 @@ def test_every_public_type_is_known_to_other_checkers_too() -> None:
         [checker, "--pythonpath", sys.executable, "--verifytypes", "farcall", "--ignoreexternal", "--outputjson"],
         env={**os.environ, "PYTHONPATH": sources},
         stdout=subprocess.PIPE,
-        timeout=100,
+        timeout=WAIT_S,
         check=False,
     )
     answer = json.loads(report.stdout)["typeCompleteness"]

@@ -16,8 +16,8 @@ from farcall._calls import FunctionTable, pack_call
 from farcall._needs import THIS_PYTHON, Needs, Runtime, needs_of
 from farcall.testing import FakeCloud
 from farcall_common.payload import STRATEGIES, DillCode, Serializer
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
 OTHER = {"python_version": "3.99.1", "packages": {}}
 
 

@@ -36,6 +36,12 @@ class BlobsSuite:
         with pytest.raises(BlobUnknown):
             blobs.read_part("alice/nothing", offset_bytes=0, length_bytes=1)
 
+    def test_a_blob_is_renewed_and_stays_what_it_is(self, blobs: Blobs) -> None:
+        assert blobs.renew(REF.blob_key, older_than_s=-60) is None
+        blobs.write(REF.blob_key, DATA)
+        assert blobs.renew(REF.blob_key, older_than_s=-60) == len(DATA)
+        assert blobs.read(REF.blob_key) == DATA
+
     def test_an_upload_goes_to_its_url_and_a_download_comes_from_one(
         self, blobs: Blobs, upload: Callable[[BlobRef, bytes], bool], download: Callable[[str], bytes]
     ) -> None:

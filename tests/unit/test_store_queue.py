@@ -31,9 +31,23 @@ from farcall_common.wire.states import Reporter, TaskState
 LEASE_S = 30.0
 
 
+class Clock:
+    """That of a store, epoch seconds; it stands still until a test sets it."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def make_queued(task_id: str = "t1", **changes: Any) -> QueuedTask:
     plain = QueuedTask(task_id, "g1", "alice", "e1", "f1", "hash", b"\x00payload\xff")
     return msgspec.structs.replace(plain, **changes)
+
+
+def backlog(owner_id: str, count: int) -> list[QueuedTask]:
+    return [make_queued(f"{owner_id}-{number}", owner_id=owner_id) for number in range(count)]
 
 
 def make_result(task_id: str = "t1", **changes: Any) -> TaskResult:
@@ -41,22 +55,22 @@ def make_result(task_id: str = "t1", **changes: Any) -> TaskResult:
     return msgspec.structs.replace(plain, **changes)
 
 
-def own(queue: Queue, forwarder_id: str = "w1", *, now: float = 0.0, tasks: Sequence[QueuedTask] = ()) -> int:
+def own(queue: Queue, forwarder_id: str = "w1", *, tasks: Sequence[QueuedTask] = ()) -> int:
     """Become the owner of e1, with these tasks restored from the database."""
-    fence = queue.claim("e1", forwarder_id, ttl_s=45, now=now)
-    queue.restore("e1", fence, tasks, held={}, lease_s=LEASE_S, now=now)
+    fence = queue.claim("e1", forwarder_id, ttl_s=45)
+    queue.restore("e1", fence, tasks, held={}, lease_s=LEASE_S)
     queue.mark_restored("e1", fence)
     return fence
 
 
-def lease(queue: Queue, fence: int, *, now: float = 1.0, limit: int = 100) -> list[str]:
-    leased = queue.lease("e1", fence, limit=limit, lease_s=LEASE_S, now=now)
+def lease(queue: Queue, fence: int, *, limit: int = 100) -> list[str]:
+    leased = queue.lease("e1", fence, limit=limit, lease_s=LEASE_S)
     return [task.task.task_id for task in leased]
 
 
 def own_endpoint(queue: Queue, endpoint_id: str) -> int:
     """Become the owner of an endpoint without tasks."""
-    fence = queue.claim(endpoint_id, "w1", ttl_s=45, now=0)
+    fence = queue.claim(endpoint_id, "w1", ttl_s=45)
     queue.mark_restored(endpoint_id, fence)
     return fence
 
@@ -71,11 +85,11 @@ def leased_ids(found: Sequence[LeasedTask] | Fenced | QueueDataLost) -> list[str
 
 
 class QueueSuite:
-    """Needs the fixtures ``queue``, ``wipe``, ``cut`` and ``forget_ends``."""
+    """Needs the fixtures ``queue``, ``clock`` (that of its server), ``wipe``, ``cut`` and ``forget_ends``."""
 
     # waiting and leasing
 
-    def test_a_leased_task_is_the_one_that_was_queued(self, queue: Queue) -> None:
+    def test_a_leased_task_is_the_one_that_was_queued(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
         task = make_queued(
             payload=None,
@@ -86,37 +100,41 @@ class QueueSuite:
             resource_specification={"cores": 1},
             submitted_at=0.25,
         )
-        queue.enqueue([task, make_queued("t2")], now=1.5)
-        first, second = queue.lease("e1", fence, limit=5, lease_s=LEASE_S, now=2.5)
+        clock.now = 1.5
+        queue.enqueue([task, make_queued("t2")])
+        clock.now = 2.5
+        first, second = queue.lease("e1", fence, limit=5, lease_s=LEASE_S)
         assert (first.task, second.task) == (task, make_queued("t2"))
         assert (first.attempt, first.enqueued_at, first.leased_at, first.cancel_requested) == (1, 1.5, 2.5, False)
 
     def test_tasks_leave_oldest_first_and_once(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
-        queue.enqueue([make_queued("t2"), make_queued("t3")], now=0)
+        queue.enqueue([make_queued("t1"), make_queued("t2")])
+        queue.enqueue([make_queued("t2"), make_queued("t3")])
         assert (queue.depth("e1"), queue.depths(["e1", "e2"]), queue.depths([])) == (3, 3, 0)
         assert lease(queue, fence, limit=2) == ["t1", "t2"]
         assert lease(queue, fence) == ["t3"]
         assert lease(queue, fence) == []
         assert queue.depth("e1") == 0
 
-    def test_tasks_on_different_terms_keep_their_order(self, queue: Queue) -> None:
+    def test_tasks_on_different_terms_keep_their_order(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
         terms: list[dict[str, Any]] = [{}, {"idempotent": False}, {"max_attempts": 1}, {}, {"idempotent": False}]
         tasks = [make_queued(f"t{number}", **fields) for number, fields in enumerate(terms)]
-        assert queue.enqueue([], now=0) == 0
-        assert queue.enqueue(tasks[:4], now=0) == 4
-        assert queue.enqueue(tasks[2:], now=0) == queue.depth("e1") == 5
-        leased = queue.lease("e1", fence, limit=9, lease_s=1, now=1)
+        assert queue.enqueue([]) == 0
+        assert queue.enqueue(tasks[:4]) == 4
+        assert queue.enqueue(tasks[2:]) == queue.depth("e1") == 5
+        leased = queue.lease("e1", fence, limit=9, lease_s=1)
         assert [each.task for each in leased] == tasks
-        again = queue.reap("e1", fence, now=9)
+        clock.now = 9
+        again = queue.reap("e1", fence)
         assert {each.task.task_id for each in again} == {"t1", "t2", "t4"}  # they may not start a second time
         assert queue.depth("e1") == 2
 
-    def test_a_bucket_gives_what_it_has_and_fills_with_time(self, queue: Queue) -> None:
+    def test_a_bucket_gives_what_it_has_and_fills_with_time(self, queue: Queue, clock: Clock) -> None:
         def take(tokens: int, now: float, bucket: str = "alice") -> Taken:
-            return queue.take(bucket, tokens, rate_per_s=2, burst=5, now=now)
+            clock.now = now
+            return queue.take(bucket, tokens, rate_per_s=2, burst=5)
 
         assert take(3, 100) == Taken(3)
         assert take(3, 100) == Taken(2)
@@ -126,33 +144,127 @@ class QueueSuite:
         assert take(9, 200) == Taken(5)
         assert take(1, 100, bucket="bob") == Taken(1)
 
-    def test_a_bucket_does_not_care_for_clocks_that_are_behind(self, queue: Queue) -> None:
-        assert queue.take("alice", 5, rate_per_s=2, burst=5, now=100) == Taken(5)
-        assert queue.take("alice", 1, rate_per_s=2, burst=5, now=90) == Taken(0, 0.5)
-        assert queue.take("alice", 5, rate_per_s=2, burst=5, now=101) == Taken(2)
+    def test_a_bucket_bears_a_clock_that_is_set_back(self, queue: Queue, clock: Clock) -> None:
+        clock.now = 100
+        assert queue.take("alice", 5, rate_per_s=2, burst=5) == Taken(5)
+        clock.now = 90
+        assert queue.take("alice", 1, rate_per_s=2, burst=5) == Taken(0, 0.5)
+        clock.now = 101
+        assert queue.take("alice", 5, rate_per_s=2, burst=5) == Taken(2)
 
     def test_everybody_can_see_where_a_task_is(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued(f"t{n}") for n in range(4)], now=0)
-        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.QUEUED, 0, 4)
-        assert queue.place("e1", "t3") == QueuePlace(QueueStanding.QUEUED, 3, 4)
+        queue.enqueue([make_queued(f"t{n}") for n in range(4)])
+        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.QUEUED, 0, 4, 1)
+        assert queue.place("e1", "t3") == QueuePlace(QueueStanding.QUEUED, 3, 4, 1)
         assert lease(queue, fence, limit=2) == ["t0", "t1"]
-        assert queue.place("e1", "t3") == QueuePlace(QueueStanding.QUEUED, 1, 2)
-        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.LEASED, 0, 2)
-        queue.unlease("e1", fence, ["t1"], now=1)
-        assert queue.place("e1", "t2") == QueuePlace(QueueStanding.QUEUED, 1, 3)
-        queue.ack(fence, [make_result("t0")], now=2)
-        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.DONE, 0, 3)
-        assert queue.place("e1", "nobody") == QueuePlace(QueueStanding.UNKNOWN, 0, 3)
+        assert queue.place("e1", "t3") == QueuePlace(QueueStanding.QUEUED, 1, 2, 1)
+        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.LEASED, 0, 2, 1)
+        queue.unlease("e1", fence, ["t1"])
+        assert queue.place("e1", "t2") == QueuePlace(QueueStanding.QUEUED, 1, 3, 1)
+        queue.ack(fence, [make_result("t0")])
+        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.DONE, 0, 3, 1)
+        assert queue.place("e1", "nobody") == QueuePlace(QueueStanding.UNKNOWN, 0, 3, 1)
         assert queue.place("e2", "t3") == QueuePlace(QueueStanding.UNKNOWN, 0, 0)
+
+    # shares of submitters
+
+    def test_a_single_task_does_not_wait_behind_a_backlog(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue(backlog("alice", 50))
+        assert lease(queue, fence, limit=10) == [f"alice-{n}" for n in range(10)]
+        queue.enqueue(backlog("bob", 1))
+        assert lease(queue, fence, limit=2) == ["bob-0", "alice-10"]
+        assert queue.depth("e1") == 39
+
+    def test_submitters_take_turns(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([*backlog("alice", 4), *backlog("bob", 2), *backlog("carol", 1)])
+        turns = ["alice-0", "bob-0", "carol-0", "alice-1", "bob-1", "alice-2", "alice-3"]
+        assert [task_id for _ in range(3) for task_id in lease(queue, fence, limit=1)] == turns[:3]
+        assert lease(queue, fence) == turns[3:]
+
+    def test_the_fewer_leased_tasks_the_sooner_the_next_one(self, queue: Queue, clock: Clock) -> None:
+        """However an earlier lease came to its end."""
+        fence = own(queue)
+        queue.enqueue([*backlog("alice", 20), *backlog("bob", 20)])
+        assert len(lease(queue, fence, limit=12)) == 12  # six each
+        queue.ack(fence, [make_result("alice-0"), make_result("alice-1")])
+        queue.unlease("e1", fence, ["alice-2"])
+        assert lease(queue, fence, limit=3) == ["alice-2", "alice-6", "alice-7"]
+        queue.renew("e1", fence, [f"alice-{n}" for n in range(9)], lease_s=999)
+        clock.now += LEASE_S + 1
+        assert queue.reap("e1", fence) == []  # all six of bob run again
+        assert lease(queue, fence, limit=6) == [f"bob-{n}" for n in range(6)]
+
+    def test_weights_give_a_submitter_a_larger_share(self, queue: Queue) -> None:
+        fence = queue.claim("e1", "w1", weights={"alice": 3, "nobody": 2}, ttl_s=45)
+        queue.mark_restored("e1", fence)
+        queue.enqueue([*backlog("alice", 100), *backlog("bob", 100)])
+        owners = [task_id.partition("-")[0] for task_id in lease(queue, fence, limit=40)]
+        assert (owners.count("alice"), owners.count("bob")) == (30, 10)
+        fence = queue.claim("e1", "w1", ttl_s=45)  # the agent was started again, without weights
+        owners = [task_id.partition("-")[0] for task_id in lease(queue, fence, limit=22)]
+        assert (owners.count("alice"), owners.count("bob")) == (1, 21)
+
+    def test_the_reserve_is_for_those_that_have_nothing_leased(self, queue: Queue) -> None:
+        def take(limit: int, reserve: int) -> list[str]:
+            found = queue.lease_many({"e1": (fence, limit, reserve)}, lease_s=LEASE_S)
+            return leased_ids(found["e1"])
+
+        fence = own(queue)
+        queue.enqueue(backlog("alice", 9))
+        assert take(2, 5) == ["alice-0", "alice-1"]
+        assert take(0, 5) == []
+        queue.enqueue([*backlog("bob", 2), *backlog("carol", 2), *backlog("dave", 2)])
+        assert take(0, 2) == ["bob-0", "carol-0"]
+        assert take(1, 2) == ["dave-0"]
+        assert take(1, 2) == ["bob-1"]
+        queue.ack(fence, [make_result("bob-0"), make_result("bob-1"), make_result("dave-0")])
+        assert take(0, 9) == ["dave-1"]
+
+    def test_what_the_endpoint_holds_after_a_wipe_counts(self, queue: Queue, wipe: Callable[[], None]) -> None:
+        wipe()
+        fence = queue.claim("e1", "w1", ttl_s=45)
+        held = {f"alice-{n}": 1 for n in range(3)}
+        queue.restore("e1", fence, backlog("alice", 9), held=held, lease_s=LEASE_S)
+        queue.restore("e1", fence, backlog("bob", 9), held={}, lease_s=LEASE_S)
+        queue.mark_restored("e1", fence)
+        assert lease(queue, fence, limit=4) == ["bob-0", "bob-1", "bob-2", "alice-3"]
+        queue.restore("e1", fence, backlog("bob", 5), held={"bob-3": 1, "bob-4": 1}, lease_s=LEASE_S)
+        assert lease(queue, fence, limit=2) == ["alice-4", "bob-5"]
+        assert queue.depth("e1") == 7
+
+    def test_a_cancelled_task_leaves_the_others_their_turns(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([*backlog("alice", 3), *backlog("bob", 2)])
+        queue.cancel("e1", ["alice-0", "bob-0", "bob-1"])
+        assert (queue.depth("e1"), queue.depth_of("e1", "alice"), queue.depth_of("e1", "bob")) == (2, (2, 2), (2, 0))
+        assert queue.place("e1", "alice-2") == QueuePlace(QueueStanding.QUEUED, 1, 2, 1)
+        assert lease(queue, fence) == ["alice-1", "alice-2"]
+        assert queue.stirring({"e1": fence}) == []
+        queue.enqueue([make_queued("bob-2", owner_id="bob")])
+        assert lease(queue, fence) == ["bob-2"]
+
+    def test_many_submitters_with_one_task_each_are_served_in_order(self, queue: Queue) -> None:
+        fence = own(queue)
+        tasks = [make_queued(f"t{n}", owner_id=f"owner {n}") for n in range(300)]
+        queue.enqueue(tasks)
+        assert queue.place("e1", "t7") == QueuePlace(QueueStanding.QUEUED, 0, 300, 300)
+        assert lease(queue, fence, limit=300) == [task.task_id for task in tasks]
 
     def test_many_endpoints_lease_in_one_call_and_each_under_its_own_fence(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2", "e3")}
         for endpoint_id in fences:
             tasks = [make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(3)]
-            queue.enqueue(tasks, now=0)
-        wanted = {"e1": (fences["e1"], 2), "e2": (fences["e2"] - 1, 9), "e3": (fences["e3"], 9), "e4": (1, 9)}
-        found = queue.lease_many(wanted, lease_s=LEASE_S, now=1)
+            queue.enqueue(tasks)
+        wanted = {
+            "e1": (fences["e1"], 2, 0),
+            "e2": (fences["e2"] - 1, 9, 0),
+            "e3": (fences["e3"], 9, 0),
+            "e4": (1, 9, 0),
+        }
+        found = queue.lease_many(wanted, lease_s=LEASE_S)
         assert list(found) == list(wanted)
         assert leased_ids(found["e1"]) == ["e1-0", "e1-1"]
         assert isinstance(found["e2"], Fenced)
@@ -163,13 +275,13 @@ class QueueSuite:
     def test_ends_of_many_endpoints_are_taken_in_one_call(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
         for endpoint_id, fence in fences.items():
-            queue.enqueue([make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(2)], now=0)
-            queue.lease(endpoint_id, fence, limit=9, lease_s=LEASE_S, now=1)
+            queue.enqueue([make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(2)])
+            queue.lease(endpoint_id, fence, limit=9, lease_s=LEASE_S)
         ends = {
             endpoint_id: [make_result(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(2)]
             for endpoint_id in fences
         }
-        refusals = queue.ack_many([(fences["e1"], ends["e1"]), (fences["e2"] - 1, ends["e2"]), (1, [])], now=2)
+        refusals = queue.ack_many([(fences["e1"], ends["e1"]), (fences["e2"] - 1, ends["e2"]), (1, [])])
         assert [type(refusal) for refusal in refusals] == [type(None), Fenced, type(None)]
         assert queue.outbox("e1") == [
             msgspec.structs.replace(end, task_group_id="g1", owner_id="alice") for end in ends["e1"]
@@ -181,9 +293,14 @@ class QueueSuite:
 
     def test_many_agents_claim_in_one_call_and_are_refused_one_by_one(self, queue: Queue) -> None:
         own_endpoint(queue, "e0")
-        queue.claim("e1", "w2", spool_id="another", ttl_s=45, now=0)
-        wanted = [("e0", "spool"), ("e1", "spool"), ("e2", "spool"), ("e0", "again")]
-        first, refused, other, second = queue.claim_many("w1", wanted, ttl_s=45, now=1)
+        queue.claim("e1", "w2", spool_id="another", ttl_s=45)
+        wanted: list[tuple[str, str, dict[str, int]]] = [
+            ("e0", "spool", {}),
+            ("e1", "spool", {}),
+            ("e2", "spool", {"alice": 2}),
+            ("e0", "again", {}),
+        ]
+        first, refused, other, second = queue.claim_many("w1", wanted, ttl_s=45)
         assert isinstance(refused, EndpointInUse)
         assert not isinstance(first, EndpointInUse)
         assert not isinstance(second, EndpointInUse)
@@ -192,89 +309,91 @@ class QueueSuite:
         found = queue.leased_many([("e0", first), ("e0", second), ("e2", other), ("e3", 1)])
         assert list(map(_kind, found)) == [Fenced, dict, QueueDataLost, QueueDataLost]
         with pytest.raises(EndpointInUse):
-            queue.claim("e2", "w2", spool_id="another", ttl_s=45, now=2)
+            queue.claim("e2", "w2", spool_id="another", ttl_s=45)
 
     def test_leases_of_many_endpoints_are_read_in_one_call(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
-        queue.lease("e1", fences["e1"], limit=9, lease_s=LEASE_S, now=1)
+        queue.enqueue([make_queued("t1"), make_queued("t2")])
+        queue.lease("e1", fences["e1"], limit=9, lease_s=LEASE_S)
         assert queue.leased_many(list(fences.items())) == [{"t1": 1, "t2": 1}, {}]
 
     def test_requests_to_cancel_tasks_of_many_endpoints_are_read_in_one_call(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
-        queue.lease("e1", fences["e1"], limit=9, lease_s=LEASE_S, now=1)
-        queue.cancel("e1", ["t2"], now=2)
-        newer = queue.claim("e2", "w2", ttl_s=45, now=3)
+        queue.enqueue([make_queued("t1"), make_queued("t2")])
+        queue.lease("e1", fences["e1"], limit=9, lease_s=LEASE_S)
+        queue.cancel("e1", ["t2"])
+        newer = queue.claim("e2", "w2", ttl_s=45)
         found = queue.cancel_requests_many([*fences.items(), ("e2", newer), ("e3", 1)])
         assert list(map(_kind, found)) == [list, Fenced, list, QueueDataLost]
         assert (found[0], found[2]) == (["t2"], [])
 
     def test_many_queues_are_declared_complete_in_one_call(self, queue: Queue) -> None:
-        wanted = [("e1", ""), ("e2", ""), ("e3", "")]
-        fences = [fence for fence in queue.claim_many("w1", wanted, ttl_s=45, now=0) if isinstance(fence, int)]
-        queue.claim("e2", "w2", ttl_s=45, now=1)
+        wanted: list[tuple[str, str, dict[str, int]]] = [("e1", "", {}), ("e2", "", {}), ("e3", "", {})]
+        fences = [fence for fence in queue.claim_many("w1", wanted, ttl_s=45) if isinstance(fence, int)]
+        queue.claim("e2", "w2", ttl_s=45)
         owned = [*zip(("e1", "e2", "e3"), fences, strict=True), ("e4", 1)]
         assert list(map(_kind, queue.mark_restored_many(owned))) == [type(None), Fenced, type(None), QueueDataLost]
         assert queue.leased("e1", fences[0]) == queue.leased("e3", fences[2]) == {}
 
     def test_many_agents_leave_in_one_call(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
-        queue.keep("e1", "w1", fences["e1"], spool_id="spool", ttl_s=45, now=1)
-        newer = queue.claim("e2", "w2", spool_id="spool", ttl_s=45, now=1)
-        refusals = queue.leave_many("w1", [*fences.items(), ("e3", 1)], ttl_s=45, now=2)
+        queue.keep("e1", "w1", fences["e1"], spool_id="spool", ttl_s=45)
+        newer = queue.claim("e2", "w2", spool_id="spool", ttl_s=45)
+        refusals = queue.leave_many("w1", [*fences.items(), ("e3", 1)], ttl_s=45)
         assert list(map(_kind, refusals)) == [type(None), Fenced, QueueDataLost]
-        assert queue.claim("e1", "w2", spool_id="another", ttl_s=45, now=3) > fences["e1"]  # nobody is heard any more
+        assert queue.claim("e1", "w2", spool_id="another", ttl_s=45) > fences["e1"]  # nobody is heard any more
         assert queue.leased_many([("e2", newer)]) == [{}]
 
     def test_an_end_is_remembered_for_a_while_after_it_was_recorded(
         self, queue: Queue, forget_ends: Callable[[], None]
     ) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")], now=0)
+        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
         assert lease(queue, fence, limit=2) == ["t1", "t2"]
-        queue.ack(fence, [make_result("t1"), make_result("t2")], now=2)
+        queue.ack(fence, [make_result("t1"), make_result("t2")])
         queue.flushed("e1", ["t1"])
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=3)
+        queue.enqueue([make_queued("t1"), make_queued("t2")])
         assert queue.depth("e1") == 1
-        assert queue.ack(fence, [make_result("t1")], now=3) == {"t1": AckOutcome.DUPLICATE}
+        assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.DUPLICATE}
         forget_ends()
         assert queue.place("e1", "t1").standing is QueueStanding.UNKNOWN
-        assert queue.ack(fence, [make_result("t1")], now=4) == {"t1": AckOutcome.UNKNOWN}
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=4)
+        assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.UNKNOWN}
+        queue.enqueue([make_queued("t1"), make_queued("t2")])
         assert lease(queue, fence) == ["t3", "t1"]  # what may not have been recorded is never forgotten
         assert [end.task_id for end in queue.outbox("e1")] == ["t2"]
-        queue.ack(fence, [make_result("t1")], now=5)
+        queue.ack(fence, [make_result("t1")])
         assert [end.task_id for end in queue.outbox("e1")] == ["t2", "t1"]
 
     def test_ends_leave_the_outbox_in_whatever_order_they_are_recorded(self, queue: Queue) -> None:
         fence = own(queue)
         ids = [f"t{n}" for n in range(6)]
-        queue.enqueue([make_queued(task_id) for task_id in ids], now=0)
+        queue.enqueue([make_queued(task_id) for task_id in ids])
         lease(queue, fence)
-        queue.ack(fence, [make_result(task_id) for task_id in ids], now=2)
+        queue.ack(fence, [make_result(task_id) for task_id in ids])
         queue.flushed("e1", ["t2", "t3"])
         queue.flushed("e1", ["t0", "other", "t1"])
         assert [end.task_id for end in queue.outbox("e1")] == ["t4", "t5"]
         queue.flushed("e1", ["t4", "t5", "t4"])
         assert queue.outbox("e1") == []
 
-    def test_an_upkeep_of_many_endpoints_is_that_of_each(self, queue: Queue) -> None:
+    def test_an_upkeep_of_many_endpoints_is_that_of_each(self, queue: Queue, clock: Clock) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2", "e3")}
         for endpoint_id, fence in fences.items():
             names = ("held", "ended", "once")
+            clock.now = 0
             queue.enqueue(
                 [make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id, idempotent=n != "once") for n in names],
-                now=0,
             )
-            queue.lease(endpoint_id, fence, limit=9, lease_s=LEASE_S, now=1)
-            queue.ack(fence, [make_result(f"{endpoint_id}-ended", endpoint_id=endpoint_id)], now=1)
+            clock.now = 1
+            queue.lease(endpoint_id, fence, limit=9, lease_s=LEASE_S)
+            queue.ack(fence, [make_result(f"{endpoint_id}-ended", endpoint_id=endpoint_id)])
         held = {
             "e1": Holding(fences["e1"], "spool", ["e1-held"]),
             "e2": Holding(fences["e2"] - 1, "spool", ["e2-held"]),
             "e3": Holding(fences["e3"], "spool"),
         }
-        found = queue.tend("w1", held, ttl_s=45, lease_s=LEASE_S, now=1 + LEASE_S)
+        clock.now = 1 + LEASE_S
+        found = queue.tend("w1", held, ttl_s=45, lease_s=LEASE_S)
         assert isinstance(found["e2"], Fenced)
         assert isinstance(found["e1"], Tended)
         assert isinstance(found["e3"], Tended)
@@ -282,129 +401,151 @@ class QueueSuite:
         assert [end.task_id for end in found["e1"].outbox] == ["e1-ended"]
         assert queue.leased("e1", fences["e1"]) == {"e1-held": 1, "e1-once": 1}
         assert queue.depth("e3") == 1  # nobody prolonged the one that may run again
+        clock.now = 60
         with pytest.raises(EndpointInUse):  # the ownership was kept, for the agent with this spool
-            queue.claim("e1", "w2", spool_id="another", ttl_s=45, now=60)
+            queue.claim("e1", "w2", spool_id="another", ttl_s=45)
 
     def test_batches_of_any_size_keep_their_order(self, queue: Queue) -> None:
         fence = own(queue)
         ids = [f"t{n:04}" for n in range(1201)]
-        queue.enqueue([make_queued(task_id) for task_id in ids], now=0)
+        queue.enqueue([make_queued(task_id) for task_id in ids])
         assert lease(queue, fence, limit=1100) == ids[:1100]
-        queue.unlease("e1", fence, ids[:1100], now=1)
+        queue.unlease("e1", fence, ids[:1100])
         assert lease(queue, fence, limit=5000) == ids
-        assert list(queue.renew("e1", fence, [*ids, "other"], lease_s=LEASE_S, now=2)) == ["other"]
-        assert set(queue.ack(fence, [make_result(i) for i in ids], now=3).values()) == {AckOutcome.FIRST}
+        assert list(queue.renew("e1", fence, [*ids, "other"], lease_s=LEASE_S)) == ["other"]
+        assert set(queue.ack(fence, [make_result(i) for i in ids]).values()) == {AckOutcome.FIRST}
         assert [result.task_id for result in queue.outbox("e1", limit=700)] == ids[:700]
         queue.flushed("e1", ids)
         assert queue.outbox("e1") == []
 
     def test_nothing_is_a_batch_too(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([], now=0)
-        assert queue.ack(fence, [], now=0) == {}
-        assert queue.cancel("e1", [], now=0) == {}
-        assert queue.renew("e1", fence, [], lease_s=1, now=0) == []
-        queue.unlease("e1", fence, [], now=0)
+        queue.enqueue([])
+        assert queue.ack(fence, []) == {}
+        assert queue.cancel("e1", []) == {}
+        assert queue.renew("e1", fence, [], lease_s=1) == []
+        queue.unlease("e1", fence, [])
         queue.flushed("e1", [])
 
     def test_endpoints_do_not_see_each_other(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1", endpoint_id="e2")], now=0)
+        queue.enqueue([make_queued("t1", endpoint_id="e2")])
         assert lease(queue, fence) == []
         assert queue.depth("e2") == 1
         with pytest.raises(QueueDataLost):
-            queue.lease("e2", fence, limit=1, lease_s=1, now=0)
+            queue.lease("e2", fence, limit=1, lease_s=1)
 
     def test_an_unleased_task_comes_next_and_its_attempt_did_not_count(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")], now=0)
+        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
         assert lease(queue, fence, limit=2) == ["t1", "t2"]
-        queue.unlease("e1", fence, ["t1", "t2", "t3", "unknown"], now=1)
-        again = queue.lease("e1", fence, limit=3, lease_s=LEASE_S, now=2)
+        queue.unlease("e1", fence, ["t1", "t2", "t3", "unknown"])
+        again = queue.lease("e1", fence, limit=3, lease_s=LEASE_S)
         assert [(task.task.task_id, task.attempt) for task in again] == [("t1", 1), ("t2", 1), ("t3", 1)]
 
     def test_the_leases_are_known(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1"), make_queued("t2", attempt=1)], now=0)
+        queue.enqueue([make_queued("t1"), make_queued("t2", attempt=1)])
         assert queue.leased("e1", fence) == {}
         lease(queue, fence)
         assert queue.leased("e1", fence) == {"t1": 1, "t2": 2}
 
     # expiry
 
-    def test_an_expired_task_is_dispatched_again_until_its_attempts_are_used_up(self, queue: Queue) -> None:
+    def test_an_expired_task_is_dispatched_again_until_its_attempts_are_used_up(
+        self, queue: Queue, clock: Clock
+    ) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued(max_attempts=2), make_queued("t2")], now=0)
-        assert lease(queue, fence, now=10, limit=1) == ["t1"]
-        assert queue.reap("e1", fence, now=10 + LEASE_S - 1) == []
+        clock.now = 0
+        queue.enqueue([make_queued(max_attempts=2), make_queued("t2")])
+        clock.now = 10
+        assert lease(queue, fence, limit=1) == ["t1"]
+        clock.now = 10 + LEASE_S - 1
+        assert queue.reap("e1", fence) == []
         assert queue.leased("e1", fence) == {"t1": 1}
-        assert queue.reap("e1", fence, now=10 + LEASE_S) == []
-        (again,) = queue.lease("e1", fence, limit=1, lease_s=LEASE_S, now=50)
+        clock.now = 10 + LEASE_S
+        assert queue.reap("e1", fence) == []
+        clock.now = 50
+        (again,) = queue.lease("e1", fence, limit=1, lease_s=LEASE_S)
         assert (again.task.task_id, again.attempt) == ("t1", 2)
         for _ in range(2):  # and so until the caller has ended it
-            (ended,) = queue.reap("e1", fence, now=50 + LEASE_S)
+            clock.now = 50 + LEASE_S
+            (ended,) = queue.reap("e1", fence)
             assert (ended.task.task_id, ended.attempt, ended.leased_at) == ("t1", 2, 50)
         assert queue.leased("e1", fence) == {"t1": 2}
 
-    def test_what_may_not_start_twice_is_not_dispatched_again(self, queue: Queue) -> None:
+    def test_what_may_not_start_twice_is_not_dispatched_again(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued(idempotent=False)], now=0)
-        assert lease(queue, fence, now=1) == ["t1"]
-        (ended,) = queue.reap("e1", fence, now=1 + LEASE_S)
+        clock.now = 0
+        queue.enqueue([make_queued(idempotent=False)])
+        clock.now = 1
+        assert lease(queue, fence) == ["t1"]
+        clock.now = 1 + LEASE_S
+        (ended,) = queue.reap("e1", fence)
         assert (ended.task.task_id, ended.attempt, ended.cancel_requested) == ("t1", 1, False)
-        assert lease(queue, fence, now=50) == []
+        clock.now = 50
+        assert lease(queue, fence) == []
 
-    def test_a_renewed_lease_lasts(self, queue: Queue) -> None:
+    def test_a_renewed_lease_lasts(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")], now=0)
-        assert lease(queue, fence, now=0, limit=2) == ["t1", "t2"]
-        assert list(queue.renew("e1", fence, ["t1", "t3", "t4"], lease_s=LEASE_S, now=20)) == ["t3", "t4"]
-        queue.reap("e1", fence, now=40)
+        clock.now = 0
+        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
+        assert lease(queue, fence, limit=2) == ["t1", "t2"]
+        clock.now = 20
+        assert list(queue.renew("e1", fence, ["t1", "t3", "t4"], lease_s=LEASE_S)) == ["t3", "t4"]
+        clock.now = 40
+        queue.reap("e1", fence)
         assert queue.leased("e1", fence) == {"t1": 1}
 
-    def test_reaping_is_limited(self, queue: Queue) -> None:
+    def test_reaping_is_limited(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")], now=0)
-        lease(queue, fence, now=0)
-        queue.reap("e1", fence, now=99, limit=2)
+        clock.now = 0
+        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
+        lease(queue, fence)
+        clock.now = 99
+        queue.reap("e1", fence, limit=2)
         assert len(queue.leased("e1", fence)) == 1
-        queue.reap("e1", fence, now=99)
-        assert sorted(lease(queue, fence, now=99)) == ["t1", "t2", "t3"]
+        queue.reap("e1", fence)
+        assert sorted(lease(queue, fence)) == ["t1", "t2", "t3"]
 
     # ends
 
     def test_the_first_end_of_a_task_wins(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, fence)
         results = [make_result("t1"), make_result("t1", result=b"late"), make_result("nobody")]
-        assert queue.ack(fence, results[:1], now=2) == {"t1": AckOutcome.FIRST}
-        assert queue.ack(fence, results, now=2) == {"t1": AckOutcome.DUPLICATE, "nobody": AckOutcome.UNKNOWN}
+        assert queue.ack(fence, results[:1]) == {"t1": AckOutcome.FIRST}
+        assert queue.ack(fence, results) == {"t1": AckOutcome.DUPLICATE, "nobody": AckOutcome.UNKNOWN}
         assert queue.leased("e1", fence) == {"t2": 1}
         assert queue.outbox("e1") == [make_result("t1", task_group_id="g1", owner_id="alice")]
 
     def test_a_batch_may_report_an_end_twice(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1")], now=0)
+        queue.enqueue([make_queued("t1")])
         lease(queue, fence)
-        assert queue.ack(fence, [make_result("t1"), make_result("t1")], now=2) == {"t1": AckOutcome.FIRST}
+        assert queue.ack(fence, [make_result("t1"), make_result("t1")]) == {"t1": AckOutcome.FIRST}
         assert len(queue.outbox("e1")) == 1
 
-    def test_a_late_end_takes_the_task_out_of_the_queue(self, queue: Queue) -> None:
+    def test_a_late_end_takes_the_task_out_of_the_queue(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1")], now=0)
-        lease(queue, fence, now=0)
-        queue.reap("e1", fence, now=LEASE_S)
+        clock.now = 0
+        queue.enqueue([make_queued("t1")])
+        lease(queue, fence)
+        clock.now = LEASE_S
+        queue.reap("e1", fence)
         assert queue.depth("e1") == 1
-        assert queue.ack(fence, [make_result("t1")], now=40) == {"t1": AckOutcome.FIRST}
+        clock.now = 40
+        assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.FIRST}
         assert queue.depth("e1") == 0
-        assert lease(queue, fence, now=41) == []
+        clock.now = 41
+        assert lease(queue, fence) == []
 
     def test_the_outbox_keeps_ends_until_the_database_has_them(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued(f"t{n}") for n in range(3)], now=0)
+        queue.enqueue([make_queued(f"t{n}") for n in range(3)])
         lease(queue, fence)
-        queue.ack(fence, [make_result(f"t{n}") for n in range(3)], now=2)
+        queue.ack(fence, [make_result(f"t{n}") for n in range(3)])
         queue.flushed("e1", ["t1"])
         queue.flushed("e1", ["t1", "unknown"])
         assert [result.task_id for result in queue.outbox("e1")] == ["t0", "t2"]
@@ -412,26 +553,26 @@ class QueueSuite:
 
     def test_an_ended_task_is_not_queued_again(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1")], now=0)
+        queue.enqueue([make_queued("t1")])
         lease(queue, fence)
-        queue.ack(fence, [make_result("t1")], now=2)
+        queue.ack(fence, [make_result("t1")])
         for flush in (False, True):
             if flush:
                 queue.flushed("e1", ["t1"])
-            queue.enqueue([make_queued("t1")], now=3)
-            queue.restore("e1", fence, [make_queued("t1")], held={"t1": 1}, lease_s=LEASE_S, now=3)
+            queue.enqueue([make_queued("t1")])
+            queue.restore("e1", fence, [make_queued("t1")], held={"t1": 1}, lease_s=LEASE_S)
             assert queue.depth("e1") == 0
             assert queue.leased("e1", fence) == {}
-            assert queue.ack(fence, [make_result("t1")], now=4) == {"t1": AckOutcome.DUPLICATE}
-            assert list(queue.renew("e1", fence, ["t1"], lease_s=LEASE_S, now=4)) == ["t1"]
+            assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.DUPLICATE}
+            assert list(queue.renew("e1", fence, ["t1"], lease_s=LEASE_S)) == ["t1"]
 
     # cancelling
 
     def test_a_waiting_task_is_taken_out_and_its_end_is_in_the_outbox(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")], now=0)
-        assert queue.cancel("e1", ["t2", "t4"], now=1) == {"t2": CancelOutcome.REMOVED, "t4": CancelOutcome.UNKNOWN}
-        assert queue.cancel("e1", ["t2"], now=1) == {"t2": CancelOutcome.FINISHED}
+        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
+        assert queue.cancel("e1", ["t2", "t4"]) == {"t2": CancelOutcome.REMOVED, "t4": CancelOutcome.UNKNOWN}
+        assert queue.cancel("e1", ["t2"]) == {"t2": CancelOutcome.FINISHED}
         assert lease(queue, fence) == ["t1", "t3"]
         (end,) = queue.outbox("e1")
         assert (end.task_id, end.endpoint_id, end.state, end.reporter) == (
@@ -446,56 +587,65 @@ class QueueSuite:
 
     def test_a_leased_task_is_asked_for_until_it_ends(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, fence)
-        assert queue.cancel("e1", ["t1"], now=2) == {"t1": CancelOutcome.REQUESTED}
+        assert queue.cancel("e1", ["t1"]) == {"t1": CancelOutcome.REQUESTED}
         for _ in range(2):
             assert queue.cancel_requests("e1", fence) == ["t1"]
-        queue.ack(fence, [make_result("t1")], now=3)
+        queue.ack(fence, [make_result("t1")])
         assert queue.cancel_requests("e1", fence) == []
-        assert queue.cancel("e1", ["t1"], now=4) == {"t1": CancelOutcome.FINISHED}
+        assert queue.cancel("e1", ["t1"]) == {"t1": CancelOutcome.FINISHED}
 
-    def test_a_task_that_should_stop_is_not_dispatched_again(self, queue: Queue) -> None:
+    def test_a_task_that_should_stop_is_not_dispatched_again(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1")], now=0)
-        lease(queue, fence, now=0)
-        queue.cancel("e1", ["t1"], now=1)
-        (ended,) = queue.reap("e1", fence, now=LEASE_S)
+        clock.now = 0
+        queue.enqueue([make_queued("t1")])
+        lease(queue, fence)
+        clock.now = 1
+        queue.cancel("e1", ["t1"])
+        clock.now = LEASE_S
+        (ended,) = queue.reap("e1", fence)
         assert (ended.task.task_id, ended.cancel_requested) == ("t1", True)
 
     def test_the_next_lease_says_that_a_task_should_stop(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1")], now=0)
+        queue.enqueue([make_queued("t1")])
         lease(queue, fence)
-        queue.cancel("e1", ["t1"], now=1)
-        queue.unlease("e1", fence, ["t1"], now=1)
+        queue.cancel("e1", ["t1"])
+        queue.unlease("e1", fence, ["t1"])
         assert queue.cancel_requests("e1", fence) == []
-        (again,) = queue.lease("e1", fence, limit=1, lease_s=LEASE_S, now=2)
+        (again,) = queue.lease("e1", fence, limit=1, lease_s=LEASE_S)
         assert again.cancel_requested
 
     # owning
 
-    def test_enqueue_wakes_the_owner_while_it_lives(self, queue: Queue) -> None:
+    def test_enqueue_wakes_the_owner_while_it_lives(self, queue: Queue, clock: Clock) -> None:
         wake_ups = queue.listen("w1")
 
-        def wakes(now: float) -> bool:
-            queue.enqueue([make_queued("t1")], now=now)
+        def wakes() -> bool:
+            queue.enqueue([make_queued("t1")])
             return bool(wake_ups.get(0.2))
 
-        assert not wakes(now=0)
-        fence = own(queue, now=0)
-        assert wakes(now=44)
-        assert not wakes(now=46)
-        queue.keep("e1", "w1", fence, ttl_s=45, now=46)
-        assert wakes(now=46)
+        clock.now = 0
+        assert not wakes()
+        fence = own(queue)
+        clock.now = 44
+        assert wakes()
+        clock.now = 46
+        assert not wakes()
+        queue.keep("e1", "w1", fence, ttl_s=45)
+        assert wakes()
         queue.release("e1", "w1", fence)
         queue.release("e1", "w1", fence)
-        assert not wakes(now=46)
+        assert not wakes()
         wake_ups.close()
 
-    def test_an_agent_is_not_pushed_out_by_another_one_while_its_forwarder_hears_it(self, queue: Queue) -> None:
+    def test_an_agent_is_not_pushed_out_by_another_one_while_its_forwarder_hears_it(
+        self, queue: Queue, clock: Clock
+    ) -> None:
         def claim(forwarder_id: str, spool_id: str, now: float) -> int:
-            return queue.claim("e1", forwarder_id, spool_id=spool_id, ttl_s=45, now=now)
+            clock.now = now
+            return queue.claim("e1", forwarder_id, spool_id=spool_id, ttl_s=45)
 
         first = claim("w1", "here", 0)
         for spool_id in ("there", ""):
@@ -505,10 +655,12 @@ class QueueSuite:
         assert claim("w1", "there", 47) > first  # the same agent goes where it wants
         fence = claim("w1", "another", 48)  # w1 knows better than we whether its session lives
         queue.mark_restored("e1", fence)
-        queue.keep("e1", "w1", fence, spool_id="another", ttl_s=45, now=50)
+        clock.now = 50
+        queue.keep("e1", "w1", fence, spool_id="another", ttl_s=45)
         with pytest.raises(EndpointInUse):
             claim("w2", "there", 94)
-        queue.keep("e1", "w1", fence, ttl_s=45, now=90)  # its agent is gone, some leases are left
+        clock.now = 90
+        queue.keep("e1", "w1", fence, ttl_s=45)  # its agent is gone, some leases are left
         newer = claim("w2", "there", 91)
         queue.release("e1", "w1", fence)
         with pytest.raises(EndpointInUse):
@@ -522,41 +674,46 @@ class QueueSuite:
         def stirring(fence: int) -> Sequence[str]:
             return queue.stirring({"e1": fence, "e2": fence_of_another})
 
-        fence = own(queue, now=0)
-        fence_of_another = queue.claim("e2", "w1", ttl_s=45, now=0)
+        fence = own(queue)
+        fence_of_another = queue.claim("e2", "w1", ttl_s=45)
         assert stirring(fence) == ["e2"]  # which has not been restored
         queue.mark_restored("e2", fence_of_another)
         assert stirring(fence) == []
-        queue.enqueue([make_queued("t1")], now=0)
+        queue.enqueue([make_queued("t1")])
         assert stirring(fence) == ["e1"]
         lease(queue, fence)
         assert stirring(fence) == []
-        queue.cancel("e1", ["t1"], now=1)
+        queue.cancel("e1", ["t1"])
         assert stirring(fence) == ["e1"]
-        queue.ack(fence, [make_result("t1")], now=2)
+        queue.ack(fence, [make_result("t1")])
         assert stirring(fence) == []
         assert stirring(fence - 1) == ["e1"]
         wipe()
         assert stirring(fence) == ["e1", "e2"]
 
     def test_many_endpoints_are_kept_at_once_and_those_to_look_at_are_named(
-        self, queue: Queue, wipe: Callable[[], None]
+        self, queue: Queue, clock: Clock, wipe: Callable[[], None]
     ) -> None:
         def refresh(now: float, fence: int, spool_id: str = "here") -> Sequence[str]:
-            return queue.refresh("w1", {"e1": (fence, spool_id)}, ttl_s=45, now=now)
+            clock.now = now
+            return queue.refresh("w1", {"e1": (fence, spool_id)}, ttl_s=45)
 
         wake_ups = queue.listen("w1")
-        fence = own(queue, now=0)
+        clock.now = 0
+        fence = own(queue)
         assert refresh(40, fence) == []
-        queue.enqueue([make_queued("t1")], now=80)  # it is still ours
+        clock.now = 80
+        queue.enqueue([make_queued("t1")])  # it is still ours
         assert wake_ups.get(5.0) == ["e1"]
         with pytest.raises(EndpointInUse):
-            queue.claim("e1", "w2", spool_id="there", ttl_s=45, now=80)
+            queue.claim("e1", "w2", spool_id="there", ttl_s=45)
         assert refresh(81, fence - 1, "nobody's") == ["e1"]
-        lease(queue, fence, now=81)
+        clock.now = 81
+        lease(queue, fence)
         assert refresh(82, fence) == []
         assert refresh(81 + LEASE_S, fence) == ["e1"]  # a lease has expired
-        queue.ack(fence, [make_result("t1")], now=112)
+        clock.now = 112
+        queue.ack(fence, [make_result("t1")])
         assert refresh(112, fence) == ["e1"]  # an end waits for the database
         queue.flushed("e1", ["t1"])
         assert refresh(112, fence) == []
@@ -566,9 +723,9 @@ class QueueSuite:
 
     def test_a_stale_owner_can_do_nothing(self, queue: Queue) -> None:
         stale = own(queue, "w1")
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, stale, limit=1)
-        fence = own(queue, "w2", now=1)
+        fence = own(queue, "w2")
         assert fence > stale
         for attempt in _consuming(queue, stale):
             with pytest.raises(Fenced):
@@ -577,23 +734,23 @@ class QueueSuite:
             with pytest.raises(Fenced):
                 rebuild()
         queue.release("e1", "w1", stale)
-        queue.enqueue([make_queued("t3")], now=1)
+        queue.enqueue([make_queued("t3")])
         assert queue.leased("e1", fence) == {"t1": 1}
         assert lease(queue, fence) == ["t2", "t3"]
 
     def test_a_new_owner_goes_on_where_the_old_one_stopped(self, queue: Queue) -> None:
         old = own(queue, "w1")
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=0)
+        queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, old, limit=1)
-        fence = queue.claim("e1", "w2", ttl_s=45, now=1)
+        fence = queue.claim("e1", "w2", ttl_s=45)
         assert queue.leased("e1", fence) == {"t1": 1}
         assert lease(queue, fence) == ["t2"]
 
     # losing everything
 
     def test_a_new_endpoint_must_be_restored_first(self, queue: Queue) -> None:
-        queue.enqueue([make_queued("t1")], now=0)
-        fence = queue.claim("e1", "w1", ttl_s=45, now=0)
+        queue.enqueue([make_queued("t1")])
+        fence = queue.claim("e1", "w1", ttl_s=45)
         for attempt in _consuming(queue, fence):
             with pytest.raises(QueueDataLost):
                 attempt()
@@ -607,31 +764,31 @@ class QueueSuite:
         for attempt in (*_consuming(queue, fence), *_rebuilding(queue, fence)):
             with pytest.raises(QueueDataLost):
                 attempt()
-        newer = queue.claim("e1", "w1", ttl_s=45, now=0)
+        newer = queue.claim("e1", "w1", ttl_s=45)
         assert newer > fence
         for attempt in _consuming(queue, newer):
             with pytest.raises(QueueDataLost):
                 attempt()
 
     def test_a_wipe_in_the_middle_of_a_rebuild_is_noticed(self, queue: Queue, wipe: Callable[[], None]) -> None:
-        fence = queue.claim("e1", "w1", ttl_s=45, now=0)
-        queue.restore("e1", fence, [make_queued("t1")], held={}, lease_s=LEASE_S, now=0)
+        fence = queue.claim("e1", "w1", ttl_s=45)
+        queue.restore("e1", fence, [make_queued("t1")], held={}, lease_s=LEASE_S)
         wipe()
         with pytest.raises(QueueDataLost):
-            queue.restore("e1", fence, [make_queued("t2")], held={}, lease_s=LEASE_S, now=0)
+            queue.restore("e1", fence, [make_queued("t2")], held={}, lease_s=LEASE_S)
         with pytest.raises(QueueDataLost):
             queue.mark_restored("e1", fence)
 
     def test_fences_rise_across_wipes(self, queue: Queue, wipe: Callable[[], None]) -> None:
         fences = []
         for _ in range(5):
-            fences += [queue.claim("e1", "w1", ttl_s=45, now=0), queue.claim("e1", "w2", ttl_s=45, now=0)]
+            fences += [queue.claim("e1", "w1", ttl_s=45), queue.claim("e1", "w2", ttl_s=45)]
             wipe()
         assert fences == sorted(set(fences))
 
     def test_a_rebuild_queues_what_waits_and_leases_what_the_endpoint_holds(self, queue: Queue) -> None:
-        fence = queue.claim("e1", "w1", ttl_s=45, now=0)
-        queue.enqueue([make_queued("t3"), make_queued("t4")], now=0)
+        fence = queue.claim("e1", "w1", ttl_s=45)
+        queue.enqueue([make_queued("t3"), make_queued("t4")])
         page = [
             make_queued("t1"),
             make_queued("t2", attempt=1),
@@ -640,52 +797,63 @@ class QueueSuite:
             make_queued("t5", attempt=2),
         ]
         for _ in range(2):  # a page may come twice
-            queue.restore("e1", fence, page, held={"t2": 2, "t4": 1, "t9": 1}, lease_s=LEASE_S, now=0)
+            queue.restore("e1", fence, page, held={"t2": 2, "t4": 1, "t9": 1}, lease_s=LEASE_S)
             queue.mark_restored("e1", fence)
             assert queue.leased("e1", fence) == {"t2": 2, "t4": 1}
             assert queue.depth("e1") == 3
-        leased = queue.lease("e1", fence, limit=9, lease_s=LEASE_S, now=1)
+        leased = queue.lease("e1", fence, limit=9, lease_s=LEASE_S)
         assert {task.task.task_id: task.attempt for task in leased} == {"t3": 1, "t1": 1, "t5": 3}
 
-    def test_what_the_endpoint_holds_stays_leased(self, queue: Queue) -> None:
+    def test_what_the_endpoint_holds_stays_leased(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue, tasks=[make_queued("t1")])
-        lease(queue, fence, now=0)
-        queue.restore("e1", fence, [make_queued("t1")], held={"t1": 1}, lease_s=LEASE_S, now=20)
-        assert queue.reap("e1", fence, now=40) == []
+        clock.now = 0
+        lease(queue, fence)
+        clock.now = 20
+        queue.restore("e1", fence, [make_queued("t1")], held={"t1": 1}, lease_s=LEASE_S)
+        clock.now = 40
+        assert queue.reap("e1", fence) == []
         assert queue.leased("e1", fence) == {"t1": 1}
 
-    def test_what_may_have_started_is_not_queued_again(self, queue: Queue) -> None:
+    def test_what_may_have_started_is_not_queued_again(self, queue: Queue, clock: Clock) -> None:
         """The database knows of a dispatch, the queue does not: it was wiped, and the endpoint does not speak up."""
         fence = own(queue)
-        queue.restore("e1", fence, [make_queued("t1", idempotent=False, attempt=1)], held={}, lease_s=LEASE_S, now=0)
-        queue.enqueue(
-            [make_queued("t2", idempotent=False, attempt=1), make_queued("t3", max_attempts=2, attempt=2)], now=0
-        )
-        assert lease(queue, fence, now=1) == []
+        clock.now = 0
+        queue.restore("e1", fence, [make_queued("t1", idempotent=False, attempt=1)], held={}, lease_s=LEASE_S)
+        queue.enqueue([make_queued("t2", idempotent=False, attempt=1), make_queued("t3", max_attempts=2, attempt=2)])
+        clock.now = 1
+        assert lease(queue, fence) == []
         assert queue.leased("e1", fence) == {"t1": 1, "t2": 1, "t3": 2}
-        assert {task.task.task_id for task in queue.reap("e1", fence, now=LEASE_S)} == {"t1"}
-        assert {task.task.task_id for task in queue.reap("e1", fence, now=60)} == {"t1", "t2", "t3"}
-        assert queue.ack(fence, [make_result("t1")], now=61) == {"t1": AckOutcome.FIRST}
+        clock.now = LEASE_S
+        assert {task.task.task_id for task in queue.reap("e1", fence)} == {"t1"}
+        clock.now = 60
+        assert {task.task.task_id for task in queue.reap("e1", fence)} == {"t1", "t2", "t3"}
+        clock.now = 61
+        assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.FIRST}
 
     def test_cancelling_works_before_the_rebuild(self, queue: Queue) -> None:
-        queue.enqueue([make_queued("t1")], now=0)
-        assert queue.cancel("e1", ["t1", "t2"], now=1) == {"t1": CancelOutcome.REMOVED, "t2": CancelOutcome.UNKNOWN}
+        queue.enqueue([make_queued("t1")])
+        assert queue.cancel("e1", ["t1", "t2"]) == {"t1": CancelOutcome.REMOVED, "t2": CancelOutcome.UNKNOWN}
         fence = own(queue, tasks=[make_queued("t1")])
         assert lease(queue, fence) == []
         assert [end.task_id for end in queue.outbox("e1")] == ["t1"]
 
     # forwarders, peers, wake-ups
 
-    def test_live_forwarders_are_found(self, queue: Queue) -> None:
+    def test_live_forwarders_are_found(self, queue: Queue, clock: Clock) -> None:
         first = ForwarderInfo("w1", "tcp://127.0.0.1:1", "key1", connections=3)
-        queue.announce(first, ttl_s=15, now=100)
-        queue.announce(ForwarderInfo("w2", "tcp://127.0.0.1:2", "key2"), ttl_s=15, now=107)
-        queue.announce(ForwarderInfo("w3", "tcp://127.0.0.1:3", "key3", draining=True), ttl_s=15, now=107)
-        assert sorted(info.forwarder_id for info in queue.forwarders(now=110)) == ["w1", "w2"]
-        assert first in queue.forwarders(now=110)
-        assert [info.forwarder_id for info in queue.forwarders(now=116)] == ["w2"]
+        clock.now = 100
+        queue.announce(first, ttl_s=15)
+        clock.now = 107
+        queue.announce(ForwarderInfo("w2", "tcp://127.0.0.1:2", "key2"), ttl_s=15)
+        queue.announce(ForwarderInfo("w3", "tcp://127.0.0.1:3", "key3", draining=True), ttl_s=15)
+        clock.now = 110
+        assert sorted(info.forwarder_id for info in queue.forwarders()) == ["w1", "w2"]
+        assert first in queue.forwarders()
+        clock.now = 116
+        assert [info.forwarder_id for info in queue.forwarders()] == ["w2"]
         queue.withdraw("w2")
-        assert queue.forwarders(now=110) == [first]
+        clock.now = 110
+        assert queue.forwarders() == [first]
 
     def test_an_admitted_peer_is_known(self, queue: Queue) -> None:
         key = PeerKey("z85{}[]", PeerKind.AGENT, "e1")
@@ -698,47 +866,56 @@ class QueueSuite:
 
     def test_whoever_served_an_endpoint_that_is_gone_is_a_stale_owner(self, queue: Queue) -> None:
         fence = own(queue)
-        queue.enqueue([make_queued("t1")], now=0)
+        queue.enqueue([make_queued("t1")])
         queue.evict("e1")
         queue.evict("e2")
         with pytest.raises(Fenced):
-            queue.lease("e1", fence, limit=1, lease_s=LEASE_S, now=0)
-        again = queue.claim("e1", "w2", spool_id="another", ttl_s=45, now=0)
+            queue.lease("e1", fence, limit=1, lease_s=LEASE_S)
+        again = queue.claim("e1", "w2", spool_id="another", ttl_s=45)
         assert lease(queue, again) == ["t1"]
 
-    def test_a_forwarder_hears_of_work_and_of_cancellations(self, queue: Queue) -> None:
+    def test_a_forwarder_hears_of_work_and_of_cancellations(self, queue: Queue, clock: Clock) -> None:
         wake_ups = queue.listen("w1")
         assert wake_ups.get(0.0) == []
         fence = own(queue)
-        queue.claim("e2", "w1", ttl_s=45, now=0)
-        queue.claim("e3", "w2", ttl_s=45, now=0)
-        queue.claim("e4", "w1", ttl_s=45, now=-100)
+        clock.now = 0
+        queue.claim("e2", "w1", ttl_s=45)
+        queue.claim("e3", "w2", ttl_s=45)
+        clock.now = -100
+        queue.claim("e4", "w1", ttl_s=45)
         for endpoint_id in ("e4", "e3", "e1", "e1", "e2"):
-            queue.enqueue([make_queued(f"t-{endpoint_id}", endpoint_id=endpoint_id)], now=0)
+            clock.now = 0
+            queue.enqueue([make_queued(f"t-{endpoint_id}", endpoint_id=endpoint_id)])
         assert _hear(queue, wake_ups.get, "e2") == {"e1", "e2"}
         assert lease(queue, fence) == ["t-e1"]
-        queue.enqueue([make_queued("t1"), make_queued("t2")], now=50)  # by now nobody owns e1
+        clock.now = 50
+        queue.enqueue([make_queued("t1"), make_queued("t2")])  # by now nobody owns e1
         assert wake_ups.get(0.0) == []
-        fence = own(queue, now=50)
+        fence = own(queue)
         lease(queue, fence, limit=1)
-        queue.cancel("e1", ["t2"], now=51)
+        clock.now = 51
+        queue.cancel("e1", ["t2"])
         assert wake_ups.get(0.0) == []
-        queue.cancel("e1", ["t1"], now=51)
+        queue.cancel("e1", ["t1"])
         assert wake_ups.get(5.0) == ["e1"]
         wake_ups.close()
 
-    def test_ends_are_shared_with_those_who_watch_for_a_while(self, queue: Queue) -> None:
+    def test_ends_are_shared_with_those_who_watch_for_a_while(self, queue: Queue, clock: Clock) -> None:
         wake_ups = queue.listen("w1")
-        assert queue.watch(["alice", "bob"], "w1", ttl_s=45, now=0) == {"alice", "bob"}
-        assert queue.watch(["alice", "carol"], "w1", ttl_s=45, now=10) == {"carol"}
-        assert queue.watch(["bob"], "w2", ttl_s=45, now=10) == {"bob"}
-        found = queue.watchers(["alice", "bob", "nobody"], now=11)
+        clock.now = 0
+        assert queue.watch(["alice", "bob"], "w1", ttl_s=45) == {"alice", "bob"}
+        clock.now = 10
+        assert queue.watch(["alice", "carol"], "w1", ttl_s=45) == {"carol"}
+        assert queue.watch(["bob"], "w2", ttl_s=45) == {"bob"}
+        clock.now = 11
+        found = queue.watchers(["alice", "bob", "nobody"])
         assert {forwarder_id: set(owner_ids) for forwarder_id, owner_ids in found.items()} == {
             "w1": {"alice", "bob"},
             "w2": {"bob"},
         }
-        assert queue.watchers(["alice", "bob"], now=54) == {"w1": ["alice"], "w2": ["bob"]}
-        assert queue.watch(["bob"], "w1", ttl_s=45, now=54) == {"bob"}  # what ended since 45 was not shared
+        clock.now = 54
+        assert queue.watchers(["alice", "bob"]) == {"w1": ["alice"], "w2": ["bob"]}
+        assert queue.watch(["bob"], "w1", ttl_s=45) == {"bob"}  # what ended since 45 was not shared
         blob = BlobRef("alice/hash", 5, "hash")
         ends = [make_result("t1", owner_id="alice"), make_result("t2", result=None, result_ref=blob)]
         shared = SharedEnds(ends, {"alice/hash": "https://there"}, 7.5)
@@ -755,29 +932,75 @@ class QueueSuite:
         with pytest.raises(Unavailable):
             queue.ping()
         with pytest.raises(Unavailable):
-            queue.enqueue([make_queued("t1")], now=0)
+            queue.enqueue([make_queued("t1")])
         with pytest.raises(Unavailable):
             wake_ups.get(5.0)
         wake_ups.close()
+
+    # what the reconciler asks
+
+    def test_missing_tasks_are_those_that_neither_wait_nor_run_nor_ended_a_moment_ago(
+        self, queue: Queue, wipe: Callable[[], None]
+    ) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("ended"), make_queued("leased"), make_queued("waiting")])
+        queue.enqueue([make_queued("elsewhere", endpoint_id="e2")])
+        queue.lease("e1", fence, limit=2, lease_s=30)
+        queue.ack(fence, [make_result("ended")])
+        queue.flushed("e1", ["ended"])
+        asked = {"e1": ["never", "ended", "leased", "waiting", "elsewhere"], "e2": ["elsewhere", "never"], "e3": []}
+
+        assert queue.find_missing(asked) == {"never", "elsewhere"}
+        assert queue.find_missing({}) == frozenset()
+        wipe()
+        assert queue.find_missing({"e1": ["leased"], "e2": ["elsewhere"]}) == {"leased", "elsewhere"}
+
+    def test_many_missing_tasks_are_found_at_once(self, queue: Queue) -> None:
+        ids = [f"t{number}" for number in range(1201)]
+        queue.enqueue([make_queued(task_id) for task_id in ids[1:]])
+
+        assert queue.find_missing({"e1": ids}) == {"t0"}
+
+    def test_outboxes_with_something_in_them(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("t1")])
+        queue.lease("e1", fence, limit=1, lease_s=30)
+        assert queue.find_outboxes(["e1", "e2"]) == []
+        queue.ack(fence, [make_result("t1")])
+        assert queue.find_outboxes(["e2", "e1"]) == ["e1"]
+        queue.flushed("e1", ["t1"])
+        assert queue.find_outboxes(["e1"]) == []
+
+    def test_a_checkpoint_is_replaced_only_while_it_is_as_expected(
+        self, queue: Queue, wipe: Callable[[], None]
+    ) -> None:
+        assert queue.read_checkpoint("repair") == ""
+        assert not queue.write_checkpoint("repair", "2", expected="1")
+        assert queue.write_checkpoint("repair", "1", expected="")
+        assert queue.write_checkpoint("repair", "2", expected="1")
+        assert (queue.read_checkpoint("repair"), queue.read_checkpoint("other")) == ("2", "")
+        wipe()
+        assert not queue.write_checkpoint("repair", "3", expected="2")
+        assert queue.read_checkpoint("repair") == ""
 
 
 def _consuming(queue: Queue, fence: int) -> list[Callable[[], object]]:
     """Every call that needs a complete queue and its owner."""
     return [
-        lambda: queue.keep("e1", "w1", fence, ttl_s=45, now=1),
-        lambda: queue.lease("e1", fence, limit=1, lease_s=LEASE_S, now=1),
-        lambda: queue.renew("e1", fence, ["t1"], lease_s=LEASE_S, now=1),
-        lambda: queue.unlease("e1", fence, ["t1"], now=1),
+        lambda: queue.keep("e1", "w1", fence, ttl_s=45),
+        lambda: queue.lease("e1", fence, limit=1, lease_s=LEASE_S),
+        lambda: queue.renew("e1", fence, ["t1"], lease_s=LEASE_S),
+        lambda: queue.unlease("e1", fence, ["t1"]),
         lambda: queue.leased("e1", fence),
         lambda: queue.cancel_requests("e1", fence),
-        lambda: queue.reap("e1", fence, now=999),
-        lambda: queue.ack(fence, [make_result("t1")], now=1),
+        lambda: queue.reap("e1", fence),
+        lambda: queue.ack(fence, [make_result("t1")]),
     ]
 
 
 def _rebuilding(queue: Queue, fence: int) -> list[Callable[[], object]]:
     return [
-        lambda: queue.restore("e1", fence, [make_queued("t1")], held={}, lease_s=LEASE_S, now=1),
+        lambda: queue.restore("e1", fence, [make_queued("t1")], held={}, lease_s=LEASE_S),
         lambda: queue.mark_restored("e1", fence),
     ]
 
@@ -794,8 +1017,12 @@ def _hear(queue: Queue, get: Callable[[float], Sequence[str] | None], last: str)
 
 class TestFakeQueue(QueueSuite):
     @pytest.fixture
-    def queue(self) -> FakeQueue:
-        return FakeQueue()
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def queue(self, clock: Clock) -> FakeQueue:
+        return FakeQueue(clock)
 
     @pytest.fixture
     def wipe(self, queue: FakeQueue) -> Callable[[], None]:

@@ -33,6 +33,7 @@ from farcall_common.store import (
 )
 from farcall_common.store.fakes import FakeQueue, FakeRecords
 from farcall_common.wire.states import Reporter, TaskState
+from tests.unit.test_store_queue import Clock
 
 ENDPOINT = "e1"
 LEASE_S = 30.0
@@ -83,11 +84,12 @@ class Agent:
 class World:
     """The stores, one endpoint, and whoever happens to run."""
 
-    def __init__(self, records: Records, queue: Queue, *, seed: int) -> None:
+    def __init__(self, records: Records, queue: Queue, clock: Clock, *, seed: int) -> None:
         self.records = records
         self.queue = queue
         self.random = random.Random(seed)
-        self.now = 1_000_000.0
+        self.clock = clock
+        self.clock.now = 1_000_000.0
         self.agent = Agent()
         self.processes: list[Process] = []
         self.accepted: dict[str, Task] = {}
@@ -98,7 +100,7 @@ class World:
         self._ids = 0
 
     def at(self) -> dt.datetime:
-        return dt.datetime.fromtimestamp(self.now, dt.UTC)
+        return dt.datetime.fromtimestamp(self.clock.now, dt.UTC)
 
     def owned(self, fence: int, call: Callable[[], _Answer]) -> _Answer:
         """A call that only the newest owner of a complete queue may succeed with."""
@@ -115,14 +117,15 @@ class World:
 
     def submit(self) -> Process:
         tasks = []
+        owner_id = self.random.choice(["alice", "bob", "carol"])
         for _ in range(self.random.randint(1, 5)):
             self._ids += 1
-            task = Task(f"t{self._ids:05}", "g1", "alice", ENDPOINT, "f1", "hash", b"x", submitted_at=self.at())
+            task = Task(f"t{self._ids:05}", "g1", owner_id, ENDPOINT, "f1", "hash", b"x", submitted_at=self.at())
             tasks.append(msgspec.structs.replace(task, idempotent=self.random.random() < 0.6))
         self.records.add_tasks(tasks)
         self.accepted |= {task.task_id: task for task in tasks}
         yield
-        self.queue.enqueue([QueuedTask.of(task) for task in tasks], now=self.now)
+        self.queue.enqueue([QueuedTask.of(task) for task in tasks])
 
     def submit_again(self) -> Process:
         """A client that did not hear the answer: what is known already is enqueued as the database has it."""
@@ -130,11 +133,11 @@ class World:
         known = self.records.add_tasks([self.accepted[task_id] for task_id in again])
         yield
         open_tasks = [QueuedTask.of(task) for task in known.values() if not task.state.is_terminal]
-        self.queue.enqueue(open_tasks, now=self.now)
+        self.queue.enqueue(open_tasks)
 
     def cancel(self) -> Process:
         task_id = self.random.choice(sorted(self.accepted))
-        outcome = self.queue.cancel(ENDPOINT, [task_id], now=self.now)[task_id]
+        outcome = self.queue.cancel(ENDPOINT, [task_id])[task_id]
         yield
         if outcome in (CancelOutcome.REMOVED, CancelOutcome.UNKNOWN):
             self.records.record_results([cancelled_while_waiting(task_id, ENDPOINT)], at=self.at())
@@ -144,14 +147,24 @@ class World:
     # the reconciler
 
     def reconcile(self) -> Process:
-        for endpoint_id in self.records.list_endpoints_with_open_tasks(older_than=self.at()):
-            yield from self.flush_outbox()
-            after = ""
-            while page := self.records.list_open_tasks(endpoint_id, after=after, limit=PAGE):
-                yield
-                self.queue.enqueue([QueuedTask.of(task) for task in page], now=self.now)
-                after = page[-1].task_id
-                yield
+        """As :mod:`farcall_lambdas.services.reconcile` does, page after page, without its sweep."""
+        yield from self.flush_outbox()
+        before = self.queue.read_checkpoint("reconciler")
+        checked = int(before or 0)
+        yield
+        unfinished = self.records.first_unfinished_transaction()
+        after = (checked, "")
+        while page := self.records.list_open_ids(after=after, limit=PAGE):
+            yield
+            missing = self.queue.find_missing({ENDPOINT: [task.task_id for task in page]})
+            yield
+            found = self.records.get_tasks(sorted(missing)).values()
+            yield
+            tasks = [QueuedTask.of(task) for task in found if not task.state.is_terminal]
+            self.queue.enqueue(tasks)
+            after = (page[-1].added_in, page[-1].task_id)
+            yield
+        self.queue.write_checkpoint("reconciler", str(max(checked, unfinished)), expected=before)
 
     def flush_outbox(self) -> Process:
         ended = self.queue.outbox(ENDPOINT)
@@ -168,7 +181,7 @@ class World:
         self.agent.connected_to = name
         while True:
             try:
-                fence = self.queue.claim(ENDPOINT, name, ttl_s=TTL_S, now=self.now)
+                fence = self.queue.claim(ENDPOINT, name, ttl_s=TTL_S)
                 assert fence > self.newest_fence, "a fence was given twice"
                 self.newest_fence = fence
                 yield
@@ -182,14 +195,14 @@ class World:
 
     def rebuild(self, name: str) -> Process:
         try:
-            fence = self.queue.claim(ENDPOINT, name, ttl_s=TTL_S, now=self.now)
+            fence = self.queue.claim(ENDPOINT, name, ttl_s=TTL_S)
             self.newest_fence, wipes = fence, self.wipes
             yield
             held, after = self.agent.held(), ""
             while page := self.records.list_open_tasks(ENDPOINT, after=after, limit=PAGE):
                 yield
                 tasks = [QueuedTask.of(task) for task in page]
-                self.queue.restore(ENDPOINT, fence, tasks, held=held, lease_s=LEASE_S, now=self.now)
+                self.queue.restore(ENDPOINT, fence, tasks, held=held, lease_s=LEASE_S)
                 after = page[-1].task_id
                 yield
             self.queue.mark_restored(ENDPOINT, fence)
@@ -202,16 +215,14 @@ class World:
     def serve(self, name: str, fence: int) -> Process:
         steps = [self.dispatch, self.dispatch, self.collect, self.collect, self.renew, self.reap, self.stop]
         while True:
-            self.owned(fence, lambda: self.queue.keep(ENDPOINT, name, fence, ttl_s=TTL_S, now=self.now))
+            self.owned(fence, lambda: self.queue.keep(ENDPOINT, name, fence, ttl_s=TTL_S))
             yield
             yield from self.random.choice(steps)(name, fence)
             yield from self.flush_outbox()
 
     def dispatch(self, name: str, fence: int) -> Process:
         limit = self.random.randint(1, 6)
-        leased = self.owned(
-            fence, lambda: self.queue.lease(ENDPOINT, fence, limit=limit, lease_s=LEASE_S, now=self.now)
-        )
+        leased = self.owned(fence, lambda: self.queue.lease(ENDPOINT, fence, limit=limit, lease_s=LEASE_S))
         yield
         if not leased:
             return
@@ -219,7 +230,7 @@ class World:
             assert task.task.idempotent or task.attempt == 1, "the queue gave a second attempt that was not allowed"
         if self.random.random() < 0.1:  # no credit any more
             ids = [task.task.task_id for task in leased]
-            self.owned(fence, lambda: self.queue.unlease(ENDPOINT, fence, ids, now=self.now))
+            self.owned(fence, lambda: self.queue.unlease(ENDPOINT, fence, ids))
             return
         permits = self.records.record_moves(
             [
@@ -248,7 +259,7 @@ class World:
     def record(self, fence: int, results: Sequence[TaskResult]) -> Process:
         if not results:
             return
-        self.owned(fence, lambda: self.queue.ack(fence, results, now=self.now))
+        self.owned(fence, lambda: self.queue.ack(fence, results))
         yield
         self.records.record_results(results, at=self.at())
         yield
@@ -261,18 +272,16 @@ class World:
         held = self.agent.held() if self.agent.connected_to == name else {}
         if not held:
             return
-        missing = self.owned(
-            fence, lambda: self.queue.renew(ENDPOINT, fence, list(held), lease_s=LEASE_S, now=self.now)
-        )
+        missing = self.owned(fence, lambda: self.queue.renew(ENDPOINT, fence, list(held), lease_s=LEASE_S))
         yield
         tasks = self.records.get_tasks(missing)
         yield
         self.agent.forget([task.task_id for task in tasks.values() if task.state.is_terminal])
         again = [QueuedTask.of(task) for task in tasks.values() if not task.state.is_terminal]
-        self.queue.restore(ENDPOINT, fence, again, held=held, lease_s=LEASE_S, now=self.now)
+        self.queue.restore(ENDPOINT, fence, again, held=held, lease_s=LEASE_S)
 
     def reap(self, name: str, fence: int) -> Process:
-        expired = self.owned(fence, lambda: self.queue.reap(ENDPOINT, fence, now=self.now))
+        expired = self.owned(fence, lambda: self.queue.reap(ENDPOINT, fence))
         yield
         known = self.records.get_tasks([task.task.task_id for task in expired])
         yield
@@ -282,7 +291,7 @@ class World:
             if not task.cancel_requested and known[task.task.task_id].attempt < task.attempt
         ]
         if never_sent:
-            self.owned(fence, lambda: self.queue.unlease(ENDPOINT, fence, never_sent, now=self.now))
+            self.owned(fence, lambda: self.queue.unlease(ENDPOINT, fence, never_sent))
             yield
         ends = []
         for task in expired:
@@ -319,7 +328,7 @@ class World:
             lambda: self.forward("w2"),
         ]
         for _ in range(steps):
-            self.now += self.random.choice([0.001, 0.1, 2.0])
+            self.clock.now += self.random.choice([0.001, 0.1, 2.0])
             dice = self.random.random()
             if dice < 0.06:
                 start = self.random.choice(starts if self.accepted else [self.submit])
@@ -343,7 +352,7 @@ class World:
         """Peace: one forwarder, one reconciler, and an agent that works."""
         self.processes = [self.forward("w3")]
         for _ in range(20_000):
-            self.now += 0.5
+            self.clock.now += 0.5
             if self.random.random() < 0.02:
                 self.processes.append(self.reconcile())
             for task_id in list(self.agent.running):
@@ -372,8 +381,9 @@ def ended(task: LeasedTask, state: TaskState) -> TaskResult:
 
 @pytest.mark.parametrize("seed", range(15))
 def test_every_accepted_task_ends_once(seed: int) -> None:
-    queue = FakeQueue()
-    world = World(FakeRecords(), queue, seed=seed)
+    clock = Clock()
+    queue = FakeQueue(clock)
+    world = World(FakeRecords(), queue, clock, seed=seed)
     world.run(6000, [queue.wipe], forget_ends=queue.forget_ends)
     world.settle()
     world.check()
@@ -382,7 +392,8 @@ def test_every_accepted_task_ends_once(seed: int) -> None:
 
 
 def test_a_commit_whose_enqueue_never_came_is_found_by_the_reconciler() -> None:
-    world = World(FakeRecords(), FakeQueue(), seed=1)
+    clock = Clock()
+    world = World(FakeRecords(), FakeQueue(clock), clock, seed=1)
     next(world.submit())
     assert world.queue.depth(ENDPOINT) == 0
     world.settle()
@@ -390,7 +401,8 @@ def test_a_commit_whose_enqueue_never_came_is_found_by_the_reconciler() -> None:
 
 
 def test_without_disasters_nothing_is_lost_or_run_twice() -> None:
-    world = World(FakeRecords(), FakeQueue(), seed=1)
+    clock = Clock()
+    world = World(FakeRecords(), FakeQueue(clock), clock, seed=1)
     world.processes.append(world.submit())
     while world.processes:
         world.step(world.processes[0])

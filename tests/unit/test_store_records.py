@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from farcall_common.errors import (
     Fault,
     FunctionUnknown,
     InvalidRequest,
+    QuotaExceeded,
     Unavailable,
 )
 from farcall_common.store import (
@@ -33,7 +36,7 @@ from farcall_common.store import (
     TaskResult,
 )
 from farcall_common.store.fakes import FakeRecords
-from farcall_common.store.model import Presence
+from farcall_common.store.model import Presence, Quota, Quotable, SpoolMark
 from farcall_common.wire.states import Reporter, TaskState
 
 T0 = dt.datetime(2026, 11, 20, 12, 0, tzinfo=dt.UTC)
@@ -208,7 +211,7 @@ class RecordsSuite:
         odd = {"runtime": {"python_version": "3.11"}, "note": "nul \x00 and \u00fc", "n": [1, 2.5, None, 2**60]}
         records.put_endpoint(Endpoint("e1", "alice", "lab", allowed_functions=("f1",), metadata=odd, created_at=T0))
         status = EndpointStatus(managers=2, problem="none \x00")
-        records.set_presence([Presence("e1", True, status, at(5))])
+        records.set_presence([Presence("e1", True, status)])
         for function in (make_function("f1", metadata=odd), make_function("f1", version=2), make_function("f2")):
             records.add_function(function)
         records.add_tasks([make_task("t1"), make_task("t2", owner_id="bob")])
@@ -346,6 +349,55 @@ class RecordsSuite:
         records.add_function(make_function(version=2))
         assert len(records.list_audit(["alice"])) == 1
 
+    # quotas
+
+    @pytest.mark.parametrize("kind", Quotable)
+    def test_of_requests_at_the_same_moment_no_more_pass_than_the_quota_permits(
+        self, records: Records, kind: Quotable
+    ) -> None:
+        records.add_function(make_function("f0", owner_id="bob"))
+        records.put_endpoint(Endpoint("e-bob", "bob", "laptop"))
+        start = threading.Barrier(8)
+
+        def add(number: int) -> bool:
+            quota = Quota(kind, "alice", 3, but=f"a{number}")
+            view = records.audited(make_entry("add", f"x{number}"), quota=quota)
+            start.wait()
+            try:
+                match kind:
+                    case Quotable.ALIAS:
+                        view.put_alias(FunctionAlias("alice", f"a{number}", "f0"))
+                    case Quotable.CONTAINER:
+                        view.add_container(Container(f"c{number}", "alice", f"c{number}", "docker", "python"))
+                    case Quotable.ENDPOINT:
+                        view.put_endpoint(Endpoint(f"e{number}", "alice", "laptop"))
+                    case Quotable.FUNCTION:
+                        view.add_function(make_function(f"f{number + 1}"))
+            except QuotaExceeded:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as requests:
+            assert sum(requests.map(add, range(8))) == 3
+        assert len(records.list_audit(["alice"])) == 3
+
+    def test_an_alias_that_is_replaced_is_not_one_more(self, records: Records) -> None:
+        records.add_function(make_function())
+        quota = Quota(Quotable.ALIAS, "alice", 1, but="mine")
+        for version in (1, None):
+            records.audited(quota=quota).put_alias(FunctionAlias("alice", "mine", "f1", version))
+        with pytest.raises(QuotaExceeded):
+            records.audited(quota=dataclasses.replace(quota, but="other")).put_alias(
+                FunctionAlias("alice", "other", "f1")
+            )
+
+    def test_a_quota_of_bytes_counts_all_versions(self, records: Records) -> None:
+        records.add_function(make_function(body=b"12345"))
+        quota = Quota(Quotable.FUNCTION, "alice", 9, more_bytes=5, most_bytes=10)
+        records.audited(quota=quota).add_function(make_function(version=2, body=b"67890"))
+        with pytest.raises(QuotaExceeded, match=r"10 bytes; with 5 more it would be over 10"):
+            records.audited(quota=quota).add_function(make_function("f2", body=b"12345"))
+
     def test_a_batch_of_tasks_leaves_one_entry(self, records: Records) -> None:
         entry = make_entry("tasks.submit", "e1", owner_id="bob", detail={"task_group_id": "g1"})
         tasks = [make_task(f"t{n}") for n in range(5)]
@@ -400,11 +452,19 @@ class RecordsSuite:
     def test_updating_an_endpoint_keeps_its_owner_its_age_and_its_presence(self, records: Records) -> None:
         records.put_endpoint(Endpoint("e1", "alice", "laptop", created_at=T0))
         status = EndpointStatus(managers=1, total_workers=8, idle_workers=7, pending_tasks=2, outstanding_tasks=3)
-        records.set_presence([Presence("e1", True, status, at(9))])
+        records.set_presence([Presence("e1", True, status)])
         records.put_endpoint(Endpoint("e1", "mallory", "renamed", public=True, created_at=at(10)))
-        assert records.get_endpoint("e1") == Endpoint(
-            "e1", "alice", "renamed", public=True, created_at=T0, seen_at=at(9), online=True, status=status
+        found = records.get_endpoint("e1")
+        assert found is not None
+        assert found == Endpoint(
+            "e1", "alice", "renamed", public=True, created_at=T0, seen_at=found.seen_at, online=True, status=status
         )
+        assert found.seen_at is not None, "the store's clock at that call; how long ago that was, by the same clock"
+        assert found.silent_s is not None
+        again = records.get_endpoint("e1")
+        assert again is not None
+        assert again.seen_at == found.seen_at
+        assert 0.0 <= found.silent_s <= (again.silent_s or 0.0)
 
     def test_the_presence_of_many_endpoints_is_one_call(self, records: Records) -> None:
         for endpoint_id in ("e1", "e2", "e3"):
@@ -412,20 +472,29 @@ class RecordsSuite:
         busy, sick = EndpointStatus(managers=2), EndpointStatus(problem="disk is full")
         records.set_presence(
             [
-                Presence("e2", True, busy, at(1)),
-                Presence("gone", True, busy, at(1)),
-                Presence("e1", True, busy, at(2)),
-                Presence("e1", False, sick, at(3)),
+                Presence("e2", True, busy),
+                Presence("gone", True, busy),
+                Presence("e1", True, busy),
+                Presence("e1", False, sick),
             ]
         )
         records.set_presence([])
-        assert records.find_endpoints(["e2", "gone", "e1"]) == {"e1", "e2"}
-        assert records.find_endpoints([]) == frozenset()
+        assert records.find_spools(["e2", "gone", "e1"]) == {"e1": SpoolMark("", 0), "e2": SpoolMark("", 0)}
+        assert records.find_spools([]) == {}
+        records.claim_spools({"e1": SpoolMark("s", 3), "gone": SpoolMark("s", 1)})
+        records.raise_spools({"e1": SpoolMark("s", 5), "e2": SpoolMark("another", 9)})
+        assert records.find_spools(["e1", "e2"]) == {"e1": SpoolMark("s", 5), "e2": SpoolMark("", 0)}
+        records.claim_spools({"e1": SpoolMark("s", 4)})
+        records.raise_spools({"e1": SpoolMark("s", 4)})
+        assert records.find_spools(["e1"]) == {"e1": SpoolMark("s", 5)}
+        records.claim_spools({"e1": SpoolMark("new", 0)})
+        records.raise_spools({})
+        assert records.find_spools(["e1"]) == {"e1": SpoolMark("new", 0)}
         found = [records.get_endpoint(endpoint_id) for endpoint_id in ("e1", "e2", "e3")]
-        assert [(e.online, e.status, e.seen_at) for e in found if e] == [
-            (False, sick, at(3)),
-            (True, busy, at(1)),
-            (False, EndpointStatus(), None),
+        assert [(e.online, e.status, e.seen_at is None, e.silent_s is None) for e in found if e] == [
+            (False, sick, False, False),
+            (True, busy, False, False),
+            (False, EndpointStatus(), True, True),
         ]
 
     def test_endpoints_are_listed_by_role(self, records: Records) -> None:
@@ -582,17 +651,43 @@ class RecordsSuite:
         assert [task.task_id for task in records.list_open_tasks("e1", after="t2", limit=9)] == ["t3", "t4"]
         assert records.list_open_tasks("e1", after="t4") == []
 
-    def test_the_reconciler_finds_endpoints_with_old_open_tasks(self, records: Records) -> None:
+    def test_endpoints_with_open_tasks(self, records: Records) -> None:
+        assert records.list_endpoints_with_open_tasks() == []
         records.add_tasks(
             [
                 make_task("t1", endpoint_id="e1"),
-                make_task("t2", endpoint_id="e2", submitted_at=at(10)),
+                make_task("t2", endpoint_id="e2"),
                 make_task("t3", endpoint_id="e3"),
                 make_task("t4", endpoint_id="e0"),
+                make_task("t5", endpoint_id="e1"),
             ]
         )
         records.record_results([make_end("t3", endpoint_id="e3")], at=at(1))
-        assert records.list_endpoints_with_open_tasks(older_than=at(5)) == ["e0", "e1"]
+        assert records.list_endpoints_with_open_tasks() == ["e0", "e1", "e2"]
+
+    def test_open_tasks_in_the_order_of_the_transactions_that_added_them(self, records: Records) -> None:
+        began = records.first_unfinished_transaction()
+        records.add_tasks([make_task("t9", submitted_at=at(9)), make_task("t7", endpoint_id="e2")])
+        between = records.first_unfinished_transaction()
+        records.add_tasks([make_task("t1", submitted_at=at(-9)), make_task("t2")])
+        records.record_results([make_end("t2")], at=at(1))
+
+        found = records.list_open_ids()
+
+        assert [(task.task_id, task.endpoint_id) for task in found] == [("t7", "e2"), ("t9", "e1"), ("t1", "e1")]
+        assert [task.submitted_at for task in found[1:]] == [at(9), at(-9)]
+        assert began <= found[0].added_in == found[1].added_in < between <= found[2].added_in
+        assert found[2].added_in < records.first_unfinished_transaction()
+        assert [task.task_id for task in records.list_open_ids(after=(found[0].added_in, "t7"), limit=1)] == ["t9"]
+        assert records.list_open_ids(after=(found[2].added_in, "t1")) == []
+
+    def test_a_turn_is_for_one_until_it_ends(self, records: Records) -> None:
+        assert records.take_turn("clean", ttl_s=60)
+        assert not records.take_turn("clean", ttl_s=60)
+        assert records.take_turn("paint", ttl_s=0)
+        assert records.take_turn("paint", ttl_s=0)
+        records.end_turn("clean")
+        assert records.take_turn("clean", ttl_s=60)
 
     # moves
 

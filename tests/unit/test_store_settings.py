@@ -7,11 +7,15 @@ from psycopg.conninfo import conninfo_to_dict
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.store import DatabaseSettings, StoreSettings
+from farcall_common.store.blobs_files import FileBlobs
+from farcall_common.store.settings import BlobSettings
 
 LOCAL = {
     "FARCALL_DATABASE_URL": "postgresql://farcall:secret@127.0.0.1:5432/farcall",
     "FARCALL_QUEUE_URL": "redis://:secret@127.0.0.1:6379/0",
-    "FARCALL_BLOB_BUCKET": "blobs",
+    "FARCALL_BLOB_DIRECTORY": "/blobs",
+    "FARCALL_BLOB_URL": "http://127.0.0.1:9000",
+    "FARCALL_BLOB_KEY": "secret",
     "FARCALL_TICKET_KEY": "secret" * 8,
 }
 CLOUD = {
@@ -28,13 +32,16 @@ def test_the_local_tier_gives_addresses_with_credentials() -> None:
     settings = StoreSettings.from_environment(LOCAL)
     assert settings.database.conninfo() == LOCAL["FARCALL_DATABASE_URL"]
     assert settings.queue_url == LOCAL["FARCALL_QUEUE_URL"]
-    assert (settings.blob_bucket, settings.ticket_key) == ("blobs", LOCAL["FARCALL_TICKET_KEY"])
+    assert settings.blobs == BlobSettings(directory="/blobs", url="http://127.0.0.1:9000", key="secret")
+    assert isinstance(settings.blobs.open(), FileBlobs)
+    assert settings.ticket_key == LOCAL["FARCALL_TICKET_KEY"]
 
 
 def test_the_cloud_gives_hosts_and_secrets() -> None:
     settings = StoreSettings.from_environment(CLOUD)
     assert settings.database == DatabaseSettings(host="db.example", name="farcall", secret_arn="arn:db")
     assert settings.queue_url == "rediss://cache.example:6379/0"
+    assert settings.blobs == BlobSettings(bucket="blobs")
     assert (settings.ticket_key, settings.ticket_secret_arn) == (None, "arn:ticket")
 
 
@@ -65,4 +72,5 @@ def test_what_is_missing_is_named(environ: dict[str, str]) -> None:
 
 def test_settings_do_not_show_their_secrets() -> None:
     shown = repr(StoreSettings.from_environment(LOCAL))
-    assert not any(LOCAL[name] in shown for name in LOCAL if name != "FARCALL_BLOB_BUCKET")
+    assert not any(LOCAL[name] in shown for name in LOCAL if "_BLOB_" not in name)
+    assert "key=" not in repr(StoreSettings.from_environment(LOCAL).blobs)

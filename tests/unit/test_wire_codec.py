@@ -47,6 +47,8 @@ def _values(annotation: Any, field: str) -> st.SearchStrategy[Any]:
         return st.none() | _values(next(part for part in args if part is not type(None)), field)
     if field in ("result", "payload", "body", "piece"):
         return st.just(0)
+    if field == "weights":
+        return st.dictionaries(TEXT, st.integers(1, 1000), max_size=3)
     if get_origin(annotation) is tuple:
         return st.lists(_values(args[0], ""), max_size=3).map(tuple)
     if get_origin(annotation) is dict:
@@ -170,3 +172,10 @@ def test_defaults_cost_no_bytes() -> None:
     assert encode(Envelope(Heartbeat(at=1.0)))[0].count(b"report") == 0
     hello = Hello(endpoint_id="e", ticket="t", instance_id="i", spool_id="s", protocol_versions=(1,), heartbeat_s=1.0)
     assert b"capabilities" not in encode(Envelope(hello))[0]
+
+
+@pytest.mark.parametrize("generation", [2**53 + 1, 2**63, 2**64 - 1])
+def test_a_generation_that_no_database_has_room_for_is_malformed(generation: int) -> None:
+    raw = msgspec.msgpack.encode({"kind": "Heartbeat", "at": 1.0, "spool_generation": generation})
+    with pytest.raises(FrameMalformed):
+        decode([b"\x01" + raw])

@@ -29,9 +29,9 @@ from farcall_common.payload.data import (
     JSONData,
     PickleDataBase64,
 )
-from farcall_common.payload.framing import Piece
+from farcall_common.payload.framing import Piece, is_text
 from farcall_common.payload.out_of_band import INLINE_BYTES, PickleOutOfBand
-from farcall_common.payload.report import describe_exception
+from farcall_common.payload.report import describe_exception, load_user_data, pack_exception, task_error
 from farcall_common.payload.serializer import (
     BINARY_DATA,
     DEFAULT_CODE,
@@ -71,7 +71,11 @@ __all__ = [
     "Strategy",
     "describe_exception",
     "is_binary",
+    "is_text",
+    "load_user_data",
+    "pack_exception",
     "packed",
     "parse_allowed",
     "strategy_named",
+    "task_error",
 ]

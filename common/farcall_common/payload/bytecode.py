@@ -1,7 +1,7 @@
 """The text of pickles that may hold byte code: one line of JSON, then the pickle in base64.
 
 The line has ``python`` when byte code is in it: only the same minor version can run that, and another one may crash on
-it, so it is checked before anything is loaded. It may have ``sources`` (see
+it, so it is checked before anything is loaded. It may have ``sources`` and ``modules`` (see
 :class:`~farcall_common.payload.by_value.ByValue`). Unknown keys are ignored.
 """
 
@@ -10,14 +10,17 @@ from __future__ import annotations
 import binascii
 import json
 import pickle
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from farcall_common.errors import DeserializationError
 from farcall_common.payload.foreign import THIS_PYTHON
 from farcall_common.payload.source import remember_lines
 
-__all__ = ["check", "dump", "load", "written"]
+if TYPE_CHECKING:
+    from farcall_common.payload.by_value import ByValue
+
+__all__ = ["check", "dump", "head_of", "load", "unpickle", "written"]
 
 
 def dump(value: object, *, with_sources: bool) -> bytes:
@@ -28,16 +31,23 @@ def dump(value: object, *, with_sources: bool) -> bytes:
     # Here, not at the top: cloudpickle costs every command-line start 20 ms, and most calls do not need it.
     from farcall_common.payload.by_value import dump_by_value
 
-    dumped = dump_by_value(value)
-    return written(dumped.pickled, python=dumped.python, sources=dumped.sources if with_sources else ())
+    return written(dump_by_value(value), with_sources=with_sources)
 
 
-def written(pickled: bytes, *, python: str | None, sources: Sequence[tuple[str, int, str]] = ()) -> bytes:
-    """The text of a pickle; ``python`` is the version of the byte code in it, if there is any."""
-    head: dict[str, Any] = {"python": python} if python else {}
-    if sources:
-        head["sources"] = sources
-    return b"%b\n%b" % (json.dumps(head).encode(), binascii.b2a_base64(pickled, newline=False))
+def written(dumped: ByValue, *, with_sources: bool) -> bytes:
+    """The text of a pickle."""
+    head = head_of(dumped)
+    if with_sources and dumped.sources:
+        head["sources"] = dumped.sources
+    return b"%b\n%b" % (json.dumps(head).encode(), binascii.b2a_base64(dumped.pickled, newline=False))
+
+
+def head_of(dumped: ByValue) -> dict[str, Any]:
+    """What a reader must know of a pickle before it loads it."""
+    head: dict[str, Any] = {"python": dumped.python} if dumped.python else {}
+    if dumped.modules is not None:
+        head["modules"] = dumped.modules
+    return head
 
 
 def check(head: Mapping[str, Any]) -> None:
@@ -54,9 +64,10 @@ def check(head: Mapping[str, Any]) -> None:
         )
 
 
-def load(text: bytes) -> object:
+def load(text: bytes, *, own_classes: bool = False) -> object:
     """The value of a text that :func:`dump` wrote.
 
+    :param own_classes: whether the reader's classes are taken even if their source differs.
     :raises DeserializationError: if its byte code is of another Python version.
     :raises Exception: what unpickling raises.
     """
@@ -65,4 +76,17 @@ def load(text: bytes) -> object:
     check(head)
     for filename, first_line, lines in head.get("sources", ()):
         remember_lines(filename, first_line, lines)
-    return pickle.loads(binascii.a2b_base64(pickled, strict_mode=True))
+    return unpickle(binascii.a2b_base64(pickled, strict_mode=True), head, own_classes=own_classes)
+
+
+def unpickle(
+    pickled: bytes | memoryview, head: Mapping[str, Any], *, own_classes: bool, buffers: Iterable[memoryview] = ()
+) -> object:
+    """The value of a pickle, with what stands in its head."""
+    modules = head.get("modules")
+    if modules is None:
+        return pickle.loads(pickled, buffers=buffers)
+    # Here, not at the top: as in dump.
+    from farcall_common.payload.by_value import load_by_value
+
+    return load_by_value(pickled, modules, own_classes=own_classes, buffers=buffers)

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from farcall_common.errors import DeserializationError, SerializationError
+from farcall_common.errors import DeserializationError
 from farcall_common.payload import bytecode, dilling
 from farcall_common.payload.foreign import THIS_PYTHON
 from farcall_common.payload.pickling import dumps_by_reference
@@ -45,8 +45,8 @@ class CloudPickleCode(Strategy):
     def dump(self, value: object) -> bytes:
         return bytecode.dump(value, with_sources=True)
 
-    def load(self, text: bytes) -> object:
-        return bytecode.load(text)
+    def load(self, text: bytes, *, own_classes: bool = False) -> object:
+        return bytecode.load(text, own_classes=own_classes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,18 +132,14 @@ class PureSourceDill(_PureSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class _ReadOnly(Strategy):
-    """Deprecated by Globus Compute: read, never written."""
-
-    def dump(self, value: object) -> bytes:  # noqa: ARG002
-        raise SerializationError(f"{type(self).__name__} is deprecated and only read")
-
-
-@dataclasses.dataclass(frozen=True)
-class _DilledSource(_ReadOnly):
-    """A dilled pair of name and source text."""
+class _DilledSource(Strategy):
+    """A dilled pair of name and source text. Globus Compute calls it deprecated, and writes it."""
 
     for_code: ClassVar[bool] = True
+
+    def dump(self, value: object) -> bytes:
+        name: str = value.__name__  # type: ignore[attr-defined]  # what has source has a name
+        return base64.encodebytes(dilling.dumps((name, self._read_source(value))))
 
     def load(self, text: bytes) -> object:
         pair = dilling.loads(binascii.a2b_base64(text))
@@ -152,19 +148,32 @@ class _DilledSource(_ReadOnly):
                 return function_from_source(name, source)
         raise DeserializationError(f"Expected a name and a source text, found a {type(pair).__name__}.")
 
+    @abstractmethod
+    def _read_source(self, function: Any) -> str: ...
+
 
 @dataclasses.dataclass(frozen=True)
 class DillCodeTextInspect(_DilledSource):
+    """The text that :func:`inspect.getsource` finds."""
+
     prefix: ClassVar[bytes] = b"03\n"
+
+    def _read_source(self, function: Any) -> str:
+        return inspect.getsource(function)
 
 
 @dataclasses.dataclass(frozen=True)
 class DillCodeSource(_DilledSource):
+    """The text that dill finds."""
+
     prefix: ClassVar[bytes] = b"04\n"
+
+    def _read_source(self, function: Any) -> str:
+        return dilling.get_source(function)
 
 
 @dataclasses.dataclass(frozen=True)
-class CombinedCode(_ReadOnly, Combination):
+class CombinedCode(Combination):
     """Chunks between colons: ``04\\n:…:01\\n:…``.
 
     The source texts in it contain colons themselves, so it is cut at the ids and not at the colons.
@@ -180,6 +189,9 @@ class CombinedCode(_ReadOnly, Combination):
         PureSourceTextInspect(),
     )
     _HEAD: ClassVar[re.Pattern[bytes]] = re.compile(rb"(?:^|:)(04\n|01\n|03\n|sd\n|st\n):")
+
+    def join(self, buffers: Sequence[bytes]) -> bytes:
+        return b":".join(chunk for buffer in buffers for chunk in (buffer[:3], buffer[3:]))
 
     def split(self, text: bytes) -> list[bytes]:
         _, *chunks = self._HEAD.split(text)

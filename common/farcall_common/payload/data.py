@@ -82,8 +82,8 @@ class CloudPickleDataBase64(Strategy):
     def dump(self, value: object) -> bytes:
         return bytecode.dump(value, with_sources=False)
 
-    def load(self, text: bytes) -> object:
-        return bytecode.load(text)
+    def load(self, text: bytes, *, own_classes: bool = False) -> object:
+        return bytecode.load(text, own_classes=own_classes)
 
 
 @dataclasses.dataclass(frozen=True)

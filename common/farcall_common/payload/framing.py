@@ -14,7 +14,17 @@ from typing import AnyStr, Final
 
 from farcall_common.errors import DeserializationError
 
-__all__ = ["ALIGNMENT_BYTES", "Piece", "first_line", "join_aligned", "pack", "pack_binary", "padding", "unpack"]
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "Piece",
+    "first_line",
+    "is_text",
+    "join_aligned",
+    "pack",
+    "pack_binary",
+    "padding",
+    "unpack",
+]
 
 Piece = bytes | memoryview
 """A part of a buffer: its own bytes, or a view of what is in the caller's memory."""
@@ -42,6 +52,11 @@ def pack_binary(buffers: Sequence[Sequence[Piece]]) -> bytes:
     sizes = [sum(map(len, pieces)) for pieces in buffers]
     head = _BINARY + b" ".join([b"%d" % size for size in sizes]) + b"\n"
     return b"".join(join_aligned([(head,), *buffers]))
+
+
+def is_text(packed: bytes) -> bool:
+    """Whether :func:`pack` wrote it, and not :func:`pack_binary`."""
+    return not packed.startswith(_BINARY)
 
 
 def join_aligned(blocks: Iterable[Sequence[Piece]]) -> list[Piece]:

@@ -9,7 +9,7 @@ def message_of(error: BaseException) -> str:
     """The exception's text; exceptions of user code may fail to give one."""
     try:
         return str(error)
-    except Exception as failure:  # noqa: BLE001 - whatever user code does when it is shown
+    except BaseException as failure:  # noqa: BLE001 - whatever user code does when it is shown
         return f"(its text cannot be shown: {type(failure).__name__})"
 
 

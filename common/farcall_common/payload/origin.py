@@ -1,7 +1,8 @@
 """Where code comes from, and so how it travels.
 
-Code of the standard library and of installed packages travels *by reference*: the worker imports it. Everything else
-exists only on this machine and travels *by value*: ``__main__``, notebooks, scripts, and modules beside a script.
+Code of the standard library, of installed packages and of extension modules travels *by reference*: the worker imports
+it. Everything else may exist only on this machine and travels *by value*: ``__main__``, notebooks, scripts, and modules
+in the directory of a script or on ``PYTHONPATH``. A reader that has the same source uses its own: see ``importable``.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import functools
 import os
 import sys
 import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["travels_by_value"]
+__all__ = ["is_registered_by_user", "travels_by_value"]
 
 _SITE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 
@@ -25,15 +27,18 @@ def travels_by_value(module_name: str) -> bool:
     if module_name in ("__main__", "__mp_main__"):
         return True
     module = sys.modules.get(module_name)
-    if module is None or _registered_by_user(module_name):
+    if module is None or is_registered_by_user(module_name):
         return True
     place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     if place is None:  # built in or frozen, unless it was made at run time and has no spec
         return getattr(module, "__spec__", None) is None
+    if place.endswith(tuple(EXTENSION_SUFFIXES)):  # machine code cannot travel
+        return False
     return not _is_installed(module_name, place)
 
 
-def _registered_by_user(module_name: str) -> bool:
+def is_registered_by_user(module_name: str) -> bool:
+    """Whether ``cloudpickle.register_pickle_by_value`` was called for a module or a package around it."""
     cloudpickle = sys.modules.get("cloudpickle")  # not imported: nothing can be registered
     if cloudpickle is None:
         return False

@@ -1,8 +1,8 @@
 """Large values as bytes: pickle, and behind it the contents of arrays as they lie in memory (PEP 574, protocol 5).
 
 A buffer is a line of JSON, the pickle and the contents, each at a multiple of 64 bytes. The line gives their ``sizes``
-in bytes, and ``python`` when there is byte code in the pickle. That is no text, so only what travels through the blob
-store may be written so, and only for a reader that has said that it knows strategy ``f3``.
+in bytes, and what :mod:`~farcall_common.payload.bytecode` says of code in the pickle. That is no text, so only what
+travels through the blob store may be written so, and only for a reader that has said that it knows strategy ``f3``.
 
 An array is copied once when it is written, so that it may be changed afterwards, and not at all when it is read: it
 uses the memory that the buffer is in, and keeps it.
@@ -48,13 +48,13 @@ class PickleOutOfBand(Strategy):
         if contents or sum(map(len, pickled)) > INLINE_BYTES:
             return _joined(pickled, contents, by_value)
         if by_value:
-            return CloudPickleDataBase64.prefix, bytecode.written(b"".join(pickled), python=by_value.python)
+            return CloudPickleDataBase64.prefix, bytecode.written(by_value, with_sources=False)
         return PickleDataBase64.prefix, PickleDataBase64.written(b"".join(pickled))
 
     def dump(self, value: object) -> bytes:
         return b"".join(_joined(*_dumped(value)))[len(self.prefix) :]
 
-    def load(self, text: Piece) -> object:
+    def load(self, text: Piece, *, own_classes: bool = False) -> object:
         view = memoryview(text)
         line = first_line(view)
         head = json.loads(line)
@@ -67,7 +67,8 @@ class PickleOutOfBand(Strategy):
             at += size
         if at - len(self.prefix) > len(view):
             raise DeserializationError(f"The value is cut off: {at} bytes are wanted, and {len(view)} there.")
-        return pickle.loads(parts[0], buffers=[_usable(part) for part in parts[1:]])
+        buffers = [_usable(part) for part in parts[1:]]
+        return bytecode.unpickle(parts[0], head, own_classes=own_classes, buffers=buffers)
 
 
 class _Pieces(list[bytes]):
@@ -93,8 +94,8 @@ def _dumped(value: object) -> tuple[Sequence[bytes], Sequence[memoryview], ByVal
 
 def _joined(pickled: Sequence[bytes], contents: Sequence[memoryview], by_value: ByValue | None) -> list[Piece]:
     head: dict[str, Any] = {"sizes": [sum(map(len, pickled)), *map(len, contents)]}
-    if by_value and by_value.python:
-        head["python"] = by_value.python
+    if by_value:
+        head |= bytecode.head_of(by_value)
     line = json.dumps(head).encode() + b"\n"
     return join_aligned([(PickleOutOfBand.prefix, line), pickled, *[(content,) for content in contents]])
 

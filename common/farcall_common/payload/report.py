@@ -1,19 +1,40 @@
-"""What user code raised, as a value that can travel: text only, with the user's frames only."""
+"""Exceptions of user code on their way: into a record that can travel, and out of it into the error of a task.
+
+The record says in text what was raised, with the user's frames only. The exception itself may come along, as a buffer
+in the record or (native only) behind it. Reading it runs its code, as reading a result does: only the client does that.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
+from typing import Any, Final
 
-from farcall_common.errors import ErrorRecord, TaskFailed
+from farcall_common.errors import (
+    DeserializationError,
+    ErrorRecord,
+    TaskError,
+    TaskFailed,
+    TaskUnknown,
+    builtin_type_of,
+    error_from_record,
+)
+from farcall_common.payload.data import CloudPickleDataBase64, PickleDataBase64
 from farcall_common.payload.hints import hint_for, message_of
+from farcall_common.payload.strategy import Strategy
 
-__all__ = ["describe_exception"]
+__all__ = ["describe_exception", "load_user_data", "pack_exception", "task_error"]
 
 _MAX_MESSAGE_CHARACTERS = 4_000
 _MAX_TRACEBACK_CHARACTERS = 64_000
+_MAX_EXCEPTION_BYTES: Final = 16 * 1024
+_EXCEPTION_DATA: Final = (PickleDataBase64(), CloudPickleDataBase64())
 _OWN_PACKAGES = frozenset({"farcall_common", "farcall_endpoint"})
+_SHOWN_ATTRIBUTES: Final = ("errno", "strerror", "filename", "filename2")
 
 
 def describe_exception(
@@ -38,7 +59,7 @@ def describe_exception(
     message = message_of(error)
     try:
         hint, remote_traceback = hint_for(error), _format(error, own_packages)
-    except Exception as failure:  # noqa: BLE001 - attributes of user exceptions may be properties that raise
+    except BaseException as failure:  # noqa: BLE001 - attributes of user exceptions may be properties that raise
         hint, remote_traceback = "", f"{name}: {message}\n(its traceback cannot be shown: {type(failure).__name__})\n"
     return ErrorRecord(
         code=TaskFailed.code,
@@ -52,7 +73,86 @@ def describe_exception(
         stderr_tail=stderr_tail,
         attempt=attempt,
         endpoint_id=endpoint_id,
+        builtin_type=builtin_type_of(error),
     )
+
+
+def pack_exception(error: BaseException, strategies: Sequence[Strategy] = _EXCEPTION_DATA) -> str | None:
+    """The exception itself as a buffer of text, by the first strategy that can write it; None if none can, or if it
+    is too large for a record. Its traceback stays here."""
+    BaseException.with_traceback(error, None)  # not by assignment: a class may forbid that
+    for strategy in strategies:
+        with contextlib.suppress(BaseException):  # reduce methods are user code
+            text = b"".join(strategy.write(error)).decode()
+            return text if len(text) <= _MAX_EXCEPTION_BYTES else None
+    return None
+
+
+def load_user_data(load: Callable[[], Any]) -> Any:
+    """What ``load`` makes of a buffer. It runs code of the user's, which must not end the thread that receives results:
+    SystemExit and the like count as errors too. Only Ctrl-C, which comes to the main thread, passes.
+
+    :raises DeserializationError: if the value cannot be made here; the reason is its ``__cause__``.
+    """
+    try:
+        return load()
+    except DeserializationError:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        message = f"Cannot be read here: {type(error).__name__}: {message_of(error)}"
+        raise DeserializationError(message, hint=hint_for(error)) from error
+
+
+def task_error(
+    record: ErrorRecord, *, expected: type[TaskError], load_original: Callable[[], Any] | None = None
+) -> TaskError | TaskUnknown:
+    """The error of a task that did not succeed: of the class of its code, or of the ``expected`` one if that is none of
+    its kind.
+
+    Its notes have the remote traceback, which Python prints below the local one. What the function raised is its
+    ``__cause__`` if ``load_original`` makes an exception.
+    """
+    error = error_from_record(record, default=expected)
+    if isinstance(error, TaskUnknown):
+        return error
+    if not isinstance(error, expected):
+        error = expected(record.message, record=record)
+    note = _remote_report(record)
+    if note:
+        error.add_note(note)
+    if load_original and isinstance(error, TaskFailed):
+        with contextlib.suppress(DeserializationError):  # it cannot be made here: its text is enough
+            load_user_data(functools.partial(_take_original, error, load_original))
+    return error
+
+
+def _take_original(error: TaskFailed, load_original: Callable[[], Any]) -> None:
+    """Attributes of the original may be properties, which are code of the user's too."""
+    original = load_original()
+    if isinstance(original, BaseException):
+        error.__cause__ = original
+        if isinstance(error, OSError) and isinstance(original, OSError):
+            for name in _SHOWN_ATTRIBUTES:
+                setattr(error, name, getattr(original, name))
+
+
+def _remote_report(record: ErrorRecord) -> str:
+    """What is known of a failure on the worker, as text."""
+    place = [f"endpoint {record.endpoint_id}"] if record.endpoint_id else []
+    place += [f"attempt {record.attempt}"] if record.attempt else []
+    where = f" ({', '.join(place)})" if place else ""
+    parts = []
+    if record.traceback:
+        parts.append(f"Remote traceback{where}:\n{record.traceback.rstrip()}")
+    if record.reasons:
+        ends = "\n".join(f"  {number}. {reason}" for number, reason in enumerate(record.reasons, start=1))
+        parts.append(f"How its attempts ended:\n{ends}")
+    for name, tail in (("stdout", record.stdout_tail), ("stderr", record.stderr_tail)):
+        if tail:
+            parts.append(f"Last {name} of the task:\n{tail.rstrip()}")
+    return "\n\n".join(parts)
 
 
 def _format(error: BaseException, own_packages: Collection[str]) -> str:

@@ -53,12 +53,14 @@ class Serializer:
     A buffer is the id of a strategy, a newline, and what the strategy wrote: UTF-8 text, but for ``f3``. ``data`` and
     ``code`` are the strategies to try in turn when writing; ``allowed`` are the ids that may be read (None: all), see
     :func:`~farcall_common.payload.parse_allowed`. Reading a buffer may run code that is in it, unless it is JSON:
-    only a worker, or a client that reads the result of its own task, should.
+    only a worker, or a client that reads the result of its own task, should. ``own_classes`` is for a client: an
+    instance of a class that it can import is one of that class, even if the class that was sent has another source.
     """
 
     data: Sequence[Strategy] = DEFAULT_DATA
     code: Sequence[Strategy] = DEFAULT_CODE
     allowed: frozenset[str] | None = None
+    own_classes: bool = dataclasses.field(default=False, compare=False)
 
     def serialize(self, value: object, *, strategies: Sequence[Strategy] | None = None) -> bytes:
         """The buffer of a value, by the first strategy that works.
@@ -102,8 +104,10 @@ class Serializer:
             )
         try:
             if isinstance(strategy, PickleOutOfBand):
-                return strategy.load(memoryview(buffer)[_PREFIX_LENGTH:])
+                return strategy.load(memoryview(buffer)[_PREFIX_LENGTH:], own_classes=self.own_classes)
             text = bytes(buffer[_PREFIX_LENGTH:])
+            if isinstance(strategy, CloudPickleDataBase64 | CloudPickleCode):
+                return strategy.load(text, own_classes=self.own_classes)
             if isinstance(strategy, Combination):
                 return self._first_that_loads(strategy, text)
             return strategy.load(text)
@@ -170,7 +174,10 @@ class Serializer:
             blamed = self._blame_argument(args, kwargs, strategies)
             if blamed is None:
                 raise
-            raise blamed from error
+            try:
+                raise blamed from error
+            finally:
+                del blamed  # its traceback refers to this frame, which would keep the arguments alive
 
     def unpack_call(self, packed: Piece) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments out of what :meth:`pack_call` packed.
@@ -234,12 +241,17 @@ def is_binary(pieces: Sequence[Piece]) -> bool:
 
 def _first_that_dumps(value: object, strategies: Iterable[Strategy], what: str) -> Sequence[Piece]:
     failures: list[tuple[Strategy, Exception]] = []
-    for strategy in strategies:
-        try:
-            return strategy.write(value)
-        except Exception as error:  # noqa: BLE001 - values decide for themselves how pickling them fails
-            failures.append((strategy, error))  # explained only when nothing works: most calls fail once, at JSON
-    tried = "; ".join(explain(strategy, error) for strategy, error in failures) or "nothing"
+    try:
+        for strategy in strategies:
+            try:
+                return strategy.write(value)
+            except Exception as error:  # noqa: BLE001 - values decide for themselves how pickling them fails
+                failures.append((strategy, error))  # explained only when nothing works: most calls fail once, at JSON
+        tried = "; ".join(explain(strategy, error) for strategy, error in failures) or "nothing"
+    finally:
+        # The traceback of an exception refers to this frame: a frame that refers to the exception keeps the value alive
+        # until the garbage collector runs.
+        failures.clear()
     raise SerializationError(
         f"{what} (of type {type(value).__qualname__}) cannot be serialised. Tried {tried}.",
         hint="Send plain data, and open files, connections and locks inside the function.",

@@ -74,6 +74,10 @@ class Combination(Strategy):
                 failures.append(explain(part, error))
         if not buffers:
             raise SerializationError("; ".join(failures))
+        return self.join(buffers)
+
+    def join(self, buffers: Sequence[bytes]) -> bytes:
+        """The text that holds these buffers; :meth:`split` takes it apart."""
         return pack(buffers)
 
     def split(self, text: bytes) -> Sequence[Piece]:

@@ -1,4 +1,5 @@
-"""The cloud side's stores: PostgreSQL for the record, Valkey for the queue, S3 for what is too big to travel inline.
+"""The cloud side's stores: PostgreSQL for the record, Valkey for the queue, S3 (or a directory) for what is too big to
+travel inline.
 
 :mod:`~farcall_common.store.ports` says what each promises, :mod:`~farcall_common.store.model` what passes through them.
 :mod:`~farcall_common.store.migrate` brings a database up to date; :mod:`~farcall_common.store.fakes` stand in for all

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Self
 
-from farcall_common.store.model import AuditEntry
+import psycopg
+from psycopg.rows import DictRow
+
+from farcall_common.store.model import AuditEntry, Quota, Quotable
 from farcall_common.store.postgres import Database, to_json
 
 __all__ = ["AUDIT_OF_BATCH", "NO_AUDIT", "PostgresAudit", "audit_parameters"]
@@ -50,6 +54,31 @@ _PURGE: Final = """
 """
 
 
+#: What counts of each kind, of an owner, and its bytes.
+_OWNED: Final = {
+    Quotable.ALIAS: "function_alias WHERE owner_id = %(owner_id)s AND name <> %(but)s",
+    Quotable.CONTAINER: "container WHERE owner_id = %(owner_id)s",
+    Quotable.ENDPOINT: "endpoint WHERE owner_id = %(owner_id)s",
+    Quotable.FUNCTION: "function JOIN function_version USING (function_id) WHERE owner_id = %(owner_id)s",
+}
+_LOCK_OWNER: Final = "SELECT pg_advisory_xact_lock(hashtextextended(%(kind)s || %(owner_id)s, 0))"
+
+
+def _check_quota(quota: Quota, connection: psycopg.Connection[DictRow]) -> None:
+    """Count what the owner has, and keep others from adding to it until the transaction ends.
+
+    :raises QuotaExceeded: if one more is too many.
+    """
+    values = {"kind": str(quota.kind), "owner_id": quota.owner_id, "but": quota.but}
+    connection.execute(_LOCK_OWNER, values)
+    # A statement of its own: it sees what was committed until the lock was had. Lengths of long values are beside them.
+    size = "coalesce(sum(octet_length(body)), 0)" if quota.most_bytes else "0"
+    counted = f"SELECT count(*) AS count, ({size})::bigint AS size FROM {_OWNED[quota.kind]}"  # noqa: S608 - of constants
+    row = connection.execute(counted.encode(), values).fetchone()
+    assert row is not None  # an aggregate has one
+    quota.check(int(row["count"]), int(row["size"]))
+
+
 def audit_parameters(entry: AuditEntry | None) -> dict[str, Any]:
     """The parameters of AUDIT_OF_BATCH; None appends nothing."""
     values = {**vars(entry), "detail": to_json(entry.detail)} if entry else {}
@@ -65,9 +94,11 @@ class PostgresAudit:
 
     _database: Database
 
-    def audited(self, *entries: AuditEntry) -> Self:
+    def audited(self, *entries: AuditEntry, quota: Quota | None = None) -> Self:
         view = copy.copy(self)
-        view._database = self._database.followed_by(_ADD, _columns(entries))
+        columns = _columns(entries)
+        check = functools.partial(_check_quota, quota) if quota else None
+        view._database = self._database.between(check, lambda connection: connection.execute(_ADD, columns))
         return view
 
     def add_audit(self, entries: Sequence[AuditEntry]) -> None:

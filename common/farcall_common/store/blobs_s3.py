@@ -9,6 +9,7 @@ import base64
 import contextlib
 import functools
 import hashlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,16 @@ class S3Blobs:
                 return self._client.head_object(Bucket=self._bucket, Key=blob_key)["ContentLength"]
         except BlobUnknown:
             return None
+
+    def renew(self, blob_key: str, *, older_than_s: float) -> int | None:
+        try:
+            with _mapped(blob_key):
+                found = self._client.head_object(Bucket=self._bucket, Key=blob_key)
+            if time.time() - found["LastModified"].timestamp() > older_than_s:
+                self.write(blob_key, self.read(blob_key))
+        except BlobUnknown:
+            return None
+        return found["ContentLength"]
 
     def read(self, blob_key: str) -> bytes:
         with _mapped(blob_key):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.errors import ErrorRecord
+from farcall_common.errors import ErrorRecord, QuotaExceeded
 from farcall_common.wire.states import Reporter, TaskState
 
 __all__ = [
@@ -29,13 +29,17 @@ __all__ = [
     "FunctionAlias",
     "Holding",
     "LeasedTask",
+    "OpenTask",
     "PeerKey",
     "PeerKind",
     "Presence",
     "QueuePlace",
     "QueueStanding",
     "QueuedTask",
+    "Quota",
+    "Quotable",
     "SharedEnds",
+    "SpoolMark",
     "Taken",
     "Task",
     "TaskEvent",
@@ -53,6 +57,51 @@ class BlobRef:
     blob_key: str
     size_bytes: int
     sha256: str
+
+
+class Quotable(enum.StrEnum):
+    """What an identity may have so many of; of functions, each version counts."""
+
+    ALIAS = "aliases"
+    CONTAINER = "containers"
+    ENDPOINT = "endpoints"
+    FUNCTION = "functions and versions of them"
+
+
+@dataclasses.dataclass(frozen=True)
+class Quota:
+    """What must hold before one more thing of an owner is added. ``most_bytes`` and ``more_bytes``, of the new one, are
+    for functions; ``but`` is the name of an alias that is not counted, because it is about to be replaced."""
+
+    kind: Quotable
+    owner_id: str
+    limit: int
+    more_bytes: int = 0
+    most_bytes: int = 0
+    but: str = ""
+
+    def check(self, count: int, size_bytes: int = 0) -> None:
+        """:raises QuotaExceeded: if an owner with ``count`` things of ``size_bytes`` may not add this one."""
+        if count >= self.limit:
+            raise QuotaExceeded(f"You have {count} {self.kind} already; {self.limit} are allowed.")
+        if self.most_bytes and size_bytes + self.more_bytes > self.most_bytes:
+            raise QuotaExceeded(
+                f"Your functions have {size_bytes} bytes; with {self.more_bytes} more it would be over "
+                f"{self.most_bytes}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenTask:
+    """What the reconciler sees of a task that has not ended. ``added_in`` is the transaction that added it: a later
+    one has a greater number, whatever any clock says."""
+
+    task_id: str
+    endpoint_id: str
+    added_in: int
+    state: TaskState
+    attempt: int
+    submitted_at: dt.datetime
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,13 +173,20 @@ class EndpointStatus:
 
 
 @dataclasses.dataclass(frozen=True)
+class SpoolMark:
+    """The spool of an endpoint's agent that was heard last, and the highest generation that was heard of it."""
+
+    spool_id: str
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Presence:
-    """Whether an endpoint is there, as its forwarder knew it at a moment."""
+    """Whether an endpoint is there, as its forwarder knew it. The store notes when it was told."""
 
     endpoint_id: str
     online: bool
     status: EndpointStatus
-    at: dt.datetime
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +205,8 @@ class Endpoint:
     created_at: dt.datetime | None = None
     #: The last heartbeat that reached the database, and what it said.
     seen_at: dt.datetime | None = None
+    #: How long that was ago when this was read, by the store's clock; only :meth:`Records.get_endpoint` says it.
+    silent_s: float | None = dataclasses.field(default=None, compare=False)
     online: bool = False
     status: EndpointStatus = dataclasses.field(default_factory=EndpointStatus)
 
@@ -341,11 +399,13 @@ class Taken:
 
 @dataclasses.dataclass(frozen=True)
 class QueuePlace:
-    """Where the queue has a task. ``ahead`` tasks of the endpoint leave before it; ``depth`` wait in all."""
+    """Where the queue has a task. ``ahead`` tasks of its submitter leave before it; ``depth`` tasks of ``submitters``
+    submitters wait for the endpoint in all."""
 
     standing: QueueStanding
     ahead: int = 0
     depth: int = 0
+    submitters: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -420,7 +480,7 @@ class CancelOutcome(enum.StrEnum):
 class ForwarderInfo:
     """A live forwarder as it announces itself. ``address`` is ``tcp://host:port``, ``server_key`` Z85.
 
-    ``idle_since`` is the epoch second since when nobody has been connected, None while somebody is.
+    ``idle_s`` is for how many seconds it has had no connection, by its own monotonic clock; None while it has one.
     """
 
     forwarder_id: str
@@ -428,4 +488,4 @@ class ForwarderInfo:
     server_key: str
     connections: int = 0
     draining: bool = False
-    idle_since: float | None = None
+    idle_s: float | None = None

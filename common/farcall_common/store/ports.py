@@ -1,8 +1,9 @@
 """The stores as the services see them. Each port has a real adapter and an in-memory fake; one test suite runs on both.
 
 Every call blocks: Lambda handlers call them directly, the forwarder from a small pool of threads. All calls may raise
-:class:`~farcall_common.errors.Unavailable` when the store cannot be reached. ``now`` is always epoch seconds and always
-passed in, so that a test owns the clock.
+:class:`~farcall_common.errors.Unavailable` when the store cannot be reached. No call of
+:class:`Queue` takes the time: its clock is the server's, so that callers' clocks may differ. Others are given epoch
+seconds, so that a test owns the clock.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from farcall_common.store.model import (
     FunctionAlias,
     Holding,
     LeasedTask,
+    OpenTask,
     PeerKey,
     Presence,
     QueuedTask,
     QueuePlace,
+    Quota,
     SharedEnds,
+    SpoolMark,
     Taken,
     Task,
     TaskEvent,
@@ -50,10 +54,17 @@ class Records(Protocol):
     def close(self) -> None:
         """Give back the connections; the object cannot be used any more."""
 
+    def measure_database(self) -> int:
+        """Bytes of all tables and indexes on the disk."""
+
     # who did what
-    def audited(self, *entries: AuditEntry) -> Self:
+    def audited(self, *entries: AuditEntry, quota: Quota | None = None) -> Self:
         """The same records, for one call that changes something: it appends the entries in its own transaction. A call
-        that raises appends nothing."""
+        that raises appends nothing.
+
+        With ``quota``, for one call that adds something of an owner: it raises QuotaExceeded instead if that is one too
+        many. Of two calls at the same moment, the second counts what the first added.
+        """
 
     def add_audit(self, entries: Sequence[AuditEntry]) -> None:
         """Append entries about what happened elsewhere."""
@@ -233,14 +244,34 @@ class Records(Protocol):
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
         """Tasks of an endpoint that have not ended, by task id, starting after ``after``: to rebuild the queue."""
 
-    def find_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
-        """Those of these endpoints that are registered."""
+    def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:
+        """Of those of these endpoints that are registered, what was heard of their spools."""
+
+    def claim_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        """The agents of these endpoints have these spools now. The generation of a spool never falls."""
+
+    def raise_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        """The generations of these spools have risen, where they are still those of their endpoints."""
 
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         """Those of these endpoints that have open tasks."""
 
-    def list_endpoints_with_open_tasks(self, *, older_than: dt.datetime) -> Sequence[str]:
-        """Endpoints that have open tasks submitted before a time: what the reconciler looks at."""
+    def list_endpoints_with_open_tasks(self) -> Sequence[str]:
+        """Endpoints that have open tasks. The work is in proportion to them, however many tasks each has."""
+
+    def list_open_ids(self, *, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Sequence[OpenTask]:
+        """Open tasks of all endpoints, those that were added first before the others, starting behind the one with this
+        ``added_in`` and id. Reads no payload, and no more rows than it returns."""
+
+    def first_unfinished_transaction(self) -> int:
+        """Every task that was added in a transaction before this one can be seen by now, or never will be."""
+
+    def take_turn(self, name: str, *, ttl_s: float) -> bool:
+        """Whether the caller is the only one to do ``name`` until :meth:`end_turn`, or for ``ttl_s`` seconds on the
+        database's clock."""
+
+    def end_turn(self, name: str) -> None:
+        """Let the next one take the turn."""
 
     def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
         """Append events and move the tasks; a move that is not legal any more (the task ended, is further, or is at a
@@ -279,13 +310,13 @@ class Queue(Protocol):
     def close(self) -> None: ...
 
     # producing
-    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> int:
+    def enqueue(self, tasks: Sequence[QueuedTask]) -> int:
         """Queue tasks of ONE endpoint; ids that the queue holds already are skipped. Wakes the endpoint's owner.
 
         Wake-ups are lossy; the owner's sweep stands behind them. Returns how many tasks wait now, 0 if none was given.
         """
 
-    def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
+    def cancel(self, endpoint_id: str, task_ids: Sequence[str]) -> Mapping[str, CancelOutcome]:
         """Take waiting tasks out; mark leased ones and wake their owner, which tells the endpoint.
 
         A REMOVED task ends CANCELLED: it is in the outbox until the caller has recorded the end and called
@@ -293,8 +324,17 @@ class Queue(Protocol):
         """
 
     # owning
-    def claim(self, endpoint_id: str, forwarder_id: str, *, spool_id: str = "", ttl_s: float, now: float) -> int:
-        """Take an endpoint over for the agent with this spool. Returns the fencing number, higher than any given before
+    def claim(
+        self,
+        endpoint_id: str,
+        forwarder_id: str,
+        *,
+        spool_id: str = "",
+        weights: Mapping[str, int] | None = None,
+        ttl_s: float,
+    ) -> int:
+        """Take an endpoint over for the agent with this spool; from now on submitters have these weights (by owner id;
+        1 for others). Returns the fencing number, higher than any given before
         — even across a wipe.
 
         :raises EndpointInUse: while another forwarder owns the endpoint and hears an agent with another spool. The same
@@ -302,14 +342,12 @@ class Queue(Protocol):
         """
 
     def claim_many(
-        self, forwarder_id: str, wanted: Sequence[tuple[str, str]], *, ttl_s: float, now: float
+        self, forwarder_id: str, wanted: Sequence[tuple[str, str, Mapping[str, int]]], *, ttl_s: float
     ) -> Sequence[int | EndpointInUse]:
-        """:meth:`claim` for many agents, by endpoint and spool, in order and in one round trip. What :meth:`claim`
-        would raise for one stands in the place of its fence."""
+        """:meth:`claim` for many agents, by endpoint, spool and weights, in order and in one round trip. What
+        :meth:`claim` would raise for one stands in the place of its fence."""
 
-    def keep(
-        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float, now: float
-    ) -> None:
+    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float) -> None:
         """Refresh ownership; ``spool_id`` is empty when no agent is heard.
 
         :raises Fenced: when someone else took over.
@@ -318,19 +356,17 @@ class Queue(Protocol):
         """
 
     def leave_many(
-        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float, now: float
+        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
     ) -> Sequence[Fenced | QueueDataLost | None]:
         """:meth:`keep` endpoints, by fence, of which no agent is heard any more, in one round trip. Returns for each
         what :meth:`keep` would raise, or None."""
 
-    def refresh(
-        self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float, now: float
-    ) -> Sequence[str]:
+    def refresh(self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float) -> Sequence[str]:
         """:meth:`keep` for many endpoints at once, by fence and spool. Returns those that need a closer look: with
         expired leases, with ends in the outbox, or that :meth:`keep` would raise for."""
 
     def tend(
-        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float, now: float
+        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float
     ) -> Mapping[str, Tended | Fenced | QueueDataLost]:
         """:meth:`keep`, :meth:`renew`, :meth:`reap` and :meth:`outbox` for many endpoints, in one round trip.
         What one of them would raise for an endpoint stands in the place of what was found."""
@@ -342,21 +378,21 @@ class Queue(Protocol):
         """Take ownership from whoever has it: the endpoint is gone."""
 
     # consuming; each raises Fenced for a stale fence and QueueDataLost after a wipe
-    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float, now: float) -> Sequence[LeasedTask]:
-        """Take up to ``limit`` waiting tasks, oldest first, each with attempt + 1."""
+    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float) -> Sequence[LeasedTask]:
+        """Take up to ``limit`` waiting tasks, each with attempt + 1: oldest first of each submitter, and in turn of the
+        submitters with the fewest leased tasks, in proportion to their weights."""
 
     def lease_many(
-        self, wanted: Mapping[str, tuple[int, int]], *, lease_s: float, now: float
+        self, wanted: Mapping[str, tuple[int, int, int]], *, lease_s: float
     ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
-        """:meth:`lease` for many endpoints, by fence and limit (of 500 at most), in one round trip. What :meth:`lease`
-        would raise for an endpoint stands in the place of its tasks."""
+        """:meth:`lease` for many endpoints, by fence, limit (of 500 at most) and reserve, in one round trip. Up to
+        ``reserve`` tasks more than the limit are taken, of submitters that have fewer leased tasks than their weight.
+        What :meth:`lease` would raise for an endpoint stands in the place of its tasks."""
 
-    def renew(
-        self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float, now: float
-    ) -> Sequence[str]:
+    def renew(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float) -> Sequence[str]:
         """Prolong leases. Returns the ids that are NOT leased (finished, cancelled or unknown)."""
 
-    def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, now: float) -> None:
+    def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str]) -> None:
         """Put leased tasks back, to be leased next, and take the attempt back: they never reached the endpoint."""
 
     def leased(self, endpoint_id: str, fence: int) -> Mapping[str, int]:
@@ -378,17 +414,15 @@ class Queue(Protocol):
         """Of these endpoints, owned under these fences, those with waiting tasks or requests to cancel, and those whose
         owner or data has gone, so that a further call raises what there is to raise. One round trip for many."""
 
-    def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = 500) -> Sequence[LeasedTask]:
+    def reap(self, endpoint_id: str, fence: int, *, limit: int = 500) -> Sequence[LeasedTask]:
         """Expired leases. An idempotent task with attempts left goes back to the queue; the others are returned for
         the caller to end (cancelled if that was requested, lost, or failed for want of attempts), still leased until
         acked."""
 
-    def ack(self, fence: int, results: Sequence[TaskResult], *, now: float) -> Mapping[str, AckOutcome]:
+    def ack(self, fence: int, results: Sequence[TaskResult]) -> Mapping[str, AckOutcome]:
         """End tasks of ONE endpoint: first terminal state wins; appends FIRST ones to the outbox."""
 
-    def ack_many(
-        self, ends: Sequence[tuple[int, Sequence[TaskResult]]], *, now: float
-    ) -> Sequence[Fenced | QueueDataLost | None]:
+    def ack_many(self, ends: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
         """:meth:`ack` for the ends of many endpoints, each with its fence, in one round trip. Returns for each what
         :meth:`ack` would raise, or None; then some of its ends may have been taken all the same."""
 
@@ -409,7 +443,6 @@ class Queue(Protocol):
         *,
         held: Mapping[str, int],
         lease_s: float,
-        now: float,
     ) -> None:
         """One page of a rebuild: queue tasks that the queue does not hold; those in ``held`` (id -> attempt, what the
         endpoint said it has) become leases, also when they were queued. A task that may have started and must not
@@ -422,22 +455,39 @@ class Queue(Protocol):
         """:meth:`mark_restored` for many endpoints, by fence, in one round trip. Returns for each what it would raise,
         or None."""
 
+    def find_missing(self, task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
+        """Of these tasks, by endpoint, those that the queue knows nothing of: they neither wait, nor are leased, nor
+        ended a moment ago. One round trip for many."""
+
+    def find_outboxes(self, endpoint_ids: Sequence[str]) -> Sequence[str]:
+        """Those of these endpoints that have something in their outbox. One round trip for many."""
+
+    def read_checkpoint(self, name: str) -> str:
+        """How far something has come that is true of the queue as it is; empty at first, and after a wipe."""
+
+    def write_checkpoint(self, name: str, value: str, *, expected: str) -> bool:
+        """Replace a checkpoint that is as ``expected``; False if it is not. A copy of the queue that has the checkpoint
+        has all that was queued before."""
+
     def depths(self, endpoint_ids: Sequence[str]) -> int:
         """How many tasks wait for these endpoints together."""
 
     def depth(self, endpoint_id: str) -> int:
         """Tasks waiting."""
 
-    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, now: float) -> Taken:
+    def depth_of(self, endpoint_id: str, owner_id: str) -> tuple[int, int]:
+        """Tasks waiting, and those of them that this owner submitted."""
+
+    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> Taken:
         """Take up to ``tokens`` from a bucket that holds ``burst`` and fills by ``rate_per_s``. A new one is full."""
 
     def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
         """Where a task is, for people who wait. Takes time with the number of tasks that wait."""
 
     # forwarders, peers and wake-ups
-    def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None: ...
+    def announce(self, info: ForwarderInfo, *, ttl_s: float) -> None: ...
     def withdraw(self, forwarder_id: str) -> None: ...
-    def forwarders(self, *, now: float) -> Sequence[ForwarderInfo]:
+    def forwarders(self) -> Sequence[ForwarderInfo]:
         """Live ones, those that drain left out."""
 
     def admit(self, key: PeerKey, *, ttl_s: float) -> None:
@@ -453,11 +503,11 @@ class Queue(Protocol):
         """Subscribe to the wake-ups of a forwarder, and to what others share with it."""
 
     # ends that forwarders tell one another, for clients that are connected elsewhere than the endpoint; lossy
-    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float, now: float) -> frozenset[str]:
+    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float) -> frozenset[str]:
         """Say that clients of these owners wait at a forwarder, for a while. Returns the owners of whom that was not
         known: their ends were not shared with it until now."""
 
-    def watchers(self, owner_ids: Sequence[str], *, now: float) -> Mapping[str, Sequence[str]]:
+    def watchers(self, owner_ids: Sequence[str]) -> Mapping[str, Sequence[str]]:
         """For each forwarder at which clients of some of these owners wait, those owners. One round trip."""
 
     def share(self, ends: Mapping[str, Sequence[SharedEnds]]) -> None:
@@ -487,6 +537,10 @@ class Blobs(Protocol):
     def download_url(self, blob_key: str, *, ttl_s: int) -> str: ...
     def size_bytes(self, blob_key: str) -> int | None:
         """None when there is no such blob."""
+
+    def renew(self, blob_key: str, *, older_than_s: float) -> int | None:
+        """:meth:`size_bytes`; a blob that was written longer ago is written again, because lifecycle rules count from
+        the last time."""
 
     def read_part(self, blob_key: str, *, offset_bytes: int, length_bytes: int) -> bytes:
         """Bytes of a blob from an offset within it; fewer than asked for at its end.

@@ -8,7 +8,7 @@ import dataclasses
 import re
 import select
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self
 
 import msgspec
@@ -19,7 +19,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from farcall_common.errors import Conflict, DatabaseUntrusted, InvalidRequest, Unavailable
 
-__all__ = ["Database", "to_json", "unavailable"]
+__all__ = ["ConnectionString", "Database", "to_json", "unavailable"]
 
 #: How a connection finds out that the server is gone, in milliseconds or seconds, instead of waiting for ever.
 _SOCKET: Final = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
@@ -41,6 +41,23 @@ _SET_PLANS: Final = b"SELECT set_config('plan_cache_mode', %s, false), set_confi
 _PATIENCE: Final = "-c statement_timeout=28000"
 
 
+#: For so long after the server has refused a connection because there are too many, in seconds, none is tried again:
+#: each attempt costs the server a process and the check of a password. The error names when to retry.
+_REFUSED_S: Final = 1.0
+_RETRY_AFTER_S: Final = 2.0
+
+#: What the server says then, and when it does not accept a password.
+_REFUSED: Final = re.compile(r"too many (?:connections|clients)|remaining connection slots")
+_WRONG_PASSWORD: Final = "password authentication failed"  # noqa: S105 - a message
+
+#: The first and the longest wait for a connection, in seconds. Refusals are looked for between two waits.
+_FIRST_WAIT_S: Final = 0.05
+_LONGEST_WAIT_S: Final = 1.0
+
+#: Where a connection string comes from: with True, from its source again, because the password in it was not accepted.
+ConnectionString = Callable[[bool], str]
+
+
 #: What the driver says, after the address, when it does not go on because of whom it would speak to.
 _DISTRUST: Final = re.compile(r".* failed: (.*(?:certificate|does not support SSL).*)")
 
@@ -50,6 +67,20 @@ class _Attempts:
     """Why the newest attempt to connect failed, None if it did not: the pool says no more than that it has waited."""
 
     failure: psycopg.OperationalError | None = None
+    #: When the server last had too many connections of ours, in monotonic seconds.
+    refused_at: float = float("-inf")
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether that was so shortly before that the server is not asked for another connection."""
+        return self.refused_since(time.monotonic() - _REFUSED_S)
+
+    def refused_since(self, instant: float) -> bool:
+        return self.refused_at > instant
+
+
+class _Refused(PoolTimeout):
+    """The server has too many connections of ours."""
 
 
 class _Connection(psycopg.Connection[DictRow]):
@@ -59,27 +90,49 @@ class _Connection(psycopg.Connection[DictRow]):
     by_keys = False
 
     @classmethod
-    def connect(cls, *args: Any, **kwargs: Any) -> Self:
+    def connect(cls, *_args: Any, **kwargs: Any) -> Self:
         attempts: _Attempts = kwargs.pop("attempts")
+        source: ConnectionString = kwargs.pop("source")
+        if attempts.failure and attempts.is_refused:
+            raise attempts.failure
         try:
-            connection = super().connect(*args, **kwargs)
+            try:
+                connection = super().connect(known := source(False), **kwargs)
+            except psycopg.OperationalError as error:
+                if _WRONG_PASSWORD not in str(error) or (latest := source(True)) == known:
+                    raise
+                connection = super().connect(latest, **kwargs)
         except psycopg.OperationalError as error:
             attempts.failure = error
+            if _REFUSED.search(str(error)):
+                attempts.refused_at = time.monotonic()
             raise
+        except Unavailable as error:  # the secret's store; the pool knows the driver's errors
+            attempts.failure = psycopg.OperationalError(str(error))
+            raise attempts.failure from error
         attempts.failure = None
         return connection
+
+
+#: Something to do with a connection.
+_Step = Callable[[psycopg.Connection[DictRow]], object]
 
 
 class Database:
     """A pool of autocommitting connections whose rows are dictionaries."""
 
-    def __init__(self, conninfo: str, *, min_connections: int, max_connections: int, timeout_s: float) -> None:
+    def __init__(
+        self, conninfo: str | ConnectionString, *, min_connections: int, max_connections: int, timeout_s: float
+    ) -> None:
         self._attempts = _Attempts()
+        self._timeout_s = timeout_s
         self._pool: ConnectionPool[_Connection] = ConnectionPool(
-            conninfo,
+            "",
             min_size=min_connections,
             max_size=max_connections,
             timeout=timeout_s,
+            # Each request for a connection tries again: the pool's own attempts come ever more rarely.
+            reconnect_timeout=0,
             connection_class=_Connection,
             kwargs={
                 **_SOCKET,
@@ -87,6 +140,7 @@ class Database:
                 "autocommit": True,
                 "row_factory": dict_row,
                 "attempts": self._attempts,
+                "source": (lambda _: conninfo) if isinstance(conninfo, str) else conninfo,
             },
             configure=_configure,
             check=_check,
@@ -94,13 +148,14 @@ class Database:
             open=True,
             name="farcall-records",
         )
-        self._sequel: tuple[bytes, Mapping[str, Any]] | None = None
+        self._first: _Step | None = None
+        self._last: _Step | None = None
 
-    def followed_by(self, statement: str, parameters: Mapping[str, Any]) -> Database:
-        """The same database, where whatever is done with a connection ends with this statement, as one transaction."""
-        followed = copy.copy(self)
-        followed._sequel = (statement.encode(), parameters)
-        return followed
+    def between(self, first: _Step | None, last: _Step) -> Database:
+        """The same database, where what is done with a connection begins and ends with these, as one transaction."""
+        between = copy.copy(self)
+        between._first, between._last = first, last
+        return between
 
     def close(self) -> None:
         """Close every connection."""
@@ -117,24 +172,48 @@ class Database:
         :raises Conflict: when the values contradict what is stored.
         """
         try:
-            with self._pool.connection() as connection:
+            with self._lent() as connection:
                 if connection.by_keys is not by_keys:
                     connection.execute(_SET_PLANS, _PLANS[by_keys])
                     connection.by_keys = by_keys
-                if self._sequel is None:
+                if self._last is None:
                     yield connection
                 else:
                     with connection.transaction():
+                        if self._first:
+                            self._first(connection)
                         yield connection
-                        connection.execute(*self._sequel)
+                        self._last(connection)
                 connection.used_at = time.monotonic()
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:  # also the pool's own
             cause = self._attempts.failure if isinstance(error, PoolTimeout) else None
-            raise unavailable(error, cause=cause) from error
+            raise unavailable(error, cause=cause, refused=isinstance(error, _Refused)) from error
         except (psycopg.DataError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"the database cannot hold this value: {error}") from error
         except psycopg.IntegrityError as error:
             raise Conflict(f"the database holds something else already: {error}") from error
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[_Connection]:
+        """A connection of the pool. A caller that waits for one gives up when the server has refused one meanwhile."""
+        began = time.monotonic()
+        give_up_at = began + self._timeout_s
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                connection = self._pool.getconn(timeout=min(wait_s, max(give_up_at - time.monotonic(), 0.0)))
+                break
+            except PoolTimeout as error:
+                if self._attempts.is_refused or self._attempts.refused_since(began):
+                    raise _Refused(str(error)) from error
+                if time.monotonic() >= give_up_at:
+                    raise
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        try:
+            with connection:
+                yield connection
+        finally:
+            self._pool.putconn(connection)
 
     def rows(self, query: str, parameters: Mapping[str, Any], *, by_keys: bool = False) -> list[DictRow]:
         """Run one statement and fetch its rows, in the binary format."""
@@ -148,12 +227,19 @@ class Database:
 
 
 def unavailable(
-    error: psycopg.Error, *, cause: psycopg.Error | None = None, what: str = "the database does not answer"
+    error: psycopg.Error,
+    *,
+    cause: psycopg.Error | None = None,
+    what: str = "the database does not answer",
+    refused: bool = False,
 ) -> Unavailable:
-    """The driver's error as ours. The ``cause`` of a time-out is told if the operator has to do something about it."""
+    """The driver's error as ours. The message has the ``cause`` of a time-out if the operator has to act on it;
+    ``refused``: the server has no connection left for this program."""
+    if refused:
+        return Unavailable(f"the database has no connection left: {error}", retry_after_s=_RETRY_AFTER_S)
     if distrust := _DISTRUST.search(str(cause or error)):
         return DatabaseUntrusted(f"the database is not trusted: {distrust[1]}")
-    return Unavailable(f"{what}: {error}")
+    return Unavailable(f"{what}: {error}", retry_after_s=_RETRY_AFTER_S if isinstance(error, PoolTimeout) else None)
 
 
 def _check(connection: _Connection) -> None:

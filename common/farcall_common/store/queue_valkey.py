@@ -6,7 +6,11 @@ All keys of an endpoint carry its id as hash tag, so that they share a slot and 
 key                       type    content                                                                TTL
 ========================  ======  =====================================================================  =========
 ``own:{endpoint}``        hash    fence, forwarder, until, spool, epoch                                  none
-``q:{endpoint}``          list    waiting task ids                                                       none
+``q:{endpoint}:<owner>``  list    waiting task ids of one submitter                                      none
+``r:{endpoint}``          zset    submitters with waiting tasks: whose turn it is                        none
+``h:{endpoint}``          hash    leased tasks by submitter                                              none
+``w:{endpoint}``          hash    weights of submitters                                                  none
+``c:{endpoint}``          hash    waiting: how many tasks wait; turn: the last one given                 none
 ``l:{endpoint}``          zset    leased task ids by deadline                                            none
 ``x:{endpoint}``          set     leased tasks that should stop                                          none
 ``o:{endpoint}``          list    ended tasks that may not have reached the database                     none
@@ -14,6 +18,7 @@ key                       type    content                                       
 ``fwd:<forwarder>``       string  a live forwarder                                                       its own
 ``fwds``                  zset    forwarder ids by the time they count as dead                           none
 ``zap:<public key>``      string  whom a CURVE key speaks for                                            its own
+``checkpoint:<name>``     string  how far the reconciler has come with the queue as it is                none
 ``rate:<bucket>``         hash    tokens, at: a token bucket as it was at a moment                       full again
 ``wake:<forwarder>``      channel endpoint ids with work or cancellations; lossy                         --
 ``watch:<owner>``         zset    forwarders where the owner's clients wait, by when that is over        its own
@@ -29,6 +34,8 @@ endpoint is missing; without it every consuming call raises QueueDataLost, until
 restored every page of open tasks from the database, and marked it restored, all under one fence: a second wipe in the
 middle takes the fence along, and the rebuild fails instead of being declared complete. Enqueue and cancel work all the
 while, for they need no other task; a restore leaves what it finds.
+
+**Time** is the server's: its clock decides which leases have expired and who is there. Callers say how long.
 
 **Fences** rise by one, and never below the server's clock in microseconds: so they rise across a wipe too. Calls
 compare for equality, so that a stale owner is refused even if the clock were set back.
@@ -62,7 +69,18 @@ from farcall_common.store.model import (
     Tended,
 )
 from farcall_common.store.registry_valkey import ValkeyRegistry
-from farcall_common.store.valkey import BATCH, Call, Scripts, batches, connect, in_use, mapped, refusal, texts
+from farcall_common.store.valkey import (
+    BATCH,
+    SERVER_CLOCK,
+    Call,
+    Scripts,
+    batches,
+    connect,
+    in_use,
+    mapped,
+    refusal,
+    texts,
+)
 
 __all__ = ["MARKER_TTL_S", "ValkeyQueue"]
 
@@ -84,11 +102,12 @@ class ValkeyQueue(ValkeyRegistry):
 
     :param url: ``redis://host:port/db``, or ``rediss://`` for TLS.
     :param timeout_s: for connecting and for each answer.
+    :param clock: a Lua expression for the server's clock; tests have another.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 5.0, clock: str = SERVER_CLOCK) -> None:
         self._client = connect(url, timeout_s=timeout_s)
-        self._scripts = Scripts(self._client)
+        self._scripts = Scripts(self._client, clock=clock)
 
     def ping(self) -> None:
         with mapped():
@@ -99,57 +118,64 @@ class ValkeyQueue(ValkeyRegistry):
 
     # producing
 
-    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> int:
+    def enqueue(self, tasks: Sequence[QueuedTask]) -> int:
         # Tasks of one submit are queued on the same terms: those travel once.
         calls: list[Call] = []
         for terms, alike in itertools.groupby(tasks, _terms):
             for batch in batches(list(alike)):
                 endpoint_id = batch[0].endpoint_id
                 packed = itertools.chain.from_iterable(map(_packed, batch))
-                calls.append(("enqueue", endpoint_id, (endpoint_id, now, now + RESCUE_LEASE_S, *terms, *packed)))
+                calls.append(("enqueue", endpoint_id, (endpoint_id, RESCUE_LEASE_S, *terms, *packed)))
         depth = 0
         for answer in self._scripts.run_many(calls):
             refusal(answer)
             depth = int(answer)
         return depth
 
-    def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
+    def cancel(self, endpoint_id: str, task_ids: Sequence[str]) -> Mapping[str, CancelOutcome]:
         end = codec.pack(moves.cancelled_while_waiting("", endpoint_id))
         outcomes: dict[str, CancelOutcome] = {}
         for batch in batches(task_ids):
-            found = self._scripts.run("cancel", endpoint_id, endpoint_id, now, end, *batch)
+            found = self._scripts.run("cancel", endpoint_id, endpoint_id, end, *batch)
             outcomes |= zip(batch, map(CancelOutcome, texts(found)), strict=True)
         return outcomes
 
     # owning
 
-    def claim(self, endpoint_id: str, forwarder_id: str, *, spool_id: str = "", ttl_s: float, now: float) -> int:
-        return int(self._scripts.run("claim", endpoint_id, forwarder_id, now + ttl_s, now, spool_id))
+    def claim(
+        self,
+        endpoint_id: str,
+        forwarder_id: str,
+        *,
+        spool_id: str = "",
+        weights: Mapping[str, int] | None = None,
+        ttl_s: float,
+    ) -> int:
+        arguments = (forwarder_id, ttl_s, spool_id, *_flat(weights or {}))
+        return int(self._scripts.run("claim", endpoint_id, *arguments))
 
     def claim_many(
-        self, forwarder_id: str, wanted: Sequence[tuple[str, str]], *, ttl_s: float, now: float
+        self, forwarder_id: str, wanted: Sequence[tuple[str, str, Mapping[str, int]]], *, ttl_s: float
     ) -> Sequence[int | EndpointInUse]:
-        calls: list[Call] = [("claim", id_, (forwarder_id, now + ttl_s, now, spool_id)) for id_, spool_id in wanted]
+        calls: list[Call] = [
+            ("claim", id_, (forwarder_id, ttl_s, spool_id, *_flat(weights))) for id_, spool_id, weights in wanted
+        ]
         return [in_use(answer) or int(answer) for answer in self._scripts.run_many(calls)]
 
-    def keep(
-        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float, now: float
-    ) -> None:
-        self._scripts.run("keep", endpoint_id, fence, forwarder_id, now + ttl_s, spool_id)
+    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float) -> None:
+        self._scripts.run("keep", endpoint_id, fence, forwarder_id, ttl_s, spool_id)
 
     def leave_many(
-        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float, now: float
+        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
     ) -> Sequence[Fenced | QueueDataLost | None]:
-        calls: list[Call] = [("keep", id_, (fence, forwarder_id, now + ttl_s, "")) for id_, fence in owned]
+        calls: list[Call] = [("keep", id_, (fence, forwarder_id, ttl_s, "")) for id_, fence in owned]
         return list(map(refusal, self._scripts.run_many(calls)))
 
-    def refresh(
-        self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float, now: float
-    ) -> Sequence[str]:
+    def refresh(self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float) -> Sequence[str]:
         found: list[str] = []
         for batch in batches(list(owned.items())):
             calls: list[Call] = [
-                ("refresh", endpoint_id, (fence, forwarder_id, now + ttl_s, spool_id, now))
+                ("refresh", endpoint_id, (fence, forwarder_id, ttl_s, spool_id))
                 for endpoint_id, (fence, spool_id) in batch
             ]
             answers = self._scripts.run_many(calls)
@@ -157,14 +183,14 @@ class ValkeyQueue(ValkeyRegistry):
         return found
 
     def tend(
-        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float, now: float
+        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float
     ) -> Mapping[str, Tended | Fenced | QueueDataLost]:
         calls: list[Call] = []
         for endpoint_id, holding in held.items():
             fence = holding.fence
-            calls.append(("keep", endpoint_id, (fence, forwarder_id, now + ttl_s, holding.spool_id)))
-            calls += (("renew", endpoint_id, (fence, now + lease_s, *ids)) for ids in batches(holding.leases))
-            calls += (("reap", endpoint_id, (fence, now, _REAPED)), ("outbox", endpoint_id, (_ENDS,)))
+            calls.append(("keep", endpoint_id, (fence, forwarder_id, ttl_s, holding.spool_id)))
+            calls += (("renew", endpoint_id, (fence, lease_s, *ids)) for ids in batches(holding.leases))
+            calls += (("reap", endpoint_id, (fence, _REAPED)), ("outbox", endpoint_id, (_ENDS,)))
         found: dict[str, Tended | Fenced | QueueDataLost] = {}
         for (name, endpoint_id, _), answer in zip(calls, self._scripts.run_many(calls), strict=True):
             before = found.get(endpoint_id, Tended((), ()))
@@ -173,7 +199,7 @@ class ValkeyQueue(ValkeyRegistry):
             if refused := refusal(answer):
                 found[endpoint_id] = refused
             elif name == "reap":
-                found[endpoint_id] = Tended(_reaped(answer), ())
+                found[endpoint_id] = Tended(_leased_tasks(answer), ())
             elif name == "outbox":
                 found[endpoint_id] = Tended(before.reaped, _ended(answer))
         return found
@@ -186,36 +212,35 @@ class ValkeyQueue(ValkeyRegistry):
 
     # consuming
 
-    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float, now: float) -> Sequence[LeasedTask]:
+    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float) -> Sequence[LeasedTask]:
         leased: list[LeasedTask] = []
         while len(leased) < limit:
-            rows = self._scripts.run("lease", endpoint_id, fence, now, now + lease_s, min(BATCH, limit - len(leased)))
-            leased += [_leased_task(row, leased_at=now) for row in rows]
+            count = min(BATCH, limit - len(leased))
+            rows = self._scripts.run("lease", endpoint_id, fence, lease_s, count, 0)
+            leased += _leased_tasks(rows)
             if len(rows) < BATCH:
                 break
         return leased
 
     def lease_many(
-        self, wanted: Mapping[str, tuple[int, int]], *, lease_s: float, now: float
+        self, wanted: Mapping[str, tuple[int, int, int]], *, lease_s: float
     ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
         calls: list[Call] = [
-            ("lease", endpoint_id, (fence, now, now + lease_s, min(BATCH, limit)))
-            for endpoint_id, (fence, limit) in wanted.items()
+            ("lease", endpoint_id, (fence, lease_s, min(BATCH, limit), reserve))
+            for endpoint_id, (fence, limit, reserve) in wanted.items()
         ]
         return {
-            endpoint_id: refusal(rows) or [_leased_task(row, leased_at=now) for row in rows]
+            endpoint_id: refusal(rows) or _leased_tasks(rows)
             for endpoint_id, rows in zip(wanted, self._scripts.run_many(calls), strict=True)
         }
 
-    def renew(
-        self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float, now: float
-    ) -> Sequence[str]:
+    def renew(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float) -> Sequence[str]:
         missing: list[str] = []
         for batch in batches(task_ids):
-            missing += texts(self._scripts.run("renew", endpoint_id, fence, now + lease_s, *batch))
+            missing += texts(self._scripts.run("renew", endpoint_id, fence, lease_s, *batch))
         return missing
 
-    def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, now: float) -> None:  # noqa: ARG002
+    def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str]) -> None:
         # The last batch first: within a script the oldest id ends next to leave, and so it must be among batches.
         for batch in reversed(list(batches(task_ids))):
             self._scripts.run("unlease", endpoint_id, fence, *batch)
@@ -243,7 +268,7 @@ class ValkeyQueue(ValkeyRegistry):
             for endpoint_id in batch:
                 tag = f"{{{endpoint_id}}}"
                 pipeline.hmget(f"own:{tag}", "fence", "epoch")
-                pipeline.exists(f"q:{tag}", f"x:{tag}")
+                pipeline.exists(f"r:{tag}", f"x:{tag}")
             with mapped():
                 answers = pipeline.execute()
             for endpoint_id, (fence, epoch), has_work in zip(batch, answers[::2], answers[1::2], strict=True):
@@ -252,10 +277,10 @@ class ValkeyQueue(ValkeyRegistry):
                     found.append(endpoint_id)
         return found
 
-    def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = _REAPED) -> Sequence[LeasedTask]:
-        return _reaped(self._scripts.run("reap", endpoint_id, fence, now, limit))
+    def reap(self, endpoint_id: str, fence: int, *, limit: int = _REAPED) -> Sequence[LeasedTask]:
+        return _leased_tasks(self._scripts.run("reap", endpoint_id, fence, limit))
 
-    def ack(self, fence: int, results: Sequence[TaskResult], *, now: float) -> Mapping[str, AckOutcome]:  # noqa: ARG002
+    def ack(self, fence: int, results: Sequence[TaskResult]) -> Mapping[str, AckOutcome]:
         outcomes: dict[str, AckOutcome] = {}
         for batch in batches(results):
             found = self._scripts.run("ack", batch[0].endpoint_id, *_end_arguments(fence, batch))
@@ -263,12 +288,7 @@ class ValkeyQueue(ValkeyRegistry):
                 outcomes.setdefault(result.task_id, AckOutcome(outcome))
         return outcomes
 
-    def ack_many(
-        self,
-        ends: Sequence[tuple[int, Sequence[TaskResult]]],
-        *,
-        now: float,  # noqa: ARG002
-    ) -> Sequence[Fenced | QueueDataLost | None]:
+    def ack_many(self, ends: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
         parts = [(index, fence, batch) for index, (fence, results) in enumerate(ends) for batch in batches(results)]
         calls: list[Call] = [("ack", batch[0].endpoint_id, _end_arguments(fence, batch)) for _, fence, batch in parts]
         refusals: list[Fenced | QueueDataLost | None] = [None] * len(ends)
@@ -299,13 +319,12 @@ class ValkeyQueue(ValkeyRegistry):
         *,
         held: Mapping[str, int],
         lease_s: float,
-        now: float,
     ) -> None:
         for batch in batches(tasks):
             arguments = itertools.chain.from_iterable(
                 (*_packed(task), *_terms(task), held.get(task.task_id, "")) for task in batch
             )
-            self._scripts.run("restore", endpoint_id, fence, now, now + lease_s, *arguments)
+            self._scripts.run("restore", endpoint_id, fence, lease_s, *arguments)
 
     def mark_restored(self, endpoint_id: str, fence: int) -> None:
         self._scripts.run("mark_restored", endpoint_id, fence)
@@ -314,27 +333,61 @@ class ValkeyQueue(ValkeyRegistry):
         calls: list[Call] = [("mark_restored", endpoint_id, (fence,)) for endpoint_id, fence in owned]
         return list(map(refusal, self._scripts.run_many(calls)))
 
+    def find_missing(self, task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
+        calls: list[Call] = [
+            ("missing", endpoint_id, batch) for endpoint_id, ids in task_ids.items() for batch in batches(ids)
+        ]
+        missing: list[str] = []
+        for answer in self._scripts.run_many(calls):
+            refusal(answer)
+            missing += texts(answer)
+        return frozenset(missing)
+
+    def find_outboxes(self, endpoint_ids: Sequence[str]) -> Sequence[str]:
+        found: list[str] = []
+        for batch in batches(endpoint_ids):
+            pipeline = self._client.pipeline(transaction=False)
+            for endpoint_id in batch:
+                pipeline.exists(f"o:{{{endpoint_id}}}")
+            with mapped():
+                answers = pipeline.execute()
+            found += [endpoint_id for endpoint_id, has_ends in zip(batch, answers, strict=True) if has_ends]
+        return found
+
+    def read_checkpoint(self, name: str) -> str:
+        with mapped():
+            return (self._client.get(f"checkpoint:{name}") or b"").decode()
+
+    def write_checkpoint(self, name: str, value: str, *, expected: str) -> bool:
+        return bool(self._scripts.run_on("write_checkpoint", [f"checkpoint:{name}"], expected, value))
+
     def depths(self, endpoint_ids: Sequence[str]) -> int:
         waiting = 0
         for batch in batches(endpoint_ids):
             pipeline = self._client.pipeline(transaction=False)
             for endpoint_id in batch:
-                pipeline.llen(f"q:{{{endpoint_id}}}")
+                pipeline.hget(f"c:{{{endpoint_id}}}", "waiting")
             with mapped():
-                waiting += sum(map(int, pipeline.execute()))
+                waiting += sum(int(each or 0) for each in pipeline.execute())
         return waiting
 
     def depth(self, endpoint_id: str) -> int:
-        with mapped():
-            return int(self._client.llen(f"q:{{{endpoint_id}}}"))
+        return self.depths([endpoint_id])
 
-    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, now: float) -> Taken:
-        taken, wait_s = self._scripts.run_on("take", [f"rate:{bucket}"], tokens, rate_per_s, burst, now)
+    def depth_of(self, endpoint_id: str, owner_id: str) -> tuple[int, int]:
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.hget(f"c:{{{endpoint_id}}}", "waiting").llen(f"q:{{{endpoint_id}}}:{owner_id}")
+        with mapped():
+            waiting, own = pipeline.execute()
+        return int(waiting or 0), int(own)
+
+    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> Taken:
+        taken, wait_s = self._scripts.run_on("take", [f"rate:{bucket}"], tokens, rate_per_s, burst)
         return Taken(int(taken), float(wait_s))
 
     def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
-        standing, ahead, depth = self._scripts.run("place", endpoint_id, task_id)
-        return QueuePlace(QueueStanding(standing.decode()), int(ahead), int(depth))
+        standing, ahead, depth, submitters = self._scripts.run("place", endpoint_id, task_id)
+        return QueuePlace(QueueStanding(standing.decode()), int(ahead), int(depth), int(submitters))
 
 
 def _attempts(found: Sequence[bytes]) -> dict[str, int]:
@@ -342,14 +395,19 @@ def _attempts(found: Sequence[bytes]) -> dict[str, int]:
     return dict(zip(texts(found[::2]), map(int, found[1::2]), strict=True))
 
 
+def _flat(weights: Mapping[str, int]) -> Iterable[str | int]:
+    """Weights as claim takes them."""
+    return itertools.chain.from_iterable(weights.items())
+
+
 def _packed(task: QueuedTask) -> tuple[str | bytes, ...]:
     """One task as enqueue and restore take it."""
     return task.task_id, codec.pack(task)
 
 
-def _terms(task: QueuedTask) -> tuple[int, int, int]:
-    """What decides whether a task may start again, as they take it."""
-    return int(task.idempotent), task.max_attempts, task.attempt
+def _terms(task: QueuedTask) -> tuple[str, int, int, int]:
+    """Whose a task is, and what decides whether it may start again, as they take it."""
+    return task.owner_id, int(task.idempotent), task.max_attempts, task.attempt
 
 
 def _end_arguments(fence: int, results: Sequence[TaskResult]) -> list[str | bytes | int]:
@@ -360,19 +418,17 @@ def _end_arguments(fence: int, results: Sequence[TaskResult]) -> list[str | byte
     return arguments
 
 
-def _leased_task(row: Sequence[Any], *, leased_at: float) -> LeasedTask:
-    task, attempt, enqueued_at, stop = row[:4]
-    return LeasedTask(
-        codec.unpack_task(task),
-        attempt=attempt,
-        enqueued_at=float(enqueued_at),
-        leased_at=leased_at,
-        cancel_requested=bool(stop),
-    )
-
-
-def _reaped(rows: Iterable[Sequence[Any]]) -> list[LeasedTask]:
-    return [_leased_task(row, leased_at=float(row[4])) for row in rows]
+def _leased_tasks(rows: Iterable[Sequence[Any]]) -> list[LeasedTask]:
+    return [
+        LeasedTask(
+            codec.unpack_task(task),
+            attempt=attempt,
+            enqueued_at=float(enqueued_at),
+            leased_at=float(leased_at),
+            cancel_requested=bool(stop),
+        )
+        for task, attempt, enqueued_at, stop, leased_at in rows
+    ]
 
 
 def _ended(rows: Iterable[Sequence[bytes]]) -> list[TaskResult]:

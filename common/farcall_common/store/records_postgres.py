@@ -21,19 +21,22 @@ from farcall_common.store.model import (
     AuditEntry,
     Endpoint,
     Function,
+    OpenTask,
     Presence,
+    SpoolMark,
     Task,
     TaskEvent,
     TaskGroup,
     TaskResult,
 )
-from farcall_common.store.postgres import Database, to_json
+from farcall_common.store.postgres import ConnectionString, Database, to_json
 from farcall_common.wire.states import TaskState
 
 __all__ = ["PostgresRecords"]
 
 #: Columns by name: a later release may have added some.
-_ENDPOINT: Final = f"SELECT {', '.join(field.name for field in dataclasses.fields(Endpoint))} FROM endpoint"
+_COLUMNS: Final = ", ".join(field.name for field in dataclasses.fields(Endpoint) if field.name != "silent_s")
+_ENDPOINT: Final = f"SELECT {_COLUMNS}, extract(epoch FROM now() - seen_at)::float8 AS silent_s FROM endpoint"
 
 # Rows are locked in the order of their ids, so that two batches that share some never wait for each other in a circle.
 
@@ -47,10 +50,23 @@ _SET_PRESENCE: Final = """
         SELECT endpoint_id FROM endpoint WHERE endpoint_id = ANY(%(endpoint_id)s)
         ORDER BY endpoint_id FOR NO KEY UPDATE
     )
-    UPDATE endpoint SET online = new.online, status = new.status, seen_at = new.at
-    FROM there JOIN unnest(%(endpoint_id)s::text[], %(online)s::boolean[], %(status)s::text[]::json[],
-                           %(at)s::timestamptz[]) AS new (endpoint_id, online, status, at) USING (endpoint_id)
+    UPDATE endpoint SET online = new.online, status = new.status, seen_at = now()
+    FROM there JOIN unnest(%(endpoint_id)s::text[], %(online)s::boolean[], %(status)s::text[]::json[])
+                    AS new (endpoint_id, online, status) USING (endpoint_id)
     WHERE endpoint.endpoint_id = there.endpoint_id
+"""
+
+_MARK_SPOOLS: Final = """
+    WITH there AS (
+        SELECT endpoint_id FROM endpoint WHERE endpoint_id = ANY(%(endpoint_id)s)
+        ORDER BY endpoint_id FOR NO KEY UPDATE
+    )
+    UPDATE endpoint SET spool_id = new.spool_id, spool_generation = new.generation
+    FROM there JOIN unnest(%(endpoint_id)s::text[], %(spool_id)s::text[], %(generation)s::bigint[])
+                    AS new (endpoint_id, spool_id, generation) USING (endpoint_id)
+    WHERE endpoint.endpoint_id = there.endpoint_id
+        AND CASE WHEN endpoint.spool_id = new.spool_id THEN endpoint.spool_generation < new.generation
+                 ELSE %(is_claim)s END
 """
 
 #: Rows as JSON, so that one statement can find some of several tables.
@@ -66,17 +82,47 @@ _BUSY: Final = """
     WHERE EXISTS (SELECT FROM task WHERE task.endpoint_id = wanted.endpoint_id AND finished_at IS NULL)
 """
 
+#: One look at the index ``task_open`` for each endpoint, however many open tasks it has.
+_ENDPOINTS_WITH_OPEN_TASKS: Final = """
+    WITH RECURSIVE busy AS (
+        (SELECT endpoint_id FROM task WHERE finished_at IS NULL ORDER BY endpoint_id LIMIT 1)
+        UNION ALL
+        SELECT (
+            SELECT task.endpoint_id FROM task WHERE finished_at IS NULL AND task.endpoint_id > busy.endpoint_id
+            ORDER BY task.endpoint_id LIMIT 1
+        ) FROM busy WHERE busy.endpoint_id IS NOT NULL
+    )
+    SELECT endpoint_id FROM busy WHERE endpoint_id IS NOT NULL
+"""
+
+#: By the index ``task_open_added``.
+_OPEN_IDS: Final = """
+    SELECT task_id, endpoint_id, added_in::text AS added_in, state, attempt, submitted_at FROM task
+    WHERE finished_at IS NULL AND (added_in, task_id) > (%(added_in)s::text::xid8, %(task_id)s)
+    ORDER BY task.added_in, task_id LIMIT %(limit)s
+"""
+
+_TAKE_TURN: Final = """
+    INSERT INTO turn (name, until) VALUES (%(name)s, now() + %(ttl_s)s * interval '1 second')
+    ON CONFLICT (name) DO UPDATE SET until = excluded.until WHERE turn.until < now()
+"""
+
 
 class PostgresRecords(PostgresCatalogue, PostgresAudit):
     """:class:`~farcall_common.store.ports.Records` on psycopg 3.
 
-    :param conninfo: a libpq connection string or URL.
+    :param conninfo: a libpq connection string or URL, or where one comes from.
     :param min_connections: kept open while idle.
     :param max_connections: lent at once; further callers wait up to ``timeout_s`` seconds, then get Unavailable.
     """
 
     def __init__(
-        self, conninfo: str, *, min_connections: int = 1, max_connections: int = 4, timeout_s: float = 10.0
+        self,
+        conninfo: str | ConnectionString,
+        *,
+        min_connections: int = 1,
+        max_connections: int = 4,
+        timeout_s: float = 10.0,
     ) -> None:
         self._database = Database(
             conninfo, min_connections=min_connections, max_connections=max_connections, timeout_s=timeout_s
@@ -87,6 +133,10 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
 
     def close(self) -> None:
         self._database.close()
+
+    def measure_database(self) -> int:
+        [row] = self._database.rows("SELECT pg_database_size(current_database()) AS bytes", {})
+        return int(row["bytes"])
 
     # endpoints and keys
 
@@ -276,22 +326,48 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
             {"endpoint_id": endpoint_id, "after": after, "limit": limit},
         )
 
-    def find_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
-        query = "SELECT endpoint_id FROM endpoint WHERE endpoint_id = ANY(%(ids)s)"
-        return frozenset(row["endpoint_id"] for row in self._database.rows(query, {"ids": list(endpoint_ids)}))
+    def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:
+        query = "SELECT endpoint_id, spool_id, spool_generation FROM endpoint WHERE endpoint_id = ANY(%(ids)s)"
+        rows = self._database.rows(query, {"ids": list(endpoint_ids)})
+        return {row["endpoint_id"]: SpoolMark(row["spool_id"], row["spool_generation"]) for row in rows}
+
+    def claim_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        self._mark_spools(marks, is_claim=True)
+
+    def raise_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        self._mark_spools(marks, is_claim=False)
+
+    def _mark_spools(self, marks: Mapping[str, SpoolMark], *, is_claim: bool) -> None:
+        rows = [{"endpoint_id": endpoint_id, **vars(mark)} for endpoint_id, mark in marks.items()]
+        if rows:
+            self._database.run(_MARK_SPOOLS, {**task_rows.columns_of(rows), "is_claim": is_claim})
 
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         return frozenset(row["endpoint_id"] for row in self._database.rows(_BUSY, {"ids": list(endpoint_ids)}))
 
-    def list_endpoints_with_open_tasks(self, *, older_than: dt.datetime) -> Sequence[str]:
-        rows = self._database.rows(
-            """
-            SELECT DISTINCT endpoint_id FROM task WHERE finished_at IS NULL AND submitted_at < %(older_than)s
-            ORDER BY endpoint_id
-            """,
-            {"older_than": older_than},
-        )
-        return [row["endpoint_id"] for row in rows]
+    def list_endpoints_with_open_tasks(self) -> Sequence[str]:
+        return [row["endpoint_id"] for row in self._database.rows(_ENDPOINTS_WITH_OPEN_TASKS, {}, by_keys=True)]
+
+    def list_open_ids(self, *, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Sequence[OpenTask]:
+        added_in, task_id = after
+        parameters = {"added_in": str(added_in), "task_id": task_id, "limit": limit}
+        rows = self._database.rows(_OPEN_IDS, parameters, by_keys=True)
+        return [
+            OpenTask(
+                **{**row, "added_in": int(row["added_in"]), "state": task_rows.state_of(row["state"], is_over=False)}
+            )
+            for row in rows
+        ]
+
+    def first_unfinished_transaction(self) -> int:
+        [row] = self._database.rows("SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS number", {})
+        return int(row["number"])
+
+    def take_turn(self, name: str, *, ttl_s: float) -> bool:
+        return self._database.run(_TAKE_TURN, {"name": name, "ttl_s": ttl_s}) > 0
+
+    def end_turn(self, name: str) -> None:
+        self._database.run("DELETE FROM turn WHERE name = %(name)s", {"name": name})
 
     def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
         moves.check_moves(events)

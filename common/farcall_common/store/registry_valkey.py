@@ -10,7 +10,7 @@ from redis.client import PubSub
 
 from farcall_common.store import codec
 from farcall_common.store.model import ForwarderInfo, PeerKey, SharedEnds
-from farcall_common.store.valkey import batches, mapped, texts
+from farcall_common.store.valkey import KeyedCall, Scripts, batches, mapped, refusal, texts
 
 __all__ = ["ValkeyRegistry", "ValkeyWakeUps"]
 
@@ -19,21 +19,21 @@ class ValkeyRegistry:
     """The part of :class:`~farcall_common.store.ports.Queue` that is about no endpoint's tasks."""
 
     _client: Any
+    _scripts: Scripts
 
-    def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None:
+    def announce(self, info: ForwarderInfo, *, ttl_s: float) -> None:
         with mapped():
             self._client.set(f"fwd:{info.forwarder_id}", codec.pack(info), px=round(ttl_s * 1000))
-            self._client.zadd("fwds", {info.forwarder_id: now + ttl_s})
-            self._client.zremrangebyscore("fwds", "-inf", now)
+        self._scripts.run_on("announce", ["fwds"], info.forwarder_id, ttl_s)
 
     def withdraw(self, forwarder_id: str) -> None:
         with mapped():
             self._client.zrem("fwds", forwarder_id)
             self._client.delete(f"fwd:{forwarder_id}")
 
-    def forwarders(self, *, now: float) -> Sequence[ForwarderInfo]:
+    def forwarders(self) -> Sequence[ForwarderInfo]:
+        alive = texts(self._scripts.run_on("alive", ["fwds"]))
         with mapped():
-            alive = texts(self._client.zrangebyscore("fwds", f"({now}", "+inf"))
             found = [self._client.get(f"fwd:{forwarder_id}") for forwarder_id in alive]
         infos = [codec.if_known(codec.unpack_forwarder, data) for data in found if data]
         return [info for info in infos if info and not info.draining]
@@ -65,28 +65,21 @@ class ValkeyRegistry:
 
     # ends that forwarders tell one another
 
-    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float, now: float) -> frozenset[str]:
+    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float) -> frozenset[str]:
         fresh: set[str] = set()
         for batch in batches(owner_ids):
-            pipeline = self._client.pipeline(transaction=False)
-            for owner_id in batch:
-                pipeline.zremrangebyscore(f"watch:{owner_id}", "-inf", now)
-                pipeline.zadd(f"watch:{owner_id}", {forwarder_id: now + ttl_s})
-                pipeline.pexpire(f"watch:{owner_id}", round(ttl_s * 1000))
-            with mapped():
-                answers = pipeline.execute()
-            fresh |= {owner_id for owner_id, is_new in zip(batch, answers[1::3], strict=True) if is_new}
+            calls: list[KeyedCall] = [("announce", [f"watch:{owner_id}"], (forwarder_id, ttl_s)) for owner_id in batch]
+            answers = self._scripts.run_many_on(calls)
+            fresh |= {
+                owner_id for owner_id, answer in zip(batch, answers, strict=True) if not refusal(answer) and answer
+            }
         return frozenset(fresh)
 
-    def watchers(self, owner_ids: Sequence[str], *, now: float) -> Mapping[str, Sequence[str]]:
-        pipeline = self._client.pipeline(transaction=False)
-        for owner_id in owner_ids:
-            pipeline.zrangebyscore(f"watch:{owner_id}", f"({now}", "+inf")
-        with mapped():
-            answers = pipeline.execute()
+    def watchers(self, owner_ids: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        answers = self._scripts.run_many_on([("alive", [f"watch:{owner_id}"], ()) for owner_id in owner_ids])
         found: dict[str, list[str]] = {}
         for owner_id, forwarder_ids in zip(owner_ids, answers, strict=True):
-            for forwarder_id in texts(forwarder_ids):
+            for forwarder_id in texts(() if refusal(forwarder_ids) else forwarder_ids):
                 found.setdefault(forwarder_id, []).append(owner_id)
         return found
 

@@ -6,11 +6,13 @@ variable                                        meaning
 ``FARCALL_DATABASE_URL``                        ``postgresql://user:password@host:port/db``; or instead of it:
 ``FARCALL_DATABASE_HOST`` ``_PORT`` ``_NAME``   the database's address,
 ``FARCALL_DATABASE_SECRET_ARN``                 and a secret with ``{"username": …, "password": …}``
+``FARCALL_DATABASE_ROLE_SECRET_ARNS``           for the migrator: such secrets of the programs, with commas
 ``FARCALL_DATABASE_AUTHORITIES``                a PEM file: the database's certificate must be signed by one of them
                                                 and be for its host; a relative path begins where the code is
 ``FARCALL_QUEUE_URL``                           ``redis://host:port/0``, ``rediss://…`` with TLS; or instead of it:
 ``FARCALL_QUEUE_HOST`` ``_PORT`` ``_TLS``       the queue's address, and ``true`` or ``false``
-``FARCALL_BLOB_BUCKET``                         the bucket for payloads and results
+``FARCALL_BLOB_BUCKET``                         the S3 bucket for payloads and results; or instead of it:
+``FARCALL_BLOB_DIRECTORY`` ``_URL`` ``_KEY``    a directory, the HTTP server on it, the key that signs its addresses
 ``FARCALL_TICKET_KEY``                          the key of connect and stream tickets, >= 32 bytes; or instead of it:
 ``FARCALL_TICKET_SECRET_ARN``                   a secret with ``{"key": …}``
 ==============================================  =====================================================================
@@ -19,21 +21,23 @@ variable                                        meaning
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from psycopg.conninfo import make_conninfo
 
-from farcall_common.errors import ConfigurationError, Unavailable
+from farcall_common.errors import ConfigurationError
+from farcall_common.store.blobs_files import FileBlobs
 from farcall_common.store.blobs_s3 import S3Blobs
 from farcall_common.store.ports import Blobs, Queue, Records
+from farcall_common.store.postgres import ConnectionString
 from farcall_common.store.queue_valkey import ValkeyQueue
 from farcall_common.store.records_postgres import PostgresRecords
+from farcall_common.store.secrets import Secret
 from farcall_common.store.tickets import Tickets
 
-__all__ = ["DatabaseSettings", "StoreSettings", "Stores", "open_stores"]
+__all__ = ["BlobSettings", "DatabaseSettings", "StoreSettings", "Stores", "open_stores", "read_roles"]
 
 _POSTGRES_PORT: Final = "5432"
 _VALKEY_PORT: Final = "6379"
@@ -70,20 +74,57 @@ class DatabaseSettings:
             secret_arn=_required(environ, "FARCALL_DATABASE_SECRET_ARN"),
         )
 
-    def conninfo(self) -> str:
+    @property
+    def secret(self) -> Secret:
+        """The secret; without a value if there is a ``url``."""
+        return Secret(self.secret_arn)
+
+    def source(self) -> ConnectionString:
+        """Where connection strings come from: the secret is read again when it is old, or when one is not accepted."""
+        secret = self.secret
+        return lambda fresh: self.conninfo(secret, fresh=fresh)
+
+    def conninfo(self, secret: Secret | None = None, *, fresh: bool = False) -> str:
         """The connection string; reads the secret if there is one. Raises Unavailable when it cannot be read."""
         verified = {"sslmode": "verify-full", "sslrootcert": self.authorities} if self.authorities else {}
         if self.url:
             return make_conninfo(self.url, **verified)
-        secret = _secret(self.secret_arn)
+        credentials = (secret or self.secret).read(fresh=fresh)
         return make_conninfo(
             host=self.host,
             port=self.port,
             dbname=self.name,
-            user=secret["username"],
-            password=secret["password"],
+            user=credentials["username"],
+            password=credentials["password"],
             **verified,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class BlobSettings:
+    """The blob store: a ``bucket`` of S3, or a ``directory`` behind an HTTP server at ``url``."""
+
+    bucket: str = ""
+    directory: str = ""
+    url: str = ""
+    key: str = dataclasses.field(default="", repr=False)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> BlobSettings:
+        """Read the ``FARCALL_BLOB_*`` variables. Raises ConfigurationError when one is missing."""
+        if bucket := environ.get("FARCALL_BLOB_BUCKET"):
+            return cls(bucket=bucket)
+        return cls(
+            directory=_required(environ, "FARCALL_BLOB_DIRECTORY", instead_of="FARCALL_BLOB_BUCKET"),
+            url=_required(environ, "FARCALL_BLOB_URL"),
+            key=_required(environ, "FARCALL_BLOB_KEY"),
+        )
+
+    def open(self) -> Blobs:
+        """The store."""
+        if self.bucket:
+            return S3Blobs(self.bucket)
+        return FileBlobs(Path(self.directory), url=self.url, key=self.key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +133,7 @@ class StoreSettings:
 
     database: DatabaseSettings
     queue_url: str = dataclasses.field(repr=False)
-    blob_bucket: str
+    blobs: BlobSettings
     ticket_key: str | None = dataclasses.field(default=None, repr=False)
     ticket_secret_arn: str = ""
 
@@ -103,7 +144,7 @@ class StoreSettings:
         return cls(
             database=DatabaseSettings.from_environment(environ),
             queue_url=_queue_url(environ),
-            blob_bucket=_required(environ, "FARCALL_BLOB_BUCKET"),
+            blobs=BlobSettings.from_environment(environ),
             ticket_key=ticket_key,
             ticket_secret_arn=""
             if ticket_key
@@ -126,18 +167,21 @@ class Stores:
         self.queue.close()
 
 
-def open_stores(settings: StoreSettings, *, max_connections: int = 4) -> Stores:
+def open_stores(settings: StoreSettings, *, max_connections: int = 4, connection_wait_s: float = 10.0) -> Stores:
     """Connect to the stores. They may still be away: calls raise Unavailable until they answer.
 
     :param max_connections: to the database; a Lambda environment needs one.
+    :param connection_wait_s: how long a call waits for one of them before it is Unavailable.
     :raises ConfigurationError: when the ticket key is too short.
     :raises Unavailable: when a secret cannot be read.
     """
-    tickets = Tickets(settings.ticket_key or str(_secret(settings.ticket_secret_arn)["key"]))
+    tickets = Tickets(settings.ticket_key or _ticket_key(settings.ticket_secret_arn))
+    source = settings.database.source()
+    source(False)  # a secret that cannot be read is said now
     return Stores(
-        records=PostgresRecords(settings.database.conninfo(), max_connections=max_connections),
+        records=PostgresRecords(source, max_connections=max_connections, timeout_s=connection_wait_s),
         queue=ValkeyQueue(settings.queue_url),
-        blobs=S3Blobs(settings.blob_bucket),
+        blobs=settings.blobs.open(),
         tickets=tickets,
     )
 
@@ -173,14 +217,16 @@ def _queue_url(environ: Mapping[str, str]) -> str:
     return f"{scheme}://{host}:{environ.get('FARCALL_QUEUE_PORT', _VALKEY_PORT)}/0"
 
 
-def _secret(arn: str) -> dict[str, str]:
-    # Imported here because a deployment without secrets has no need of boto3, which is slow to import.
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
+def _ticket_key(arn: str) -> Callable[[], str]:
+    secret = Secret(arn)
+    secret.read()  # one that cannot be read is said now
+    return lambda: str(secret.latest()["key"])
 
-    try:
-        answer = boto3.client("secretsmanager").get_secret_value(SecretId=arn)
-    except (BotoCoreError, ClientError) as error:
-        raise Unavailable(f"the secret {arn} cannot be read: {error}") from error
-    secret: dict[str, str] = json.loads(answer["SecretString"])
-    return secret
+
+def read_roles(environ: Mapping[str, str]) -> Sequence[Mapping[str, str]]:
+    """User names and passwords of the programs' database roles; none where nothing is said of them.
+
+    :raises Unavailable: when one of the secrets cannot be read.
+    """
+    arns = environ.get("FARCALL_DATABASE_ROLE_SECRET_ARNS", "").split(",")
+    return [Secret(arn.strip()).read() for arn in arns if arn.strip()]

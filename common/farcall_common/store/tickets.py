@@ -7,6 +7,8 @@ may speak for an endpoint (``agent``) or for an owner (``client``) until a momen
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Final
 
 import jwt
@@ -32,14 +34,20 @@ class Ticket:
 class Tickets:
     """Issues and verifies tickets.
 
-    :param key: the shared secret, at least 32 bytes.
+    :param key: the shared secret, at least 32 bytes; or what knows it at any time, for one that may be replaced.
     :raises ConfigurationError: for a shorter one.
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str | Callable[[], str]) -> None:
+        self._source: Callable[[], str] = functools.partial(str, key) if isinstance(key, str) else key
+        self._key  # noqa: B018 - checked now
+
+    @property
+    def _key(self) -> str:
+        key = self._source()
         if len(key.encode()) < _MIN_KEY_BYTES:
             raise ConfigurationError(f"the ticket key is shorter than {_MIN_KEY_BYTES} bytes")
-        self._key = key
+        return key
 
     def issue(self, peer: PeerKey, *, expires_at: float) -> str:
         """A ticket for a peer, good until ``expires_at`` (epoch seconds)."""

@@ -15,12 +15,30 @@ from redis.retry import Retry
 
 from farcall_common.errors import EndpointInUse, FarcallError, Fenced, QueueDataLost, Unavailable
 
-__all__ = ["BATCH", "Call", "Scripts", "batches", "connect", "in_use", "mapped", "refusal", "texts"]
+__all__ = [
+    "BATCH",
+    "SERVER_CLOCK",
+    "Call",
+    "KeyedCall",
+    "Scripts",
+    "batches",
+    "connect",
+    "in_use",
+    "mapped",
+    "refusal",
+    "texts",
+]
 
 #: A script's name, an endpoint, and arguments.
 Call = tuple[str, str, Sequence[str | bytes | float]]
 
-#: Ids per script call. Serverless caches take fewer than 4,000 arguments, a task has up to six.
+#: A script's name, its keys, and arguments.
+KeyedCall = tuple[str, Sequence[str], Sequence[str | bytes | float]]
+
+#: The clock of the scripts, in Lua: seconds and microseconds.
+SERVER_CLOCK: Final = "redis.call('TIME')"
+
+#: Ids per script call. Serverless caches take fewer than 4,000 arguments, a task has up to seven.
 BATCH: Final = 500
 
 _LUA: Final = resources.files("farcall_common.store") / "lua"
@@ -44,11 +62,14 @@ def connect(url: str, *, timeout_s: float) -> Any:
 
 
 class Scripts:
-    """The scripts of ``lua/``, by the names of their files."""
+    """The scripts of ``lua/``, by the names of their files.
 
-    def __init__(self, client: Any) -> None:
+    :param clock: a Lua expression that gives the time as :data:`SERVER_CLOCK` does.
+    """
+
+    def __init__(self, client: Any, *, clock: str) -> None:
         self._client = client
-        prelude = (_LUA / "prelude.lua").read_text()
+        prelude = f"local time = {clock}\n{(_LUA / 'prelude.lua').read_text()}"
         self._scripts: dict[str, Script] = {
             path.name.removesuffix(".lua"): client.register_script(prelude + path.read_text())
             for path in _LUA.iterdir()
@@ -65,7 +86,12 @@ class Scripts:
             return self._scripts[name](keys=keys, args=arguments)
 
     def run_many(self, calls: Sequence[Call]) -> list[Any]:
-        """Run scripts in order and in one round trip. An answer may be the error that a script raised.
+        """Run scripts on endpoints' keys, in order and in one round trip. An answer may be the error that a script
+        raised."""
+        return self.run_many_on([(name, _keys(endpoint_id), arguments) for name, endpoint_id, arguments in calls])
+
+    def run_many_on(self, calls: Sequence[KeyedCall]) -> list[Any]:
+        """:meth:`run_many` on other keys.
 
         Scripts of several kinds build on one another, so that none may be missing in the middle: they are sent along.
         """
@@ -76,12 +102,11 @@ class Scripts:
                 answers[index] = answer
         return answers
 
-    def _run_all(self, calls: Sequence[Call], *, loading: Collection[str]) -> list[Any]:
+    def _run_all(self, calls: Sequence[KeyedCall], *, loading: Collection[str]) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
         for name in loading:
             pipeline.script_load(self._scripts[name].script)
-        for name, endpoint_id, arguments in calls:
-            keys = _keys(endpoint_id)
+        for name, keys, arguments in calls:
             pipeline.evalsha(self._scripts[name].sha, len(keys), *keys, *arguments)
         with mapped():
             return list(pipeline.execute(raise_on_error=False))[len(loading) :]
@@ -130,7 +155,8 @@ def _error_of(answer: Any) -> FarcallError | None:
 def _keys(endpoint_id: str) -> list[str]:
     """The keys of an endpoint, as the scripts take them."""
     tag = f"{{{endpoint_id}}}"
-    return [f"own:{tag}", f"q:{tag}", f"l:{tag}", f"x:{tag}", f"o:{tag}", f"t:{tag}:"]
+    prefixes = ("own:{}", "q:{}:", "l:{}", "x:{}", "o:{}", "t:{}:", "r:{}", "h:{}", "w:{}", "c:{}")
+    return [prefix.format(tag) for prefix in prefixes]
 
 
 _Item = TypeVar("_Item")

@@ -57,7 +57,10 @@ __all__ = [
 #: Index of a user frame within the envelope: 0 is the first frame behind the header.
 Frame = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
+#: What the database has room for, and JSON readers too.
+Generation = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -127,7 +130,8 @@ class FunctionSpec(Part, frozen=True):
 
 class TaskSpec(Part, frozen=True):
     """One attempt to run. Exactly one of ``payload`` and ``payload_blob`` is set. ``walltime_s`` is per attempt.
-    ``traceparent`` is W3C's, of the span below which the function runs; empty if there is none."""
+    ``traceparent`` is W3C's, of the span below which the function runs; empty if there is none. ``submitter`` is the
+    identity that submitted the task; empty: the owner of the endpoint."""
 
     task_id: str
     attempt: Count
@@ -142,6 +146,7 @@ class TaskSpec(Part, frozen=True):
     result_serializers: tuple[str, ...] = ()
     resource_specification: dict[str, Any] = {}
     traceparent: str = ""
+    submitter: str = ""
 
 
 class TaskMove(Part, frozen=True):
@@ -193,7 +198,13 @@ class StreamResult(Part, frozen=True):
 
 class Hello(Message, frozen=True):
     """An agent introduces itself. ``instance_id`` is new with every start of the agent's process, ``spool_id`` with
-    every new spool: a forwarder that meets another spool knows that what it dispatched before is gone."""
+    every new spool: a forwarder that meets another spool knows that what it dispatched before is gone.
+
+    ``spool_generation`` rises in the spool, on disk, before tasks start that may not run twice: a spool with a lower
+    generation than was heard before is an old copy. None: the agent does not count.
+
+    ``reserve``: so many tasks may be sent beyond the credit, of submitters of which the agent has fewer than their
+    weight. ``weights``: by identity, how many tasks a submitter gets for each one of another; 1 for others."""
 
     endpoint_id: str
     ticket: str
@@ -201,8 +212,11 @@ class Hello(Message, frozen=True):
     spool_id: str
     protocol_versions: tuple[int, ...]
     heartbeat_s: Seconds
+    spool_generation: Generation | None = None
     held: tuple[HeldTask, ...] = ()
     capabilities: Capabilities = Capabilities()
+    reserve: Count = 0
+    weights: Annotated[dict[str, Weight], msgspec.Meta(max_length=1000)] = {}
 
 
 class Credit(Message, frozen=True):
@@ -335,10 +349,12 @@ class Move(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Alive. Sent when nothing else was for a heartbeat period; an agent adds its numbers."""
+    """Alive. Sent when nothing else was for a heartbeat period; an agent adds its numbers, and sends one at once when
+    its ``spool_generation`` has risen."""
 
     at: Seconds
     report: EndpointReport | None = None
+    spool_generation: Generation | None = None
 
 
 class Goodbye(Message, frozen=True):

@@ -114,8 +114,9 @@ class Session:
         self.role = role
         self.phase = Phase.NEW
         self.heartbeat_s = heartbeat_s
-        #: Tasks that the forwarder may still send.
+        #: Tasks that the forwarder may still send. It may go below 0 by ``reserve``.
         self.credit = 0
+        self.reserve = 0
         self._table = _LEGAL[facing if role is Role.FORWARDER else role]
         self._sent_at = now
         self._heard_at = now
@@ -134,6 +135,10 @@ class Session:
         :raises ProtocolError: if the other end may not say this now.
         """
         self._advance(message, from_forwarder=self.role is not Role.FORWARDER)
+        self._heard_at = now
+
+    def forgive_silence(self, *, now: float) -> None:
+        """Count the other end as heard: this end was stopped, and could not hear."""
         self._heard_at = now
 
     def may_send(self, kind: type[Message]) -> bool:
@@ -159,10 +164,12 @@ class Session:
             speaker = "forwarder" if from_forwarder else "peer"
             raise ProtocolError(f"{kind.__name__} from the {speaker} in a session that is {self.phase}")
         match message:
+            case m.Hello(reserve=reserve):
+                self.reserve = reserve
             case m.Credit(tasks=tasks):
                 self.credit += tasks
             case m.RunTasks(tasks=specs):
-                if len(specs) > self.credit:
+                if len(specs) > self.credit + self.reserve:
                     raise ProtocolError(f"{len(specs)} tasks against a credit of {self.credit}")
                 self.credit -= len(specs)
             case m.Welcome(heartbeat_s=heartbeat_s) | m.StreamOpened(heartbeat_s=heartbeat_s):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable
@@ -11,8 +13,9 @@ from farcall_common.wire import BlobGrant, BlobLocation, BlobPiece, BlobTaken, M
 from farcall_endpoint.agent.background import Background
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.relay import Relay
-from farcall_endpoint.agent.tasks import Task
+from farcall_endpoint.agent.tasks import End, Stage, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+from farcall_endpoint.shared import Frame, seen
 
 __all__ = ["Blobs", "BlobsMode"]
 
@@ -22,6 +25,8 @@ BlobsMode = Literal["auto", "direct", "relay"]
 
 #: After so many seconds the blob store is tried again: what could not be reached may have been away.
 _REMEMBER_S: Final = 600.0
+_UP: Final = "upload"
+_DOWN: Final = "download"
 
 
 class _Clock(Protocol):
@@ -29,12 +34,26 @@ class _Clock(Protocol):
     def epoch(self) -> float: ...
 
 
+@dataclasses.dataclass(frozen=True)
+class _Transfer:
+    """One that waits for memory. ``is_wanted``: whether it still has a purpose when its turn comes."""
+
+    key: tuple[str, str]
+    size_bytes: int
+    is_wanted: Callable[[], bool]
+    start: Callable[[], None]
+
+
 class Blobs:
     """Carries blobs for an agent; its core hears how it went.
+
+    Payloads and results are in memory only while they are on their way. Further ones wait, payloads in the blob store
+    and results in the spool, until those are through, so that memory is bounded however many there are.
 
     :param mode: ``direct`` by URL only, ``relay`` by the forwarder only, ``auto`` by the forwarder while the blob store
         cannot be reached.
     :param say: sends a message to the forwarder.
+    :param memory_bytes: what all transfers may take together; a single one is always let through.
     """
 
     def __init__(
@@ -46,6 +65,7 @@ class Blobs:
         transfers: Transfers,
         clock: _Clock,
         say: Callable[[Message, tuple[bytes, ...]], None],
+        memory_bytes: int,
     ) -> None:
         self._mode = mode
         self._core = core
@@ -53,6 +73,11 @@ class Blobs:
         self._transfers = transfers
         self._clock = clock
         self._relay = Relay(say)
+        self._memory_bytes = memory_bytes
+        self._waiting: collections.deque[_Transfer] = collections.deque()
+        self._under_way: dict[tuple[str, str], int] = {}  # bytes in memory, by kind and task
+        self._relayed_uploads: set[tuple[str, str]] = set()
+        self._fetched_keys: list[tuple[str, str]] = []  # in memory until they are in the spool
         self._relayed_until = 0.0
         self._unreachable = ""  # why, as long as it counts
 
@@ -63,8 +88,12 @@ class Blobs:
         self._relay.opened(piece_bytes, now=self._clock.monotonic())
 
     def closed(self) -> None:
-        """The session is gone."""
+        """The session is gone, and with it relayed uploads; every result that is not uploaded is asked for again."""
         self._relay.closed()
+        self._waiting = collections.deque(each for each in self._waiting if each.key[0] == _DOWN)
+        dropped, self._relayed_uploads = self._relayed_uploads, set()
+        for key in dropped:
+            self._release(key)
 
     def received(self, message: BlobPiece | BlobTaken, frames: tuple[bytes, ...]) -> None:
         """The forwarder says something about a blob on its way."""
@@ -81,9 +110,52 @@ class Blobs:
     # -- what the core wants -------------------------------------------------------------------------------------------
 
     def fetch(self, task: Task) -> None:
-        """Get a payload."""
+        """Get a payload, as soon as there is memory for it."""
         blob = task.spec.payload_blob
         assert blob is not None
+        start = functools.partial(self._fetch, task, blob)
+        self._enqueue(_Transfer((_DOWN, task.task_id), blob.size_bytes, lambda: task.stage is Stage.FETCHING, start))
+
+    def upload(self, task: Task, grant: BlobGrant, body: Callable[[], Frame]) -> None:
+        """Put a result where it was granted, as soon as there is memory for it; only then ``body`` is called."""
+        end = task.end
+        assert end is not None
+        start = functools.partial(self._upload, task, grant, end, body)
+        is_wanted = functools.partial(self._core.wants_upload, task)
+        self._enqueue(_Transfer((_UP, task.task_id), end.size_bytes, is_wanted, start))
+
+    def settle(self) -> None:
+        """The payloads that have come are in the spool now: their memory is free for others."""
+        fetched, self._fetched_keys = self._fetched_keys, []
+        for key in fetched:
+            self._release(key)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, transfer: _Transfer) -> None:
+        self._waiting.append(transfer)
+        self._start_waiting()
+
+    def _release(self, key: tuple[str, str]) -> None:
+        self._under_way.pop(key, None)
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        while self._waiting:
+            transfer = self._waiting[0]
+            if transfer.is_wanted() and transfer.key not in self._under_way:
+                taken_bytes = sum(self._under_way.values())
+                if taken_bytes and taken_bytes + transfer.size_bytes > self._memory_bytes:
+                    return
+                self._under_way[transfer.key] = transfer.size_bytes
+                self._waiting.popleft()
+                transfer.start()
+            else:
+                self._waiting.popleft()  # the core asks again for one that was under way and failed
+
+    # -- by URL --------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, task: Task, blob: BlobLocation) -> None:
         if self._is_relayed:
             self._pull(task, blob)
             return
@@ -96,16 +168,13 @@ class Blobs:
             except TransferFailed as failure:
                 if self._may_relay(failure):
                     return functools.partial(self._fall_back, str(failure), functools.partial(self._pull, task, blob))
-                reason = str(failure)
-                return lambda: self._core.fetch_failed(task, reason)
+                return functools.partial(self._not_fetched, task, str(failure))
             return functools.partial(self._arrived, task, payload)
 
         self._background.submit(job)
 
-    def upload(self, task: Task, grant: BlobGrant, body: bytes) -> None:
-        """Put a result where it was granted."""
-        end = task.end
-        assert end is not None
+    def _upload(self, task: Task, grant: BlobGrant, end: End, read: Callable[[], Frame]) -> None:
+        body = read()
         location = BlobLocation(blob_key=grant.blob_key, size_bytes=end.size_bytes, sha256=end.sha256)
         if self._is_relayed:
             self._push(task, location, body)
@@ -125,11 +194,23 @@ class Blobs:
 
     def _arrived(self, task: Task, payload: bytes) -> None:
         self._unreachable = ""
+        self._fetched(task, payload)
+
+    def _fetched(self, task: Task, payload: bytes) -> None:
+        self._fetched_keys.append((_DOWN, task.task_id))
         self._core.fetched(task, payload)
+
+    def _not_fetched(self, task: Task, reason: str) -> None:
+        self._core.fetch_failed(task, reason)
+        self._release((_DOWN, task.task_id))
 
     def _stored(self, task: Task, location: BlobLocation) -> None:
         self._unreachable = ""
+        self._uploaded(task, location)
+
+    def _uploaded(self, task: Task, location: BlobLocation) -> None:
         self._core.uploaded(task, location)
+        self._release((_UP, task.task_id))
 
     # -- by the forwarder ----------------------------------------------------------------------------------------------
 
@@ -153,23 +234,32 @@ class Blobs:
         )
 
     def _pull(self, task: Task, blob: BlobLocation) -> None:
-        def done(outcome: bytes | TransferFailed) -> None:
+        def done(outcome: Frame | TransferFailed) -> None:
             if isinstance(outcome, TransferFailed):
-                self._core.fetch_failed(task, self._why(outcome))
+                self._not_fetched(task, self._why(outcome))
             else:
-                self._core.fetched(task, outcome)
+                self._fetched(task, bytes(seen(outcome)))
 
         self._relay.download(task.task_id, task.attempt, blob, done, now=self._clock.monotonic())
 
-    def _push(self, task: Task, location: BlobLocation, body: bytes) -> None:
-        def done(outcome: bytes | TransferFailed) -> None:
+    def _push(self, task: Task, location: BlobLocation, body: Frame) -> None:
+        key = (_UP, task.task_id)
+
+        def done(outcome: Frame | TransferFailed) -> None:
+            self._relayed_uploads.discard(key)
             if isinstance(outcome, TransferFailed):
                 self._not_uploaded(task, outcome)()
             else:
-                self._core.uploaded(task, location)
+                self._uploaded(task, location)
 
+        self._relayed_uploads.add(key)
         self._relay.upload(task.task_id, task.attempt, location, body, done, now=self._clock.monotonic())
 
     def _not_uploaded(self, task: Task, failure: TransferFailed) -> Callable[[], None]:
         reason, retryable = self._why(failure), failure.retryable
-        return lambda: self._core.upload_failed(task, reason, retryable=retryable, now=self._clock.epoch())
+
+        def tell() -> None:
+            self._core.upload_failed(task, reason, retryable=retryable, now=self._clock.epoch())
+            self._release((_UP, task.task_id))
+
+        return tell

@@ -36,6 +36,8 @@ class _Block:
     slots: dict[str, int] = dataclasses.field(default_factory=dict)  # of its managers
     joined_at: float | None = None
     released: bool = False
+    working: bool = False
+    failed: bool = False
     idle_since: float | None = None
 
 
@@ -83,13 +85,23 @@ class Blocks:
         return self._refusal or self._last_words
 
     def joined(self, block_id: str, manager_id: str, *, slots: int, now: float) -> None:
-        """A manager of a block is there."""
+        """A manager of a block is there; whether it can start workers is not known yet."""
         block = self._blocks[block_id]
         block.slots[manager_id] = slots
         block.joined_at, block.idle_since = now, now
         self._slots_per_block = max(1, sum(block.slots.values()))
-        self._failures, self._pause_s = 0, _FIRST_PAUSE_S
-        self._refusal = self._last_words = ""
+
+    def working(self, block_id: str) -> None:
+        """A manager of a block has a worker."""
+        block = self._blocks.get(block_id)
+        if block is not None and not block.working:
+            block.working = True
+            self._failures, self._pause_s = 0, _FIRST_PAUSE_S
+            self._refusal = self._last_words = ""
+
+    def failed(self, block_id: str) -> None:
+        """A manager of a block could not start workers."""
+        self._blocks[block_id].failed = True
 
     def left(self, block_id: str, manager_id: str) -> None:
         """A manager is gone; its block may have others."""
@@ -102,18 +114,20 @@ class Blocks:
         block = self._blocks.pop(block_id, None)
         if block is None or block.released:
             return
-        if block.joined_at is not None:
+        if block.joined_at is not None and (block.working or not block.failed):
             hasty = now - block.joined_at < _HASTY_S
             self._not_before = max(self._not_before, now + self._backoff_s if hasty else now)
             return
         self._failures += 1
-        self._last_words = f"a block ended before it brought a manager: {reason}"
+        what = "could not start workers" if block.failed else "ended before it brought a manager"
+        self._last_words = f"a block {what}: {reason}"
         if self._failures < self._max_failures:
             self._not_before = now + min(self._backoff_s * 2 ** (self._failures - 1), _MAX_BACKOFF_S)
             return
         self._not_before = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
-        self._refusal = f"{self._failures} blocks in a row ended before they brought a manager; the last one: {reason}"
+        what = "could not start workers" if block.failed else "ended before they brought a manager"
+        self._refusal = f"{self._failures} blocks in a row {what}; the last one: {reason}"
 
     def decide(self, *, tasks: int, busy: Collection[str], now: float) -> Orders:
         """What to do now.

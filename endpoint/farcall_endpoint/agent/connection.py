@@ -19,7 +19,14 @@ import enum
 import random
 from typing import Final
 
-from farcall_common.errors import ErrorRecord, FarcallError, ProtocolError, SessionRefused, error_from_record
+from farcall_common.errors import (
+    EndpointInUse,
+    ErrorRecord,
+    FarcallError,
+    ProtocolError,
+    SessionRefused,
+    error_from_record,
+)
 from farcall_common.wire import Message, Move, Phase, Refused, Role, Session, Welcome
 
 __all__ = ["Action", "Address", "AskApi", "Beat", "Close", "Closed", "Connection", "Dial", "GiveUp", "Greet", "Opened"]
@@ -30,6 +37,9 @@ _GREETING_LIMIT_S: Final = 15.0
 _STABLE_S: Final = 1.0
 """A session that lasted for so long was a good one; one that did not counts as a failure."""
 _TICKET_MARGIN_S: Final = 60.0
+_IN_USE_PAUSE_S: Final = 1.0
+_IN_USE_LIMIT_S: Final = 10.0
+"""An agent that has died a moment ago may still count as connected; the forwarder notices when another one comes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +130,7 @@ class Connection:
         self._ticket_doubted = False
         self._failures = 0
         self._brief_sessions = 0  # in a row
+        self._in_use_since: float | None = None
         self._opened_at = 0.0
         self._due_at: float | None = None
         #: Why there is no session, for people; empty while there is one.
@@ -183,6 +194,7 @@ class Connection:
             case Welcome():
                 self._phase, self._opened_at, self._due_at = _Phase.OPEN, now, None
                 self._ticket_doubted, self._fresh, self.trouble = False, False, ""
+                self._in_use_since = None
                 return [Opened(message)]
             case Refused(error=error):
                 return self._refused(ErrorRecord.from_json(error), now)
@@ -266,6 +278,12 @@ class Connection:
         self._brief_sessions = self._brief_sessions + 1 if now - self._opened_at < _STABLE_S else 0
         self._failures = self._brief_sessions
 
+    def _in_use_until(self, now: float) -> float:
+        """How long to wait for the end of the session of another agent."""
+        if self._in_use_since is None:
+            self._in_use_since = now
+        return self._in_use_since + _IN_USE_LIMIT_S
+
     def _refused(self, record: ErrorRecord, now: float) -> list[Action]:
         error = error_from_record(record, default=SessionRefused)
         was_open = self._phase is _Phase.OPEN
@@ -273,6 +291,8 @@ class Connection:
             self._count_session(now)
         self._session = None
         closing: list[Action] = [Close(), Closed(str(error))] if was_open else [Close()]
+        if record.code == EndpointInUse.code and now < self._in_use_until(now):
+            return [*closing, *self._wait(str(error), now, at_least_s=_IN_USE_PAUSE_S)]
         stale_ticket = record.code == "TICKET_INVALID" and not self._ticket_doubted
         if not (record.retryable or stale_ticket):
             return [*closing, *self._give_up(error)]

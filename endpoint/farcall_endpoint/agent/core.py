@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import (
@@ -50,6 +50,7 @@ class AgentCore:
     :param block_s: seconds that a block of managers lives; None if it has no end.
     :param drain_s: in the last seconds of a block no task starts whose length nobody knows.
     :param max_walltime_s: what every attempt may run at most, whatever its task asks for; None is no limit.
+    :param weights: by submitter, how many of its tasks run for each one of another; 1 for those not named.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class AgentCore:
         block_s: float | None = None,
         drain_s: float = 0.0,
         max_walltime_s: float | None = None,
+        weights: Mapping[str, int] | None = None,
     ) -> None:
         self._ends = Ends(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
         self._policy = policy
@@ -78,7 +80,9 @@ class AgentCore:
         self._drain_s = drain_s
         self._max_walltime_s = max_walltime_s
         self._tasks: dict[str, Task] = {}
-        self._queue = Waiting()
+        #: By submitter; see :class:`farcall_common.fairness.FairQueue`.
+        self.weights: Mapping[str, int] = weights or {}
+        self._queue = Waiting(self.weights)
         self._functions: set[str] = set()
         self._roster = Roster()
         self._ended = 0
@@ -87,6 +91,9 @@ class AgentCore:
         self._next_seq = itertools.count(1)
         self._uploads = UploadRetries()
         self._connected = False
+        #: Tasks of a former process that may not run twice: they wait until the cloud has seen that the spool is no old
+        #: copy, in which they may have started since.
+        self._unconfirmed: list[Task] = []
         self._draining = False
         self._spool_problem = ""
         self._nodes_problem = ""
@@ -109,6 +116,8 @@ class AgentCore:
                 self._ended += 1
             elif task.starts:
                 dispatched.append(task)
+            elif not task.spec.idempotent:
+                self._unconfirmed.append(task)
             elif task.stage is Stage.FETCHING:
                 self._decisions.fetches.append(task)
             else:
@@ -139,6 +148,9 @@ class AgentCore:
         self.recorded(forget)
         self._connected = True
         self._credit.restart()
+        self._queue.put_back([task for task in self._unconfirmed if task.stage is Stage.QUEUED])
+        self._decisions.fetches += [task for task in self._unconfirmed if task.stage is Stage.FETCHING]
+        self._unconfirmed.clear()
         for task in self._tasks.values():
             if task.end is not None:
                 self._report_end(task)
@@ -250,6 +262,7 @@ class AgentCore:
         for task in again:
             assert task.manager_id is not None
             self._roster.release(task.manager_id, task.task_id)
+            self._queue.done(task)
             task.starts -= 1
         self._requeue(again, now)
         self._credit.used(decisions.credit)
@@ -285,6 +298,10 @@ class AgentCore:
         else:
             record = ErrorRecord.from_json(grant.error)
             self.upload_failed(task, record.message, retryable=record.retryable, now=now)
+
+    def wants_upload(self, task: Task) -> bool:
+        """Whether the result of a task is here and has yet to be uploaded."""
+        return self._tasks.get(task.task_id) is task and task.end is not None and task.end.needs_upload
 
     def uploaded(self, task: Task, location: BlobLocation) -> None:
         """A result is in the blob store."""
@@ -338,12 +355,17 @@ class AgentCore:
             if task is not None and task.stage is Stage.DISPATCHED:
                 self._states.enter(task, TaskState.RUNNING, started.at)
 
-    def manager_lost(self, manager_id: str, reason: str, *, expected: bool = False, now: float) -> None:
-        """A manager is gone with all that it had. If that was ``expected``, no start is held against a task."""
+    def manager_lost(
+        self, manager_id: str, reason: str, *, expected: bool = False, unstarted: bool = False, now: float
+    ) -> None:
+        """A manager is gone with all that it had. If that was ``expected``, no start is held against a task.
+        ``unstarted``: it started none of these tasks."""
         manager = self._roster.remove(manager_id)
         if manager is not None:
-            suspects = 0 if expected else manager.slots
-            self._reconsider(list(manager.outstanding.values()), suspects, reason, now)
+            suspects = 0 if expected or unstarted else manager.slots
+            for task in manager.outstanding.values():
+                self._queue.done(task)
+            self._reconsider(list(manager.outstanding.values()), suspects, reason, now, unstarted=unstarted)
 
     # -- time and decisions --------------------------------------------------------------------------------------------
 
@@ -393,8 +415,8 @@ class AgentCore:
     def _dispatch(self, now: float) -> None:
         if not (self._queue and self._roster):
             return
-        placed = self._policy.place(self._queue, self._roster.loads, depth=self._prefetch.depth, now=now)
-        for task, manager_id in self._queue.take(placed):
+        placed = self._queue.place(self._policy, self._roster.loads, depth=self._prefetch.depth, now=now)
+        for task, manager_id in placed:
             task.stage, task.manager_id = Stage.DISPATCHED, manager_id
             task.starts += 1
             self._roster.assign(manager_id, task)
@@ -431,21 +453,25 @@ class AgentCore:
 
     def _release(self, manager_id: str, task_id: str) -> Task | None:
         """Note that a manager has done with a task; None if its end is known already."""
-        self._roster.release(manager_id, task_id)
+        if (released := self._roster.release(manager_id, task_id)) is not None:
+            self._queue.done(released)
         task = self._tasks.get(task_id)
         return None if task is None or task.end is not None else task
 
-    def _reconsider(self, tasks: Sequence[Task], suspects: int, reason: str, now: float) -> None:
+    def _reconsider(
+        self, tasks: Sequence[Task], suspects: int, reason: str, now: float, *, unstarted: bool = False
+    ) -> None:
         """Decide about tasks, in the order of their dispatch, whose manager is gone.
 
         Managers run in order, so only the first few of them, as many as it had slots, can have been running; the start
-        of the others does not count. Tasks that may not run twice are never sent ahead: each may have been running.
+        of the others does not count. Tasks that may not run twice are never sent ahead: each may have been running,
+        unless it is known that all were ``unstarted``.
         """
         again = []
         for index, task in enumerate(tasks):
             if task.cancelling:
                 self._end(task, self._ends.cancelled(running=True))
-            elif not task.spec.idempotent:
+            elif not (task.spec.idempotent or unstarted):
                 self._end(task, self._ends.lost(task, reason))
             elif index >= suspects:
                 task.starts -= 1

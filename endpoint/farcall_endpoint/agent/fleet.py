@@ -15,7 +15,7 @@ from farcall_endpoint.agent.blocks import Blocks
 from farcall_endpoint.agent.links import Gap, Links, Network
 from farcall_endpoint.agent.tasks import Demand, Task
 from farcall_endpoint.providers import Block, Phase, Provider
-from farcall_endpoint.shared import Bytes
+from farcall_endpoint.shared import Bytes, Frame
 from farcall_endpoint.silence import Silence
 
 __all__ = ["NO_LIMITS", "Fleet", "Limits", "Lost"]
@@ -23,6 +23,9 @@ __all__ = ["NO_LIMITS", "Fleet", "Limits", "Lost"]
 _logger = logging.getLogger(__name__)
 
 _MAX_KNOWN_FUNCTIONS: Final = 1024
+_MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
+_RESULTS_MEMORY_BYTES: Final = 256 * 10**6
+_LEAST_WINDOW_BYTES: Final = 2**20
 _TICK_S: Final = 0.5
 """How often silences are judged and the number of blocks is thought over."""
 _LAST_WORDS_S: Final = 0.01
@@ -51,11 +54,13 @@ NO_LIMITS: Final = Limits()
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """A manager that is gone, and why. ``expected`` if it was given back."""
+    """A manager that is gone, and why. ``expected`` if it was given back; ``unstarted`` if nothing that it had was
+    started."""
 
     manager_id: str
     reason: str
     expected: bool = False
+    unstarted: bool = False
 
 
 @dataclasses.dataclass
@@ -74,6 +79,8 @@ class _Manager:
     registered: protocol.Registered
     silence: Silence
     heard_at: float
+    held_bytes: int = 0  # of its results, which are in memory until :meth:`Fleet.take`
+    window_bytes: int = protocol.FIRST_WINDOW_BYTES
     functions: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -86,6 +93,7 @@ class Fleet:
     :param heartbeat_s: at least so often managers hear that the agent lives.
     :param silence_limit_s: a manager that says nothing for so long is given up, and never believed again.
     :param limits: what no attempt may exceed, whatever its task asks for.
+    :param results_memory_bytes: what results on their way from managers may take together.
     :param batching: whether many tasks may share a message; for measurements.
     :param function_body: gives the body of a function by its hash.
     :param payload: gives the arguments of a task.
@@ -102,13 +110,14 @@ class Fleet:
         blocks: Blocks,
         command_options: Sequence[str],
         function_body: Callable[[str], bytes],
-        payload: Callable[[Task], bytes],
+        payload: Callable[[Task], Frame],
         demand: Callable[[], Demand],
         network: Network | None = None,
         variables: Mapping[str, str] | None = None,
         heartbeat_s: float = 10.0,
         silence_limit_s: float = 60.0,
         limits: Limits = NO_LIMITS,
+        results_memory_bytes: int = _RESULTS_MEMORY_BYTES,
         batching: bool = True,
     ) -> None:
         self._links = Links(context, address=address, poller=poller, network=network)
@@ -125,6 +134,7 @@ class Fleet:
         self._heartbeat_s = heartbeat_s
         self._silence_limit_s = silence_limit_s
         self._limits = limits
+        self._results_memory_bytes = results_memory_bytes
         self._batching = batching
         self._tick_s = min(_TICK_S, silence_limit_s / 4)
         self._tick_at = 0.0
@@ -133,9 +143,12 @@ class Fleet:
         self._here: dict[str, _Block] = {}
         self._managers: dict[str, _Manager] = {}
         self._lost: list[Lost] = []
+        self._to_take: set[str] = set()
         #: Workers that the managers keep, or are about to start.
         self.slots = 0
         self._stopping = False
+        #: The identity of the endpoint's owner, whose tasks run in the working directory itself; empty if not known.
+        self.owner_id = ""
         self._software = protocol.software_fingerprint()
         poller.register(provider.fileno(), zmq.POLLIN)
 
@@ -218,6 +231,12 @@ class Fleet:
         for block in self._here.values():
             block.handle.kill()
 
+    def end(self) -> None:
+        """End all blocks now, and wait for those of this machine."""
+        self.kill()
+        while self._here:
+            self._here.popitem()[1].handle.close()
+
     def close(self) -> None:
         """Give everything back but the provider, which is not the fleet's."""
         self._poller.unregister(self._provider.fileno())
@@ -298,13 +317,20 @@ class Fleet:
                 self._links.attach(handle.pipe)
 
     def _lose(
-        self, manager_id: str, reason: str, now: float, *, expected: bool = False, parting_s: float = _PARTING_S
+        self,
+        manager_id: str,
+        reason: str,
+        now: float,
+        *,
+        expected: bool = False,
+        unstarted: bool = False,
+        parting_s: float = _PARTING_S,
     ) -> None:
         """Never believe a manager again. A block that has lost its last one is to end, by itself for so long."""
         manager = self._managers.pop(manager_id, None)
         if manager is None:
             return
-        self._lost.append(Lost(manager_id, reason, expected))
+        self._lost.append(Lost(manager_id, reason, expected, unstarted))
         self._links.forget(manager_id)
         self.slots -= manager.registered.slots
         block_id = manager.registered.block_id
@@ -333,22 +359,43 @@ class Fleet:
                 continue
             manager.heard_at = now
             manager.silence.heard(now=now)
+            manager.held_bytes += sum(map(len, bodies))
+            if manager.held_bytes >= manager.window_bytes // 4:
+                self._to_take.add(manager_id)
             match message:
                 case Gap():
                     _logger.error("messages of manager %s were lost on the way; giving it up", manager_id)
                     self._links.send(manager_id, protocol.Stop(0.0))
                     self._lose(manager_id, "the connection to its manager broke, and messages were lost", now)
+                case protocol.Leaving(reason=reason, failed=True):
+                    block_id = manager.registered.block_id
+                    self._blocks.failed(block_id)
+                    self._here[block_id].verdict = reason
+                    self._lose(manager_id, f"its manager could start no worker ({reason})", now, unstarted=True)
                 case protocol.Leaving(reason=reason):
                     self._lose(manager_id, f"its manager ended ({reason})", now)
                 case _:
+                    if isinstance(message, protocol.Progress) and message.workers:
+                        self._blocks.working(manager.registered.block_id)
                     yield manager_id, message, bodies
+
+    def take(self) -> None:
+        """The results that have come are not in memory any more: managers may send others. Each hears so when they have
+        become a good part of what it may have on its way, which is its share of the memory for all of them."""
+        while self._to_take:
+            manager_id = self._to_take.pop()
+            if (manager := self._managers.get(manager_id)) is not None:
+                share_bytes = self._results_memory_bytes // len(self._managers)
+                manager.window_bytes = max(share_bytes, _LEAST_WINDOW_BYTES)
+                self._links.send(manager_id, protocol.ResultsTaken(manager.held_bytes, manager.window_bytes))
+                manager.held_bytes = 0
 
     def order(self, manager_id: str, tasks: Sequence[Task]) -> None:
         """Let a manager run tasks."""
         manager = self._managers.get(manager_id)
         if manager is None:
             return
-        for batch in [tasks] if self._batching else [[task] for task in tasks]:
+        for batch in _batches(tasks) if self._batching else [[task] for task in tasks]:
             self._order(manager_id, manager, batch)
 
     def _order(self, manager_id: str, manager: _Manager, tasks: Sequence[Task]) -> None:
@@ -356,7 +403,7 @@ class Fleet:
         if forget:
             manager.functions.clear()
         limits = self._limits
-        bodies: list[bytes] = []
+        bodies: list[Frame] = []
         functions: list[tuple[str, int]] = []
         orders: list[protocol.TaskOrder] = []
         for task in tasks:
@@ -379,6 +426,7 @@ class Fleet:
                     spec.traceparent,
                     wanted.get("keep_output") is True,
                     _ranks(wanted),
+                    "" if spec.submitter == self.owner_id else spec.submitter,
                 )
             )
             bodies.append(self._payload(task))
@@ -411,6 +459,19 @@ def _ranks(wanted: Mapping[str, Any]) -> tuple[int | None, int | None, int | Non
         return None
     nodes, per_node, total = (wanted.get(name) for name in protocol.RANKS)
     return nodes, per_node, total
+
+
+def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
+    """Tasks for one message each: together only as far as their large arguments may be in memory together."""
+    start, size_bytes = 0, 0
+    for index, task in enumerate(tasks):
+        blob = task.spec.payload_blob
+        if blob is not None:
+            size_bytes += blob.size_bytes
+            if size_bytes > _MAX_BATCH_BYTES and index > start:
+                yield tasks[start:index]
+                start, size_bytes = index, blob.size_bytes
+    yield tasks[start:]
 
 
 def _least(one: N | None, other: N | None) -> N | None:

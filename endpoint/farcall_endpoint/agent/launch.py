@@ -98,16 +98,20 @@ def run_agent(
                 endpoint_id=endpoint_id,
                 provider=provider,
                 context=context,
+                transfer_memory_bytes=config.transfer_memory * 10**6,
             ),
             poller=poller,
             background=Background(),
             transfers=Transfers(connect_tries=2) if config.blobs == "auto" else Transfers(),
             blobs=config.blobs,
+            transfer_memory_bytes=config.transfer_memory * 10**6,
             ask_api=lambda: cloud.connect(
                 endpoint_id, public_key=keys.public, spool_id=spool.spool_id, capabilities=able
             ),
             clock=Clock(),
             on_connected=on_connected,
+            owner_id=directory.read_owner_id(),
+            on_owner=directory.write_owner_id,
             on_status=directory.write_status,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -140,6 +144,7 @@ def _core(config: Config, endpoint_id: str, slots: int) -> AgentCore:
         block_s=config.engine.provider.walltime_s,
         drain_s=config.engine.drain_period,
         max_walltime_s=config.engine.limits.walltime_s,
+        weights=config.fair_share,
     )
 
 
@@ -152,6 +157,7 @@ def _fleet_maker(
     endpoint_id: str,
     provider: Provider,
     context: zmq.Context[zmq.Socket[bytes]],
+    transfer_memory_bytes: int,
 ) -> FleetMaker:
     limits = config.limits
     return functools.partial(
@@ -171,6 +177,7 @@ def _fleet_maker(
         heartbeat_s=config.heartbeat_period,
         silence_limit_s=config.heartbeat_threshold,
         limits=Limits(limits.walltime_s, limits.memory_bytes, limits.output),
+        results_memory_bytes=transfer_memory_bytes,
     )
 
 
@@ -180,6 +187,9 @@ def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
     working_dir.mkdir(parents=True, exist_ok=True)
     options = [*config.engine.sharing.options(), "--prefetch", str(config.engine.prefetch)]
     options += ["--working-dir", str(working_dir), "--log-dir", str(directory.log_dir)]
+    options += ["--sandbox"] if config.engine.sandbox else []
+    if config.engine.sandbox_retention is not None:
+        options += ["--sandbox-retention", str(config.engine.sandbox_retention)]
     options += ["--log-max-bytes", str(config.log_max_bytes), "--log-backups", str(config.log_backups)]
     options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]
     return options

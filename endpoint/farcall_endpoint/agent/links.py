@@ -14,7 +14,7 @@ import zmq
 
 from farcall_endpoint import protocol
 from farcall_endpoint.pipe import Pipe
-from farcall_endpoint.shared import Bytes
+from farcall_endpoint.shared import Bytes, Frame
 from farcall_endpoint.transport import FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
 
 __all__ = ["Gap", "Links", "Network"]
@@ -102,7 +102,7 @@ class Links:
         for descriptor in [descriptor for descriptor in self._pipes if descriptor in ready]:
             yield from self._from_pipe(descriptor)
 
-    def send(self, manager_id: str, message: protocol.FromAgent, bodies: Sequence[bytes] = ()) -> None:
+    def send(self, manager_id: str, message: protocol.FromAgent, bodies: Sequence[Frame] = ()) -> None:
         """Say something to a manager; lost if it cannot be reached."""
         pipe = self._by_name.get(manager_id)
         if pipe is not None:

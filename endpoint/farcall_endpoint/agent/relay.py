@@ -16,6 +16,7 @@ from typing import Final
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, Message
 from farcall_endpoint.agent.transfers import TransferFailed
+from farcall_endpoint.shared import Frame, piece_of
 
 __all__ = ["Relay"]
 
@@ -27,7 +28,7 @@ _PATIENCE_S: Final = 120.0
 _TOO_OLD: Final = "the forwarder passes no blobs on; it is older than this endpoint"
 
 Say = Callable[[Message, tuple[bytes, ...]], None]
-Done = Callable[[bytes | TransferFailed], None]
+Done = Callable[[Frame | TransferFailed], None]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -48,7 +49,7 @@ class _Upload:
     attempt: int
     blob: BlobLocation
     done: Done
-    body: bytes
+    body: Frame
     due_at: float = 0.0
 
 
@@ -99,7 +100,7 @@ class Relay:
         self._waiting.append(_Download(task_id, attempt, blob, done))
         self._go_on(now)
 
-    def upload(self, task_id: str, attempt: int, blob: BlobLocation, body: bytes, done: Done, *, now: float) -> None:
+    def upload(self, task_id: str, attempt: int, blob: BlobLocation, body: Frame, done: Done, *, now: float) -> None:
         """Put a result; ``done`` gets its bytes back, or why they cannot be stored."""
         self._waiting.append(_Upload(task_id, attempt, blob, done, body))
         self._go_on(now)
@@ -156,7 +157,7 @@ class Relay:
 
     def _push(self, upload: _Upload, now: float, *, at_bytes: int | None = None) -> None:
         upload.due_at = now + _PATIENCE_S
-        piece = None if at_bytes is None else upload.body[at_bytes : at_bytes + (self._piece_bytes or 0)]
+        piece = None if at_bytes is None else piece_of(upload.body, at_bytes, self._piece_bytes or 0)
         self._say(
             BlobPush(
                 task_id=upload.task_id,
@@ -194,7 +195,7 @@ class Relay:
         else:
             self._end(transfer, TransferFailed(reason, retryable=retryable), now)
 
-    def _end(self, transfer: _Download | _Upload, outcome: bytes | TransferFailed, now: float) -> None:
+    def _end(self, transfer: _Download | _Upload, outcome: Frame | TransferFailed, now: float) -> None:
         self._active.pop((transfer.task_id, isinstance(transfer, _Upload)), None)
         transfer.done(outcome)
         self._go_on(now)

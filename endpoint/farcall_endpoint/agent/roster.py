@@ -86,9 +86,11 @@ class Roster:
         self._members[manager_id].outstanding[task.task_id] = task
         self.outstanding += 1
 
-    def release(self, manager_id: str, task_id: str) -> None:
-        """A manager has done with a task."""
+    def release(self, manager_id: str, task_id: str) -> Task | None:
+        """A manager has done with a task; None if it did not have it."""
         member = self._members.get(manager_id)
-        if member is not None and member.outstanding.pop(task_id, None) is not None:
+        task = member.outstanding.pop(task_id, None) if member is not None else None
+        if member is not None and task is not None:
             member.load.free += 1
             self.outstanding -= 1
+        return task

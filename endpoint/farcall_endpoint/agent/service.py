@@ -6,6 +6,7 @@ anybody. So batches form by themselves under load, and a single task waits for n
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -40,11 +41,12 @@ from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.messages import messages_to_cloud
 from farcall_endpoint.agent.pressure import Pressure
 from farcall_endpoint.agent.rate import Rate
-from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
+from farcall_endpoint.agent.spool import MAX_ROW_BYTES, Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Decisions, Demand, Task
 from farcall_endpoint.agent.transfers import Transfers
 from farcall_endpoint.agent.uplink import KEY_REFUSED, SHAKEN, Uplink
 from farcall_endpoint.cloud import ConnectAnswer
+from farcall_endpoint.shared import Frame, seen
 
 __all__ = ["Agent", "Clock", "FleetMaker"]
 
@@ -54,6 +56,8 @@ _KEEP_BYTES: Final = 16 * 1024
 """Payloads up to here stay in memory until they are dispatched; larger ones are read from the spool again."""
 _STATUS_PERIOD_S: Final = 1.0
 _FAREWELL_S: Final = 5.0
+_RESERVE: Final = 16
+"""Tasks that the cloud may send although others have used up the credit: of submitters that have none here."""
 _MOST_NODES: Final = 100
 """So many are shown one by one in the status."""
 
@@ -81,7 +85,7 @@ class FleetMaker(Protocol):
         *,
         poller: zmq.Poller,
         function_body: Callable[[str], bytes],
-        payload: Callable[[Task], bytes],
+        payload: Callable[[Task], Frame],
         demand: Callable[[], Demand],
     ) -> Fleet:
         """A fleet that has not started anything yet."""
@@ -90,8 +94,10 @@ class FleetMaker(Protocol):
 class Agent:
     """One per process.
 
+    :param transfer_memory_bytes: what large payloads and results on their way may take.
     :param ask_api: blocks; where the forwarders are. Raises FarcallError.
     :param on_connected: called with every session that opens.
+    :param owner_id: the identity of the endpoint's owner as far as it is known; the API tells ``on_owner``.
     :param on_status: called at most once a second with numbers and troubles.
     """
 
@@ -110,9 +116,12 @@ class Agent:
         background: Background,
         transfers: Transfers,
         blobs: BlobsMode,
+        transfer_memory_bytes: int,
         ask_api: Callable[[], ConnectAnswer],
         clock: Clock,
         on_connected: Callable[[], None],
+        owner_id: str,
+        on_owner: Callable[[str], None],
         on_status: Callable[[dict[str, object]], None],
     ) -> None:
         self._endpoint_id = endpoint_id
@@ -125,17 +134,29 @@ class Agent:
         self._fleet = make_fleet(
             poller=poller, function_body=self._function_body, payload=self._payload, demand=core.demand
         )
+        self._fleet.owner_id = owner_id
+        self._on_owner = on_owner
         self._poller = poller
         self._background = background
         self._ask_api = ask_api
         self._clock = clock
-        self._blobs = Blobs(blobs, core=core, background=background, transfers=transfers, clock=clock, say=self._say)
+        self._transfer_memory_bytes = transfer_memory_bytes
+        self._blobs = Blobs(
+            blobs,
+            core=core,
+            background=background,
+            transfers=transfers,
+            clock=clock,
+            say=self._say,
+            memory_bytes=transfer_memory_bytes,
+        )
         self._on_connected = on_connected
         self._rate = Rate()
         self._forwarder = ""
         self._waking = Waking()
         self._on_status = on_status
         self._instance_id = new_id()
+        self._told_generation = 0
         self._functions: dict[str, bytes] = {}
         self._pressure = Pressure()
         self._under_pressure = False
@@ -195,7 +216,7 @@ class Agent:
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.INFO if expected else logging.ERROR, "%s: %s", lost.manager_id, lost.reason)
             reason = "the endpoint was stopped while it ran" if self._kill_at else lost.reason
-            self._core.manager_lost(lost.manager_id, reason, expected=expected, now=epoch)
+            self._core.manager_lost(lost.manager_id, reason, expected=expected, unstarted=lost.unstarted, now=epoch)
         self._core.nodes(refusal=self._fleet.refusal, problem=self._fleet.problem)
         self._follow(self._connection.tick(now=now))
         self._blobs.tick()
@@ -203,6 +224,7 @@ class Agent:
         self._wind_down(now)
         if now >= self._status_at:
             self._status_at = now + _STATUS_PERIOD_S
+            self._spool.give_back()
             self._pressure.measured(self._spool.room())
             self._heed_pressure()
             try:
@@ -302,6 +324,9 @@ class Agent:
         return lambda: self._answered(answer)
 
     def _answered(self, answer: ConnectAnswer) -> None:
+        if answer.owner_id and answer.owner_id != self._fleet.owner_id:
+            self._fleet.owner_id = answer.owner_id
+            self._on_owner(answer.owner_id)
         forwarders = tuple(c.Address(address, key) for address, key in answer.forwarders)
         ttl_s = answer.ticket_expires_at - time.time()
         now = self._clock.monotonic()
@@ -324,6 +349,7 @@ class Agent:
             self._follow(self._connection.lost(f"{to.address}: {error}", now=now))
 
     def _greet(self, ticket: str) -> None:
+        self._told_generation = self._spool.generation
         self._say(
             Hello(
                 endpoint_id=self._endpoint_id,
@@ -332,8 +358,11 @@ class Agent:
                 spool_id=self._spool.spool_id,
                 protocol_versions=(PROTOCOL_VERSION,),
                 heartbeat_s=self._heartbeat_s,
+                spool_generation=self._spool.generation,
                 held=self._core.held(),
                 capabilities=self._capabilities,
+                reserve=_RESERVE,
+                weights=dict(self._core.weights),
             )
         )
 
@@ -378,6 +407,7 @@ class Agent:
     # -- managers ------------------------------------------------------------------------------------------------------
 
     def _hear_managers(self, ready: Collection[object], now: float, epoch: float) -> None:
+        size_bytes = 0
         for manager_id, message, bodies in self._fleet.receive(ready=ready, now=now):
             match message:
                 case protocol.Registered() as registered:
@@ -389,13 +419,17 @@ class Agent:
                     if progress.problem:
                         _logger.warning("%s: %s", manager_id, progress.problem)
                     self._core.progress(manager_id, progress, bodies, now=epoch)
+            size_bytes += sum(map(len, bodies))
+            if size_bytes > self._transfer_memory_bytes:
+                return  # these go into the spool first; the rest waits where it is
 
     def _function_body(self, function_hash: str) -> bytes:
         return self._spool.function(function_hash)
 
-    def _payload(self, task: Task) -> bytes:
-        payload = self._spool.payload(task) if task.payload is None else task.payload
-        task.payload = None  # with the manager now; should that die, the spool has it
+    def _payload(self, task: Task) -> Frame:
+        payload, task.payload = task.payload, None  # with the manager now; should that die, the spool has it
+        if payload is None or len(payload) > MAX_ROW_BYTES:
+            return self._spool.payload(task)  # a file, which a worker on this machine reads where it is
         return payload
 
     # -- decisions -----------------------------------------------------------------------------------------------------
@@ -437,6 +471,10 @@ class Agent:
 
     def _act(self, decisions: Decisions) -> None:
         self._cancel(decisions.cancels)
+        if self._spool.generation != self._told_generation and self._connection.may_send(Heartbeat):
+            # Before those tasks start: an old copy of the spool, which does not know of it, is refused from then on.
+            self._told_generation = self._spool.generation
+            self._say(Heartbeat(at=self._clock.epoch(), spool_generation=self._told_generation))
         for manager_id, tasks in decisions.orders.items():
             self._fleet.order(manager_id, tasks)
         for task in (*decisions.accepted, *decisions.fetched):
@@ -445,20 +483,25 @@ class Agent:
         for task in decisions.fetches:
             self._blobs.fetch(task)
         for task, grant in decisions.uploads:
-            self._blobs.upload(task, grant, self._body(task))
+            self._blobs.upload(task, grant, functools.partial(self._body, task))
+        self._blobs.settle()
         self._tell(decisions)
         for task in decisions.ended:
             if task.end is not None:
                 task.end.body = None
+        self._fleet.take()
 
     def _tell(self, decisions: Decisions) -> None:
-        for envelope in messages_to_cloud(decisions, body=self._body):
+        for envelope in messages_to_cloud(decisions, body=self._inline_body):
             if self._connection.may_send(type(envelope.message)):
                 self._say(envelope.message, envelope.frames)
 
-    def _body(self, task: Task) -> bytes:
+    def _body(self, task: Task) -> Frame:
         end = task.end
         return self._spool.body(task) if end is None or end.body is None else bytes(end.body)
+
+    def _inline_body(self, task: Task) -> bytes:
+        return bytes(seen(self._body(task)))
 
 
 def _about(node: protocol.Registered) -> dict[str, object]:

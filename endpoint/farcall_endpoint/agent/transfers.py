@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import httpx
 
+from farcall_endpoint.shared import Frame, piece_of
+
 __all__ = ["TransferFailed", "Transfers"]
 
 _TRIES: Final = 4
+_PIECE_BYTES: Final = 256 * 1024
+_MOST_ANSWER_BYTES: Final = 1024 * 1024
 _TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)
 
 
@@ -51,12 +55,12 @@ class Transfers:
 
         :raises TransferFailed: if they cannot be had, or are not what was promised.
         """
-        data = self._request("GET", url).content
+        data = self._request("GET", url, most_bytes=size_bytes)
         if len(data) != size_bytes or hashlib.sha256(data).hexdigest() != sha256:
             raise TransferFailed("what came is not what was uploaded (length or SHA-256 differ)", retryable=False)
         return data
 
-    def upload(self, url: str, data: bytes, *, headers: Mapping[str, str]) -> None:
+    def upload(self, url: str, data: Frame, *, headers: Mapping[str, str]) -> None:
         """Put bytes where a URL points.
 
         :raises TransferFailed: if the store does not take them.
@@ -64,14 +68,20 @@ class Transfers:
         self._request("PUT", url, content=data, headers=headers)
 
     def _request(
-        self, method: str, url: str, *, content: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> httpx.Response:
+        self,
+        method: str,
+        url: str,
+        *,
+        content: Frame | None = None,
+        headers: Mapping[str, str] | None = None,
+        most_bytes: int = _MOST_ANSWER_BYTES,
+    ) -> bytes:
         reason = ""
         for attempt in range(_TRIES):
             if attempt:
                 self._pause(0.2 * 2**attempt)
             try:
-                response = self._client.request(method, url, content=content, headers=headers)
+                response, body = self._once(method, url, content=content, headers=headers, most_bytes=most_bytes)
             except httpx.InvalidURL as error:
                 raise TransferFailed(str(error), retryable=False) from error
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
@@ -79,13 +89,40 @@ class Transfers:
                 if attempt + 1 >= self._connect_tries:
                     raise TransferFailed(reason, retryable=True, is_unreachable=True) from error
                 continue
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, OSError) as error:  # OSError: of a file that is sent
                 reason = f"{type(error).__name__}: {error}"
                 continue
             if response.is_success:
-                return response
+                return body
             reason = f"HTTP {response.status_code}"
             if response.status_code < 500 and response.status_code != 429:
                 # Most likely the URL has expired: a new one may work, this one never will.
                 raise TransferFailed(reason, retryable=True)
         raise TransferFailed(reason, retryable=True)
+
+    def _once(
+        self, method: str, url: str, *, content: Frame | None, headers: Mapping[str, str] | None, most_bytes: int
+    ) -> tuple[httpx.Response, bytes]:
+        """One attempt, and the body of its answer: as it was stored, whatever encoding the answer claims, and no more
+        than a piece beyond ``most_bytes``."""
+        sent, pieces = httpx.Headers(headers), None
+        if content is not None:
+            sent["content-length"] = str(len(content))
+            pieces = _in_pieces(content)
+        with self._client.stream(method, url, content=pieces, headers=sent) as response:
+            response.headers.pop("content-encoding", None)
+            received = []
+            for piece in response.iter_bytes():
+                received.append(piece)
+                most_bytes -= len(piece)
+                if most_bytes < 0:
+                    break
+            return response, b"".join(received)
+
+
+def _in_pieces(content: Frame) -> Iterator[bytes]:
+    """A body bit by bit: the layers below copy what the socket has not taken yet, again and again."""
+    start = 0
+    while start < len(content):
+        yield (piece := piece_of(content, start, _PIECE_BYTES))
+        start += len(piece)

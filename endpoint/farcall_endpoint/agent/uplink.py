@@ -10,24 +10,17 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from farcall_common.sockets import CONNECTION_LOST, KEY_REFUSED, client_socket
 from farcall_common.wire import Envelope, decode, encode
 from farcall_endpoint.agent.connection import Address
-from farcall_endpoint.transport import CurveKeys, forwarder_socket, send_frames
+from farcall_endpoint.transport import CurveKeys, send_frames
 
 __all__ = ["KEY_REFUSED", "SHAKEN", "Uplink"]
 
 _logger = logging.getLogger(__name__)
 
 SHAKEN: Final = "handshake succeeded"
-KEY_REFUSED: Final = "the forwarder does not know this endpoint's key"
-_FATES: Final[Mapping[int, str]] = {
-    zmq.EVENT_HANDSHAKE_SUCCEEDED: SHAKEN,
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: KEY_REFUSED,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed; is the other side a forwarder with the expected key?",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the connection was closed during the handshake",
-    zmq.EVENT_DISCONNECTED: "the connection was closed",
-    zmq.EVENT_CLOSED: "the forwarder cannot be reached",
-}
+_FATES: Final[Mapping[int, str]] = {zmq.EVENT_HANDSHAKE_SUCCEEDED: SHAKEN, **CONNECTION_LOST}
 _MOST_PER_TURN: Final = 64
 
 
@@ -51,7 +44,9 @@ class Uplink:
 
         :raises zmq.ZMQError: if the address or the key cannot be one.
         """
-        self._socket = forwarder_socket(self._context, server_key=to.server_key, keys=self._keys)
+        self._socket = client_socket(
+            self._context, server_key=to.server_key, public_key=self._keys.public, secret_key=self._keys.secret
+        )
         self._monitor = self._socket.get_monitor_socket(sum(_FATES))
         self._monitor.linger = 0
         self._poller.register(self._socket, zmq.POLLIN)

@@ -32,6 +32,7 @@ _OTHER_WORDS: Final = {
     "max_workers": "write max_workers_per_node",
     "prefetch_capacity": "write prefetch",
     "idle_release": "write max_idletime",
+    "run_in_sandbox": "write sandbox",
     "heartbeat_s": "write heartbeat_period",
     "type: GlobusComputeEngine": "write FarcallEngine, or leave type out",
 }

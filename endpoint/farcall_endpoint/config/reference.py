@@ -105,10 +105,10 @@ def _description(field: inspect.Field) -> str:
 def _default(field: inspect.Field) -> str:
     if field.required:
         return "needed"
-    value: Any = field.default
+    value: Any = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
     if isinstance(value, msgspec.Struct):
         return f"`type: {value.__struct_config__.tag}`" if value.__struct_config__.tag else "-"
-    return "-" if value in (None, "", ()) else f"`{json.dumps(value)}`"
+    return "-" if value in (None, "", (), {}) else f"`{json.dumps(value)}`"
 
 
 def _cell(text: str) -> str:

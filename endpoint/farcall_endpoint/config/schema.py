@@ -14,6 +14,7 @@ from farcall_endpoint.manager.ledger import Sharing
 __all__ = ["Config", "EngineConfig", "LimitsConfig"]
 
 _MAX_SECONDS: Final = 7 * 86_400
+_MAX_RETENTION_S: Final = 366 * 86_400
 
 Gigabytes = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
 Port = Annotated[int, msgspec.Meta(ge=1024, le=65_535)]
@@ -83,6 +84,15 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     working_dir: Annotated[
         str, msgspec.Meta(min_length=1, description="Where tasks run; relative to the endpoint's directory.")
     ] = "tasks_working_dir"
+    sandbox: Annotated[
+        bool, msgspec.Meta(description="Whether each task runs in a directory of its own, below working_dir.")
+    ] = False
+    sandbox_retention: Annotated[
+        Annotated[float, msgspec.Meta(ge=0, le=_MAX_RETENTION_S)] | None,
+        msgspec.Meta(
+            description="Seconds after the end of a task after which its sandbox is deleted; never if not given."
+        ),
+    ] = None
     address: Annotated[
         Annotated[str, msgspec.Meta(min_length=1)] | None,
         msgspec.Meta(
@@ -125,6 +135,10 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         names = self.available_accelerators
         if isinstance(names, tuple) and len(set(names)) < len(names):
             raise FieldProblem("available_accelerators", "an accelerator is listed twice", fix="list each one once")
+        if self.sandbox_retention is not None and not self.sandbox:
+            raise FieldProblem(
+                "sandbox_retention", "there are no sandboxes to delete", fix="set sandbox: true, or remove it"
+            )
         if self.worker_port_range is not None and self.worker_port_range[0] > self.worker_port_range[1]:
             raise FieldProblem("worker_port_range", "the first port is above the last", fix="swap them")
         if self.heartbeat_threshold <= self.heartbeat_period:
@@ -183,6 +197,14 @@ class Config(Section, frozen=True, kw_only=True):
         str | None, msgspec.Meta(description="What others see; the endpoint's name if not given.")
     ] = None
     engine: Annotated[EngineConfig, msgspec.Meta(description="How and where tasks are run.")] = EngineConfig()
+    fair_share: Annotated[
+        dict[Annotated[str, msgspec.Meta(min_length=1)], Annotated[int, msgspec.Meta(ge=1, le=1000)]],
+        msgspec.Meta(
+            max_length=1000,
+            description="Weights by identity: how many tasks a submitter gets for each one of another, while several "
+            "have tasks here; 1 for those not named.",
+        ),
+    ] = msgspec.field(default_factory=dict)
     heartbeat_period: Annotated[
         float, msgspec.Meta(ge=0.1, le=300, description="Seconds between signs of life to the cloud.")
     ] = 30.0
@@ -193,6 +215,14 @@ class Config(Section, frozen=True, kw_only=True):
             "where the site allows nothing else, auto finds out."
         ),
     ] = "auto"
+    transfer_memory: Annotated[
+        int,
+        msgspec.Meta(
+            ge=16,
+            le=1_000_000,
+            description="Memory for large arguments and results on their way through the agent, in MB; others wait.",
+        ),
+    ] = 256
     shutdown_grace: Annotated[
         float,
         msgspec.Meta(ge=0, le=3600, description="Seconds that running tasks get to finish when the endpoint stops."),

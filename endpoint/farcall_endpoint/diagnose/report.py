@@ -176,9 +176,8 @@ class _Gathering:
         path = self._directory.spool_file
         if not path.exists():
             return {"exists": False}
-        facts: dict[str, Any] = {
-            "bytes": sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")),
-        }
+        files = [*path.parent.glob(f"{path.name}*"), *self._directory.bodies_directory.glob("*")]
+        facts: dict[str, Any] = {"bytes": sum(file.stat().st_size for file in files)}
         agent = self._directory.read_agent()
         if agent is not None and (not agent.is_here() or agent.find() is not None):
             return facts | {"note": "the running agent holds it; status.json has its numbers"}

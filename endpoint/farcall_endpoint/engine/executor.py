@@ -33,6 +33,10 @@ _READY_STEP_S: Final = 0.005
 _THIS_MACHINE: Final = LocalProviderConfig()
 
 
+class InvalidArgument(ConfigurationError, ValueError):
+    """An argument that can never work, which the standard library's pools report as a ValueError."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskOptions:
     """What holds for tasks.
@@ -42,6 +46,9 @@ class TaskOptions:
     :param walltime_s: seconds that an attempt may run; its processes are ended then.
     :param memory_bytes: memory that an attempt may use, all of its processes together.
     :param max_output_bytes: what an attempt may write to standard output and error, each.
+    :param raise_original: whether ``result()`` raises what the function raised. If not, a
+        :class:`~farcall_common.errors.TaskFailed` that is also an instance of the nearest built-in class of that, and
+        has it as its ``__cause__``.
     """
 
     idempotent: bool = True
@@ -49,14 +56,15 @@ class TaskOptions:
     walltime_s: float | None = None
     memory_bytes: int | None = None
     max_output_bytes: int | None = None
+    raise_original: bool = False
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
-            raise ConfigurationError(f"max_attempts is {self.max_attempts}; a task needs one attempt at least.")
+            raise InvalidArgument(f"max_attempts is {self.max_attempts}; a task needs one attempt at least.")
         for name in ("walltime_s", "memory_bytes", "max_output_bytes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ConfigurationError(f"{name} is {value}; a limit is more than 0, or None.")
+                raise InvalidArgument(f"{name} is {value}; a limit is more than 0, or None.")
 
     def resources(self) -> dict[str, Any]:
         """The limits that travel in a task's resource specification."""
@@ -76,6 +84,7 @@ class _Submitter(concurrent.futures.Executor):
 
         :raises SerializationError: if the function or an argument cannot travel.
         :raises RuntimeError: after ``shutdown``.
+        :raises BrokenExecutor: if the engine ended because of a defect.
         """
         return self._submit(fn, args, kwargs)
 
@@ -92,8 +101,7 @@ class _Submitter(concurrent.futures.Executor):
             raise ValueError("chunksize must be >= 1.")
         if chunksize == 1:
             return super().map(fn, *iterables, timeout=timeout)
-        chunks = super().map(_run_chunk, itertools.repeat(fn), _chunks(iterables, chunksize), timeout=timeout)
-        return itertools.chain.from_iterable(chunks)
+        return _flattened(super().map(_run_chunk, itertools.repeat(fn), _chunks(iterables, chunksize), timeout=timeout))
 
     def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
         raise NotImplementedError
@@ -116,6 +124,7 @@ class Engine(_Submitter):
     :param scheduling: how managers are chosen: ``random`` or ``round-robin``.
     :param working_dir: where tasks run.
     :param idempotent, max_attempts, walltime_s, memory_bytes, max_output_bytes: as :class:`TaskOptions`, for all tasks.
+    :param raise_original: the same.
     :param provider: where nodes come from: a section of an endpoint's configuration, such as
         ``SlurmProviderConfig(partition="debug", max_blocks=4)``; this machine if not given.
     :param max_idletime_s: seconds without a task after which a block of nodes is given back.
@@ -143,6 +152,7 @@ class Engine(_Submitter):
         walltime_s: float | None = None,
         memory_bytes: int | None = None,
         max_output_bytes: int | None = None,
+        raise_original: bool = False,
         provider: ProviderConfig = _THIS_MACHINE,
         max_idletime_s: float = 120.0,
         max_block_failures: int = 3,
@@ -153,9 +163,11 @@ class Engine(_Submitter):
         accelerators: Sequence[str] | int = (),
         cpu_affinity: Affinity = "none",
     ) -> None:
-        super().__init__(TaskOptions(idempotent, max_attempts, walltime_s, memory_bytes, max_output_bytes))
+        super().__init__(
+            TaskOptions(idempotent, max_attempts, walltime_s, memory_bytes, max_output_bytes, raise_original)
+        )
         if max_workers is not None and max_workers < 1:
-            raise ConfigurationError(f"max_workers is {max_workers}; an engine needs one at least.")
+            raise InvalidArgument(f"max_workers must be greater than 0, and is {max_workers}.")
         sharing = Sharing(
             max_workers=max_workers,
             cores_per_worker=cores_per_worker,
@@ -196,6 +208,7 @@ class Engine(_Submitter):
         walltime_s: float | None = None,
         memory_bytes: int | None = None,
         max_output_bytes: int | None = None,
+        raise_original: bool | None = None,
     ) -> EngineView:
         """A view on this engine whose tasks have other options; what is None stays as it is."""
         given = {
@@ -204,9 +217,15 @@ class Engine(_Submitter):
             "walltime_s": walltime_s,
             "memory_bytes": memory_bytes,
             "max_output_bytes": max_output_bytes,
+            "raise_original": raise_original,
         }
         changes = {name: value for name, value in given.items() if value is not None}
         return EngineView(self, dataclasses.replace(self._options, **changes))  # type: ignore[arg-type]
+
+    @property
+    def _max_workers(self) -> int:
+        """For programs that ask a pool for its size, as dask does."""
+        return self._loop.options.workers
 
     def stats(self) -> EngineStats:
         """Numbers: managers, workers, tasks, and the problem if there is one."""
@@ -234,7 +253,8 @@ class Engine(_Submitter):
         """Accept nothing more, finish what was submitted, end the workers.
 
         :param wait: for all of that.
-        :param cancel_futures: cancel what has not ended instead of finishing it.
+        :param cancel_futures: cancel what has not ended instead of finishing it. Unlike pools of the standard library,
+            this ends the tasks that run, too.
         """
         self._over = True
         self._finalizer.detach()
@@ -258,7 +278,7 @@ class Engine(_Submitter):
         if self._over:
             raise RuntimeError("cannot schedule new futures after shutdown")
         task_id = str(next(self._numbers))
-        future: EngineFuture[T] = EngineFuture(task_id, self._cancel)
+        future: EngineFuture[T] = EngineFuture(task_id, self._cancel, raise_original=options.raise_original)
         spec = TaskSpec(
             task_id,
             1,
@@ -295,6 +315,13 @@ def _chunks(iterables: Sequence[Iterable[Any]], size: int) -> Iterator[list[tupl
     calls = zip(*iterables, strict=False)
     while chunk := list(itertools.islice(calls, size)):
         yield chunk
+
+
+def _flattened(chunks: Iterator[list[T]]) -> Iterator[T]:
+    for chunk in chunks:
+        chunk.reverse()
+        while chunk:  # what was yielded is the caller's to hold
+            yield chunk.pop()
 
 
 def _run_chunk(fn: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from typing import Any, Final, TypeVar
 
+from farcall_common.futures import GuardedFuture
+
 __all__ = ["EngineFuture"]
 
 T = TypeVar("T")
@@ -16,26 +18,28 @@ _changing: Final = threading.Lock()
 """Held for a few instructions: while a future gets its condition, or its end without one."""
 
 
-class EngineFuture(concurrent.futures.Future[T]):
+class EngineFuture(GuardedFuture[T]):
     """The future of a task; everything that works with :class:`concurrent.futures.Future` works with it.
 
-    ``result()`` raises what the function raised, with the remote traceback as text in its ``__cause__``; or a
-    :class:`~farcall_common.errors.TaskError` whose ``record`` says what ended the task instead. ``running()`` is always
-    false: until the task ends, it can be cancelled. Callbacks run in the engine's thread: a callback must not wait for
-    another result.
+    When the function raised, ``result()`` raises a :class:`~farcall_common.errors.TaskFailed` with the remote
+    traceback, which is also an instance of the nearest built-in class of what was raised, and has that as its
+    ``__cause__``; with ``raise_original``, what was raised itself. When something else ended the task, the ``record``
+    of the :class:`~farcall_common.errors.TaskError` says what. ``running()`` is always false: until the task ends, it
+    can be cancelled. Callbacks run in the engine's thread: a callback must not wait for another result.
 
     A condition variable is a dozen objects, the larger part of what a short task costs its caller, and most futures are
     finished before anybody looks at them. So this one makes its condition when it is first needed; the base class, and
     ``wait`` and ``as_completed``, find it under the name that they expect.
     """
 
-    def __init__(self, task_id: str, on_cancel: Callable[[str], None]) -> None:
+    def __init__(self, task_id: str, on_cancel: Callable[[str], None], *, raise_original: bool = False) -> None:
         self._own_condition: threading.Condition | None = None
         self._state = PENDING
         self._result: T | None = None
         self._exception: BaseException | None = None
         self.task_id = task_id
         self._on_cancel = on_cancel
+        self.raise_original = raise_original
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]

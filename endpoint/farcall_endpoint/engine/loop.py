@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import logging
@@ -19,7 +20,8 @@ from typing import Any, Final, Literal
 
 import zmq
 
-from farcall_common.errors import ErrorRecord, TaskError, TaskFailed, TaskLost, error_from_record
+from farcall_common.errors import DeserializationError, ErrorRecord, TaskError, TaskFailed, TaskLost, original_of
+from farcall_common.payload import load_user_data, task_error
 from farcall_common.payload.native import load_native
 from farcall_common.wire import TaskRef, TaskSpec, TaskState, new_id
 from farcall_endpoint import protocol
@@ -86,13 +88,6 @@ class Submission:
     future: EngineFuture[Any]
 
 
-class RemoteTraceback(Exception):
-    """The cause of an exception that came from a worker: its traceback there, as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
 class EngineLoop:
     """Owns the sockets, the core and the futures that are open. Its public methods may be called from any thread."""
 
@@ -106,6 +101,8 @@ class EngineLoop:
         self._open: dict[str, EngineFuture[Any]] = {}
         self._functions: dict[str, Function] = {}
         self._asleep = False
+        self._ended = False
+        self._failure: BaseException | None = None
         self._stop_wanted = False
         self._cancel_wanted = False
         self._kill_at: float | None = None
@@ -146,8 +143,14 @@ class EngineLoop:
         self._thread.join()
 
     def submit(self, submission: Submission) -> None:
-        """Run a call."""
+        """Run a call.
+
+        :raises BrokenExecutor: if the thread has ended.
+        """
         self._inbox.append(submission)
+        if self._ended:  # looked at after the append: either the thread saw the call when it ended, or this does
+            self._end_open(self._failure)
+            raise concurrent.futures.BrokenExecutor("the engine has ended") from self._failure
         if self._asleep:
             self._wake()
 
@@ -177,10 +180,12 @@ class EngineLoop:
                     self._turn(self._poller, fleet)
             except BaseException as error:
                 _logger.exception("the engine ends because of a defect")
-                self._fail_all(error)
+                self._failure = error
                 raise
             finally:
-                fleet.kill()
+                self._ended = True
+                self._end_open(self._failure)
+                fleet.end()
 
     def _make_fleet(self, belongings: contextlib.ExitStack, poller: zmq.Poller) -> Fleet:
         """A fleet; what it needs is given back with ``belongings``."""
@@ -232,7 +237,9 @@ class EngineLoop:
         for lost in fleet.tend(now=now, ready=ready):
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.DEBUG if expected else logging.WARNING, "%s: %s", lost.manager_id, lost.reason)
-            self._core.manager_lost(lost.manager_id, lost.reason, expected=expected, now=epoch)
+            self._core.manager_lost(
+                lost.manager_id, lost.reason, expected=expected, unstarted=lost.unstarted, now=epoch
+            )
         self._core.nodes(refusal=fleet.refusal, problem=fleet.problem)
         self._act(fleet, self._core.decide(now=epoch))
         self._wind_down(fleet, now)
@@ -256,10 +263,10 @@ class EngineLoop:
             future, function = submission.future, submission.function
             if future.cancelled():
                 continue
+            self._open[submission.spec.task_id] = future
             if function.hash not in self._functions:
                 self._functions[function.hash] = function
                 self._core.know(function.hash)
-            self._open[submission.spec.task_id] = future
             self._core.accept(submission.spec, submission.payload, now=epoch)
         if self._cancels:
             wanted = [self._cancels.popleft() for _ in range(len(self._cancels))]
@@ -283,22 +290,25 @@ class EngineLoop:
             for task in decisions.results:
                 self._settle(task)
             self._core.recorded([TaskRef(task.task_id, task.attempt) for task in decisions.results])
+        fleet.take()
 
     def _settle(self, task: Task) -> None:
-        future, end = self._open.pop(task.task_id, None), task.end
+        future, end = self._open.get(task.task_id), task.end
         if future is None or end is None:
             return
         if end.state is TaskState.SUCCESS:
             try:
-                value = load_native(end.body or b"")
-            except Exception as error:  # noqa: BLE001 - reading a result runs code of its class
-                future.settle(None, error)
+                value = load_user_data(lambda: load_native(end.body or b""))
+            except DeserializationError as error:
+                future.settle(None, error.with_traceback(None))
             else:
                 future.settle(value)
         elif end.state is TaskState.CANCELLED:
             future.cancel()
         else:
-            future.settle(None, _exception(end))
+            failure = _error(end)
+            future.settle(None, original_of(failure) if future.raise_original else failure)
+        del self._open[task.task_id]  # not before: whatever ends this thread ends the futures that are open
 
     def _wind_down(self, fleet: Fleet, now: float) -> None:
         if not self._stop_wanted:
@@ -329,11 +339,15 @@ class EngineLoop:
         )
         self.stats = stats
 
-    def _fail_all(self, error: BaseException) -> None:
-        """Nobody waits for an engine that has ended."""
-        for future in [*self._open.values(), *[submission.future for submission in self._inbox]]:
-            failure = TaskLost("The engine ended because of a defect; the task may have run.")
-            failure.__cause__ = error
+    def _end_open(self, cause: BaseException | None) -> None:
+        """Fail what is open: the thread that would settle it has ended."""
+        while self._open or self._inbox:
+            try:
+                future = self._open.popitem()[1] if self._open else self._inbox.popleft().future
+            except (KeyError, IndexError):
+                continue  # a submitting thread took it
+            failure = TaskLost("The engine ended; the task may have run.")
+            failure.__cause__ = cause
             future.settle(None, failure)
 
 
@@ -342,17 +356,9 @@ def _payload_of(task: Task) -> bytes:
     return task.payload
 
 
-def _exception(end: End) -> BaseException:
-    """What the function raised, where it can be had; else what ended the task instead."""
+def _error(end: End) -> BaseException:
+    """What a task that did not succeed ended with."""
     record = ErrorRecord.from_json(end.error or {"code": TaskError.code, "message": "The task failed."})
-    failure = error_from_record(record, default=TaskFailed)
-    if not end.body:
-        return failure
-    try:
-        raised = load_native(end.body)
-    except Exception:  # noqa: BLE001 - it cannot be made here: its text is enough
-        return failure
-    if not isinstance(raised, BaseException):
-        return failure
-    raised.__cause__ = RemoteTraceback(record.traceback or record.message)
-    return raised
+    body = end.body
+    expected = TaskFailed if end.state is TaskState.FAILED else TaskError
+    return task_error(record, expected=expected, load_original=(lambda: load_native(body)) if body else None)

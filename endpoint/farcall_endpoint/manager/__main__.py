@@ -21,6 +21,7 @@ from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.ledger import Sharing, partition
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
+from farcall_endpoint.manager.sandboxes import SandboxCleaner
 from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
@@ -52,6 +53,8 @@ def main() -> None:
     parser.add_argument("--prefetch", type=int, required=True, help="most tasks to keep behind a running one")
     parser.add_argument("--no-batching", action="store_true", help="one task in each packet to a worker")
     parser.add_argument("--working-dir", type=Path, required=True)
+    parser.add_argument("--sandbox", action="store_true", help="give each task a directory of its own")
+    parser.add_argument("--sandbox-retention", type=float, help="seconds after its task that a sandbox is kept")
     parser.add_argument("--log-dir", type=Path, help="of the managers' logs; to standard error without")
     parser.add_argument("--log-max-bytes", type=int, default=10 * 2**20)
     parser.add_argument("--log-backups", type=int, default=4)
@@ -83,6 +86,8 @@ def main() -> None:
         agent = _connect(options, manager_id)
     except (ConfigurationError, Unavailable) as error:
         sys.exit(str(error))
+    if options.sandbox_retention is not None:
+        SandboxCleaner(options.working_dir, retention_s=options.sandbox_retention).start()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     Manager(
@@ -93,7 +98,11 @@ def main() -> None:
             start_limit_s=options.start_limit,
         ),
         launcher=FreshProcessLauncher(
-            working_dir=options.working_dir, environment=os.environ, slots=slots, amd=has_amd_accelerators()
+            working_dir=options.working_dir,
+            environment=os.environ,
+            slots=slots,
+            amd=has_amd_accelerators(),
+            sandboxed=options.sandbox,
         ),
         agent=agent,
         agent_pid=options.agent_pid,

@@ -13,12 +13,15 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from farcall_common.errors import ErrorRecord
+from farcall_common.fairness import FairQueue
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.manager.limits import has_limits
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Died, Finished, Progress, Started, TaskOrder
+from farcall_endpoint.protocol import FIRST_WINDOW_BYTES, Died, Finished, Progress, Started, TaskOrder
 from farcall_endpoint.shared import Frame
 from farcall_endpoint.worker.channel import Done, Order, Run
 
@@ -29,6 +32,8 @@ STARTED_AFTER_S: Final = 0.05
 _OVERDUE_S: Final = 0.01
 """A task that runs for so long gives up what waits behind it."""
 _MAX_BACKOFF_S: Final = 10.0
+_MAX_START_FAILURES: Final = 6
+"""So many rounds of starting workers may fail in a row, with none that works, until the manager gives up."""
 _MAX_KNOWN_FUNCTIONS: Final = 256
 _MAX_PACKET_TASKS: Final = 64
 _MAX_PACKET_BYTES: Final = 32 * 1024
@@ -128,17 +133,22 @@ class ManagerCore:
         self._prefetch = prefetch
         self._most_in_packet = _MAX_PACKET_TASKS if batching else 1
         self._free_slots = collections.deque(range(slots))
-        self._queue: collections.deque[Job] = collections.deque()
+        self._queue: FairQueue[Job] = FairQueue()
         self._workers: dict[int, _Worker] = {}
         self._next_worker_id = 0
         self._start_failures = 0
         self._launch_at = 0.0
         self._stop_at: float | None = None
         self._problem = ""
+        #: Why the manager stopped by itself; empty while it did not.
+        self.failure = ""
         self._news = False
         self._actions: list[Action] = []
         self._finished: list[Finished] = []
         self._results: list[Frame] = []
+        self._result_bytes = 0  # of those
+        self._untaken_bytes = 0  # of results that the agent has not taken yet
+        self._window_bytes = FIRST_WINDOW_BYTES
         self._died: list[Died] = []
         self._started: list[Started] = []
 
@@ -147,21 +157,25 @@ class ManagerCore:
     def run(self, jobs: Iterable[Job]) -> None:
         """Queue tasks."""
         if self._stop_at is None:
-            self._queue.extend(jobs)
+            for job in jobs:
+                self._queue.add(job.order.submitter, job)
 
     def cancel(self, task_ids: Iterable[str]) -> None:
         """Stop tasks; those that are not here any more have been answered for already."""
         wanted = set(task_ids)
-        waiting = [job for job in self._queue if job.order.task_id in wanted]
-        if waiting:
-            self._queue = collections.deque(job for job in self._queue if job.order.task_id not in wanted)
-        for job in waiting:
+        for job in [job for job in self._queue.items() if job.order.task_id in wanted]:
+            self._queue.remove(job.order.submitter, job)
             self._end(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
         for worker in self._workers.values():
             for job in worker.jobs:
                 if job.order.task_id in wanted:
                     stop = _Stop(TaskState.CANCELLED, outcomes.cancelled(running=True))
                     self._stop_task(worker, job.order.task_id, stop)
+
+    def results_taken(self, size_bytes: int, *, window_bytes: int) -> None:
+        """The agent has room again for results of so many bytes; so many bytes may be on their way to it."""
+        self._untaken_bytes -= size_bytes
+        self._window_bytes = window_bytes
 
     def breached(self, worker_id: int, task_id: str, record: ErrorRecord) -> None:
         """A running task has gone beyond a limit: end it with that record, and its worker with it."""
@@ -193,6 +207,11 @@ class ManagerCore:
         ]
         return [(worker_id, order) for worker_id, order in heads if has_limits(order)]
 
+    def running(self, worker_id: int) -> str | None:
+        """The task that a worker runs or begins next; None if it has none."""
+        worker = self._workers.get(worker_id)
+        return worker.jobs[0].order.task_id if worker is not None and worker.jobs else None
+
     # -- what happens to workers ---------------------------------------------------------------------------------------
 
     def ready(self, worker_id: int) -> None:
@@ -206,6 +225,7 @@ class ManagerCore:
         """A worker ended a task."""
         worker = self._workers[worker_id]
         job = worker.jobs.popleft()
+        self._queue.done(job.order.submitter)
         assert job.order.task_id == done.task_id
         worker.ahead_bytes -= _bytes_ahead(job)
         worker.since, worker.head_reported, worker.overdue = now, False, False
@@ -250,11 +270,13 @@ class ManagerCore:
         self._take_back(worker, revoked)
         stdout_tail, stderr_tail = tails
         if not worker.ready and self._stop_at is None:
-            self._start_failures += 1
-            self._launch_at = now + min(0.1 * 2**self._start_failures, _MAX_BACKOFF_S)
+            if now >= self._launch_at:  # workers that were started together fail as one round
+                self._start_failures += 1
+                self._launch_at = now + min(0.1 * 2**self._start_failures, _MAX_BACKOFF_S)
             lines = stderr_tail.strip().splitlines()
             self._problem = f"a worker did not start: {reason}; {lines[-1] if lines else 'it said nothing'}"
         for job in worker.jobs:
+            self._queue.done(job.order.submitter)
             task_id = job.order.task_id
             stop = worker.stops.get(task_id)
             if stop is not None:
@@ -275,6 +297,10 @@ class ManagerCore:
 
         :param epoch: epoch seconds at ``now``, for what is reported.
         """
+        can_start = self._start_failures < _MAX_START_FAILURES or any(each.ready for each in self._workers.values())
+        if self._stop_at is None and not can_start:
+            self.failure = self._problem
+            self.stop(grace_s=0.0, now=now)
         if self._stop_at is not None and now >= self._stop_at:
             for worker in self._workers.values():
                 self._kill(worker)
@@ -296,20 +322,49 @@ class ManagerCore:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def take_progress(self) -> tuple[Progress, list[Frame]] | None:
-        """What the agent should hear now, if anything, with the results that it refers to."""
-        if not (self._finished or self._died or self._started or self._news):
+        """What the agent should hear now, if anything, with the results that it refers to. Results for which the agent
+        has no room wait here, and while some do nothing is started; unless the manager ends."""
+        count, results = len(self._finished), self._results
+        if self._is_full and self._stop_at is None:
+            count, results = self._fitting()
+        if not (count or self._died or self._started or self._news):
             return None
         self._news = False
-        progress = self.progress()
-        results = self._results
-        self._finished, self._results, self._died, self._started = [], [], [], []
+        progress = self.progress(self._finished[:count])
+        size_bytes = sum(map(len, results))
+        self._untaken_bytes += size_bytes
+        self._result_bytes -= size_bytes
+        sent = len(results)
+        self._results = self._results[sent:]
+        self._finished = [
+            each if each.result is None else msgspec.structs.replace(each, result=each.result - sent)
+            for each in self._finished[count:]
+        ]
+        self._died, self._started = [], []
         return progress, results
 
-    def progress(self) -> Progress:
-        """How the manager is, and what it has not yet reported."""
+    def _fitting(self) -> tuple[int, list[Frame]]:
+        """How many ends may be reported, and their results: the last one may go beyond the window."""
+        results: list[Frame] = []
+        room_bytes = self._window_bytes - self._untaken_bytes
+        for count, each in enumerate(self._finished):
+            if each.result is not None:
+                if room_bytes <= 0:
+                    return count, results
+                results.append(self._results[each.result])
+                room_bytes -= len(results[-1])
+        return len(self._finished), results
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there are as many results for the agent as it has room for, or more."""
+        return self._untaken_bytes + self._result_bytes >= self._window_bytes
+
+    def progress(self, finished: Sequence[Finished] = ()) -> Progress:
+        """How the manager is, and what has happened."""
         ready = [worker for worker in self._workers.values() if worker.ready]
         return Progress(
-            finished=tuple(self._finished),
+            finished=tuple(finished),
             died=tuple(self._died),
             started=tuple(self._started),
             workers=len(ready),
@@ -333,7 +388,7 @@ class ManagerCore:
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
             worker.head_reported = True
             self._started.append(Started(head.task_id, epoch - age_s))
-        if not worker.overdue and age_s >= _OVERDUE_S and len(worker.jobs) > 1:
+        if not worker.overdue and (age_s >= _OVERDUE_S or self._is_full) and len(worker.jobs) > 1:
             worker.overdue = True
             self._recall(worker)
         if head.walltime_s is not None and age_s >= head.walltime_s and head.task_id not in worker.stops:
@@ -363,7 +418,7 @@ class ManagerCore:
     def _assign(self, now: float) -> None:
         """Share the queue out among those that are idle or soon will be; the others wait, so that packets are few."""
         queue = self._queue
-        if not queue:
+        if not queue or self._is_full:
             return
         depth = self._prefetch.depth
         hungry = [w for w in self._workers.values() if w.open and not w.overdue and len(w.jobs) <= (depth + 1) // 2]
@@ -375,8 +430,10 @@ class ManagerCore:
             for _ in range(min(share, 1 + depth - len(worker.jobs))):
                 if ahead_bytes > _MAX_UNREAD_BYTES:
                     break
-                ahead_bytes += _bytes_ahead(queue[0])
-                jobs.append(queue.popleft())
+                if (found := queue.take()) is None:
+                    break
+                ahead_bytes += _bytes_ahead(found[1])
+                jobs.append(found[1])
             self._give(worker, jobs, now)
 
     def _give(self, worker: _Worker, jobs: Sequence[Job], now: float) -> None:
@@ -414,6 +471,9 @@ class ManagerCore:
                     o.traceparent,
                     o.keep_output,
                     o.ranks,
+                    o.memory_bytes,
+                    o.max_output_bytes,
+                    o.submitter,
                 )
                 for job in jobs
                 for o in (job.order,)
@@ -428,12 +488,13 @@ class ManagerCore:
         what was wanted."""
         for _ in range(count):
             job = worker.jobs.pop()
+            self._queue.done(job.order.submitter)
             worker.ahead_bytes -= _bytes_ahead(job)
             stop = worker.stops.pop(job.order.task_id, None)
             if stop is not None and stop.state is TaskState.CANCELLED:
                 self._end(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
             elif self._stop_at is None:
-                self._queue.appendleft(job)
+                self._queue.put_back(job.order.submitter, job)
 
     def _stop_task(self, worker: _Worker, task_id: str, stop: _Stop) -> None:
         worker.stops[task_id] = stop
@@ -464,6 +525,7 @@ class ManagerCore:
         if state is TaskState.SUCCESS or result:
             frame = len(self._results)
             self._results.append(result)
+            self._result_bytes += len(result)
         record = dict(error) if error is not None else None
         self._finished.append(Finished(job.order.task_id, state, frame, record, started_at, ended_at, details))
 

@@ -80,27 +80,39 @@ class WorkerLauncher(Protocol):
 class FreshProcessLauncher:
     """Starts each worker as a new interpreter of the manager's own environment.
 
-    :param working_dir: where tasks run; must exist.
+    :param working_dir: where tasks run; made when it is not there.
     :param environment: of the workers.
     :param slots: the shares of the node.
     :param amd: whether accelerators are AMD's.
+    :param sandboxed: whether each task gets a directory of its own.
     """
 
     def __init__(
-        self, *, working_dir: Path, environment: Mapping[str, str], slots: Sequence[Slot], amd: bool = False
+        self,
+        *,
+        working_dir: Path,
+        environment: Mapping[str, str],
+        slots: Sequence[Slot],
+        amd: bool = False,
+        sandboxed: bool = False,
     ) -> None:
         self._working_dir = working_dir
         self._environment = environment
         self._slots = slots
         self._amd = amd
+        self._sandboxed = sandboxed
 
     def launch(self, worker_id: int, *, slot: int) -> WorkerProcess:
         """Start a worker.
 
-        :raises OSError: if the machine has no process, descriptor or disk left for it.
+        :raises OSError: if the machine has no process, descriptor or disk left for it, or no working directory.
         """
+        self._working_dir.mkdir(parents=True, exist_ok=True)  # a task or a cron job may have removed it
         channel, worker_end, claims = channel_pair()
         output = (_open_capture_file(), _open_capture_file())
+        environment = worker_environment(self._environment, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
+        if self._sandboxed:
+            environment["FARCALL_WORKER_SANDBOX"] = "1"
         # -P: files in the working directory must not pass for modules
         command = [sys.executable, "-P", "-m", "farcall_endpoint.worker", str(worker_end.fileno()), str(claims)]
         process = subprocess.Popen(
@@ -110,7 +122,7 @@ class FreshProcessLauncher:
             stderr=output[1],
             pass_fds=(worker_end.fileno(), claims),
             cwd=self._working_dir,
-            env=worker_environment(self._environment, worker_id=worker_id, slot=self._slots[slot], amd=self._amd),
+            env=environment,
             start_new_session=True,  # a Ctrl-C on the terminal is the agent's business; the group can be killed whole
         )
         os.close(claims)

@@ -12,10 +12,13 @@ from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import TaskOrder
 
-__all__ = ["LIMIT_PERIOD_S", "breach", "capped", "has_limits", "output_bytes"]
+__all__ = ["LIMIT_PERIOD_S", "OUTPUT_PERIOD_S", "breach", "capped", "has_limits", "output_bytes"]
 
 LIMIT_PERIOD_S: Final = 0.1
-"""How often a task that has limits is measured: what it may take beyond them is what it can take in this time."""
+"""How often a task that has limits is measured: what it may take beyond them is what it can take in this time. Its
+worker looks once more at its end, so that no task which went beyond them ends well."""
+OUTPUT_PERIOD_S: Final = 0.01
+"""The same for what it prints, while it prints."""
 
 
 def has_limits(order: TaskOrder) -> bool:
@@ -32,11 +35,12 @@ def capped(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
 
 def breach(order: TaskOrder, *, memory_bytes: int, output_bytes: int) -> ErrorRecord | None:
     """The record to end a task with, if it uses more than it may."""
-    if order.memory_bytes is not None and memory_bytes > order.memory_bytes:
-        return outcomes.memory_exceeded(memory_bytes, limit_bytes=order.memory_bytes)
-    if order.max_output_bytes is not None and output_bytes > order.max_output_bytes:
-        return outcomes.output_exceeded(output_bytes, limit_bytes=order.max_output_bytes)
-    return None
+    return outcomes.limit_exceeded(
+        memory_bytes=memory_bytes,
+        memory_limit_bytes=order.memory_bytes,
+        output_bytes=output_bytes,
+        output_limit_bytes=order.max_output_bytes,
+    )
 
 
 def output_bytes(descriptors: Iterable[int]) -> int:

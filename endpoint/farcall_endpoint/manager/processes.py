@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Final
 
 from farcall_endpoint import guardian
 from farcall_endpoint.guardian import children_of, line_of, read_processes
 
-__all__ = ["Orphans", "memory_of_trees"]
+__all__ = ["MeasuredTask", "Orphans", "memory_of_tasks"]
 
 _logger = logging.getLogger(__name__)
 
@@ -18,15 +20,49 @@ _PERIOD_S: Final = 0.2
 """At most so often all processes are looked at. What was killed is dead a little later, and to be collected then."""
 
 
-def memory_of_trees(roots: Iterable[int]) -> dict[int, int]:
-    """Resident bytes of processes, each with all that descend from it; 0 for one that does not exist."""
+@dataclasses.dataclass(frozen=True)
+class MeasuredTask:
+    """A running task whose memory is limited. ``held_bytes``: what the processes of its worker's tree held as it began,
+    by process id; they are lowered as those shrink, so that memory which is freed and taken again counts."""
+
+    limit_bytes: int
+    held_bytes: dict[int, int]
+
+
+def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
+    """The bytes that tasks use, by the pid of the worker that runs each: resident memory of the worker and of all that
+    descends from it, beyond what was held before.
+
+    Forked processes share their memory until they write to it, so a sum of resident memory may count a page many times.
+    Only where that sum is above the limit the pages are shared out (``Pss``), which takes the kernel longer.
+    """
     processes = read_processes()
-    totals = dict.fromkeys(roots, 0)
-    for pid, process in processes.items():
+    trees: dict[int, list[int]] = {worker: [] for worker in tasks}
+    for pid in processes:
         for ancestor in line_of(pid, processes):
-            if ancestor in totals:
-                totals[ancestor] += process.resident_bytes
-    return totals
+            if ancestor in trees:
+                trees[ancestor].append(pid)
+    used: dict[int, int] = {}
+    for worker, task in tasks.items():
+        resident = {pid: processes[pid].resident_bytes for pid in trees[worker]}
+        for pid, size_bytes in resident.items():
+            if size_bytes < task.held_bytes.get(pid, 0):
+                task.held_bytes[pid] = size_bytes
+        held_bytes = sum(task.held_bytes.get(pid, 0) for pid in resident)
+        used[worker] = sum(resident.values()) - held_bytes
+        if used[worker] > task.limit_bytes:
+            shared_out = sum(_proportional_bytes(pid, default=size_bytes) for pid, size_bytes in resident.items())
+            used[worker] = min(used[worker], max(0, shared_out - held_bytes))
+    return used
+
+
+def _proportional_bytes(pid: int, *, default: int) -> int:
+    """What a process holds, where a page that n processes share counts for an n-th; the default if nothing says."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended, belongs to another user, or the kernel is too old
+        return default
+    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), default)
 
 
 class Orphans:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 from farcall_endpoint import guardian, protocol
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
-from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, breach, capped, output_bytes
-from farcall_endpoint.manager.processes import Orphans, memory_of_trees
+from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, OUTPUT_PERIOD_S, breach, capped, output_bytes
+from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared import Frame
 from farcall_endpoint.silence import Silence
-from farcall_endpoint.worker.channel import Done, Ready, Sync, Synced
+from farcall_endpoint.worker.channel import MALFORMED, Begun, Done, Ready, Sync, Synced
 
 if TYPE_CHECKING:
     from farcall_endpoint.transport import SocketLink
@@ -84,6 +84,9 @@ class Manager:
             self._epoll.register(self._agent_pidfd, select.EPOLLIN)
         self._report_at = 0.0
         self._measure_at = 0.0
+        self._measure_memory_at = 0.0
+        self._begun: dict[int, Begun] = {}  # by worker: the task of limited memory that it began last
+        self._written: dict[int, int] = {}  # by worker: the output at the last look
         self._abandoned = False
         self._agent_is_there = True
         self._is_congested = False
@@ -101,7 +104,10 @@ class Manager:
             while not self._core.is_over:
                 self._turn()
             if not self._abandoned:
-                self._tell(protocol.Leaving(self._parting))
+                failure = self._core.failure
+                if failure:
+                    _logger.error("no worker can be started: %s", failure)
+                self._tell(protocol.Leaving(failure or self._parting, failed=bool(failure)))
         finally:
             guardian.end({worker.pid for worker in self._workers.values()})
             for worker in self._workers.values():
@@ -152,13 +158,24 @@ class Manager:
         limited = self._core.limited()
         if now < self._measure_at or not limited:
             return
-        self._measure_at = now + LIMIT_PERIOD_S
-        roots = [self._workers[worker_id].pid for worker_id, order in limited if order.memory_bytes is not None]
-        memory = memory_of_trees(roots) if roots else {}
+        written = {worker_id: output_bytes(self._workers[worker_id].output) for worker_id, _ in limited}
+        grows = any(size > self._written.get(worker_id, 0) for worker_id, size in written.items())
+        self._written = written
+        self._measure_at = now + (OUTPUT_PERIOD_S if grows else LIMIT_PERIOD_S)
+        memory: dict[int, int] = {}
+        if now >= self._measure_memory_at:
+            self._measure_memory_at = now + LIMIT_PERIOD_S
+            measured = {
+                self._workers[worker_id].pid: MeasuredTask(order.memory_bytes, begun.resident_bytes)
+                for worker_id, order in limited
+                if order.memory_bytes is not None
+                and (begun := self._begun.get(worker_id)) is not None
+                and begun.task_id == order.task_id
+            }
+            memory = memory_of_tasks(measured) if measured else {}
         for worker_id, order in limited:
-            worker = self._workers[worker_id]
-            used = {"memory_bytes": memory.get(worker.pid, 0), "output_bytes": output_bytes(worker.output)}
-            record = breach(order, **used)
+            used_bytes = memory.get(self._workers[worker_id].pid, 0)
+            record = breach(order, memory_bytes=used_bytes, output_bytes=written[worker_id])
             if record is not None:
                 self._core.breached(worker_id, order.task_id, record)
 
@@ -196,6 +213,8 @@ class Manager:
                     self._core.cancel(task_ids)
                 case protocol.Stop(grace_s=grace_s):
                     self._core.stop(grace_s=grace_s, now=time.monotonic())
+                case protocol.ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
+                    self._core.results_taken(size_bytes, window_bytes=window_bytes)
 
     def _has_gap(self, number: int) -> bool:
         if number == 0:
@@ -288,16 +307,31 @@ class Manager:
                 received = worker.process.channel.receive_shared()
             except BlockingIOError:
                 return
+            except MALFORMED as error:
+                self._distrust(worker, str(error))
+                return
             if received is None:
                 return
             packet, body = received
             if isinstance(packet, Done):
+                if packet.task_id != self._core.running(worker.worker_id):
+                    self._distrust(worker, "the end of a task that it does not run")
+                    return
+                self._begun.pop(worker.worker_id, None)
                 self._core.done(worker.worker_id, packet, body, now=time.monotonic())
+            elif isinstance(packet, Begun):
+                if packet.task_id == self._core.running(worker.worker_id):
+                    self._begun.setdefault(worker.worker_id, packet)  # a task that sends another one gains nothing
             elif isinstance(packet, Synced):
                 self._core.synced(worker.worker_id)
             elif isinstance(packet, Ready):
                 _logger.debug("worker %d is ready, pid %d", worker.worker_id, packet.pid)
                 self._core.ready(worker.worker_id)
+
+    def _distrust(self, worker: _Worker, said: str) -> None:
+        """A task has used its worker's socket. That costs the worker; all that it was to run is accounted for then."""
+        _logger.warning("worker %d sent what no worker sends (%s); ending it", worker.worker_id, said)
+        worker.process.kill()
 
     def _bury(self, worker: _Worker) -> None:
         process = worker.process
@@ -308,6 +342,7 @@ class Manager:
             self._epoll.unregister(descriptor)
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
+        self._begun.pop(worker.worker_id, None)
         reason = process.bury()
         self._guard(f"-{process.pid}")
         _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)

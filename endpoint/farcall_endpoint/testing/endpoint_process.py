@@ -15,7 +15,7 @@ import yaml
 
 from farcall_endpoint.config import Config, EngineConfig, write_config
 from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.testing.fake_cloud import FakeCloud
+from farcall_endpoint.testing.fake_cloud import PATIENCE_S, FakeCloud
 
 __all__ = ["EndpointProcess", "running_endpoint", "wait_gone", "wait_until"]
 
@@ -59,7 +59,7 @@ class EndpointProcess:
             self.cloud.wait_for(lambda: len(self.cloud.hellos) > greeted)
             self.cloud.wait_connected()
 
-    def wait(self, *, timeout_s: float = 60.0) -> int:
+    def wait(self, *, timeout_s: float = PATIENCE_S) -> int:
         """Wait for the agent's end; its exit code."""
         assert self.agent is not None
         return self.agent.wait(timeout_s)
@@ -137,7 +137,7 @@ def running_endpoint(
         cloud.close()
 
 
-def wait_gone(processes: Iterable[psutil.Process], *, timeout_s: float = 60.0) -> None:
+def wait_gone(processes: Iterable[psutil.Process], *, timeout_s: float = PATIENCE_S) -> None:
     """Wait for the end of processes; one that only waits to be collected by init has ended.
 
     :raises TimeoutError: naming those that live on.
@@ -160,7 +160,7 @@ def _lives(process: psutil.Process) -> bool:
     return False
 
 
-def wait_until(condition: Callable[[], object], *, timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], *, timeout_s: float = PATIENCE_S) -> None:
     """Wait for something in the outside world that cannot tell when it happens.
 
     :raises TimeoutError: if it is not so in time.

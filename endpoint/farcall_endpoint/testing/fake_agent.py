@@ -17,12 +17,12 @@ import zmq
 from farcall_common.payload import Serializer
 from farcall_endpoint import protocol
 from farcall_endpoint.testing.endpoint_process import wait_gone
+from farcall_endpoint.testing.fake_cloud import PATIENCE_S
 from farcall_endpoint.transport import fleet_socket, send_frames
 
 __all__ = ["FakeAgent"]
 
 _STEP_MS: Final = 50
-_PATIENCE_S: Final = 60.0
 
 
 class FakeAgent:
@@ -68,7 +68,7 @@ class FakeAgent:
         """The workers, also those that are about to become one."""
         return [process for process in self.family() if "farcall_endpoint.worker" in process.cmdline()]
 
-    def listen(self, condition: Callable[[], object], *, timeout_s: float = _PATIENCE_S, pinging: bool = False) -> None:
+    def listen(self, condition: Callable[[], object], *, timeout_s: float = PATIENCE_S, pinging: bool = False) -> None:
         """Take in what the manager says until something is so; ``pinging``: and say all the while that one lives.
 
         :raises TimeoutError: if it is not in time.

@@ -21,7 +21,10 @@ from farcall_common.payload import Serializer
 from farcall_endpoint import outcomes
 from farcall_endpoint.testing.fake_http import ENDPOINT_ID, FakeHttp
 
-__all__ = ["Ended", "FakeCloud"]
+__all__ = ["PATIENCE_S", "Ended", "FakeCloud"]
+
+#: How long to wait for what has to happen, in seconds. Only a failing test waits so long; machines may be slow.
+PATIENCE_S: Final = 240.0
 
 _TICKET: Final = "a ticket"
 _POLL_MS: Final = 1000
@@ -49,6 +52,7 @@ class FakeCloud:
 
     Set ``recording = False`` to keep silent about results that came in, ``refusal`` to an error record to refuse the
     next greetings, ``admit_keys = False`` to know no new key. ``results`` are all that came, repeats included.
+    ``submitter`` is the identity that tasks are submitted by, unless their options name another one.
     """
 
     def __init__(self, *, heartbeat_s: float = 5.0) -> None:
@@ -63,6 +67,7 @@ class FakeCloud:
         self.goodbyes: list[wire.Goodbye] = []
         self.accepted: list[str] = []
         self.serializer = Serializer()
+        self.submitter = wire.new_id()
         self.forget: tuple[wire.TaskRef, ...] = ()
         self._ended: dict[str, Ended] = {}
         self._tasks: dict[str, _Task] = {}
@@ -119,7 +124,7 @@ class FakeCloud:
                 function_id=wire.new_id(),
                 function_hash=function_hash,
                 payload_blob=blob,
-                **{"max_attempts": 3, **options},
+                **{"max_attempts": 3, "submitter": self.submitter, **options},
             )
             tasks.append(_Task(spec, payload))
 
@@ -151,7 +156,7 @@ class FakeCloud:
         self._call(self._listen)
         self.wait_for(lambda: self._socket is not None)
 
-    def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
         """Wait until something is so.
 
         :raises TimeoutError: if it is not in time.
@@ -160,7 +165,7 @@ class FakeCloud:
             if not self._changed.wait_for(condition, timeout_s):
                 raise TimeoutError(f"not so within {timeout_s} s")
 
-    def wait_connected(self, *, timeout_s: float = 60.0) -> None:
+    def wait_connected(self, *, timeout_s: float = PATIENCE_S) -> None:
         """Wait for an open session."""
         self.wait_for(lambda: self._session is not None and self._session.phase is wire.Phase.OPEN, timeout_s=timeout_s)
 
@@ -173,7 +178,7 @@ class FakeCloud:
         """Whether a task has ended."""
         return task_id in self._ended
 
-    def ends(self, task_ids: Sequence[str], *, timeout_s: float = 60.0) -> list[Ended]:
+    def ends(self, task_ids: Sequence[str], *, timeout_s: float = PATIENCE_S) -> list[Ended]:
         """Wait until tasks have ended."""
         missing = collections.deque(task_ids)
 
@@ -185,7 +190,7 @@ class FakeCloud:
         self.wait_for(all_in, timeout_s=timeout_s)
         return [self._ended[task_id] for task_id in task_ids]
 
-    def end(self, task_id: str, *, timeout_s: float = 60.0) -> Ended:
+    def end(self, task_id: str, *, timeout_s: float = PATIENCE_S) -> Ended:
         """Wait until a task has ended."""
         return self.ends([task_id], timeout_s=timeout_s)[0]
 
@@ -263,6 +268,7 @@ class FakeCloud:
                 "ticket": _TICKET,
                 "ticket_expires_at": time.time() + 3600,
                 "endpoint_id": ENDPOINT_ID,
+                "owner_id": self.submitter,
                 "heartbeat_s": self.heartbeat_s,
             }
 

@@ -12,6 +12,7 @@ from typing import Final
 import psutil
 
 from farcall_endpoint.testing.endpoint_process import EndpointProcess, wait_gone
+from farcall_endpoint.testing.fake_cloud import PATIENCE_S
 
 __all__ = ["Fault", "FaultInjector", "FaultKind", "plan_faults"]
 
@@ -108,7 +109,7 @@ class FaultInjector:
             ending()
         self._endings.clear()
 
-    def wait_gone(self, *, timeout_s: float = 20.0) -> None:
+    def wait_gone(self, *, timeout_s: float = PATIENCE_S) -> None:
         """Wait for the end of every process that was ever seen; the endpoint is stopped already.
 
         :raises TimeoutError: naming those that live on.

@@ -34,7 +34,8 @@ def _serve(descriptor: int, claims: int) -> None:
     for inherited in (descriptor, claims):
         os.set_inheritable(inherited, False)
     channel = Channel(socket.socket(fileno=descriptor), claims)
-    runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""))
+    sandboxed = os.environ.get("FARCALL_WORKER_SANDBOX") == "1"
+    runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), sandboxed=sandboxed)
     strays = Strays()
     channel.send(Ready(os.getpid()))
     while (received := channel.receive()) is not None:
@@ -43,6 +44,7 @@ def _serve(descriptor: int, claims: int) -> None:
             _work(channel, runner, packet, body)
         else:
             channel.send(Synced())
+        del received, packet, body  # not to be held while the worker waits, nor counted to the next task
         strays.collect(now=time.monotonic())
 
 
@@ -51,8 +53,12 @@ def _work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryvie
     for order in packet.orders:
         end = at + order.payload_bytes
         if channel.claim():
+            begun = runner.begin(order)
+            if begun is not None:
+                channel.send(begun)
             done, result = runner.run(order, body[at:end])
             channel.send(done, result)
+            del result  # not to be counted to the next task
         at = end
 
 

@@ -47,6 +47,13 @@ class Capture:
         stdout, stderr = (read_tail(copy) for copy in self._copies)
         return stdout, stderr
 
+    def written_bytes(self) -> int:
+        """The size of the larger of the two since the last reset."""
+        if self._untouched():
+            return 0
+        self._flush()
+        return max(os.fstat(copy).st_size for copy in self._copies)
+
     def reset(self) -> None:
         """Forget what was written, and repair the streams if the task replaced or closed them."""
         if self._untouched():

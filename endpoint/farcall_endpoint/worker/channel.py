@@ -23,7 +23,7 @@ import msgspec
 
 from farcall_endpoint.shared import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, descriptors_of, seen
 
-__all__ = ["Channel", "Done", "Order", "Packet", "Ready", "Run", "Sync", "Synced", "channel_pair"]
+__all__ = ["MALFORMED", "Begun", "Channel", "Done", "Order", "Packet", "Ready", "Run", "Sync", "Synced", "channel_pair"]
 
 #: A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed).
 _MAX_PACKET_BYTES: Final = 64 * 1024
@@ -37,7 +37,8 @@ _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task to run. ``payload_bytes`` of the packet's body are its arguments, ``traceparent`` is the span above it,
     and ``keep_output`` says that what it prints is wanted even when it succeeds. ``ranks``: how many nodes it wants,
-    how many processes on each, and how many in all, as far as it says."""
+    how many processes on each, and how many in all, as far as it says. ``memory_bytes`` and ``max_output_bytes``: what
+    it may use, None is no limit. ``submitter``: whose working directory it gets; empty for the endpoint's owner."""
 
     task_id: str
     attempt: int
@@ -47,6 +48,9 @@ class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     traceparent: str = ""
     keep_output: bool = False
     ranks: tuple[int | None, int | None, int | None] | None = None
+    memory_bytes: int | None = None
+    max_output_bytes: int | None = None
+    submitter: str = ""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -68,6 +72,14 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pid: int
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A task with a limit on its memory begins. ``resident_bytes``: what the worker and the processes below it hold
+    already, by process id; that is not the task's."""
+
+    task_id: str
+    resident_bytes: dict[int, int]
+
+
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none.
     ``details`` are what else is to be told of a success."""
@@ -83,7 +95,10 @@ class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The answer to Sync."""
 
 
-Packet = Run | Sync | Ready | Done | Synced
+Packet = Run | Sync | Ready | Begun | Done | Synced
+
+MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError)
+"""What :meth:`Channel.receive` raises for bytes that no packet has."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Packet).decode
@@ -188,7 +203,10 @@ class Channel:
         if not received:
             return packet, bytes(view[body_at:size])
         [memory] = descriptors_of(received)
-        return packet, SharedBytes(memory, *_PLACE.unpack_from(view, body_at))
+        body = SharedBytes(memory, *_PLACE.unpack_from(view, body_at))
+        if not body.is_there:
+            raise ValueError(f"a body of {len(body)} bytes that are not there")
+        return packet, body
 
 
 def channel_pair() -> tuple[Channel, socket.socket, int]:

@@ -21,14 +21,18 @@ from farcall_common.payload import (
     Serializer,
     Strategy,
     describe_exception,
+    pack_exception,
     strategy_named,
 )
 from farcall_common.payload.native import NATIVE, dump_native, is_native, load_call
 from farcall_endpoint import outcomes
 from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Done, Order, Run
+from farcall_endpoint.worker.channel import Begun, Done, Order, Run
+from farcall_endpoint.worker.directories import TaskDirectories
 from farcall_endpoint.worker.tracing import below
+from farcall_endpoint.worker.usage import Usage
+from farcall_endpoint.worker.variables import Variables
 
 __all__ = ["Runner"]
 
@@ -44,7 +48,7 @@ asks for nothing may be anybody's program: it gets what everybody reads."""
 class Runner:
     """Keeps the functions it has seen, by hash, and puts right what user code changes about the process."""
 
-    def __init__(self, capture: Capture, *, endpoint_id: str) -> None:
+    def __init__(self, capture: Capture, *, endpoint_id: str, sandboxed: bool = False) -> None:
         self._capture = capture
         self._endpoint_id = endpoint_id
         self._serializer = Serializer(data=PORTABLE_DATA)
@@ -52,8 +56,11 @@ class Runner:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._strategies: dict[tuple[str, ...], Sequence[Strategy]] = {_BINARY: BINARY_DATA}
         self._nodes: mpi.Nodes | None = None
+        self._variables = Variables()
+        self._usage = Usage()
         self._pid = os.getpid()
-        self._home = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._directories = TaskDirectories(sandboxed=sandboxed)
+        self._sandboxed = sandboxed
         self._handlers = {int(number): _get_handler(number) for number in _GUARDED_SIGNALS}
 
     def learn(self, packet: Run, body: bytes | memoryview) -> int:
@@ -67,16 +74,31 @@ class Runner:
             at += size
         return at
 
+    def begin(self, order: Order) -> Begun | None:
+        """What the manager must know to measure a task, if it has to; call it before :meth:`run`."""
+        return None if order.memory_bytes is None else Begun(order.task_id, self._usage.begin())
+
     def run(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
         """Run a task. The second half of the answer is its result, or (native only) what it raised, or empty."""
-        environ = os.environ
-        environ["FARCALL_TASK_ID"] = environ["GC_TASK_UUID"] = order.task_id
-        environ["FARCALL_ATTEMPT"] = str(order.attempt)
+        set_variable = self._variables.set
+        set_variable("FARCALL_TASK_ID", order.task_id)
+        set_variable("GC_TASK_UUID", order.task_id)
+        set_variable("FARCALL_ATTEMPT", str(order.attempt))
+        try:
+            directory = self._directories.enter(order.task_id, order.submitter)
+        except OSError as error:
+            self._directories.leave()
+            now = time.time()
+            return self._failed(order, outcomes.working_directory_unavailable(error), now, now)
+        if self._sandboxed:
+            set_variable("GC_TASK_SANDBOX_DIR", directory)
         try:
             if order.traceparent:
-                with below(order.traceparent):
-                    return self._run_placed(order, payload)
-            return self._run_placed(order, payload)
+                with below(order.traceparent, self._variables):
+                    ended = self._run_placed(order, payload)
+            else:
+                ended = self._run_placed(order, payload)
+            return self._within_limits(order, *ended)
         finally:
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked, and this is the child that came back from user code
@@ -90,11 +112,12 @@ class Runner:
         try:
             ranks = mpi.Ranks.of(*order.ranks)
             if self._nodes is None:
-                lock_file = mpi.lock_file_of_block(os.environ, Path.cwd())
+                lock_file = mpi.lock_file_of_block(os.environ, Path(self._directories.root))
                 self._nodes = mpi.Nodes(mpi.nodes_of_block(os.environ), lock_file)
             with self._nodes.taken(ranks.nodes) as names:
                 given = mpi.variables(launcher, ranks, names)
-                os.environ.update(given)
+                for name, value in given.items():
+                    self._variables.set(name, value)
                 try:
                     return self._run(order, payload)
                 finally:
@@ -119,7 +142,9 @@ class Runner:
         try:
             value = function(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - sys.exit and the like end the task, not the worker
-            done, _ = self._failed(order, describe_exception(error), started_at, time.time())
+            ended_at = time.time()
+            record = dataclasses.replace(describe_exception(error), exception_data=self._exception_data(order, error))
+            done, _ = self._failed(order, record, started_at, ended_at)
             return done, (_pickled(error),) if order.result_serializers == NATIVE else ()
         ended_at = time.time()
         try:
@@ -132,6 +157,18 @@ class Runner:
         if size > outcomes.MAX_RESULT_BYTES and order.result_serializers != NATIVE:
             return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
         return Done(order.task_id, started_at, ended_at, None, self._output() if order.keep_output else None), result
+
+    def _within_limits(self, order: Order, done: Done, result: Sequence[Piece]) -> tuple[Done, Sequence[Piece]]:
+        """The end of a task, unless it used more than it may and was too quick for the manager to see that."""
+        record = outcomes.limit_exceeded(
+            memory_bytes=0 if order.memory_bytes is None else self._usage.peak_bytes(),
+            memory_limit_bytes=order.memory_bytes,
+            output_bytes=0 if order.max_output_bytes is None else self._capture.written_bytes(),
+            output_limit_bytes=order.max_output_bytes,
+        )
+        if record is None:
+            return done, result
+        return self._failed(order, record, done.started_at, done.ended_at)
 
     def _output(self) -> dict[str, Any]:
         """What a task printed, as the details of its success."""
@@ -150,9 +187,25 @@ class Runner:
     def _serialized(self, value: object, names: tuple[str, ...]) -> Sequence[Piece]:
         if names == NATIVE:
             return (dump_native(value),)
+        return self._serializer.pieces(value, strategies=self._chosen(names))
+
+    def _chosen(self, names: tuple[str, ...]) -> Sequence[Strategy] | None:
+        """The strategies that a submitter asks for; None if it asks for none."""
         if names and names not in self._strategies:
             self._strategies[names] = [strategy_named(name) for name in names]
-        return self._serializer.pieces(value, strategies=self._strategies.get(names))
+        return self._strategies.get(names)
+
+    def _exception_data(self, order: Order, error: BaseException) -> str | None:
+        """What a function raised, written as its submitter wants results; None if it asks for none of ours."""
+        names = order.result_serializers
+        if not names or names == NATIVE:
+            return None
+        if names == _BINARY:
+            return pack_exception(error)
+        try:
+            return pack_exception(error, self._chosen(names) or ())
+        except ConfigurationError:  # a name that is no strategy
+            return None
 
     def _failed(
         self, order: Order, record: ErrorRecord, started_at: float, ended_at: float
@@ -173,17 +226,14 @@ class Runner:
         for number, handler in self._handlers.items():
             if _get_handler(number) is not handler:
                 signal.signal(number, handler)
-        try:  # noqa: SIM105 - a context manager would take longer than the call
-            os.fchdir(self._home)
-        except OSError:  # the directory may have been removed; that is the administrator's affair
-            pass
+        self._directories.leave()
         self._capture.reset()
 
 
 def _pickled(error: BaseException) -> bytes:
     """The exception itself for whoever can take it; nothing if it cannot travel."""
-    error.__traceback__ = None  # its text is in the record
+    BaseException.with_traceback(error, None)  # its text is in the record
     try:
         return dump_native(error)
-    except SerializationError:
+    except BaseException:  # noqa: BLE001 - reduce methods are user code
         return b""

@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from farcall_endpoint.worker.variables import Variables
+
 __all__ = ["below"]
 
 #: As OpenTelemetry's specification names it for programs that are started.
@@ -19,10 +21,10 @@ _VARIABLE: Final = "TRACEPARENT"
 
 
 @contextlib.contextmanager
-def below(traceparent: str) -> Iterator[None]:
+def below(traceparent: str, variables: Variables) -> Iterator[None]:
     """Run what is inside below that span."""
     former = os.environ.get(_VARIABLE)  # of whoever started the endpoint
-    os.environ[_VARIABLE] = traceparent
+    variables.set(_VARIABLE, traceparent)
     attach, detach = _switch()
     token = attach(traceparent)
     try:
@@ -32,7 +34,7 @@ def below(traceparent: str) -> Iterator[None]:
         if former is None:
             os.environ.pop(_VARIABLE, None)
         else:
-            os.environ[_VARIABLE] = former
+            variables.set(_VARIABLE, former)
 
 
 @functools.cache

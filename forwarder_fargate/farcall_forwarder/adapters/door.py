@@ -5,6 +5,9 @@ left, its I/O thread spins on the one that it cannot accept, and no store can be
 nothing yet makes room when there are too many, the oldest first: a peer greets within a moment, and so gets through a
 crowd of others that only wait.
 
+An address that a peer with a known key has spoken from is known. Silent connections from other addresses have half of
+the places at most, and make room before those from known ones. So whoever was here gets in again, whatever the crowd.
+
 A peer whose key is known and who then says nothing costs little, except its place. One that begins a message of many
 frames and never ends it costs all memory there is: libzmq keeps the frames, and its limits are for one frame or for
 whole messages. ZeroMQ offers no way to send either away; but it tells the descriptor of each connection, and of each
@@ -20,6 +23,7 @@ import resource
 import socket
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -41,6 +45,10 @@ _UNFINISHED_BYTES: Final = 64 * 1024 * 1024
 #: Where the kernel's tcp_info (linux/tcp.h) has tcpi_bytes_received, of 8 bytes.
 _RECEIVED_AT: Final = 128
 _LOG_EVERY_S: Final = 10.0
+#: Of all connections, how many may be silent ones from addresses that no peer has spoken from: an N-th.
+_STRANGERS: Final = 2
+#: Addresses that are remembered, for each connection that there may be.
+_ADDRESSES: Final = 4
 #: Descriptors beside those of connections: stores, health checks, and who comes before another could be cut.
 _RESERVE: Final = 2048
 
@@ -66,6 +74,7 @@ class Door:
     """Watches the connections of a bound socket, in the event loop that uses the socket.
 
     :param limit: connections, with or without a key that we know.
+    :param limit_of_source: of those, connections from one address; None for as many.
     :param clock: monotonic seconds.
     """
 
@@ -75,11 +84,21 @@ class Door:
         watched: zmq.Socket[bytes],
         *,
         limit: int,
+        limit_of_source: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watched = watched
         self._port = int(watched.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._limit = limit
+        self._limit_of_source = limit if limit_of_source is None else limit_of_source
+        #: Connections by the address that they come from.
+        self._sources: dict[str, set[int]] = {}
+        self._source_of: dict[int, str] = {}
+        self._limit_of_strangers = max(1, limit // _STRANGERS)
+        #: Silent connections from addresses that are not known, oldest first.
+        self._strangers: dict[int, None] = {}
+        #: Addresses that a peer has spoken from; the latest last.
+        self._known_addresses: OrderedDict[str, None] = OrderedDict()
         self._clock = clock
         self._log_at = clock()
         #: Connections that have said nothing, by descriptor, with the time at which they were accepted; oldest first.
@@ -127,6 +146,7 @@ class Door:
         if self._silent.pop(descriptor, None) is not None:
             self._speaking[descriptor] = routing_id
             self.known.add(routing_id)
+            self._welcome_address(self._source_of.get(descriptor))
 
     def _look(self) -> None:
         """Take in who came and who went."""
@@ -138,17 +158,58 @@ class Door:
             descriptor = event["value"]
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self._silent[descriptor] = self._clock()
-                if self.connections > self._limit:
-                    self._make_room()
+                source = self._note_source(descriptor)
+                if len(source) > self._limit_of_source:
+                    # The oldest of them that has said nothing: at least the new one has not.
+                    self._make_room(next(each for each in self._silent if each in source))
+                elif len(self._strangers) > self._limit_of_strangers:
+                    self._make_room(next(iter(self._strangers)))
+                elif self.connections > self._limit:
+                    self._make_room(next(iter(self._strangers or self._silent)))
             else:
+                self._forget_source(descriptor)
                 self._silent.pop(descriptor, None)
+                self._strangers.pop(descriptor, None)
                 self._unfinished.pop(descriptor, None)
                 if routing_id := self._speaking.pop(descriptor, None):
                     self.known.discard(routing_id)
 
-    def _make_room(self) -> None:
+    def _note_source(self, descriptor: int) -> set[int]:
+        """The connections that come from where this one does, with it."""
+        self._forget_source(descriptor)
+        self._strangers.pop(descriptor, None)
+        address = _peer_address(descriptor)
+        if address not in self._known_addresses:
+            self._strangers[descriptor] = None
+        if not address:
+            return {descriptor}
+        self._source_of[descriptor] = address
+        of_source = self._sources.setdefault(address, set())
+        of_source.add(descriptor)
+        return of_source
+
+    def _welcome_address(self, address: str | None) -> None:
+        """A peer that may speak has done so: from there, others may come as well."""
+        if address is None:
+            return
+        self._known_addresses[address] = None
+        self._known_addresses.move_to_end(address)
+        if len(self._known_addresses) > _ADDRESSES * self._limit:
+            self._known_addresses.popitem(last=False)
+        for descriptor in self._sources.get(address, ()):
+            self._strangers.pop(descriptor, None)
+
+    def _forget_source(self, descriptor: int) -> None:
+        address = self._source_of.pop(descriptor, None)
+        if address is None:
+            return
+        self._sources[address].discard(descriptor)
+        if not self._sources[address]:
+            del self._sources[address]
+
+    def _make_room(self, descriptor: int) -> None:
         self.crowded_out += 1
-        self._cut(next(iter(self._silent)))
+        self._cut(descriptor)
         if self._clock() >= self._log_at:
             self._log_at = self._clock() + _LOG_EVERY_S
             _logger.warning("too many connections", extra={"limit": self._limit, "crowded_out": self.crowded_out})
@@ -167,6 +228,8 @@ class Door:
     def _cut(self, descriptor: int) -> None:
         """End a connection. libzmq finds it ended by the other side."""
         self._silent.pop(descriptor, None)
+        self._strangers.pop(descriptor, None)
+        self._forget_source(descriptor)
         # Should the descriptor be another connection's by now, that one is made anew, if it was to this port at all.
         with contextlib.suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
             name = connection.getsockname()
@@ -178,6 +241,16 @@ class Door:
         self._readiness.close()
         self._watched.disable_monitor()
         self._monitor.close()
+
+
+def _peer_address(descriptor: int) -> str:
+    """Where a connection comes from; empty if it is closed by now."""
+    try:
+        with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
+            name = connection.getpeername()
+    except OSError:
+        return ""
+    return str(name[0]) if isinstance(name, tuple) else ""
 
 
 def _received_bytes(descriptor: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from farcall_common.errors import Unavailable
 from farcall_common.store.model import PeerKey
 from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.core import actions as do
+from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.outbox import MAX_FLUSHES
 from farcall_forwarder.core.relay import ReadPiece, StoreBlob
@@ -21,10 +23,26 @@ __all__ = ["StorePool"]
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 5.0
-#: What a waiting agent waits for has threads of its own, so that slow database work does not delay it.
-_QUEUE_STEPS: Final = (do.LeaseTasks, do.ReadCancels, do.ClaimEndpoint, do.ReadLeases, do.RequeueTasks)
+#: What a waiting agent waits for, and what keeps leases and this forwarder alive, has threads of its own, so that slow
+#: database work does not delay it.
+_QUEUE_STEPS: Final = (
+    do.LeaseTasks,
+    do.ReadCancels,
+    do.ClaimEndpoint,
+    do.ReadLeases,
+    do.RequeueTasks,
+    do.KeepEndpoint,
+    do.RefreshEndpoints,
+    do.SweepQueues,
+    do.Announce,
+)
 #: Megabytes at a time, which nobody else should wait behind.
 _RELAY_STEPS: Final = (ReadPiece, StoreBlob)
+
+#: Steps that are about one endpoint, and what they are given for it.
+_OF_ONE_ENDPOINT: Final = (do.EndpointStep, do.ClaimEndpoint, do.PrepareTasks, do.GrantUpload)
+#: Of so many endpoints in a row a kind of step was refused: the fault is not theirs.
+_REFUSED_FOR_ALL: Final = 3
 
 _logger = logging.getLogger(__name__)
 _Asked = TypeVar("_Asked")
@@ -37,24 +55,81 @@ class StorePool:
     def __init__(self, steps: StoreSteps) -> None:
         self._steps = steps
         self._flushes = ThreadPoolExecutor(MAX_FLUSHES, "flush")
-        self._queue = ThreadPoolExecutor(2, "queue")
+        self._queue = ThreadPoolExecutor(3, "queue")
         self._others = ThreadPoolExecutor(3, "store")
         self._lookups = ThreadPoolExecutor(2, "zap")
         self._relays = ThreadPoolExecutor(4, "relay")
         self._failing: dict[int, object] = {}
+        #: Endpoints whose steps of a kind were refused since one of that kind succeeded.
+        self._refused: dict[type[do.StoreStep], set[str]] = {}
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a store did not answer when it was last asked."""
-        return bool(self._failing)
+        """Whether a store did not answer when it was last asked, or refused one step after another: those of several
+        endpoints, without one between them that it did. Then it is not the endpoints."""
+        return bool(self._failing) or any(len(endpoints) >= _REFUSED_FOR_ALL for endpoints in self._refused.values())
 
     async def perform(self, step: do.StoreStep) -> Event | None:
-        """Do a step, however long it takes; its event. An Announce is not repeated: the next one is newer."""
-        return await self._patiently(self._steps.perform, step, like=step)
+        """Do a step, however long it takes; its event. An Announce is not repeated: the next one is newer.
+
+        What a store refuses for one endpoint is the end of that endpoint's session, and nobody else's.
+        """
+        try:
+            event = await self._patiently(self._steps.perform, step, like=step)
+        except Exception as error:  # whatever a row or a message of one endpoint made the driver or the server raise
+            if isinstance(step, do.FlushResults):
+                return await self._flush_apart(step, error)
+            if isinstance(step, do.RecordMoves):
+                return await self._record_apart(step, error)
+            if not isinstance(step, _OF_ONE_ENDPOINT):
+                raise
+            return self._failed(step, step.endpoint_id, error, ev.StepFailed(step))
+        self._refused.pop(type(step), None)
+        return event
 
     async def perform_together(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
-        """Do steps of one kind in one, however long it takes; their events."""
-        return await self._patiently(self._steps.perform_together, steps, like=steps[0]) or ()
+        """Do steps of one kind in one, however long it takes; their events. Steps that fail together are done apart."""
+        try:
+            events = await self._patiently(self._steps.perform_together, steps, like=steps[0]) or ()
+        except Exception as error:
+            if len(steps) > 1:
+                return [event for step in steps for event in await self.perform_together([step])]
+            [step] = steps
+            if not isinstance(step, _OF_ONE_ENDPOINT):
+                raise
+            return [self._failed(step, step.endpoint_id, error, ev.StepFailed(step))]
+        self._refused.pop(type(steps[0]), None)
+        return events
+
+    async def _flush_apart(self, step: do.FlushResults, error: Exception) -> Event:
+        """Flush the results of each endpoint by themselves."""
+        if len(step.batches) == 1:
+            [batch] = step.batches
+            failed = ev.Flushed([ev.BatchFlushed(batch, failed=True)], {}, {}, 0.0)
+            return self._failed(step, batch.endpoint_id, error, failed)
+        parts = [await self.perform(dataclasses.replace(step, batches=[batch])) for batch in step.batches]
+        flushed = [part for part in parts if isinstance(part, ev.Flushed)]
+        return ev.Flushed(
+            [batch for part in flushed for batch in part.batches],
+            {id_: end for part in flushed for id_, end in part.first.items()},
+            {key: url for part in flushed for key, url in part.urls.items()},
+            max(part.recorded_at for part in flushed),
+        )
+
+    async def _record_apart(self, step: do.RecordMoves, error: Exception) -> Event:
+        """Record the state changes of each task by themselves. What is refused stays unrecorded: its end says more."""
+        task_ids = list(dict.fromkeys(event.task_id for event in step.events))
+        if len(task_ids) == 1:
+            return self._failed(step, f"of task {task_ids[0]}", error, ev.MovesRecorded())
+        for half in (frozenset(task_ids[: len(task_ids) // 2]), frozenset(task_ids[len(task_ids) // 2 :])):
+            await self.perform(do.RecordMoves([event for event in step.events if event.task_id in half]))
+        return ev.MovesRecorded()
+
+    def _failed(self, step: do.StoreStep, endpoint_id: str, error: Exception, event: Event) -> Event:
+        """Log it, and remember it until such a step succeeds for anybody."""
+        _logger.error("%s failed: %s", type(step).__name__, error, exc_info=error, extra={"endpoint_id": endpoint_id})
+        self._refused.setdefault(type(step), set()).add(endpoint_id)
+        return event
 
     async def _patiently(self, call: Callable[[_Asked], _Found], asked: _Asked, *, like: do.StoreStep) -> _Found | None:
         is_repeated = not isinstance(like, do.Announce)

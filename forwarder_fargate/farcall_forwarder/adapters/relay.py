@@ -7,20 +7,23 @@ hears of it and comes again.
 from __future__ import annotations
 
 import hashlib
+import logging
 
-from farcall_common.errors import ErrorRecord, FarcallError, Fault, ProtocolError
+from farcall_common.errors import ErrorRecord, FarcallError, Fault, ProtocolError, Unavailable
 from farcall_common.store.ports import Blobs
 from farcall_forwarder.core.relay import BlobStored, PieceRead, ReadPiece, StoreBlob
 
 __all__ = ["read_piece", "store_blob"]
+
+_logger = logging.getLogger(__name__)
 
 
 def read_piece(blobs: Blobs, step: ReadPiece) -> PieceRead:
     """A part of a blob, or why it cannot be had."""
     try:
         piece = blobs.read_part(step.blob_key, offset_bytes=step.offset_bytes, length_bytes=step.length_bytes)
-    except FarcallError as error:
-        return PieceRead(step.transfer_id, error=error.record)
+    except Exception as error:  # noqa: BLE001 - ends this transfer, not the forwarder
+        return PieceRead(step.transfer_id, error=_record(error))
     return PieceRead(step.transfer_id, piece)
 
 
@@ -38,6 +41,13 @@ def store_blob(blobs: Blobs, step: StoreBlob) -> BlobStored:
         return BlobStored(step.transfer_id, error)
     try:
         blobs.write(step.ref.blob_key, data)
-    except FarcallError as error:
-        return BlobStored(step.transfer_id, error.record)
+    except Exception as error:  # noqa: BLE001 - ends this transfer, not the forwarder
+        return BlobStored(step.transfer_id, _record(error))
     return BlobStored(step.transfer_id)
+
+
+def _record(error: Exception) -> ErrorRecord:
+    if isinstance(error, FarcallError):
+        return error.record
+    _logger.error("a blob cannot be passed on", exc_info=error)
+    return Unavailable("The blob store failed.").record

@@ -83,6 +83,7 @@ class Router:
     :param port: 0 for any; see :attr:`port`.
     :param backlog_bytes: how much may wait for one peer.
     :param max_connections: how many peers may be connected.
+    :param max_connections_of_source: of those, from one address.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Router:
         secret_key: bytes,
         backlog_bytes: int,
         max_connections: int,
+        max_connections_of_source: int | None = None,
     ) -> None:
         socket = context.socket(zmq.ROUTER)
         socket.curve_server = True
@@ -114,7 +116,7 @@ class Router:
         socket.bind(f"tcp://{address}:{port}")
         self.port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self.readiness = Readiness(socket)
-        self.door = Door(context, socket, limit=max_connections)
+        self.door = Door(context, socket, limit=max_connections, limit_of_source=max_connections_of_source)
         #: Messages that were dropped because their sender chose its own routing id.
         self.dropped = 0
         self._socket = socket

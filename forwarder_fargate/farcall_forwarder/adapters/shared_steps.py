@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from farcall_common.errors import EndpointInUse, EndpointUnknown, Fenced, QueueDataLost
-from farcall_common.store.model import Holding, LeasedTask, Presence, QueuedTask, Task, Tended
+from farcall_common.store.model import Holding, LeasedTask, Presence, QueuedTask, SpoolMark, Task, Tended
 from farcall_common.store.ports import Records
 from farcall_common.store.settings import Stores
 from farcall_common.wire import Reporter
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
+from farcall_forwarder.core.greetings import outdated
 
-__all__ = ["SharedSteps", "refused", "spools_of"]
+__all__ = ["SharedSteps", "delivery_of", "refused"]
 
 #: Tasks that are read at once; those of a queue come with their payloads.
 _PAGE: Final = 500
 
 
 class SharedSteps:
-    """Performs store steps of one kind together.
+    """Performs store steps of one kind together."""
 
-    :param clock: epoch seconds, for the stores.
-    """
-
-    def __init__(self, stores: Stores, *, forwarder_id: str, clock: Callable[[], float]) -> None:
+    def __init__(self, stores: Stores, *, forwarder_id: str) -> None:
         self._records = stores.records
         self._queue = stores.queue
         self._forwarder_id = forwarder_id
-        self._clock = clock
 
     def perform(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
         """Do all of these steps, which are of one kind. Blocks. A refusal is that of one endpoint.
@@ -50,18 +46,31 @@ class SharedSteps:
     @_perform.register
     def _(self, like: do.ClaimEndpoint, steps: Sequence[do.ClaimEndpoint]) -> Sequence[Event]:
         # A connection outlives its endpoint, and so do the key and the ticket that were good for it.
-        registered = self._records.find_endpoints([step.endpoint_id for step in steps])
-        known = [step for step in steps if step.endpoint_id in registered]
-        wanted = [(step.endpoint_id, step.spool_id) for step in known]
-        fences = self._queue.claim_many(self._forwarder_id, wanted, ttl_s=like.ttl_s, now=self._clock())
+        spools = self._records.find_spools([step.endpoint_id for step in steps])
+        old = [step for step in steps if (mark := spools.get(step.endpoint_id)) and _is_old_copy(step, mark)]
+        known = [step for step in steps if step.endpoint_id in spools and step not in old]
+        wanted = [(step.endpoint_id, step.spool_id, step.weights) for step in known]
+        fences = self._queue.claim_many(self._forwarder_id, wanted, ttl_s=like.ttl_s)
         claimed: list[Event] = [
             ev.ClaimRefused(step.endpoint_id, step.life, fence)
             if isinstance(fence, EndpointInUse)
             else ev.EndpointClaimed(step.endpoint_id, step.life, fence)
             for step, fence in zip(known, fences, strict=True)
         ]
-        gone = [step for step in steps if step.endpoint_id not in registered]
+        marks = {
+            step.endpoint_id: SpoolMark(step.spool_id, step.generation or 0)
+            for step, fence in zip(known, fences, strict=True)
+            if not isinstance(fence, EndpointInUse)
+        }
+        self._records.claim_spools({id_: mark for id_, mark in marks.items() if mark != spools[id_]})
+        claimed += [ev.ClaimRefused(step.endpoint_id, step.life, outdated(step.endpoint_id)) for step in old]
+        gone = [step for step in steps if step.endpoint_id not in spools]
         return claimed + [ev.ClaimRefused(step.endpoint_id, step.life, _deleted(step.endpoint_id)) for step in gone]
+
+    @_perform.register
+    def _(self, like: do.RecordGeneration, steps: Sequence[do.RecordGeneration]) -> Sequence[Event]:  # noqa: ARG002
+        self._records.raise_spools({step.endpoint_id: SpoolMark(step.spool_id, step.generation) for step in steps})
+        return [ev.GenerationRecorded(step.endpoint_id, step.fence, step.generation) for step in steps]
 
     @_perform.register
     def _(self, like: do.ReadLeases, steps: Sequence[do.ReadLeases]) -> Sequence[Event]:  # noqa: ARG002
@@ -93,9 +102,7 @@ class SharedSteps:
         try:
             while page := self._records.list_open_tasks(step.endpoint_id, after=after, limit=_PAGE):
                 tasks = [QueuedTask.of(task) for task in page]
-                self._queue.restore(
-                    step.endpoint_id, step.fence, tasks, held=step.held, lease_s=step.lease_s, now=self._clock()
-                )
+                self._queue.restore(step.endpoint_id, step.fence, tasks, held=step.held, lease_s=step.lease_s)
                 after = page[-1].task_id
         except (Fenced, QueueDataLost) as refusal:
             return refusal
@@ -111,12 +118,14 @@ class SharedSteps:
 
     def _read(self, step: do.ReadTasks, known: Mapping[str, Task]) -> Event:
         tasks = {task_id: known[task_id] for task_id in step.task_ids if task_id in known}
-        spools = {
-            task_id: spools_of(self._records, task_id)
+        deliveries = {
+            task_id: delivery_of(self._records, task_id)
             for task_id in step.unheld
             if (task := tasks.get(task_id)) and not task.idempotent and not task.state.is_terminal
         }
-        return ev.TasksRead(step.endpoint_id, step.fence, tasks, spools)
+        spools = {task_id: sent_to for task_id, (sent_to, _) in deliveries.items()}
+        accepted = frozenset(task_id for task_id, (_, is_accepted) in deliveries.items() if is_accepted)
+        return ev.TasksRead(step.endpoint_id, step.fence, tasks, spools, accepted)
 
     # -- it is there, or is not any more -------------------------------------------------------------------------------
 
@@ -124,7 +133,7 @@ class SharedSteps:
     def _(self, like: do.SetPresence, steps: Sequence[do.SetPresence]) -> Sequence[Event]:
         left = [step for step in steps if not step.online]  # Whoever took such an endpoint over knows better.
         owned = [(step.endpoint_id, step.fence) for step in left]
-        refusals = self._queue.leave_many(self._forwarder_id, owned, ttl_s=like.ttl_s, now=self._clock())
+        refusals = self._queue.leave_many(self._forwarder_id, owned, ttl_s=like.ttl_s)
         events = [refused(step, refusal) for step, refusal in zip(left, refusals, strict=True) if refusal]
         wrong = {id(event.step) for event in events}
         self._records.set_presence([_presence(step) for step in steps if id(step) not in wrong])
@@ -133,22 +142,15 @@ class SharedSteps:
     @_perform.register
     def _(self, like: do.KeepEndpoint, steps: Sequence[do.KeepEndpoint]) -> Sequence[Event]:
         held = {step.endpoint_id: Holding(step.fence, step.spool_id, step.renew) for step in steps}
-        found = self._queue.tend(self._forwarder_id, held, ttl_s=like.ttl_s, lease_s=like.lease_s, now=self._clock())
-        return [self._kept(step, found[step.endpoint_id]) for step in steps]
-
-    def _kept(self, step: do.KeepEndpoint, found: Tended | Fenced | QueueDataLost) -> Event:
-        if not isinstance(found, Tended):
-            return refused(step, found)
-        once = [leased.task.task_id for leased in found.reaped if not leased.task.idempotent]
-        sent = {id_: task.attempt for id_, task in self._records.get_tasks(once).items()} if once else {}
-        return ev.UpkeepDone(step.endpoint_id, step.fence, found.reaped, sent, found.outbox)
+        found = self._queue.tend(self._forwarder_id, held, ttl_s=like.ttl_s, lease_s=like.lease_s)
+        return [_kept(step, found[step.endpoint_id]) for step in steps]
 
     # -- it has work ---------------------------------------------------------------------------------------------------
 
     @_perform.register
     def _(self, like: do.LeaseTasks, steps: Sequence[do.LeaseTasks]) -> Sequence[Event]:
-        wanted = {step.endpoint_id: (step.fence, step.limit) for step in steps}
-        found = self._queue.lease_many(wanted, lease_s=like.lease_s, now=self._clock())
+        wanted = {step.endpoint_id: (step.fence, step.limit, step.reserve) for step in steps}
+        found = self._queue.lease_many(wanted, lease_s=like.lease_s)
         return [_leased(step, found[step.endpoint_id]) for step in steps]
 
     @_perform.register
@@ -169,13 +171,19 @@ def _deleted(endpoint_id: str) -> EndpointUnknown:
     )
 
 
-def spools_of(records: Records, task_id: str) -> frozenset[str]:
-    """The spools that a task which may not run twice was ever sent to."""
-    return frozenset(
+def _is_old_copy(step: do.ClaimEndpoint, mark: SpoolMark) -> bool:
+    return step.spool_id == mark.spool_id and (step.generation or 0) < mark.generation
+
+
+def delivery_of(records: Records, task_id: str) -> tuple[frozenset[str], bool]:
+    """The spools that a task which may not run twice was ever sent to, and whether an agent has accepted it."""
+    events = records.list_events(task_id)
+    spools = frozenset(
         event.detail["spool_id"]
-        for event in records.list_events(task_id)
+        for event in events
         if event.reporter is Reporter.FORWARDER and "spool_id" in event.detail
     )
+    return spools, any(event.reporter is Reporter.AGENT for event in events)
 
 
 def refused(step: do.StoreStep, refusal: Fenced | QueueDataLost) -> ev.StepFenced | ev.StepLost:
@@ -185,10 +193,16 @@ def refused(step: do.StoreStep, refusal: Fenced | QueueDataLost) -> ev.StepFence
 
 
 def _presence(step: do.SetPresence) -> Presence:
-    return Presence(step.endpoint_id, step.online, step.status, dt.datetime.fromtimestamp(step.at, dt.UTC))
+    return Presence(step.endpoint_id, step.online, step.status)
+
+
+def _kept(step: do.KeepEndpoint, found: Tended | Fenced | QueueDataLost) -> Event:
+    if not isinstance(found, Tended):
+        return refused(step, found)
+    return ev.UpkeepDone(step.endpoint_id, step.fence, found.reaped, found.outbox)
 
 
 def _leased(step: do.LeaseTasks, found: Sequence[LeasedTask] | Fenced | QueueDataLost) -> Event:
     if isinstance(found, Fenced | QueueDataLost):
         return refused(step, found)
-    return ev.TasksLeased(step.endpoint_id, step.fence, step.limit, found)
+    return ev.TasksLeased(step.endpoint_id, step.fence, step.limit, found, step.reserve)

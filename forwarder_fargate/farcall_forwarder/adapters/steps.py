@@ -15,7 +15,7 @@ from farcall_common.errors import Fenced, QueueDataLost, Unavailable
 from farcall_common.store.model import BlobRef, LeasedTask, SharedEnds, TaskResult
 from farcall_common.store.settings import Stores
 from farcall_forwarder.adapters.relay import read_piece, store_blob
-from farcall_forwarder.adapters.shared_steps import SharedSteps, refused, spools_of
+from farcall_forwarder.adapters.shared_steps import SharedSteps, delivery_of, refused
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 class StoreSteps:
     """Performs store steps.
 
-    :param clock: epoch seconds, for the stores.
+    :param clock: epoch seconds, for the records.
     """
 
     def __init__(self, stores: Stores, *, forwarder_id: str, clock: Callable[[], float]) -> None:
@@ -43,7 +43,7 @@ class StoreSteps:
         self._blobs = stores.blobs
         self._forwarder_id = forwarder_id
         self._clock = clock
-        self._shared = SharedSteps(stores, forwarder_id=forwarder_id, clock=clock)
+        self._shared = SharedSteps(stores, forwarder_id=forwarder_id)
 
     def perform_together(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
         """Do steps of one kind in one. Blocks, and raises, as :meth:`perform` does."""
@@ -67,7 +67,7 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.RefreshEndpoints) -> Event:
-        stirring = self._queue.refresh(self._forwarder_id, step.owned, ttl_s=step.ttl_s, now=self._clock())
+        stirring = self._queue.refresh(self._forwarder_id, step.owned, ttl_s=step.ttl_s)
         return ev.Refreshed(step.owned, frozenset(stirring))
 
     @_perform.register
@@ -82,7 +82,13 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.RequeueTasks) -> None:
-        self._queue.unlease(step.endpoint_id, step.fence, step.task_ids, now=self._clock())
+        self._queue.unlease(step.endpoint_id, step.fence, step.task_ids)
+
+    @_perform.register
+    def _(self, step: do.ReadAttempts) -> Event:
+        tasks = self._records.get_tasks([leased.task.task_id for leased in step.reaped], with_bodies=False)
+        attempts = {task_id: task.attempt for task_id, task in tasks.items()}
+        return ev.AttemptsRead(step.endpoint_id, step.fence, step.reaped, attempts)
 
     @_perform.register
     def _(self, step: do.PrepareTasks) -> Event:
@@ -96,8 +102,8 @@ class StoreSteps:
         return ev.TasksPrepared(step, bodies, urls, refused, self._payloads(step.tasks))
 
     def _never_arrived(self, task_ids: Sequence[str], spool_id: str) -> frozenset[str]:
-        """Of tasks that were sent before, those that were sent to this very spool alone and are open: the agent did not
-        hold them when its session began. (Or that dispatch was this one, and its answer was lost.)
+        """Of tasks that were sent before, those that were sent to this very spool alone, not accepted, and are open:
+        the agent did not hold them when its session began. (Or that dispatch was this one, and its answer was lost.)
 
         A task that has ended is in no spool either. The queue forgets ends after a while, and may be offered one late.
         """
@@ -107,7 +113,7 @@ class StoreSteps:
         return frozenset(
             task.task_id
             for task in tasks
-            if not task.state.is_terminal and spools_of(self._records, task.task_id) == {spool_id}
+            if not task.state.is_terminal and delivery_of(self._records, task.task_id) == (frozenset({spool_id}), False)
         )
 
     def _payloads(self, tasks: Sequence[LeasedTask]) -> Mapping[str, bytes]:
@@ -124,7 +130,7 @@ class StoreSteps:
         verified = [self._verify(batch) if batch.unverified else (batch.results, _NONE) for batch in step.batches]
         # Ended in the queue at first. Whatever it says to each, the database has the last word.
         ends = [(batch.fence, results) for batch, (results, _) in zip(step.batches, verified, strict=True)]
-        refusals = self._queue.ack_many(ends, now=self._clock())
+        refusals = self._queue.ack_many(ends)
         flushed = [
             ev.BatchFlushed(
                 batch,
@@ -192,7 +198,7 @@ class StoreSteps:
     def _(self, step: do.WatchOwners) -> Event:
         fresh: frozenset[str] = frozenset()
         try:
-            fresh = self._queue.watch(step.owner_ids, self._forwarder_id, ttl_s=step.ttl_s, now=self._clock())
+            fresh = self._queue.watch(step.owner_ids, self._forwarder_id, ttl_s=step.ttl_s)
         except Unavailable as error:
             _logger.warning("other forwarders do not hear whose clients wait here: %s", error)
         return ev.OwnersWatched(step.owner_ids, fresh)
@@ -201,7 +207,7 @@ class StoreSteps:
     def _(self, step: do.ShareEnds) -> Event:
         owner_ids = sorted({end.owner_id for _, ends in step.groups for end in ends})
         try:
-            watchers = self._queue.watchers(owner_ids, now=self._clock())
+            watchers = self._queue.watchers(owner_ids)
             shares = {
                 forwarder_id: list(self._shares(step, frozenset(wanted)))
                 for forwarder_id, wanted in watchers.items()
@@ -226,9 +232,8 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.Announce) -> Event:
-        now = self._clock()
-        self._queue.announce(step.info, ttl_s=step.ttl_s, now=now)
-        alive = self._queue.forwarders(now=now)
+        self._queue.announce(step.info, ttl_s=step.ttl_s)
+        alive = self._queue.forwarders()
         return ev.Announced(sum(other.forwarder_id != self._forwarder_id for other in alive))
 
     @_perform.register

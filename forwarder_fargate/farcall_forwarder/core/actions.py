@@ -21,9 +21,11 @@ __all__ = [
     "MarkFlushed",
     "Note",
     "PrepareTasks",
+    "ReadAttempts",
     "ReadCancels",
     "ReadLeases",
     "ReadTasks",
+    "RecordGeneration",
     "RecordMoves",
     "RefreshEndpoints",
     "ReleaseEndpoint",
@@ -99,6 +101,17 @@ class ClaimEndpoint(StoreStep):
     life: int
     spool_id: str
     ttl_s: float
+    weights: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    #: How new the spool is; None if the agent does not count.
+    generation: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordGeneration(EndpointStep):
+    """Remember how new an agent's spool is."""
+
+    spool_id: str
+    generation: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,8 +137,12 @@ class RestoreQueue(EndpointStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaseTasks(EndpointStep):
+    """Lease up to ``limit`` tasks, and up to ``reserve`` more of submitters of which the agent has none, or fewer than
+    their weight."""
+
     limit: int
     lease_s: float
+    reserve: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,6 +173,13 @@ class KeepEndpoint(EndpointStep):
     spool_id: str
     ttl_s: float
     lease_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadAttempts(EndpointStep):
+    """Find out how often these tasks were sent, whose leases have expired and which may not run twice."""
+
+    reaped: Sequence[LeasedTask]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -241,7 +265,6 @@ class SetPresence(EndpointStep):
 
     online: bool
     status: EndpointStatus
-    at: float
     ttl_s: float
 
 

@@ -52,8 +52,8 @@ class Connections:
         self._sessions: dict[bytes, PeerSession] = {}
         self._refused: dict[bytes, None] = {}
         self._agenda = Agenda[bytes]()
-        #: Epoch second since when nobody has been connected; None while somebody is.
-        self.idle_since: float | None = now.epoch
+        #: Monotonic second since when nobody has been connected; None while somebody is.
+        self._idle_since: float | None = now.mono
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -128,6 +128,15 @@ class Connections:
         retry_after_s = self._chance.fraction() * self._policy.move_spread_s
         return [session.send(wire.Move(reason=reason, retry_after_s=retry_after_s), now)]
 
+    def idle_s(self, now: Instant) -> float | None:
+        """For how long nobody has been connected; None while somebody is."""
+        return None if self._idle_since is None else now.mono - self._idle_since
+
+    def forgive_silence(self, now: Instant) -> None:
+        """Count everybody as heard."""
+        for session in self._sessions.values():
+            session.wire.forgive_silence(now=now.mono)
+
     def tick(self, now: Instant) -> list[Action]:
         """End the sessions of peers that are silent for too long, and let the others hear that we are alive."""
         actions: list[Action] = []
@@ -145,7 +154,7 @@ class Connections:
             at = min(session.wire.next_deadline(), now.mono + session.wire.heartbeat_s)
             self._agenda.enter(routing_id, at=at)
         if self._sessions:
-            self.idle_since = None
-        elif self.idle_since is None:
-            self.idle_since = now.epoch
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now.mono
         return actions

@@ -92,4 +92,5 @@ def _spec(leased: LeasedTask, *, frame: int, urls: Mapping[str, str]) -> TaskSpe
         result_serializers=tuple(task.result_serializers),
         resource_specification=dict(task.resource_specification),
         traceparent=task.traceparent or "",
+        submitter=task.owner_id,
     )

@@ -20,18 +20,27 @@ __all__ = ["Dispatcher"]
 
 
 class Dispatcher:
-    """Leases tasks while the agent has credit and the queue may have some; one step at a time."""
+    """Leases tasks while the agent has credit and the queue may have some; one step at a time.
+
+    Without credit, tasks of newcomers are leased up to the agent's reserve: of submitters of which it has none, or
+    fewer than their weight.
+    """
 
     def __init__(self, served: Served) -> None:
         self._served = served
         self._is_leasing = False
         self._may_have_work = True
+        self._may_have_newcomers = True
         #: How many tasks are being prepared for this session: they will take their credit.
         self._preparing = 0
 
     def expect_work(self) -> None:
         """The queue may have tasks."""
-        self._may_have_work = True
+        self._may_have_work = self._may_have_newcomers = True
+
+    def expect_newcomers(self) -> None:
+        """The agent has done with all that it had of a submitter, who may have more in the queue."""
+        self._may_have_newcomers = self._may_have_work
 
     def forget_step(self) -> None:
         """What is under way belongs to a former claim: its answer will not be heard."""
@@ -43,27 +52,30 @@ class Dispatcher:
             return []
         if (session := self._served.willing_session()) is None:
             return []
-        credit = session.wire.credit - self._preparing
-        if credit <= 0:
-            return []
-        self._is_leasing, self._may_have_work = True, False
         policy = self._served.shared.policy
-        return [
-            do.LeaseTasks(
-                self._served.endpoint_id, self._served.fence, min(credit, policy.max_lease_batch), policy.lease_s
-            )
-        ]
+        credit = session.wire.credit - self._preparing
+        limit = min(max(credit, 0), policy.max_lease_batch)
+        reserve = max(min(session.wire.reserve, policy.max_reserve) + min(credit, 0), 0)
+        reserve = reserve if self._may_have_newcomers else 0
+        if not limit and not reserve:
+            return []
+        self._is_leasing, self._may_have_newcomers = True, False
+        if limit:
+            self._may_have_work = False
+        return [do.LeaseTasks(self._served.endpoint_id, self._served.fence, limit, policy.lease_s, reserve)]
 
     def on_leased(self, event: ev.TasksLeased, now: Instant) -> list[Action]:
         """Send what has all that it needs, and fetch for the others."""
         self._is_leasing = False
         if (session := self._served.willing_session()) is None:
             return self._served.requeue([leased.task.task_id for leased in event.tasks])
-        if len(event.tasks) == event.limit:
+        if event.limit and len(event.tasks) >= event.limit:
             self._may_have_work = True
+        if event.reserve and len(event.tasks) >= event.limit + event.reserve:
+            self._may_have_newcomers = True
         ready: list[LeasedTask] = []
         unready: list[LeasedTask] = []
-        expires_at = now.epoch + self._served.shared.policy.lease_s
+        expires_at = now.mono + self._served.shared.policy.lease_s
         for leased in event.tasks:
             task = leased.task
             if leased.cancel_requested:
@@ -161,6 +173,8 @@ class Dispatcher:
                     attempt=leased.attempt,
                     now_mono=now.mono,
                 )
+        if tasks and self._served.unheard_since is None:
+            self._served.unheard_since = now.mono
         limit = self._served.shared.policy.max_run_bytes
         return [
             session.send(order, now, frames=frames)

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 
 from farcall_common import wire
-from farcall_common.errors import EndpointInUse, EndpointUnknown
+from farcall_common.errors import EndpointInUse, FarcallError
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.agenda import Agenda
 from farcall_forwarder.core.connections import Connections
 from farcall_forwarder.core.events import Event
-from farcall_forwarder.core.greetings import taken_over
+from farcall_forwarder.core.greetings import outdated, taken_over
 from farcall_forwarder.core.logical import LogicalForwarder
 from farcall_forwarder.core.meter import Meter
 from farcall_forwarder.core.policy import Instant
@@ -54,6 +54,7 @@ class Endpoints:
         """An agent that may speak for its endpoint introduces itself.
 
         :raises EndpointInUse: while another agent is heard.
+        :raises SpoolOutdated: if its spool is an old copy of the one of the agent that was heard.
         """
         endpoint_id = session.peer.subject
         actions = self._replace_agent(self._endpoints.get(endpoint_id), hello, now)
@@ -71,6 +72,8 @@ class Endpoints:
         if former is None or former.served.session is None:
             return []
         old = former.served.session
+        if former.served.is_newer_than(hello):
+            raise outdated(former.served.endpoint_id)
         former_is_alive = not old.wire.is_dead(now=now.mono)
         if former_is_alive and hello.spool_id != former.served.spool_id:
             raise EndpointInUse(f"another agent is connected as endpoint {former.served.endpoint_id}")
@@ -104,6 +107,13 @@ class Endpoints:
                 if endpoint is None:
                     return []
                 return self.fenced(endpoint, now) if isinstance(event, ev.StepFenced) else endpoint.on_lost()
+            case ev.StepFailed(step=step):
+                endpoint = (
+                    self.owned(step.endpoint_id, step.fence)
+                    if isinstance(step, do.EndpointStep)
+                    else self.living(step.endpoint_id, step.life)
+                )
+                return self.failed(endpoint, now) if endpoint else []
             case ev.EndpointClaimed(endpoint_id=endpoint_id):
                 endpoint = self._endpoints.get(endpoint_id)
                 return endpoint.on_claimed(event) if endpoint else []
@@ -131,10 +141,12 @@ class Endpoints:
             case (
                 ev.LeasesRead()
                 | ev.TasksRead()
+                | ev.GenerationRecorded()
                 | ev.QueueRestored()
                 | ev.TasksLeased()
                 | ev.CancelsRead()
                 | ev.UpkeepDone()
+                | ev.AttemptsRead()
             ):
                 endpoint = self.owned(event.endpoint_id, event.fence)
                 return self._owned_event(endpoint, event, now) if endpoint else []
@@ -147,6 +159,8 @@ class Endpoints:
                 return endpoint.on_leases_read(event, now)
             case ev.TasksRead():
                 return endpoint.on_tasks_read(event, now)
+            case ev.GenerationRecorded():
+                return endpoint.on_generation_recorded(event, now)
             case ev.QueueRestored():
                 self._counters["queues_restored"] += 1
                 return [do.Note("queue restored", {"endpoint_id": event.endpoint_id}), *endpoint.on_restored()]
@@ -162,6 +176,8 @@ class Endpoints:
                 if endpoint.upkeep.is_over:
                     self._forget(endpoint)
                 return actions
+            case ev.AttemptsRead():
+                return endpoint.upkeep.on_attempts_read(event)
             case _:
                 raise TypeError(f"no rule for {event}")
 
@@ -169,6 +185,27 @@ class Endpoints:
         """The endpoint, if it is still owned under this fence."""
         endpoint = self._endpoints.get(endpoint_id)
         return endpoint if endpoint and endpoint.served.fence == fence else None
+
+    def living(self, endpoint_id: str, life: int) -> LogicalForwarder | None:
+        """The endpoint, if it is still in this life."""
+        endpoint = self._endpoints.get(endpoint_id)
+        return endpoint if endpoint and endpoint.served.life == life else None
+
+    def failed(self, endpoint: LogicalForwarder, now: Instant) -> list[Action]:
+        """A store cannot do something for this endpoint, however often it is tried: let go of it and of its agent,
+        which has what is not recorded and begins again."""
+        self._counters["endpoints_failed"] += 1
+        served = endpoint.served
+        self._forget(endpoint)
+        note = do.Note(
+            "a store step failed: the session ends", {"endpoint_id": served.endpoint_id, "fence": served.fence}
+        )
+        actions: list[Action] = [note]
+        if served.fence:
+            actions.append(do.ReleaseEndpoint(served.endpoint_id, served.fence))
+        if served.session:
+            actions += self._connections.move(served.session, "the endpoint's records cannot be read or written", now)
+        return actions
 
     def fenced(self, endpoint: LogicalForwarder, now: Instant) -> list[Action]:
         """Another forwarder owns this endpoint: let go of it and of its agent."""
@@ -179,9 +216,7 @@ class Endpoints:
             return [note]
         return [note, *self._connections.move(endpoint.served.session, "another forwarder serves this endpoint", now)]
 
-    def _turn_away(
-        self, endpoint: LogicalForwarder, error: EndpointInUse | EndpointUnknown, now: Instant
-    ) -> list[Action]:
+    def _turn_away(self, endpoint: LogicalForwarder, error: FarcallError, now: Instant) -> list[Action]:
         """It may not be served here: its agent hears why."""
         session = endpoint.served.session
         self._forget(endpoint)
@@ -203,12 +238,17 @@ class Endpoints:
             if endpoint is None:
                 continue
             served = endpoint.served
+            served.notice_silence(now)
             if endpoint.upkeep.is_to_be_refreshed(now):
                 owned[served.endpoint_id] = (served.fence, endpoint.upkeep.spool_heard)
             actions += endpoint.upkeep.on_tick(now)
             if not self._is_sweeping and endpoint.upkeep.is_to_be_swept(now, sweep_s=sweep_s):
                 swept[served.endpoint_id] = served.fence
             self._agenda.enter(endpoint_id, at=endpoint.upkeep.next_at)
+        delayed, self._shared.delayed = self._shared.delayed, set()
+        for endpoint_id in delayed:
+            if endpoint := self._endpoints.get(endpoint_id):
+                actions += endpoint.record_delayed(now)
         if owned:
             actions.append(do.RefreshEndpoints(owned, policy.ownership_ttl_s))
         if swept:

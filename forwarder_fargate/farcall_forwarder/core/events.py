@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError
+from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError, SpoolOutdated
 from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedEnds, Task, TaskResult
 from farcall_common.wire import Envelope
-from farcall_forwarder.core.actions import EndpointStep, PrepareTasks, ResultBatch
+from farcall_forwarder.core.actions import ClaimEndpoint, EndpointStep, GrantUpload, PrepareTasks, ResultBatch
 
 __all__ = [
     "Announced",
+    "AttemptsRead",
     "BatchFlushed",
     "CancelsRead",
     "ClaimRefused",
@@ -23,6 +24,7 @@ __all__ = [
     "Event",
     "Flushed",
     "Garbled",
+    "GenerationRecorded",
     "LeasesRead",
     "MovesRecorded",
     "OwnersWatched",
@@ -31,6 +33,7 @@ __all__ = [
     "QueueRestored",
     "Received",
     "Refreshed",
+    "StepFailed",
     "StepFenced",
     "StepLost",
     "Swept",
@@ -153,7 +156,7 @@ class ClaimRefused(Event):
 
     endpoint_id: str
     life: int
-    error: EndpointInUse | EndpointUnknown
+    error: EndpointInUse | EndpointUnknown | SpoolOutdated
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,12 +170,23 @@ class LeasesRead(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TasksRead(Event):
-    """Tasks as the database knows them, and of some the spools that they were sent to."""
+    """Tasks as the database knows them; of those that may not run twice and are not held, the spools that they were
+    sent to, and which of them an agent has accepted."""
 
     endpoint_id: str
     fence: int
     tasks: Mapping[str, Task]
     spools: Mapping[str, frozenset[str]]
+    accepted: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GenerationRecorded(Event):
+    """The database knows that a spool is this new."""
+
+    endpoint_id: str
+    fence: int
+    generation: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,6 +201,7 @@ class TasksLeased(Event):
     fence: int
     limit: int
     tasks: Sequence[LeasedTask]
+    reserve: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,14 +226,23 @@ class CancelsRead(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UpkeepDone(Event):
-    """``reaped`` leases have ended for good; ``sent_attempts`` says how often the database saw those dispatched that
-    may not run twice. ``outbox`` are ends that may not have reached the database."""
+    """``reaped`` are leases that have expired and do not begin again. ``outbox`` are ends that may not have reached the
+    database."""
 
     endpoint_id: str
     fence: int
     reaped: Sequence[LeasedTask]
-    sent_attempts: Mapping[str, int]
     outbox: Sequence[TaskResult]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttemptsRead(Event):
+    """``attempts`` says how often the database saw the ``reaped`` tasks dispatched, by task id."""
+
+    endpoint_id: str
+    fence: int
+    reaped: Sequence[LeasedTask]
+    attempts: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -230,14 +254,22 @@ class Refreshed(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StepFailed(Event):
+    """A store refuses a step, which is no use to repeat."""
+
+    step: EndpointStep | ClaimEndpoint | PrepareTasks | GrantUpload
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class BatchFlushed:
     """What became of one endpoint's results: ``foreign`` are another endpoint's tasks, the rest is recorded; or
-    nothing was, because the step was fenced or the queue has lost its data."""
+    nothing was, because the step was fenced, the queue has lost its data, or the step failed."""
 
     batch: ResultBatch
     foreign: frozenset[str] = frozenset()
     fenced: bool = False
     lost: bool = False
+    failed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

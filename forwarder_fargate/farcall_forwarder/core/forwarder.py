@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from farcall_common import wire
-from farcall_common.errors import FarcallError, ProtocolError
+from farcall_common.errors import EndpointInUse, FarcallError, ProtocolError
 from farcall_common.store.model import ForwarderInfo
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
@@ -112,7 +112,7 @@ class Forwarder:
         """The monotonic second at which a Tick is due."""
         return self._recorder.next_deadline(self._tick_at)
 
-    def info(self) -> ForwarderInfo:
+    def info(self, now: Instant) -> ForwarderInfo:
         """How this forwarder is announced."""
         return ForwarderInfo(
             self._forwarder_id,
@@ -120,7 +120,7 @@ class Forwarder:
             self._server_key,
             connections=len(self._connections),
             draining=self._shared.is_draining,
-            idle_since=self._connections.idle_since,
+            idle_s=self._connections.idle_s(now),
         )
 
     def status(self) -> Status:
@@ -222,6 +222,11 @@ class Forwarder:
             if isinstance(greeting, wire.Hello):
                 return self._endpoints.greet(session, greeting, now)
             return self._clients.greet(session, greeting, now)
+        except EndpointInUse as error:
+            # If the other agent has died, its connection is gone, and this shows it: the newcomer tries again.
+            former = self._endpoints.get(session.peer.subject)
+            probe = former.served.say(wire.Heartbeat(at=now.epoch), now) if former else []
+            return [*self._connections.refuse(session, error.record, now), *probe]
         except FarcallError as error:
             return self._connections.refuse(session, error.record, now)
 
@@ -252,6 +257,10 @@ class Forwarder:
                     {"endpoint_id": batch.endpoint_id, "results": len(flushed.foreign)},
                 )
                 actions.append(note)
+            if flushed.failed:
+                failed = self._endpoints.living(batch.endpoint_id, batch.life)
+                actions += self._endpoints.failed(failed, now) if failed else []
+                continue
             if flushed.fenced or flushed.lost:
                 self._recorder.put_back(batch)
                 if owner:
@@ -261,7 +270,7 @@ class Forwarder:
                 result.task_id for result in batch.results if result.task_id not in flushed.foreign
             ]
             if endpoint:
-                actions += endpoint.reports.on_recorded(flushed, now)
+                actions += endpoint.on_recorded(flushed, now)
         return [*actions, do.MarkFlushed(marks)] if any(marks.values()) else actions
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -270,6 +279,9 @@ class Forwarder:
         if now.mono < self._tick_at:
             return []
         policy = self._policy
+        if now.mono - self._tick_at >= policy.stall_s:
+            # This process was stopped. What peers said meanwhile has not been read, so their silence means nothing.
+            self._connections.forgive_silence(now)
         self._tick_at = now.mono + policy.tick_s
         actions = [*self._connections.tick(now), *self._shared.relay.tick(now), *self._endpoints.tick(now)]
         if now.mono >= self._announce_at and not self.is_drained:
@@ -291,7 +303,7 @@ class Forwarder:
 
     def _announce(self, now: Instant) -> Action:
         self._announce_at = now.mono + self._policy.announce_s
-        return do.Announce(self.info(), self._policy.announce_ttl_s)
+        return do.Announce(self.info(now), self._policy.announce_ttl_s)
 
     # -- drain ---------------------------------------------------------------------------------------------------------
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Protocol
 
 from farcall_common import wire
-from farcall_common.errors import ErrorRecord, FarcallError, ProtocolError, SessionRefused, VersionUnsupported
+from farcall_common.errors import (
+    ErrorRecord,
+    FarcallError,
+    ProtocolError,
+    SessionRefused,
+    SpoolOutdated,
+    VersionUnsupported,
+)
 from farcall_common.store.model import PeerKey
 from farcall_common.store.tickets import Ticket
 from farcall_common.wire import is_uuid
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.results import MAX_ATTEMPTS
 
-__all__ = ["TicketReader", "check_greeting", "taken_over"]
+__all__ = ["TicketReader", "check_greeting", "outdated", "taken_over"]
 
 
 class TicketReader(Protocol):
@@ -63,6 +70,13 @@ def taken_over(endpoint_id: str) -> SessionRefused:
         "ENDPOINT_TAKEN_OVER",
         f"an agent that was started later, with the same spool, serves endpoint {endpoint_id} now",
         "Nothing, if you restarted the endpoint.",
+    )
+
+
+def outdated(endpoint_id: str) -> SpoolOutdated:
+    """What the agent with an old copy of a spool hears."""
+    return SpoolOutdated(
+        f"the spool is an old copy: endpoint {endpoint_id} has started tasks since it was made, which may not run twice"
     )
 
 

@@ -25,7 +25,8 @@ class Stage(enum.Enum):
 
 @dataclasses.dataclass(slots=True)
 class Lease:
-    """One attempt of one task. ``timings`` are epoch seconds, by the names of TransitionTimes."""
+    """One attempt of one task. ``expires_at`` is a monotonic second; ``timings`` are epoch seconds, by the names of
+    TransitionTimes."""
 
     task_id: str
     attempt: int

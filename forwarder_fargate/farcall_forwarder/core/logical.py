@@ -42,10 +42,14 @@ class LogicalForwarder:
         self, endpoint_id: str, life: int, session: PeerSession, hello: wire.Hello, shared: Shared, *, now: Instant
     ) -> None:
         self.instance_id = hello.instance_id
-        self.served = Served(endpoint_id, life, hello.spool_id, shared, session)
+        self.served = Served(endpoint_id, life, hello.spool_id, shared, session, hello.spool_generation)
         self.dispatcher = Dispatcher(self.served)
         self.reports = Reports(self.served)
         self.upkeep = Upkeep(self.served, now=now)
+        self._weights = hello.weights
+        self._is_recording_generation = False
+        self._generation_at = float("-inf")
+        self._recorded_generation = hello.spool_generation
         self._held = {held.task_id: held.attempt for held in hello.held}
         self._is_welcome = False
         self._leases: Mapping[str, int] = {}
@@ -57,6 +61,7 @@ class LogicalForwarder:
         """Take the endpoint over, at first or after its queue lost its data."""
         self.served.phase = Phase.CLAIMING
         self.served.fence = 0
+        self._is_recording_generation = False
         self.dispatcher.forget_step()
         self.upkeep.forget_steps()
         self.served.shared.outbox.hold(self.served.endpoint_id)
@@ -66,6 +71,8 @@ class LogicalForwarder:
                 self.served.life,
                 self.served.spool_id,
                 self.served.shared.policy.ownership_ttl_s,
+                self._weights,
+                self.served.generation,
             )
         ]
 
@@ -116,7 +123,8 @@ class LogicalForwarder:
             leases={id_: n for id_, n in self._leases.items() if id_ not in self.served.table},
             tasks=event.tasks,
             spools=event.spools,
-            expires_at=now.epoch + self.served.shared.policy.lease_s,
+            accepted=event.accepted,
+            expires_at=now.mono + self.served.shared.policy.lease_s,
         )
         self.served.table.update((lease.task_id, lease) for lease in found.keep)
         for end in found.ends:
@@ -147,6 +155,7 @@ class LogicalForwarder:
         if not self._is_welcome or self.served.session is None:
             actions += self.upkeep.report_presence(now)
         self._is_welcome = True
+        actions += self._record_generation(now)
         return [*actions, *self.upkeep.keep(now), *self.upkeep.read_cancels(), *self.dispatcher.lease()]
 
     def on_woken(self) -> list[Action]:
@@ -158,6 +167,12 @@ class LogicalForwarder:
 
     def on_message(self, message: wire.Message, frames: Sequence[bytes], now: Instant) -> list[Action]:
         """A report of the agent in an open session."""
+        if self.served.heard():
+            self.dispatcher.expect_work()
+            return [*self._on_report(message, frames, now), *self.dispatcher.lease()]
+        return self._on_report(message, frames, now)
+
+    def _on_report(self, message: wire.Message, frames: Sequence[bytes], now: Instant) -> list[Action]:
         served = self.served
         match message:
             case wire.Credit():
@@ -175,17 +190,61 @@ class LogicalForwarder:
             case wire.BlobPush() if served.session:
                 lease = served.table.get(message.task_id)
                 return served.shared.relay.push(served.session, message, frames, lease, now)
-            case wire.Heartbeat(report=wire.EndpointReport() as report):
-                return self.upkeep.on_heartbeat(report, now)
+            case wire.Heartbeat(report=report, spool_generation=generation):
+                actions = self._raise_generation(generation, now)
+                return actions + self.upkeep.on_heartbeat(report, now) if report else actions
             case _:
                 pass
         return []
 
+    def on_recorded(self, recorded: ev.BatchFlushed, now: Instant) -> list[Action]:
+        """The database has these ends. A submitter that has nothing left at the agent gets in although others have used
+        up the credit."""
+        table = self.served.table
+        owners = {lease.owner_id for result in recorded.batch.results if (lease := table.get(result.task_id))}
+        actions = self.reports.on_recorded(recorded, now)
+        if not owners <= {lease.owner_id for lease in table.values()}:
+            self.dispatcher.expect_newcomers()
+            actions += self.dispatcher.lease()
+        return actions
+
+    def _raise_generation(self, generation: int | None, now: Instant) -> list[Action]:
+        """The agent's spool is newer than it was; one step at a time records how new, not more often than a second."""
+        served = self.served
+        if generation is None or (served.generation is not None and generation <= served.generation):
+            return []
+        served.generation = generation
+        return self._record_generation(now)
+
+    def _record_generation(self, now: Instant) -> list[Action]:
+        served = self.served
+        is_due = served.generation != self._recorded_generation and served.phase is Phase.SERVING
+        if not is_due or served.generation is None or self._is_recording_generation:
+            return []
+        if now.mono < self._generation_at + served.shared.policy.record_s:
+            served.shared.delayed.add(served.endpoint_id)
+            return []
+        self._generation_at = now.mono
+        self._is_recording_generation = True
+        return [do.RecordGeneration(served.endpoint_id, served.fence, served.spool_id, served.generation)]
+
+    def record_delayed(self, now: Instant) -> list[Action]:
+        """What came too soon after the last time, unless it still does."""
+        return [*self._record_generation(now), *self.upkeep.record_delayed(now)]
+
+    def on_generation_recorded(self, event: ev.GenerationRecorded, now: Instant) -> list[Action]:
+        """Record the next one, if it has risen meanwhile."""
+        self._is_recording_generation = False
+        self._recorded_generation = event.generation
+        return self._record_generation(now)
+
     # -- the end of a session ------------------------------------------------------------------------------------------
 
     def lose_session(self, now: Instant) -> list[Action]:
-        """The agent is gone. What it accepted stays leased for a while: it may come back with it."""
+        """The agent is gone. What it accepted stays leased for a while: it may come back with it. What it was sent, and
+        may not run twice, stays too: it may have arrived."""
         self.served.session = None
+        self.upkeep.session_lost(now)
         if self.served.phase is not Phase.SERVING:
             return []
         given_back = [

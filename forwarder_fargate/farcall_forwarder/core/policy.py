@@ -19,8 +19,14 @@ class Instant(NamedTuple):
 class Policy:
     """Periods in seconds, limits in bytes or counts."""
 
-    #: A lease that nobody prolongs ends after this long; it is prolonged each upkeep while the agent is heard.
+    #: A lease that nobody prolongs ends after this long. It is prolonged each upkeep while the agent has a session, and
+    #: for a task that may not run twice ``return_s`` longer: a returning agent's spool says what became of the task.
     lease_s: float = 30.0
+    return_s: float = 900.0
+    #: An agent from which nothing was heard for so long after tasks were sent to it gets no more until it is heard.
+    silence_s: float = 5.0
+    #: A tick that comes so late means that this process was stopped, and has not read what peers said meanwhile.
+    stall_s: float = 5.0
     ownership_ttl_s: float = 45.0
     upkeep_s: float = 10.0
     #: How often the queue of a connected endpoint is asked for work that no wake-up told of.
@@ -31,6 +37,8 @@ class Policy:
     announce_ttl_s: float = 15.0
     announce_s: float = 5.0
     presence_s: float = 30.0
+    #: How often what an agent says of itself is written to the database at most: how new its spool is, its numbers.
+    record_s: float = 1.0
     #: How often the numbers that metrics are made of are written to the log.
     meter_s: float = 60.0
     #: How often memory that nobody uses is given back.
@@ -40,6 +48,8 @@ class Policy:
     max_heartbeat_s: float = 60.0
 
     max_lease_batch: int = 500
+    #: Tasks beyond the credit, whatever reserve an agent asks for.
+    max_reserve: int = 64
     #: User bytes in one envelope to an agent.
     max_run_bytes: int = 4 * 1024 * 1024
     flush_rows: int = 500
@@ -91,4 +101,4 @@ class Policy:
     @property
     def tick_s(self) -> float:
         """How often deadlines are looked at: often enough for the shortest of the periods."""
-        return min(self.sweep_s, self.upkeep_s, self.min_heartbeat_s) / 2
+        return min(self.sweep_s, self.upkeep_s, self.min_heartbeat_s, self.record_s) / 2

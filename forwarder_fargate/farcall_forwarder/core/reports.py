@@ -36,6 +36,15 @@ class Reports:
             if lease and lease.stage is Stage.SENT:
                 lease.stage = Stage.ACCEPTED
                 lease.timings["accepted_at"] = now.epoch
+                if not lease.idempotent:  # on record, so that it is never sent again
+                    self._served.shared.moves.add(
+                        lease.task_id,
+                        TaskState.WAITING_FOR_NODES,
+                        Reporter.AGENT,
+                        at=now.epoch,
+                        attempt=lease.attempt,
+                        now_mono=now.mono,
+                    )
 
     def moved(self, moves: Sequence[wire.TaskMove], now: Instant) -> None:
         """Tasks have reached states on the way."""

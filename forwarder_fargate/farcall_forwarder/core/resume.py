@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from farcall_common.store.model import Task, TaskResult
 from farcall_common.wire import TaskRef, TaskState
@@ -11,6 +12,9 @@ from farcall_forwarder.core.leases import Lease
 from farcall_forwarder.core.results import lost, recorded_end
 
 __all__ = ["Comparison", "compare"]
+
+#: Only agents report these states.
+_ACCEPTED: Final = frozenset({TaskState.WAITING_FOR_LAUNCH, TaskState.RUNNING})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +39,7 @@ def compare(
     leases: Mapping[str, int],
     tasks: Mapping[str, Task],
     spools: Mapping[str, frozenset[str]],
+    accepted: Collection[str],
     expires_at: float,
 ) -> Comparison:
     """Compare what the agent holds with what the queue leases to the endpoint.
@@ -44,7 +49,8 @@ def compare(
     :param leases: attempts by task id, as the queue says.
     :param tasks: all of them, as far as the database knows them.
     :param spools: of tasks that may not run twice, the spools that they were sent to.
-    :param expires_at: when the leases that are kept end unless they are prolonged, in epoch seconds.
+    :param accepted: those of them that an agent has accepted: what is accepted and not held any more is not sent again.
+    :param expires_at: when the leases that are kept end unless they are prolonged, in monotonic seconds.
     """
     found = Comparison()
     for task_id, attempt in held.items():
@@ -63,18 +69,22 @@ def compare(
             found.ends.append(recorded_end(task, endpoint_id=endpoint_id))
         elif task_id in held:
             pass
-        elif task.idempotent or not (reason := _may_have_started(task, spools.get(task_id, frozenset()), spool_id)):
+        elif task.idempotent or not (
+            reason := _may_have_started(
+                spools.get(task_id, frozenset()), spool_id, is_accepted=task_id in accepted or task.state in _ACCEPTED
+            )
+        ):
             found.requeue.append(task_id)
         else:
             found.ends.append(lost(task_id, endpoint_id=endpoint_id, attempt=attempt, reason=reason))
     return found
 
 
-def _may_have_started(task: Task, sent_to: frozenset[str], spool_id: str) -> str:
+def _may_have_started(sent_to: frozenset[str], spool_id: str, *, is_accepted: bool) -> str:
     """Why a task that is not in the agent's spool may have started; empty if it cannot have arrived."""
     if not sent_to <= {spool_id}:
         return "The endpoint lost its spool while it had the task; whether the task ran is not known."
-    if task.state is TaskState.RUNNING:
-        # A spool forgets nothing but what was recorded, so the database is older than that: it was restored.
-        return "The task had started, and its end was recorded in a database that is gone since."
+    if is_accepted:
+        # A spool forgets nothing but what was recorded. So it lost its last moments, or the database was restored.
+        return "The endpoint had accepted the task, and has it no more; whether the task ran is not known."
     return ""

@@ -31,7 +31,8 @@ class Phase(enum.Enum):
 
 @dataclasses.dataclass
 class Shared:
-    """What all logical forwarders of a process have in common. ``is_draining``: no more tasks are taken."""
+    """What all logical forwarders of a process have in common. ``is_draining``: no more tasks are taken. ``delayed``
+    are endpoints of which something is to be recorded a little later."""
 
     forwarder_id: str
     policy: Policy
@@ -40,6 +41,7 @@ class Shared:
     moves: MoveBuffer
     relay: Relay
     is_draining: bool = False
+    delayed: set[str] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -51,14 +53,36 @@ class Served:
     spool_id: str
     shared: Shared
     session: PeerSession | None
+    #: How new the spool is; None if its agent does not count.
+    generation: int | None = None
     fence: int = 0
     phase: Phase = Phase.CLAIMING
+    #: Monotonic second at which tasks were sent since the agent was heard last.
+    unheard_since: float | None = None
+    is_silent: bool = False
     table: LeaseTable = dataclasses.field(default_factory=LeaseTable)
+
+    def is_newer_than(self, hello: wire.Hello) -> bool:
+        """Whether this agent's spool is the one that this Hello has an old copy of.
+
+        An agent of an earlier release, which does not count, cannot read a spool that was counted: it has a backup.
+        """
+        return hello.spool_id == self.spool_id and (hello.spool_generation or 0) < (self.generation or 0)
 
     def willing_session(self) -> PeerSession | None:
         """The session, if tasks may be sent in it."""
         is_willing = self.session and self.session.may_send(wire.RunTasks) and not self.shared.is_draining
-        return self.session if is_willing else None
+        return self.session if is_willing and not self.is_silent else None
+
+    def notice_silence(self, now: Instant) -> None:
+        """Look whether the agent has answered what it was sent."""
+        since = self.unheard_since
+        self.is_silent = since is not None and now.mono - since >= self.shared.policy.silence_s
+
+    def heard(self) -> bool:
+        """The agent said something. Whether it was silent before."""
+        was_silent, self.is_silent, self.unheard_since = self.is_silent, False, None
+        return was_silent
 
     def has_function(self, session: PeerSession, function_hash: str) -> bool:
         """Whether the agent or this process has the function's body."""

@@ -52,12 +52,17 @@ class Tasks:
 
 @dataclasses.dataclass(frozen=True)
 class Database:
-    """A database instance; ``storage_gib`` is what its final snapshot will be billed for at most."""
+    """A database instance; ``storage_gib`` is its disk now, and what its final snapshot will be billed for at most."""
 
     status: str
     storage_gib: int
     is_protected: bool
     version: str = ""
+
+    @property
+    def major_version(self) -> str:
+        """That of ``postgres 16.9`` is 16; empty if the version is not known."""
+        return self.version.rpartition(" ")[2].partition(".")[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,10 @@ from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Qu
 from farcall_infra.cloud.errors import AwsRefused, CredentialsMissing, DeploymentFailed
 from farcall_infra.deployment import DEPLOYMENT_TAG, SLEEPS_TAG
 
-__all__ = ["Aws", "connect"]
+__all__ = ["UNRESERVABLE", "Aws", "connect"]
+
+#: Lambda concurrency that an account keeps for functions without a reservation.
+UNRESERVABLE: Final = 100
 
 _NO_IDENTITY: Final = frozenset(
     {
@@ -125,6 +128,15 @@ class Aws:
         with _translated():
             return int(self._client("lambda").get_account_settings()["AccountLimit"]["ConcurrentExecutions"])
 
+    def reservable_concurrency(self, functions: Sequence[str]) -> int:
+        """How much of the account's Lambda concurrency may be reserved, with what ``functions`` have reserved already:
+        Lambda refuses to reserve the last 100."""
+        client = self._client("lambda")
+        with _translated():
+            free = int(client.get_account_settings()["AccountLimit"]["UnreservedConcurrentExecutions"])
+            ours = [client.get_function_concurrency(FunctionName=name) for name in functions]
+        return max(0, free - UNRESERVABLE + sum(int(each.get("ReservedConcurrentExecutions", 0)) for each in ours))
+
     def count_vpcs(self) -> int:
         """How many VPCs there are."""
         with _translated():
@@ -141,10 +153,12 @@ class Aws:
         ask = functools.partial(self._client("iam").get_role, RoleName=name)
         return _unless(("NoSuchEntity",), ask) is not None
 
-    def has_secret(self, arn: str) -> bool:
-        """Whether the secret exists. Its value is not read."""
-        ask = functools.partial(self._client("secretsmanager").describe_secret, SecretId=arn)
-        return _unless(("ResourceNotFoundException",), ask) is not None
+    def secret_arn(self, secret: str) -> str | None:
+        """The whole ARN of a secret, which may be given without its last six characters; None if there is none. Its
+        value is not read."""
+        ask = functools.partial(self._client("secretsmanager").describe_secret, SecretId=secret)
+        answer = _unless(("ResourceNotFoundException",), ask)
+        return None if answer is None else str(answer["ARN"])
 
     # -- questions about a deployment ----------------------------------------------------------------------------------
 

@@ -19,13 +19,22 @@ import typer
 
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_common.interruption import Terminated
+from farcall_infra.authorities import Authorities, fetch_authorities
 from farcall_infra.bundles import WORKSPACE
 from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Stack
 from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Outcome, examine
 from farcall_infra.cloud.errors import DeploymentFailed, DeploymentInterrupted, DeploymentUnknown, NotReady
-from farcall_infra.cloud.lifecycle import clear, destroy, find_stacks, is_stillborn, require_changeable
+from farcall_infra.cloud.lifecycle import (
+    SECRET_PARAMETER,
+    clear,
+    destroy,
+    find_stacks,
+    is_stillborn,
+    made,
+    require_changeable,
+)
 from farcall_infra.cloud.settings import changes, deployed_settings, require_possible
 from farcall_infra.cloud.show import show_changes, show_cost, show_finding, show_remains, show_status, tell
 from farcall_infra.cloud.status import knock, look
@@ -65,6 +74,7 @@ GlobusSecretOption = Annotated[
 
 @app.command()
 def doctor(
+    ctx: typer.Context,
     name: NameOption = "farcall",
     profile: ProfileOption = "lab",
     context: ContextOption = None,
@@ -78,7 +88,7 @@ def doctor(
     it would not."""
     deployment, _ = _deployment(name, profile, context)
     globus = GlobusClient(globus_client_id, globus_scope, globus_credentials_arn)
-    findings = _examine(deployment, region, globus, quiet=as_json)
+    findings = _examine(deployment, _authorities(ctx, deployment), region, globus, quiet=as_json)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings]))
     if any(finding.outcome is Outcome.FAILED for finding in findings):
@@ -132,6 +142,7 @@ def bootstrap(region: RegionOption = None) -> None:
 
 @app.command()
 def deploy(
+    ctx: typer.Context,
     name: NameOption = "farcall",
     profile: Annotated[
         str, typer.Option("--profile", help="hobby, lab or facility; if not given, the deployed one, or else lab.")
@@ -149,20 +160,28 @@ def deploy(
         profile = data.outputs.get("Profile", "lab") if data else "lab"
     deployment, arguments = _deployment(name, profile, context)
     globus = GlobusClient(globus_client_id, globus_scope, globus_credentials_arn)
-    findings = _examine(deployment, region, globus, quiet=False)
-    if any(finding.outcome is Outcome.FAILED for finding in findings):
-        raise NotReady("a deployment would fail", hint="Mend what is marked as failed above.")
+    authorities = _authorities(ctx, deployment)
+    findings = _examine(deployment, authorities, region, globus, quiet=False)
+    if isinstance(authorities, FarcallError) or any(finding.outcome is Outcome.FAILED for finding in findings):
+        raise NotReady("a deployment would fail", hint="Fix what is marked as failed above.")
     aws = account.connect(region)
     stacks = _stacks(aws, name)
     require_changeable(stacks.values(), region=aws.region)
+    deployment = dataclasses.replace(deployment, authorities=authorities)
+    if authorities:
+        arguments["database.authorities"] = str(authorities.path)
+    arguments["reservable_concurrency"] = str(_reservable_concurrency(aws, stacks.get("api")))
     changed = changes(deployed_settings(stacks.get("data")), deployment)
     show_changes(changed, profile)
-    require_possible(changed)
+    instances = made(aws, stacks.get("data"), "AWS::RDS::DBInstance")
+    database = aws.database(instances[0]) if instances else None
+    require_possible(changed, database=database, wanted=deployment.profile.database)
     parameters = globus.parameters()
     if deployment.profile.identity.oidc_issuer:
         parameters = {}  # The profile says it all.
     else:
         _require_known(parameters, stacks.get("api"))
+        _complete_secret(aws, parameters, stacks.get("api"))
     bill = idle_bill(synthesized_templates(arguments), load_prices())
     tell(f"Deployment {name!r}, profile {profile}, {aws.region}: about ${bill.usd:.0f} a month while idle.")
     if not yes:
@@ -288,6 +307,36 @@ def _require_known(parameters: Mapping[str, str], api: Stack | None) -> None:
         )
 
 
+def _complete_secret(aws: Aws, parameters: dict[str, str], api: Stack | None) -> None:
+    """Put the whole ARN of the Globus client's secret in place of one without its last six characters, with which the
+    authorizer's right to read it would not work."""
+    deployed = api.parameters.get(SECRET_PARAMETER, "") if api else ""
+    known = parameters[SECRET_PARAMETER] or deployed
+    if (whole := aws.secret_arn(known)) and whole != known:
+        parameters[SECRET_PARAMETER] = whole
+
+
+def _reservable_concurrency(aws: Aws, api: Stack | None) -> int:
+    """How much Lambda concurrency this deployment may reserve; 0 if AWS does not say."""
+    try:
+        return aws.reservable_concurrency(made(aws, api, "AWS::Lambda::Function"))
+    except FarcallError as error:
+        tell(f"No concurrency is reserved for the API: {error.record.message}")
+        return 0
+
+
+def _authorities(context: typer.Context, deployment: Deployment) -> Authorities | FarcallError | None:
+    """The certificate authorities of the database, fetched if the profile gives an address, or why they cannot be. The
+    file stays until the command ends."""
+    if deployment.authorities or not deployment.verifies_database:
+        return deployment.authorities
+    directory = context.with_resource(tempfile.TemporaryDirectory(prefix="farcall-authorities-"))
+    try:
+        return fetch_authorities(deployment.profile.database.authorities, Path(directory), now=dt.datetime.now(dt.UTC))
+    except FarcallError as error:
+        return error
+
+
 def _deployment(name: str, profile: str, context: list[str] | None) -> tuple[Deployment, dict[str, str]]:
     """The deployment that the options describe, and the same as context for the CDK."""
     arguments = {"name": name, "profile": profile}
@@ -303,13 +352,20 @@ def _deployment(name: str, profile: str, context: list[str] | None) -> tuple[Dep
     return deployment, arguments
 
 
-def _examine(deployment: Deployment, region: str | None, globus: GlobusClient, *, quiet: bool) -> list[Finding]:
+def _examine(
+    deployment: Deployment,
+    authorities: Authorities | FarcallError | None,
+    region: str | None,
+    globus: GlobusClient,
+    *,
+    quiet: bool,
+) -> list[Finding]:
     findings = []
     for finding in examine(
         deployment.profile,
         lambda: account.connect(region),
         Tools(),
-        authorities=deployment.authorities,
+        authorities=authorities,
         globus=globus,
     ):
         findings.append(finding)

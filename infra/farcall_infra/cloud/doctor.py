@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from farcall_common.errors import FarcallError
-from farcall_infra.authorities import AUTHORITIES_FILE, FETCH_AUTHORITIES, Authorities
-from farcall_infra.cloud.aws import Aws
+from farcall_infra.authorities import AUTHORITIES_FILE, FETCH_AUTHORITIES, Authorities, is_address
+from farcall_infra.bundles import ARM64
+from farcall_infra.cloud.aws import UNRESERVABLE, Aws
 from farcall_infra.cloud.tools import CDK_VERSION, MIN_NODE, Tools
+from farcall_infra.deployment import RECONCILER_CONCURRENCY
 from farcall_infra.profiles import Profile
 
 __all__ = ["SERVICE_ROLES", "Finding", "GlobusClient", "Outcome", "examine"]
@@ -91,17 +93,18 @@ def examine(
     aws: Callable[[], Aws],
     tools: Tools,
     *,
-    authorities: Authorities | None,
+    authorities: Authorities | FarcallError | None,
     globus: GlobusClient = GlobusClient(),
     fetch: Callable[[str], bytes] = _fetch,
 ) -> Iterator[Finding]:
     """Look at everything, in the order in which a deployment would meet it.
 
     The account is not asked for anything before the credentials are known to work. ``authorities`` are those that the
-    database's certificate is checked against; ``globus`` is the Globus client, as far as this deployment is going to be
-    given one; ``fetch`` reads a page of the identity provider.
+    database's certificate is checked against, or why they could not be fetched; ``globus`` is the Globus client, as far
+    as this deployment is going to be given one; ``fetch`` reads a page of the identity provider.
     """
     yield from _tools(tools)
+    yield _byte_code(tools)
     yield _emails(profile)
     yield _certificate(profile, authorities)
     if profile.identity.oidc_issuer:
@@ -115,7 +118,7 @@ def examine(
     yield Finding("credentials", Outcome.FINE, f"{caller.arn}, account {caller.account}, {account.region}")
     looks: list[tuple[str, Callable[[], Finding]]] = [
         ("bootstrap", lambda: _bootstrap(account, caller.account)),
-        ("Lambda concurrency", lambda: _concurrency(account)),
+        ("Lambda concurrency", lambda: _concurrency(account, profile)),
         ("Fargate vCPU", lambda: _fargate(account, profile)),
         ("VPCs", lambda: _vpcs(account)),
         ("service-linked roles", lambda: _roles(account, profile)),
@@ -136,6 +139,16 @@ def _tools(tools: Tools) -> Iterator[Finding]:
     yield _tool("CDK command line", tools.cdk_version, _CDK_SERIES, is_fine=lambda version: version[:2] == _CDK_SERIES)
 
 
+def _byte_code(tools: Tools) -> Finding:
+    what, version = "byte code", ARM64.python_version
+    if tools.has_python(version):
+        return Finding(what, Outcome.FINE, f"compiled by Python {version}")
+    if tools.fetches_python:
+        return Finding(what, Outcome.FINE, f"compiled by Python {version}, which uv fetches")
+    hint = f"Run `uv python install {version}`, or unset UV_PYTHON_DOWNLOADS."
+    return Finding(what, Outcome.WARNING, f"none without Python {version}: programs start in twice the time", hint)
+
+
 def _emails(profile: Profile) -> Finding:
     if emails := profile.budget.emails:
         return Finding("e-mail", Outcome.FINE, f"alarms and the budget tell {', '.join(emails)}")
@@ -143,15 +156,18 @@ def _emails(profile: Profile) -> Finding:
     return Finding("e-mail", Outcome.WARNING, "nobody is told of alarms and of what AWS charges", hint)
 
 
-def _certificate(profile: Profile, authorities: Authorities | None) -> Finding:
-    what = "database certificate"
+def _certificate(profile: Profile, authorities: Authorities | FarcallError | None) -> Finding:
+    what, setting = "database certificate", profile.database.authorities
+    if isinstance(authorities, FarcallError):
+        return Finding(what, Outcome.FAILED, authorities.record.message, authorities.hint)
     if authorities is None:
         hint = (
-            f"Run `{FETCH_AUTHORITIES}`, and pass -c database.authorities=global-bundle.pem each time, or put it into"
-            ' the file of your profiles (authorities = "global-bundle.pem").'
+            "Leave database.authorities as it is in infra/profiles.toml, or name a file: that of RDS comes with"
+            f" `{FETCH_AUTHORITIES}`."
         )
         return Finding(what, Outcome.WARNING, "not verified: connections to the database are encrypted, no more", hint)
-    checked = f"signed by one of {authorities.valid} in {authorities.path}, until {authorities.expires_at:%Y-%m-%d}"
+    source = setting if is_address(setting) else authorities.path
+    checked = f"signed by one of {authorities.valid} in {source}, until {authorities.expires_at:%Y-%m-%d}"
     if profile.forwarder.code == "image":
         hint = f"Bundles have them. Your image has to have the file beside the code, as {AUTHORITIES_FILE}."
         return Finding(what, Outcome.WARNING, f"{checked}, if the forwarder's image has them", hint)
@@ -196,16 +212,19 @@ def _bootstrap(aws: Aws, account: str) -> Finding:
     return Finding("bootstrap", Outcome.FAILED, f"{message} (account {account})", hint)
 
 
-def _concurrency(aws: Aws) -> Finding:
-    limit = aws.function_concurrency()
-    if limit >= _MIN_CONCURRENCY:
-        return Finding("Lambda concurrency", Outcome.FINE, f"{limit} at once")
-    return Finding(
-        "Lambda concurrency",
-        Outcome.WARNING,
-        f"{limit} at once, which is the limit of a new account: busy clients will be told to wait",
-        "Ask for 1,000 in the console under Service Quotas, AWS Lambda, Concurrent executions; it takes a day or two.",
+def _concurrency(aws: Aws, profile: Profile) -> Finding:
+    what, limit = "Lambda concurrency", aws.function_concurrency()
+    hint = (
+        "Ask for 1,000 in the console under Service Quotas, AWS Lambda, Concurrent executions; it takes a day or two."
     )
+    if limit < _MIN_CONCURRENCY:
+        message = f"{limit} at once, which is the limit of a new account: busy clients will be told to wait"
+        return Finding(what, Outcome.WARNING, message, hint)
+    wanted = profile.api.concurrency + RECONCILER_CONCURRENCY
+    if profile.api.concurrency and limit < wanted + UNRESERVABLE:
+        message = f"{limit} at once: none of them is reserved for the API, whose functions are not limited then"
+        return Finding(what, Outcome.WARNING, message, hint)
+    return Finding(what, Outcome.FINE, f"{limit} at once")
 
 
 def _fargate(aws: Aws, profile: Profile) -> Finding:
@@ -277,7 +296,7 @@ def _globus(aws: Aws, account: str, client: GlobusClient) -> Finding:
     if (found["account"], found["region"]) != (account, aws.region):
         where = f"in account {found['account']}, {found['region']}"
         return Finding(what, Outcome.FAILED, f"its secret is {where}, not in {account}, {aws.region}", make)
-    if aws.has_secret(arn):
+    if aws.secret_arn(arn):
         return Finding(what, Outcome.FINE, "its secret exists")
     return Finding(what, Outcome.FAILED, f"there is no secret {arn}", make)
 

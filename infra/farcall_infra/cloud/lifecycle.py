@@ -12,10 +12,21 @@ from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.errors import DeploymentBusy, DeploymentStuck, DeploymentUnknown
 from farcall_infra.deployment import STACKS, stack_name
 
-__all__ = ["Remains", "clear", "destroy", "find_stacks", "is_stillborn", "made", "require_changeable", "require_quiet"]
+__all__ = [
+    "SECRET_PARAMETER",
+    "Remains",
+    "clear",
+    "destroy",
+    "find_stacks",
+    "is_stillborn",
+    "made",
+    "require_changeable",
+    "require_quiet",
+]
 
 _DATABASE: Final = "AWS::RDS::DBInstance"
-_SECRET_PARAMETER: Final = "GlobusCredentialsArn"  # noqa: S105 - the name of a parameter
+#: The parameter of the API's stack that names the secret of the Globus client.
+SECRET_PARAMETER: Final = "GlobusCredentialsArn"  # noqa: S105 - the name of a parameter
 
 #: A stack that was never finished. CloudFormation can only delete it, and nothing has used what is in it.
 _STILLBORN: Final = frozenset({"CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED"})
@@ -111,7 +122,7 @@ def destroy(aws: Aws, name: str, *, tell: Callable[[str], None]) -> Remains:
     require_quiet(stack for stack in stacks.values() if stack.status != "DELETE_IN_PROGRESS")
     for stack in reversed(list(stacks.values())):
         _delete(aws, stack, tell=tell)
-    return _remains(aws, name, secret=stacks["api"].parameters.get(_SECRET_PARAMETER, "") if "api" in stacks else "")
+    return _remains(aws, name, secret=stacks["api"].parameters.get(SECRET_PARAMETER, "") if "api" in stacks else "")
 
 
 def _delete(aws: Aws, stack: Stack, *, tell: Callable[[str], None]) -> None:

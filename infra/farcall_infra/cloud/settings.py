@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farcall_common.errors import ConfigurationError
-from farcall_infra.cloud.account import Stack
+from farcall_infra.cloud.account import Database, Stack
 from farcall_infra.deployment import OVERRIDES_OUTPUT, PROFILE_OUTPUT, SETTINGS_OUTPUT, Deployment
+from farcall_infra.profiles import DatabaseSize
 
 __all__ = ["Change", "DeployedSettings", "changes", "deployed_settings", "require_possible"]
 
@@ -63,21 +64,45 @@ def changes(before: DeployedSettings, deployment: Deployment) -> Sequence[Change
     return found
 
 
-def require_possible(found: Sequence[Change]) -> None:
-    """:raises ConfigurationError: if AWS is known to refuse one of these changes, after a quarter of an hour."""
+def require_possible(found: Sequence[Change], *, database: Database | None, wanted: DatabaseSize) -> None:
+    """Compare the changes with what AWS refuses only after a quarter of an hour; ``database`` is the one that runs.
+
+    :raises ConfigurationError: if one of them is refused.
+    """
     by_name = {each.setting: each for each in found}
     disk = by_name.get("database.storage_gib")
-    if disk and int(disk.wanted) < int(disk.deployed):
-        raise ConfigurationError(
-            f"the database's disk has {disk.deployed} GiB and cannot shrink to {disk.wanted}",
-            hint=f"Deploy with -c database.storage_gib={disk.deployed}, or write that into the file of your profiles.",
-        )
+    if disk:
+        # RDS enlarges the disk by itself, and so it may be larger than it was deployed with.
+        present = max(int(disk.deployed), database.storage_gib if database else 0)
+        if int(disk.wanted) < present:
+            raise ConfigurationError(
+                f"the database's disk has {present} GiB and cannot shrink to {disk.wanted}",
+                hint=f"Deploy with -c database.storage_gib={disk.deployed}, or write that into the file of your"
+                " profiles.",
+            )
+    if database and database.major_version:
+        _require_upgradable(database.major_version, wanted)
     failover, nodes = by_name.get("queue.failover"), by_name.get("queue.nodes")
     if failover and nodes and failover.wanted == "true" and nodes.deployed == "1":
         raise ConfigurationError(
             "the queue has to have its second node before fail-over can be turned on",
             hint="Deploy with -c queue.failover=false first, and once more without it.",
         )
+
+
+def _require_upgradable(present: str, wanted: DatabaseSize) -> None:
+    if present == wanted.version or (int(present) < int(wanted.version) and wanted.major_upgrade):
+        return
+    keep = f"-c database.version={present}"
+    if int(present) > int(wanted.version):
+        raise ConfigurationError(
+            f"the database is PostgreSQL {present} and cannot become {wanted.version}", hint=f"Deploy with {keep}."
+        )
+    raise ConfigurationError(
+        f"the database is PostgreSQL {present}, and this deployment would make it {wanted.version}",
+        hint=f"To keep it, deploy with {keep}. To upgrade it, read docs/operations.md, Upgrade PostgreSQL, and deploy"
+        " with -c database.major_upgrade=true.",
+    )
 
 
 def _flat(sections: Mapping[str, Mapping[str, Any]]) -> Mapping[str, str]:

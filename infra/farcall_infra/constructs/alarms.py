@@ -17,8 +17,10 @@ from farcall_infra.profiles import Profile
 __all__ = ["Alarms", "queue_metric"]
 
 _GIB: Final = 2**30
-#: Connections that one forwarder is sized for: each takes about 40 KB, and half a millisecond of processor to set up.
+#: Connections that the processor of one forwarder is sized for; each takes half a millisecond to set up.
 _CONNECTIONS_PER_TASK: Final = 4000
+#: Hours until the database's disk is full, at the rate of the last five minutes, that are worth an alarm.
+_FILLING_H: Final = 6
 
 Comparison = cloudwatch.ComparisonOperator
 Missing = cloudwatch.TreatMissingData
@@ -41,7 +43,7 @@ class Alarms(Construct):
         super().__init__(scope, construct_id)
         self._prefix = deployment
         self._topic = topic
-        self._watch_api(watched)
+        self._watch_api(profile, watched)
         self._watch_forwarder(profile, watched, metrics)
         self._watch_reconciler(watched)
         if minutes := profile.canary.minutes:
@@ -56,8 +58,14 @@ class Alarms(Construct):
                 why="The queue is filling up; when it is full, submits are answered but wait for the reconciler.",
             )
 
-    def _watch_api(self, watched: Watched) -> None:
+    def _watch_api(self, profile: Profile, watched: Watched) -> None:
         five = cdk.Duration.minutes(5)
+        concurrency = profile.api.concurrency
+        to_raise = (
+            f"more than api.concurrency ({concurrency}) at once. Raise it, and database.connections with it"
+            if concurrency
+            else "the account's Lambda concurrency is used up. Ask for more under Service Quotas"
+        )
         share = cloudwatch.MathExpression(
             expression="100 * errors / IF(calls > 20, calls, 20)",  # one failed call of three is no outage
             using_metrics={
@@ -80,7 +88,7 @@ class Alarms(Construct):
             watched.api_function.metric_throttles(period=five, statistic="Sum"),
             0,
             periods=1,
-            why="Calls are turned away because the account's Lambda concurrency is used up.",
+            why=f"Calls are turned away: {to_raise}.",
         )
 
     def _watch_forwarder(self, profile: Profile, watched: Watched, metrics: Metrics) -> None:
@@ -105,7 +113,7 @@ class Alarms(Construct):
         self._above(
             "forwarder-full",
             metrics.metric("Connections", "Maximum", minutes=5),
-            0.75 * _CONNECTIONS_PER_TASK,
+            0.75 * min(_CONNECTIONS_PER_TASK, profile.forwarder.connections),
             periods=1,
             why="A forwarder holds three quarters of the connections that it is sized for.",
         )
@@ -172,6 +180,20 @@ class Alarms(Construct):
             periods=2,
             missing=Missing.IGNORE,
             why="The database has less than 15 percent of its disk left; when it is full, nothing is accepted.",
+        )
+        self._alarm(
+            "database-filling",
+            cloudwatch.MathExpression(
+                expression=f"IF(RATE(free) < 0, free / (-3600 * RATE(free)), {10 * _FILLING_H})",
+                using_metrics={"free": watched.database.metric_free_storage_space(period=five, statistic="Average")},
+                period=five,
+                label="hours until the disk is full",
+            ),
+            _FILLING_H,
+            Comparison.LESS_THAN_THRESHOLD,
+            periods=3,
+            missing=Missing.IGNORE,
+            why=f"At its present rate the database's disk is full in less than {_FILLING_H} hours.",
         )
         self._above(
             "database-connections",

@@ -26,7 +26,7 @@ class Dashboard(Construct):
         cloudwatch.Dashboard(
             self,
             "Page",
-            dashboard_name=name,
+            dashboard_name=f"{name}-{cdk.Aws.REGION}",  # dashboards are global in an account
             period_override=cloudwatch.PeriodOverride.AUTO,
             widgets=[
                 [

@@ -29,6 +29,7 @@ from farcall_infra.constructs.function import retention
 from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import Stores
 from farcall_infra.deployment import SLEEPS_TAG, Deployment
+from farcall_infra.profiles import ForwarderSize
 
 __all__ = ["ForwarderService"]
 
@@ -43,6 +44,14 @@ _KEY_SEED_LENGTH = 64  # characters
 _PRIVATE_ECR: Final = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com/([a-z0-9._/-]+)(?:[:@](\S+))?")
 _ON_DEMAND = "FARGATE"
 _SPOT = "FARGATE_SPOT"
+
+
+def _behind(front: Front, size: ForwarderSize) -> dict[str, str]:
+    """What a forwarder behind a load balancer needs: the address of that, from which all connections seem to come."""
+    return {
+        "FARCALL_FORWARDER_ADVERTISE": front.address,
+        "FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE": str(size.connections),
+    }
 
 
 class ForwarderService(Construct):
@@ -94,7 +103,7 @@ class ForwarderService(Construct):
             entry_point=["python", "-c", _BOOT.read_text(encoding="utf-8")],
             command=["python", "-m", "farcall_forwarder"],
             environment={
-                **stores.environment(),
+                **stores.environment("forwarder"),
                 "AWS_REGION": region,  # for the boot program
                 "AWS_DEFAULT_REGION": region,  # for boto3, which does not look at the other one
                 **(self._bundle(task, deployment) if size.code == "bundle" else {}),
@@ -102,7 +111,8 @@ class ForwarderService(Construct):
                 "FARCALL_FORWARDER_PORT": str(size.port),
                 "FARCALL_FORWARDER_HEALTH_PORT": str(size.health_port),
                 "FARCALL_FORWARDER_DRAIN_S": str(_DRAIN_S),
-                **({"FARCALL_FORWARDER_ADVERTISE": front.address} if front else {}),
+                "FARCALL_FORWARDER_CONNECTIONS": str(size.connections),
+                **(_behind(front, size) if front else {}),
             },
             secrets={"FARCALL_FORWARDER_KEY_SEED": self._shared_key()} if front else None,
             port_mappings=[
@@ -117,7 +127,7 @@ class ForwarderService(Construct):
             ),
             stop_timeout=cdk.Duration.seconds(_STOP_TIMEOUT_S),
         )
-        stores.grant(task.task_role)
+        stores.grant(task.task_role, "forwarder")
         self.service = ecs.FargateService(
             self,
             "Service",

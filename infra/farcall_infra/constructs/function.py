@@ -25,6 +25,8 @@ class PythonFunction(Construct):
     ``timeout_s`` is in seconds. The role may write to the function's own log group and, in the VPC, attach the
     function's network interfaces; everything else is granted by the constructs that own it, to ``role``.
     If it is not ``retried``, Lambda leaves it at one attempt where nobody waits for the answer, instead of three.
+    ``concurrency`` is reserved for the function and bounds it; None for no reservation. An event that nobody waits for
+    is dropped when it could not be handled for ``max_event_age_s``, by default Lambda's six hours.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class PythonFunction(Construct):
         memory_mib: int = 512,
         network: Network | None = None,
         retried: bool = True,
+        concurrency: int | None = None,
+        max_event_age_s: int | None = None,
     ) -> None:
         super().__init__(scope, construct_id)
         log_group = logs.LogGroup(
@@ -51,13 +55,14 @@ class PythonFunction(Construct):
         self.role = role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
         log_group.grant_write(role)
         if network is not None:
-            role.add_to_principal_policy(_network_interfaces())
+            for statement in _network_interfaces():
+                role.add_to_principal_policy(statement)
             accept(
                 role,
                 "IAM5[Resource::*]",
                 "Lambda makes and removes the network interfaces of a function with the function's role, before they "
-                "have a name that a policy could give. The function itself is never handed these rights by another "
-                "service.",
+                "have a name that a policy could give. The code of a function has the same role, so a second statement "
+                "denies it these calls: its calls name the function that they come from, those of Lambda do not.",
             )
         target = deployment.target
         dual_stack = network is not None and target.ipv6
@@ -79,21 +84,32 @@ class PythonFunction(Construct):
             security_groups=[network.functions] if network else None,
             ipv6_allowed_for_dual_stack=True if dual_stack else None,
             retry_attempts=None if retried else 0,
+            max_event_age=None if max_event_age_s is None else cdk.Duration.seconds(max_event_age_s),
+            reserved_concurrent_executions=concurrency,
         )
 
 
-def _network_interfaces() -> iam.PolicyStatement:
-    """What Lambda needs to attach a function to a VPC; EC2 offers no narrower resource for these actions."""
-    return iam.PolicyStatement(
-        actions=[
-            "ec2:AssignPrivateIpAddresses",
-            "ec2:CreateNetworkInterface",
-            "ec2:DeleteNetworkInterface",
-            "ec2:DescribeNetworkInterfaces",
-            "ec2:DescribeSubnets",
-            "ec2:UnassignPrivateIpAddresses",
-        ],
-        resources=["*"],
+def _network_interfaces() -> tuple[iam.PolicyStatement, iam.PolicyStatement]:
+    """What Lambda needs to attach a function to a VPC, for which EC2 offers no narrower resource; and that the code of
+    a function, whose calls carry ``lambda:SourceFunctionArn``, may not do the same."""
+    actions = [
+        "ec2:AssignPrivateIpAddresses",
+        "ec2:CreateNetworkInterface",
+        "ec2:DeleteNetworkInterface",
+        "ec2:DescribeNetworkInterfaces",
+        "ec2:DescribeSubnets",
+        "ec2:UnassignPrivateIpAddresses",
+    ]
+    # Of any function: the name of this one would make the role and the function depend on each other.
+    functions = f"arn:{cdk.Aws.PARTITION}:lambda:{cdk.Aws.REGION}:{cdk.Aws.ACCOUNT_ID}:function:*"
+    return (
+        iam.PolicyStatement(actions=actions, resources=["*"]),
+        iam.PolicyStatement(
+            effect=iam.Effect.DENY,
+            actions=actions,
+            resources=["*"],
+            conditions={"ArnLike": {"lambda:SourceFunctionArn": functions}},
+        ),
     )
 
 

@@ -1,12 +1,14 @@
 """Where users come from: the authorizer function's settings.
 
 On AWS that is an OpenID Connect issuer, if the profile names one, and else Globus Auth, by three parameters of the
-stack; the client's secret stays in Secrets Manager. The offline tier has fixed tokens, given by a parameter too.
+stack; the authorizer reads the client's secret from Secrets Manager. The offline tier has fixed tokens, given by a
+parameter too.
 """
 
 from __future__ import annotations
 
 import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from farcall_infra.deployment import Deployment
@@ -15,11 +17,12 @@ __all__ = ["Identity"]
 
 
 class Identity(Construct):
-    """The environment of the authorizer."""
+    """The environment of the authorizer, and its right to read the secret of the Globus client."""
 
     def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment) -> None:
         super().__init__(scope, construct_id)
         stack = cdk.Stack.of(self)
+        self._secret_arn = ""
         if deployment.target.dev_tokens:
             tokens = cdk.CfnParameter(
                 stack, "DevTokens", no_echo=True, description="JSON object of token to identity_id and username"
@@ -41,15 +44,21 @@ class Identity(Construct):
             "GlobusCredentialsArn",
             description="Secret in Secrets Manager: a JSON object whose client_secret is the Globus client's secret",
         )
+        self._secret_arn = secret.value_as_string
         self._environment = {
             "FARCALL_AUTH_PROVIDER": "globus",
             "FARCALL_GLOBUS_CLIENT_ID": client_id.value_as_string,
             "FARCALL_GLOBUS_SCOPE": scope_name.value_as_string,
-            "FARCALL_GLOBUS_CLIENT_SECRET": cdk.Fn.join(
-                "", ["{{resolve:secretsmanager:", secret.value_as_string, ":SecretString:client_secret}}"]
-            ),
+            "FARCALL_GLOBUS_SECRET_ARN": self._secret_arn,
         }
 
     def environment(self) -> dict[str, str]:
         """The authorizer's environment variables."""
         return dict(self._environment)
+
+    def grant(self, role: iam.IRole) -> None:
+        """Let ``role`` read the secret, if there is one."""
+        if self._secret_arn:
+            role.add_to_principal_policy(
+                iam.PolicyStatement(actions=["secretsmanager:GetSecretValue"], resources=[self._secret_arn])
+            )

@@ -13,7 +13,9 @@ from farcall_infra.deployment import Deployment
 
 __all__ = ["Migration"]
 
-_TIMEOUT_S = 600
+# CloudFormation waits a minute longer than Lambda lets the function run, which answers before it is killed.
+_TIMEOUT_S = 840
+_ANSWERED_S = 900
 
 
 class Migration(Construct):
@@ -33,18 +35,23 @@ class Migration(Construct):
             deployment=deployment,
             handler="migration_resource.handle",
             description="Brings the database schema up to date",
-            environment=database.environment(),
+            environment=database.migrator_environment(),
             timeout_s=_TIMEOUT_S,
             network=network,
             retried=False,  # CloudFormation has its answer, and may be putting back the old code
         )
-        database.grant(migrator.role)
+        database.grant_migrator(migrator.role)
         resource = cdk.CustomResource(
             self,
             "Run",
             resource_type="Custom::FarcallMigration",
             service_token=migrator.function.function_arn,
-            service_timeout=cdk.Duration.seconds(_TIMEOUT_S),
-            properties={"Bundle": deployment.packed(LAMBDAS).digest(deployment.target.wheels)},
+            service_timeout=cdk.Duration.seconds(_ANSWERED_S),
+            # It runs again when one of these changes: the code, the roles' secrets, or the connections they share.
+            properties={
+                "Bundle": deployment.packed(LAMBDAS).digest(deployment.target.wheels),
+                "Roles": database.role_secret_arns,
+                "Connections": str(deployment.profile.database.connections),
+            },
         )
         resource.node.add_dependency(migrator)

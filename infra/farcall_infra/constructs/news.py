@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import aws_cdk as cdk
 from aws_cdk import aws_budgets as budgets
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_sns as sns
@@ -19,7 +20,7 @@ class News(Construct):
     """``topic`` is where alarms and the budget go; the profile's ``emails`` hear of it once they have confirmed.
 
     The budget is about the whole account: a filter by tag shows nothing, and would never warn, until somebody has
-    activated the tag in the billing console.
+    activated the tag in the billing console. With ``budget.monthly_usd`` 0 there is none.
     """
 
     def __init__(self, scope: Construct, construct_id: str, *, deployment: str, budget: Budget) -> None:
@@ -34,6 +35,11 @@ class News(Construct):
                     actions=["sns:Publish"], principals=[iam.ServicePrincipal(service)], resources=[topic.topic_arn]
                 )
             )
+        if budget.monthly_usd:
+            self._add_budget(deployment, budget.monthly_usd)
+
+    def _add_budget(self, deployment: str, monthly_usd: float) -> None:
+        topic = self.topic
         subscriber = budgets.CfnBudget.SubscriberProperty(address=topic.topic_arn, subscription_type="SNS")
         # Other warnings need another name: CloudFormation makes a new budget for them, and before the old one goes.
         kinds = [("ACTUAL", share) for share in _SHARES] + [("FORECASTED", _SHARES[-1])]
@@ -41,10 +47,10 @@ class News(Construct):
             self,
             "Budget",
             budget=budgets.CfnBudget.BudgetDataProperty(
-                budget_name=f"{deployment}-monthly",
+                budget_name=f"{deployment}-{cdk.Aws.REGION}-monthly",  # budgets are global in an account
                 budget_type="COST",
                 time_unit="MONTHLY",
-                budget_limit=budgets.CfnBudget.SpendProperty(amount=budget.monthly_usd, unit="USD"),
+                budget_limit=budgets.CfnBudget.SpendProperty(amount=monthly_usd, unit="USD"),
             ),
             notifications_with_subscribers=[
                 budgets.CfnBudget.NotificationWithSubscribersProperty(

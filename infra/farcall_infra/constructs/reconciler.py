@@ -11,7 +11,7 @@ from farcall_infra.constructs.fleet import Fleet
 from farcall_infra.constructs.function import PythonFunction
 from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import Stores
-from farcall_infra.deployment import Deployment
+from farcall_infra.deployment import RECONCILER_CONCURRENCY, Deployment
 
 __all__ = ["Reconciler"]
 
@@ -32,13 +32,16 @@ class Reconciler(Construct):
             deployment=deployment,
             handler="farcall_lambdas.handlers.reconciler.handle",
             description="Re-queues committed tasks that the queue does not have, and clears up",
-            environment=stores.environment() | fleet.environment(),
+            environment=stores.environment("reconciler") | fleet.environment() | deployment.profile.api_environment(),
             timeout_s=55,  # done before the next one starts
             network=network,
             retried=False,
+            # Two rounds at once would do the same work twice. A round that could not start is left to the next one.
+            concurrency=RECONCILER_CONCURRENCY if deployment.api_concurrency else None,
+            max_event_age_s=60,
         )
         self.function = reconciler.function
-        stores.grant(reconciler.role)
+        stores.grant(reconciler.role, "reconciler")
         fleet.grant(self, reconciler.role)
         rule = events.Rule(self, "EachMinute", schedule=events.Schedule.rate(_PERIOD))
         # A missed run, and one that failed, is made up for by the next one.

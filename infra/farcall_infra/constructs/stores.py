@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import json
+from typing import Any, Final
 
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
@@ -19,23 +20,37 @@ from farcall_infra.constructs.accepted import accept
 from farcall_infra.constructs.network import POSTGRES_PORT, VALKEY_PORT, Network
 from farcall_infra.profiles import DatabaseSize, QueueSize
 
-__all__ = ["BlobStore", "Database", "Queue", "Stores", "TicketKey"]
+__all__ = ["PROGRAMS", "BlobStore", "Database", "Queue", "Stores", "TicketKey"]
 
+#: The programs that have a database role of their own, ``farcall_<program>``.
+PROGRAMS: Final = ("api", "reconciler", "forwarder")
 _MASTER = "farcall"
+_PASSWORD_LENGTH = 40
+_VERSIONS = {"16": rds.PostgresEngineVersion.VER_16, "17": rds.PostgresEngineVersion.VER_17}
 
 
 class Database(Construct):
-    """PostgreSQL 16, encrypted, in the private subnets, with a generated master password in Secrets Manager."""
+    """PostgreSQL, encrypted, in the private subnets, with generated passwords in Secrets Manager: one for the master
+    user and one for the role of each of :data:`PROGRAMS`. The migration makes the roles and limits their connections.
+    """
 
     _NAME = "farcall"
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, network: Network, size: DatabaseSize, tls: bool, keep: bool
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        network: Network,
+        size: DatabaseSize,
+        tls: bool,
+        verified: bool,
+        keep: bool,
     ) -> None:
         super().__init__(scope, construct_id)
         self._tls = tls
-        self._verified = bool(size.authorities)
-        engine = rds.DatabaseInstanceEngine.postgres(version=rds.PostgresEngineVersion.VER_16)
+        self._verified = verified
+        engine = rds.DatabaseInstanceEngine.postgres(version=_VERSIONS[size.version])
         # The default of RDS for the first is the same, but a default can change and this must not.
         wanted = {"rds.force_ssl": "1", "max_connections": str(size.connections)}
         parameters = rds.ParameterGroup(self, "Parameters", engine=engine, parameters=wanted) if tls else None
@@ -44,6 +59,7 @@ class Database(Construct):
             "parameter_group": parameters,
             "instance_type": ec2.InstanceType(size.instance_type),
             "allocated_storage": size.storage_gib,
+            "max_allocated_storage": size.max_storage_gib or None,
             "storage_type": rds.StorageType.GP3,
             "multi_az": size.multi_az,
             "vpc": network.vpc,
@@ -54,6 +70,9 @@ class Database(Construct):
             "backup_retention": cdk.Duration.days(size.backup_days),
             "delete_automated_backups": not keep,
             "auto_minor_version_upgrade": True,
+            "allow_major_version_upgrade": size.major_upgrade,
+            # Else AWS charges for RDS Extended Support when the version's standard support ends.
+            "engine_lifecycle_support": rds.EngineLifecycleSupport.OPEN_SOURCE_RDS_EXTENDED_SUPPORT_DISABLED,
             "deletion_protection": keep,
             "removal_policy": cdk.RemovalPolicy.SNAPSHOT if keep else cdk.RemovalPolicy.DESTROY,
         }
@@ -83,6 +102,7 @@ class Database(Construct):
             )
         assert self.instance.secret is not None  # from_generated_secret makes one
         self._secret = self.instance.secret
+        self._logins = {program: self._login(program) for program in PROGRAMS}
         accept(
             self.instance,
             "SMG4",
@@ -103,9 +123,45 @@ class Database(Construct):
                 "recovery instead; the one for facilities has the standby.",
             )
 
-    def environment(self) -> dict[str, str]:
-        """Where the database is and which secret opens it. The client is told to insist on TLS where there is any, and
-        to check the certificate where it can."""
+    def _login(self, program: str) -> secretsmanager.Secret:
+        secret = secretsmanager.Secret(
+            self,
+            f"{program.capitalize()}Login",
+            description=f"Database role of Farcall's {program}",
+            generate_secret_string=secretsmanager.SecretStringGenerator(
+                secret_string_template=json.dumps({"username": f"farcall_{program}"}),
+                generate_string_key="password",
+                password_length=_PASSWORD_LENGTH,
+                exclude_punctuation=True,
+            ),
+            removal_policy=cdk.RemovalPolicy.DESTROY,  # the migration sets the password of a new one
+        )
+        accept(
+            secret,
+            "SMG4",
+            "Rotation runs a function in the VPC that calls services over IPv4, which nothing here can (there is no "
+            "NAT). Every migration sets the password that the secret has; docs/operations.md says how to replace it.",
+        )
+        return secret
+
+    def environment(self, program: str) -> dict[str, str]:
+        """Where the database is, and the secret of the role of a program."""
+        return self._address() | {"FARCALL_DATABASE_SECRET_ARN": self._logins[program].secret_arn}
+
+    def migrator_environment(self) -> dict[str, str]:
+        """Where the database is, the master user's secret, and those of the roles that the migration makes."""
+        return self._address() | {
+            "FARCALL_DATABASE_SECRET_ARN": self._secret.secret_arn,
+            "FARCALL_DATABASE_ROLE_SECRET_ARNS": self.role_secret_arns,
+        }
+
+    @property
+    def role_secret_arns(self) -> str:
+        """The secrets of the roles, separated by commas."""
+        return cdk.Fn.join(",", [login.secret_arn for login in self._logins.values()])
+
+    def _address(self) -> dict[str, str]:
+        """The client is told to insist on TLS where there is any, and to check the certificate where it can."""
         insist = {"PGSSLMODE": "require"} if self._tls else {}
         verify = {"FARCALL_DATABASE_AUTHORITIES": AUTHORITIES_FILE} if self._verified else {}
         return {
@@ -114,12 +170,16 @@ class Database(Construct):
             "FARCALL_DATABASE_HOST": self.instance.db_instance_endpoint_address,
             "FARCALL_DATABASE_PORT": self.instance.db_instance_endpoint_port,
             "FARCALL_DATABASE_NAME": self._NAME,
-            "FARCALL_DATABASE_SECRET_ARN": self._secret.secret_arn,
         }
 
-    def grant(self, role: iam.IRole) -> None:
-        """Let ``role`` read the credentials. Who can reach the port is the security group's business."""
-        _grant_value(self._secret, role)
+    def grant(self, role: iam.IRole, program: str) -> None:
+        """Let ``role`` read the credentials of a program. Who can reach the port is the security group's business."""
+        _grant_value(self._logins[program], role)
+
+    def grant_migrator(self, role: iam.IRole) -> None:
+        """Let ``role`` read the master user's credentials and those of the roles."""
+        for secret in (self._secret, *self._logins.values()):
+            _grant_value(secret, role)
 
 
 class Queue(Construct):
@@ -293,17 +353,17 @@ class Stores:
     blobs: BlobStore
     tickets: TicketKey
 
-    def environment(self) -> dict[str, str]:
-        """The environment variables that ``farcall_common.store`` reads."""
+    def environment(self, program: str) -> dict[str, str]:
+        """The environment variables that ``farcall_common.store`` reads, for one of :data:`PROGRAMS`."""
         return {
-            **self.database.environment(),
+            **self.database.environment(program),
             **self.queue.environment(),
             **self.blobs.environment(),
             **self.tickets.environment(),
         }
 
-    def grant(self, role: iam.IRole) -> None:
-        """Let ``role`` use every store."""
-        self.database.grant(role)
+    def grant(self, role: iam.IRole, program: str) -> None:
+        """Let ``role`` use every store as one of :data:`PROGRAMS`."""
+        self.database.grant(role, program)
         self.blobs.grant(role)
         self.tickets.grant(role)

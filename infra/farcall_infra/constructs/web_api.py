@@ -20,6 +20,9 @@ from farcall_infra.profiles import ApiSize
 __all__ = ["STAGE", "WebApi"]
 
 STAGE = "api"
+#: What a caller may send as Authorization. Anything else is answered 401 by the gateway: without a call of the function
+#: and a question to the identity provider, which may throttle us.
+_BEARER = r"^[Bb][Ee][Aa][Rr][Ee][Rr] +\S{16,8192}$"
 
 
 class WebApi(Construct):
@@ -41,6 +44,7 @@ class WebApi(Construct):
             handler=authorizer,
             identity_source=apigateway.IdentitySource.header("Authorization"),
             results_cache_ttl=cdk.Duration.seconds(size.authorizer_cache_s),
+            validation_regex=_BEARER,
         )
         api = apigateway.RestApi(
             self,

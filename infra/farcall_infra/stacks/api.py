@@ -40,6 +40,7 @@ class ApiStack(cdk.Stack):
             environment=identity.environment(),
             timeout_s=10,
         )
+        identity.grant(authorizer.role)
         fleet = Fleet(deployment)
         api = PythonFunction(
             self,
@@ -47,12 +48,13 @@ class ApiStack(cdk.Stack):
             deployment=deployment,
             handler="farcall_lambdas.handlers.api.handle",
             description="The REST API",
-            environment=stores.environment() | fleet.environment(),
+            environment=stores.environment("api") | fleet.environment() | deployment.profile.api_environment(),
             timeout_s=size.timeout_s,
             memory_mib=size.memory_mib,
             network=network,
+            concurrency=deployment.api_concurrency or None,
         )
-        stores.grant(api.role)
+        stores.grant(api.role, "api")
         fleet.grant(self, api.role)
         api.node.add_dependency(migration)
         self.function = api.function

@@ -23,7 +23,15 @@ class DataStack(cdk.Stack):
         profile = deployment.profile
         tls = deployment.target.store_tls
         self.stores = Stores(
-            database=Database(self, "Database", network=network, size=profile.database, tls=tls, keep=keep),
+            database=Database(
+                self,
+                "Database",
+                network=network,
+                size=profile.database,
+                tls=tls,
+                verified=deployment.verifies_database,
+                keep=keep,
+            ),
             queue=Queue(self, "Queue", network=network, size=profile.queue, tls=tls),
             blobs=BlobStore(self, "Blobs", blob_days=profile.retention.blob_days, keep=keep),
             tickets=TicketKey(self, "Tickets"),

@@ -3,13 +3,14 @@ and of :mod:`~farcall_lambdas.auth.oidc` the settings mean."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping
 
 import globus_sdk
 
-from farcall_common.errors import Unauthenticated, Unavailable
+from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
 from farcall_lambdas.auth.cache import CachedProvider
 from farcall_lambdas.auth.oidc import OidcProvider
 from farcall_lambdas.identity import Identity, IdentityProvider
@@ -33,7 +34,7 @@ class DevProvider:
 
 
 class GlobusProvider:
-    """Asks Globus Auth about a token.
+    """Asks Globus Auth about a token, with the client that ``client`` returns.
 
     The token must be active, meant for this service (its client id is in ``aud``), carry the service's scope and not
     have ended. An answer other than a decision (an error, no network) is :class:`Unavailable`, never a refusal.
@@ -41,7 +42,7 @@ class GlobusProvider:
 
     def __init__(
         self,
-        client: globus_sdk.ConfidentialAppAuthClient,
+        client: Callable[[], globus_sdk.ConfidentialAppAuthClient],
         *,
         client_id: str,
         scope: str,
@@ -54,7 +55,7 @@ class GlobusProvider:
 
     def authenticate(self, token: str) -> Identity:
         try:
-            answer = self._client.oauth2_token_introspect(token, include="identity_set").data
+            answer = self._client().oauth2_token_introspect(token, include="identity_set").data
         except globus_sdk.GlobusError as error:
             raise Unavailable("Globus Auth cannot be asked at the moment.", retry_after_s=5.0) from error
         if not answer.get("active"):
@@ -75,15 +76,50 @@ class GlobusProvider:
         )
 
 
-def provider_from_settings(settings: AuthSettings, *, clock: Callable[[], float] = time.time) -> IdentityProvider:
-    """The provider that the settings name, with a cache in front of it where asking is expensive."""
+def provider_from_settings(
+    settings: AuthSettings, *, clock: Callable[[], float] = time.time, secret_max_age_s: int = 300
+) -> IdentityProvider:
+    """The provider that the settings name, with a cache in front of it where asking is expensive. A secret from Secrets
+    Manager is read again when it is ``secret_max_age_s`` old."""
     if settings.provider == "dev":
         return DevProvider(settings.dev_identities)
     if settings.provider == "oidc":
         return OidcProvider(settings.oidc_issuer, audience=settings.oidc_audience)
-    client = globus_sdk.ConfidentialAppAuthClient(settings.globus_client_id, settings.globus_client_secret)
-    globus = GlobusProvider(client, client_id=settings.globus_client_id, scope=settings.globus_scope, clock=clock)
+    globus = GlobusProvider(
+        _globus_client(settings, secret_max_age_s),
+        client_id=settings.globus_client_id,
+        scope=settings.globus_scope,
+        clock=clock,
+    )
     return CachedProvider(globus, clock=clock)
+
+
+def _globus_client(settings: AuthSettings, secret_max_age_s: int) -> Callable[[], globus_sdk.ConfidentialAppAuthClient]:
+    """Makes the client, and makes another one when the secret has changed in Secrets Manager."""
+    client = functools.lru_cache(maxsize=1)(
+        functools.partial(globus_sdk.ConfidentialAppAuthClient, settings.globus_client_id)
+    )
+    if not settings.globus_secret_arn:
+        return lambda: client(settings.globus_client_secret)
+    # Imported here because only this case needs boto3, which is slow to import. The stores' own reader of secrets would
+    # import their drivers, too.
+    from aws_lambda_powertools.utilities.parameters import SecretsProvider
+    from aws_lambda_powertools.utilities.parameters.exceptions import GetParameterError, TransformParameterError
+    from botocore.config import Config
+
+    secrets = SecretsProvider(boto_config=Config(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2}))
+
+    def current() -> globus_sdk.ConfidentialAppAuthClient:
+        arn = settings.globus_secret_arn
+        try:
+            secret = secrets.get(arn, max_age=secret_max_age_s, transform="json")
+        except (GetParameterError, TransformParameterError) as error:
+            raise Unavailable(f"the secret {arn} cannot be read: {type(error.__cause__ or error).__name__}") from error
+        if not isinstance(secret, dict) or not secret.get("client_secret"):
+            raise ConfigurationError(f"the secret {arn} has no client_secret")
+        return client(str(secret["client_secret"]))
+
+    return current
 
 
 def _digest(token: str) -> bytes:

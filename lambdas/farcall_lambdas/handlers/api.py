@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.store import StoreSettings, open_stores
+from farcall_common.errors import FarcallError
+from farcall_common.store import Stores, StoreSettings, open_stores
 from farcall_lambdas.app import Application
 from farcall_lambdas.fleet import EcsFleet
 from farcall_lambdas.logs import configure
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["handle"]
+
+#: While the database has no connection for us, requests must not pile up: they are answered soon, and come again.
+_CONNECTION_WAIT_S: Final = 2.0
 
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
@@ -27,7 +32,27 @@ def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
 def _application() -> Application:
     configure(os.environ.get("FARCALL_LOG_LEVEL", "INFO"))
     return Application.over(
-        open_stores(StoreSettings.from_environment(os.environ), max_connections=1),
-        ApiSettings.from_environment(os.environ),
-        fleet=EcsFleet.from_environment(os.environ),
+        _stores(), ApiSettings.from_environment(os.environ), fleet=EcsFleet.from_environment(os.environ)
     )
+
+
+@functools.cache
+def _stores() -> Stores:
+    return open_stores(
+        StoreSettings.from_environment(os.environ), max_connections=1, connection_wait_s=_CONNECTION_WAIT_S
+    )
+
+
+def _initialize() -> None:
+    """Connect while Lambda initializes the environment, with a whole processor, and not in the first request.
+
+    What fails here is tried again by the first request, which also answers with the error.
+    """
+    with contextlib.suppress(FarcallError):
+        _application()
+        _stores().records.ping()
+        _stores().queue.ping()
+
+
+if "AWS_LAMBDA_INITIALIZATION_TYPE" in os.environ:
+    _initialize()

@@ -10,6 +10,8 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.store import DatabaseSettings
 from farcall_common.store.migrate import HEAD, upgrade
+from farcall_common.store.roles import prepare_roles
+from farcall_common.store.settings import read_roles
 from farcall_lambdas.logs import configure, logger
 
 __all__ = ["handle", "migrate"]
@@ -21,8 +23,14 @@ def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]: 
 
 
 def migrate(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Upgrade the database that the environment names; answers its revision and whether anything was to do."""
+    """Upgrade the database that the environment names, and prepare the programs' roles in it.
+
+    Answers its revision, and whether anything was to do.
+    """
     configure(environ.get("FARCALL_LOG_LEVEL", "INFO"))
-    changed = upgrade(DatabaseSettings.from_environment(environ).conninfo())
-    logger.info("database is up to date", revision=HEAD, changed=changed)
+    database = DatabaseSettings.from_environment(environ).conninfo()
+    changed = upgrade(database)
+    roles = read_roles(environ)
+    prepare_roles(database, roles)
+    logger.info("database is up to date", revision=HEAD, changed=changed, roles=[role["username"] for role in roles])
     return {"revision": HEAD, "changed": changed}

@@ -97,12 +97,13 @@ class EndpointEntry(Shape):
 
 
 class EndpointRuntime(Shape):
-    """What an agent said of its workers when it connected last: their Python version, packages with versions, and the
-    ids of the serialisation strategies that they read (left out by agents that read all)."""
+    """What an agent said of its workers when it connected last: their Python version, packages with versions, the ids
+    of the serialisation strategies that they read (left out by agents that read all), and the operating system."""
 
     python_version: str
     packages: dict[str, Any]
     serializers: Maybe[list[str]] = None
+    platform: Maybe[str] = None
 
 
 class EndpointAnswer(Shape):
@@ -156,6 +157,7 @@ class Connect(Shape):
     python_version: Annotated[Text, Field(max_length=100)] = ""
     packages: Metadata = Field(default_factory=dict)
     serializers: Strategies | None = None
+    platform: Annotated[Text, Field(max_length=200)] = ""
 
 
 class OpenStream(Shape):
@@ -181,3 +183,4 @@ class StreamAnswer(Shape):
 
 class ConnectAnswer(StreamAnswer):
     endpoint_id: str
+    owner_id: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Base64Bytes, Field
 
 from farcall_lambdas.models.fields import (
     Id,
@@ -22,6 +22,7 @@ from farcall_lambdas.models.fields import (
 
 __all__ = [
     "BatchStatus",
+    "BinaryShape",
     "BlobGranted",
     "BlobRefShape",
     "CancelAnswer",
@@ -61,12 +62,19 @@ class BlobRefShape(Shape):
     sha256: Sha256
 
 
+class BinaryShape(Shape):
+    """A packed buffer that is not text, in Base64."""
+
+    base64: Base64Bytes
+
+
 #: A packed buffer, or a reference to an uploaded one.
-Payload = UserBytes | BlobRefShape
+Payload = UserBytes | BlobRefShape | BinaryShape
 
 
 class _SubmitOptions(Shape):
-    """``create_queue`` and ``user_runtime`` are taken and not needed: there is no message broker.
+    """``user_runtime`` is taken and not needed. There is no message broker, so ``create_queue`` is refused from Globus
+    Compute's clients.
 
     With ``memoize``, a task whose function and payload have the bytes of an earlier one of yours that succeeded ends at
     once with the result of that one; null leaves it to the function.

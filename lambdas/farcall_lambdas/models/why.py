@@ -21,9 +21,11 @@ class WhyEndpoint(Shape):
 
 
 class WhyAnswer(Shape):
-    """``reason`` is for programs, ``text`` is one sentence. ``state_since`` is in epoch seconds. ``queue_position`` is
-    how many tasks of the endpoint leave the queue before this one, null when it is not in the queue. ``endpoint`` is
-    left out when it is not registered any more."""
+    """``reason`` is for programs, ``text`` is for people. ``state_since`` is in epoch seconds, as is ``expires_at``: if
+    the task has not started by then, it ends as failed; null when it runs or has ended. ``queue_position`` is how many
+    of the caller's own tasks leave the endpoint's queue before this one, null when it is not in the queue.
+    ``queue_depth`` is how many tasks wait there, ``queue_submitters`` of how many submitters, who take turns.
+    ``endpoint`` is left out when it is not registered any more."""
 
     task_id: str
     reason: str
@@ -31,7 +33,9 @@ class WhyAnswer(Shape):
     state: str
     state_since: float
     state_age_s: float
+    expires_at: float | None
     attempt: int
     queue_position: int | None
     queue_depth: int | None
+    queue_submitters: int | None
     endpoint: Maybe[WhyEndpoint] = None

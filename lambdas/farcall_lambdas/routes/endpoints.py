@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
+from farcall_common.errors import InvalidRequest
 from farcall_common.store.model import Endpoint
 from farcall_lambdas.models.endpoints import (
     AllowedFunctions,
@@ -26,7 +27,7 @@ from farcall_lambdas.models.endpoints import (
 )
 from farcall_lambdas.models.fields import Id
 from farcall_lambdas.models.functions import Removed
-from farcall_lambdas.routes.call import Call, CurrentCall, new_router
+from farcall_lambdas.routes.call import Call, CurrentCall, new_router, no_result_queue, unsupported
 from farcall_lambdas.services.connect import WayIn
 
 __all__ = ["endpoint_details", "router"]
@@ -111,7 +112,7 @@ def get_allowed_functions(endpoint_id: Id, call: CurrentCall) -> AllowedFunction
 @router.post("/v3/endpoints/<endpoint_id>/connect", summary="Let the agent of an endpoint in", tags=["connections"])
 def connect_endpoint(endpoint_id: Id, body: Connect, call: CurrentCall) -> ConnectAnswer:
     way_in = call.services.connect.connect(call.identity, endpoint_id, body)
-    return ConnectAnswer(endpoint_id=endpoint_id, **_way_in(way_in, call))
+    return ConnectAnswer(endpoint_id=endpoint_id, owner_id=way_in.owner_id, **_way_in(way_in, call))
 
 
 @router.post("/v3/stream", summary="Let a client in to hear of its results", tags=["connections"])
@@ -151,3 +152,28 @@ def _way_in(way_in: WayIn, call: Call) -> dict[str, Any]:
 def _text(value: object) -> str | None:
     """What an agent said of itself is free-form; only text is shown as text."""
     return value if isinstance(value, str) else None
+
+
+@router.get("/v2/get_amqp_result_connection_url", summary="Refused: there is no message broker", tags=["connections"])
+def get_amqp_result_connection_url() -> Removed:
+    raise no_result_queue()
+
+
+@router.post("/v2/endpoints/<endpoint_id>/lock", summary="Refused: see the error", tags=["endpoints"])
+def lock_endpoint_v2(endpoint_id: Id, call: CurrentCall) -> Removed:
+    raise _no_lock(endpoint_id, call)
+
+
+@router.post("/v3/endpoints/<endpoint_id>/lock", summary="Refused: see the error", tags=["endpoints"])
+def lock_endpoint(endpoint_id: Id, call: CurrentCall) -> Removed:
+    raise _no_lock(endpoint_id, call)
+
+
+def _no_lock(endpoint_id: str, call: Call) -> InvalidRequest:
+    """:raises EndpointUnknown: if the caller may not see the endpoint."""
+    call.services.endpoints.get(call.identity, endpoint_id)
+    return unsupported(
+        "Endpoints cannot be locked.",
+        hint="Stop it on its machine with `farcall-endpoint stop`, or delete it with "
+        f"`farcall endpoints rm {endpoint_id}`.",
+    )

@@ -1,6 +1,7 @@
 """Routes of functions."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Final
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
@@ -27,6 +28,9 @@ from farcall_lambdas.routes.call import CurrentCall, new_router
 __all__ = ["router"]
 
 router = new_router()
+
+#: What Globus Compute's clients find in each function's metadata; None where whoever registered it did not say.
+_GLOBUS_METADATA: Final[Mapping[str, None]] = {"python_version": None, "sdk_version": None}
 
 
 @router.post("/v3/functions", summary="Register a function", tags=["functions"])
@@ -57,7 +61,7 @@ def get_function(
         function_name=function.name,
         function_code=function.body.decode(),
         description=function.description,
-        metadata=dict(function.metadata),
+        metadata={**(_GLOBUS_METADATA if call.knows_globus_states_only else {}), **function.metadata},
     )
 
 

@@ -5,7 +5,7 @@ from farcall_common.wire.ids import new_id
 from farcall_lambdas.answers import status_of
 from farcall_lambdas.models.fields import Id
 from farcall_lambdas.models.tasks import Submit, SubmitAnswer, SubmitV2, SubmitV2Answer, SubmitV2Result, TaskAnswer
-from farcall_lambdas.routes.call import Call, CurrentCall, new_router
+from farcall_lambdas.routes.call import Call, CurrentCall, new_router, no_result_queue
 from farcall_lambdas.routes.tasks import task_answer
 from farcall_lambdas.services.limits import check_count
 from farcall_lambdas.services.submit import Submitted
@@ -17,6 +17,8 @@ router = new_router()
 
 @router.post("/v3/endpoints/<endpoint_id>/submit", summary="Submit tasks to an endpoint", tags=["tasks"])
 def submit(endpoint_id: Id, body: Submit, call: CurrentCall) -> SubmitAnswer:
+    if body.create_queue and call.knows_globus_states_only:
+        raise no_result_queue()  # its Executor would wait for results at a queue, and fail after its tasks have run
     submitted = call.services.submit.submit(call.identity, endpoint_id, body)
     results = _results(submitted, call)
     return SubmitAnswer(

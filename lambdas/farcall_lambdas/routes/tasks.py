@@ -1,10 +1,11 @@
 """Routes that read and cancel tasks, and what can be done with those that have ended."""
 
+import dataclasses
 from typing import Annotated, Any
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
-from farcall_common.errors import TaskUnknown
+from farcall_common.errors import ErrorRecord, TaskUnknown
 from farcall_common.store.model import Task
 from farcall_common.wire.states import TaskState
 from farcall_lambdas import cursor
@@ -133,7 +134,7 @@ def task_answer(view: TaskView, call: Call) -> TaskAnswer:
         status=_status(task.state, call),
         result=view.result,
         result_ref=_result_ref(view),
-        exception=(error.traceback or error.message) if error else otherwise,
+        exception=_exception(error) if error else otherwise,
         completion_t=f"{task.finished_at.timestamp()}" if task.finished_at else None,
         reason=view.reason,
         details=_details(task, call),
@@ -146,6 +147,13 @@ def task_answer(view: TaskView, call: Call) -> TaskAnswer:
         timings=dict(task.timings),
         retry_of=task.retry_of,
     )
+
+
+def _exception(error: ErrorRecord) -> str:
+    """An error as text. Programs for Globus Compute look for the name of its exception in it."""
+    if error.code == "RESULT_TOO_LARGE":
+        return f"MaxResultSizeExceeded: {error.message}"
+    return error.traceback or error.message
 
 
 def _status(state: TaskState, call: Call) -> str:
@@ -188,7 +196,8 @@ def _entry(task: Task, call: Call) -> TaskEntry:
         attempt=task.attempt,
         submitted_at=task.submitted_at.timestamp() if task.submitted_at else None,
         finished_at=task.finished_at.timestamp() if task.finished_at else None,
-        error=task.error.to_json() if task.error else None,
+        # The exception itself is for the client that waits for the task, and large for a list.
+        error=dataclasses.replace(task.error, exception_data=None).to_json() if task.error else None,
         retry_of=task.retry_of,
         owner_id=None if call.identity.owns(task.owner_id) else task.owner_id,
     )

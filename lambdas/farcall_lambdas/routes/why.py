@@ -28,9 +28,11 @@ def _answer(why: Why) -> WhyAnswer:
         state=situation.task.state.value,
         state_since=situation.since.timestamp(),
         state_age_s=max(0.0, (situation.now - situation.since).total_seconds()),
+        expires_at=situation.expires_at.timestamp() if situation.may_expire else None,
         attempt=situation.task.attempt,
         queue_position=place.ahead if place and queued else None,
         queue_depth=place.depth if place else None,
+        queue_submitters=place.submitters if place else None,
         endpoint=_endpoint(situation),
     )
 

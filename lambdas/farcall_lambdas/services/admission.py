@@ -23,13 +23,13 @@ class Admission:
         self._rate_limit = rate_limit
         self._clock = clock
 
-    def admit(self, context: Mapping[str, Any] | None) -> Identity:
+    def admit(self, context: Mapping[str, Any] | None, *, source_ip: str = "") -> Identity:
         """The caller, by what the authorizer said. API Gateway keeps that for minutes, a token may end before.
 
         :raises Unauthenticated: if no authorizer has run, or the token has ended since.
         :raises RateLimited: if the request is one too many.
         """
-        identity = Identity.from_context(context)
+        identity = Identity.from_context(context, source_ip=source_ip)
         if identity.expires_at is not None and self._clock() > identity.expires_at + _LEEWAY_S:
             raise Unauthenticated("The token has ended.", hint="Log in again: `farcall login`.")
         self.count(identity)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Sequence
+from typing import Final
 
 from farcall_common.store.model import AuditEntry
 from farcall_common.store.ports import Records
@@ -11,12 +13,16 @@ from farcall_lambdas.identity import Identity
 
 __all__ = ["AuditService", "entry"]
 
+_ADDRESS: Final = "source_ip"
+
 
 def entry(
     identity: Identity, action: str, object_id: str, *, at: float, owner_id: str = "", **detail: object
 ) -> AuditEntry:
     """What the caller does at ``at`` (epoch seconds), to something of its own unless it says whose."""
     now = dt.datetime.fromtimestamp(at, dt.UTC)
+    if identity.source_ip:
+        detail[_ADDRESS] = identity.source_ip
     return AuditEntry(now, identity.identity_id, action, object_id, owner_id or identity.identity_id, detail)
 
 
@@ -35,5 +41,12 @@ class AuditService:
         after: tuple[dt.datetime, int] | None,
         limit: int,
     ) -> Sequence[AuditEntry]:
-        """Entries from ``since`` to before ``until`` and behind ``after``, oldest first."""
-        return self._records.list_audit(identity.identity_set, since=since, until=until, after=after, limit=limit)
+        """Entries from ``since`` to before ``until`` and behind ``after``, oldest first. From which address others did
+        something is for the operator, who reads the table."""
+        found = self._records.list_audit(identity.identity_set, since=since, until=until, after=after, limit=limit)
+        return [each if identity.owns(each.identity_id) else _without_address(each) for each in found]
+
+
+def _without_address(entry: AuditEntry) -> AuditEntry:
+    detail = {name: value for name, value in entry.detail.items() if name != _ADDRESS}
+    return dataclasses.replace(entry, detail=detail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from farcall_common.errors import BlobUnknown, Forbidden, InvalidRequest, PayloadTooLarge
 from farcall_common.store.model import BlobRef
@@ -12,6 +13,9 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["BlobService", "blob_key"]
+
+#: A blob lives for the maximum wait, the retention and a day; one that is used again after that day begins once more.
+_RENEWED_AFTER_S: Final = 86_400.0
 
 
 def blob_key(owner_id: str, sha256: str) -> str:
@@ -58,7 +62,7 @@ class BlobService:
             # Looked at first: nothing but an owner's id and a hash ever becomes part of an address.
             if sha256 != ref.sha256:
                 raise InvalidRequest(f"Blob {ref.blob_key} does not have the hash of the reference.")
-            size_bytes = self._blobs.size_bytes(ref.blob_key)
+            size_bytes = self._blobs.renew(ref.blob_key, older_than_s=_RENEWED_AFTER_S)
             if size_bytes is None:
                 raise BlobUnknown(f"There is no blob {ref.blob_key}.")
             if size_bytes != ref.size_bytes:

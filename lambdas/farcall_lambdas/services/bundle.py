@@ -20,7 +20,7 @@ from farcall_lambdas.services.containers import ContainerService
 from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.functions import FunctionService
 from farcall_lambdas.services.idle import IdleWatch
-from farcall_lambdas.services.limits import RateLimit
+from farcall_lambdas.services.limits import RateLimit, Storage
 from farcall_lambdas.services.reconcile import Reconciler
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.submit import SubmitService
@@ -61,14 +61,15 @@ class Services:
     ) -> Services:
         """Services over stores. ``clock`` gives epoch seconds; ``fleet`` are forwarders that may sleep."""
         access = Access(stores.records)
-        endpoints = EndpointService(stores, access, settings, clock=clock)
+        storage = Storage(stores.records, settings, clock=clock)
+        endpoints = EndpointService(stores, access, settings, storage=storage, clock=clock)
         results = ResultService(stores, settings)
-        containers = ContainerService(stores.records, settings, clock=clock)
-        submit = SubmitService(stores, access, containers, settings, clock=clock)
+        containers = ContainerService(stores.records, settings, storage=storage, clock=clock)
+        submit = SubmitService(stores, access, containers, settings, storage=storage, clock=clock)
         return cls(
             account=AccountService(stores.records, settings),
             containers=containers,
-            functions=FunctionService(stores.records, access, settings, clock=clock),
+            functions=FunctionService(stores.records, access, settings, storage=storage, clock=clock),
             endpoints=endpoints,
             submit=submit,
             results=results,
@@ -78,7 +79,7 @@ class Services:
             connect=ConnectService(stores, access, settings, clock=clock, fleet=fleet),
             blobs=BlobService(stores.blobs, settings),
             reconciler=Reconciler(stores, settings, clock=clock),
-            idle=IdleWatch(stores.queue, fleet, clock=clock),
-            why=WhyService(stores, results, endpoints, clock=clock),
+            idle=IdleWatch(stores.queue, fleet),
+            why=WhyService(stores, results, endpoints, settings, clock=clock),
             admission=Admission(RateLimit(stores.queue, settings, clock=clock), clock=clock),
         )

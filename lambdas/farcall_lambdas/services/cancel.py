@@ -69,7 +69,7 @@ class CancelService:
 
     def _cancel_at(self, identity: Identity, endpoint_id: str, tasks: Sequence[Task]) -> Mapping[str, Cancellation]:
         now = self._clock()
-        found = self._stores.queue.cancel(endpoint_id, [task.task_id for task in tasks], now=now)
+        found = self._stores.queue.cancel(endpoint_id, [task.task_id for task in tasks])
         outcome: dict[str, Cancellation] = {}
         never_run: list[str] = []
         for task in tasks:

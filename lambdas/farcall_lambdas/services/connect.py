@@ -31,11 +31,12 @@ WAKING_RETRY_AFTER_S: Final = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class WayIn:
-    """Forwarders to try in order, and the ticket. ``expires_at`` in epoch seconds."""
+    """Forwarders to try in order, and the ticket. ``expires_at`` in epoch seconds; ``owner_id``: of an endpoint."""
 
     forwarders: Sequence[ForwarderInfo]
     ticket: str
     expires_at: float
+    owner_id: str = ""
 
 
 class ConnectService:
@@ -75,6 +76,8 @@ class ConnectService:
         runtime: dict[str, Any] = {"python_version": wanted.python_version, "packages": wanted.packages}
         if wanted.serializers is not None:
             runtime["serializers"] = sorted(wanted.serializers)
+        if wanted.platform:
+            runtime["platform"] = wanted.platform
         if any(runtime.values()) and endpoint.metadata.get("runtime") != runtime:
             # Nothing else of it: its owner may be making it private at this moment, or deleting it.
             self._stores.records.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, "runtime": runtime}})
@@ -89,7 +92,7 @@ class ConnectService:
                 public_key=wanted.public_key,
             )
             self._stores.records.audited(done).add_endpoint_key(endpoint_id, wanted.public_key, at=now)
-        return self._let_in(peer)
+        return dataclasses.replace(self._let_in(peer), owner_id=endpoint.owner_id)
 
     def stream(self, identity: Identity, public_key: str) -> WayIn:
         """Let a client of the caller in to hear of its results.
@@ -118,7 +121,6 @@ class ConnectService:
                 1,
                 rate_per_s=self._settings.key_rate_per_s,
                 burst=self._settings.key_burst,
-                now=self._clock(),
             )
         except Unavailable:
             return  # Then there is no forwarder to be told of either.
@@ -129,7 +131,7 @@ class ConnectService:
 
     def _let_in(self, peer: PeerKey) -> WayIn:
         now = self._clock()
-        forwarders = rank(self._stores.queue.forwarders(now=now), peer.subject)
+        forwarders = rank(self._stores.queue.forwarders(), peer.subject)
         if not forwarders:
             self._wake(now)
             raise NoForwarder("No forwarder is running.", retry_after_s=RETRY_AFTER_S)

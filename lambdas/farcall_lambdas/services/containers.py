@@ -6,13 +6,13 @@ import datetime as dt
 from collections.abc import Callable, Sequence
 
 from farcall_common.errors import Conflict, ContainerUnknown
-from farcall_common.store.model import Container
+from farcall_common.store.model import Container, Quota, Quotable
 from farcall_common.store.ports import Records
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.containers import RegisterContainer
 from farcall_lambdas.services.audit import entry
-from farcall_lambdas.services.limits import check_quota, fitting
+from farcall_lambdas.services.limits import Storage, fitting
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["ContainerService"]
@@ -21,9 +21,12 @@ __all__ = ["ContainerService"]
 class ContainerService:
     """Containers of the caller; someone else's do not exist."""
 
-    def __init__(self, records: Records, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, records: Records, settings: ApiSettings, *, storage: Storage, clock: Callable[[], float]
+    ) -> None:
         self._records = records
         self._settings = settings
+        self._storage = storage
         self._clock = clock
 
     def register(self, identity: Identity, wanted: RegisterContainer) -> Container:
@@ -41,8 +44,6 @@ class ContainerService:
                     hint="Choose another name, or delete that one first.",
                 )
             return known
-        limit = self._settings.max_containers
-        check_quota("containers", self._records.count_containers(owner_id, limit=limit), limit)
         container = Container(
             container_id=container_id,
             owner_id=owner_id,
@@ -54,7 +55,9 @@ class ContainerService:
         )
         about = {"name": container.name, "image": container.image}
         done = entry(identity, "container.register", container.container_id, at=self._clock(), **about)
-        self._records.audited(done).add_container(container)
+        self._storage.check()
+        quota = Quota(Quotable.CONTAINER, owner_id, self._settings.max_containers)
+        self._records.audited(done, quota=quota).add_container(container)
         return container
 
     def get(self, identity: Identity, reference: str, *, technology: str | None = None) -> Container:

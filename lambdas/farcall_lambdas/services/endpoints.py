@@ -12,7 +12,7 @@ from aws_lambda_powertools import Logger
 
 from farcall_common.errors import InvalidRequest, Unavailable
 from farcall_common.store import Stores
-from farcall_common.store.model import Endpoint
+from farcall_common.store.model import Endpoint, Quota, Quotable
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState
 from farcall_lambdas.identity import Identity
@@ -21,7 +21,7 @@ from farcall_lambdas.models.endpoints import RegisterEndpoint, UpdateEndpoint
 from farcall_lambdas.models.fields import MAX_METADATA_BYTES
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.audit import entry
-from farcall_lambdas.services.limits import check_quota, fitting
+from farcall_lambdas.services.limits import Storage, fitting
 from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["EndpointService"]
@@ -32,11 +32,14 @@ logger = Logger(service=SERVICE, child=True)
 class EndpointService:
     """Endpoints of the caller, and those that others let the caller use."""
 
-    def __init__(self, stores: Stores, access: Access, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, stores: Stores, access: Access, settings: ApiSettings, *, storage: Storage, clock: Callable[[], float]
+    ) -> None:
         self._records = stores.records
         self._queue = stores.queue
         self._access = access
         self._settings = settings
+        self._storage = storage
         self._clock = clock
 
     def register(self, identity: Identity, wanted: RegisterEndpoint) -> Endpoint:
@@ -45,8 +48,6 @@ class EndpointService:
         :raises QuotaExceeded: for one endpoint too many.
         """
         _refuse_unenforceable(wanted)
-        limit = self._settings.max_endpoints
-        check_quota("endpoints", self._records.count_endpoints(identity.identity_id, limit=limit), limit)
         endpoint = Endpoint(
             endpoint_id=new_id(),
             owner_id=identity.identity_id,
@@ -55,7 +56,9 @@ class EndpointService:
         )
         endpoint = dataclasses.replace(endpoint, **self._changes(identity, wanted, endpoint))
         done = entry(identity, "endpoint.register", endpoint.endpoint_id, at=self._clock(), name=endpoint.name)
-        self._records.audited(done).put_endpoint(endpoint)
+        self._storage.check()
+        quota = Quota(Quotable.ENDPOINT, identity.identity_id, self._settings.max_endpoints)
+        self._records.audited(done, quota=quota).put_endpoint(endpoint)
         return endpoint
 
     def update(self, identity: Identity, endpoint_id: str, wanted: UpdateEndpoint) -> Endpoint:
@@ -98,9 +101,9 @@ class EndpointService:
 
     def state(self, endpoint: Endpoint) -> EndpointState:
         """Online while heartbeats come in: a forwarder that died cannot say that its endpoints are gone."""
-        if not endpoint.online or endpoint.seen_at is None:
+        if not endpoint.online or endpoint.silent_s is None:
             return EndpointState.OFFLINE
-        fresh = self._clock() - endpoint.seen_at.timestamp() < self._settings.online_window_s
+        fresh = endpoint.silent_s < self._settings.online_window_s
         return EndpointState.ONLINE if fresh else EndpointState.OFFLINE
 
     def workers(self, endpoint_id: str) -> Mapping[str, str]:
@@ -110,8 +113,13 @@ class EndpointService:
         if not isinstance(runtime, dict) or not runtime.get("python_version"):
             return {}
         told = {"endpoint_id": endpoint_id, "python_version": str(runtime["python_version"])}
-        dill = (runtime.get("packages") or {}).get("dill")
-        return told | ({"dill_version": str(dill)} if dill else {})
+        packages = runtime.get("packages") or {}
+        others = {
+            "dill_version": packages.get("dill"),
+            "os": runtime.get("platform"),
+            "globus_compute_sdk_version": (ours := packages.get("farcall-endpoint")) and f"farcall-endpoint {ours}",
+        }
+        return told | {name: str(value) for name, value in others.items() if value}
 
     def _changes(
         self, identity: Identity, wanted: RegisterEndpoint | UpdateEndpoint, endpoint: Endpoint

@@ -9,15 +9,15 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge, QuotaExceeded
-from farcall_common.store.model import Function, FunctionAlias
+from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge
+from farcall_common.store.model import Function, FunctionAlias, Quota, Quotable
 from farcall_common.store.ports import Records
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.functions import PutAlias, RegisterFunction, UpdateFunction
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.audit import entry
-from farcall_lambdas.services.limits import check_quota, fitting
+from farcall_lambdas.services.limits import Storage, check_quota, fitting
 from farcall_lambdas.services.memo import MEMOIZE
 from farcall_lambdas.settings import ApiSettings
 
@@ -30,10 +30,13 @@ _ATTEMPTS: Final = 5
 class FunctionService:
     """Functions of the caller, and those that others let the caller run."""
 
-    def __init__(self, records: Records, access: Access, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, records: Records, access: Access, settings: ApiSettings, *, storage: Storage, clock: Callable[[], float]
+    ) -> None:
         self._records = records
         self._access = access
         self._settings = settings
+        self._storage = storage
         self._clock = clock
 
     def register(self, identity: Identity, wanted: RegisterFunction) -> Function:
@@ -49,7 +52,6 @@ class FunctionService:
                 hint="Leave out group and ha_endpoint_id; a function is its owner's alone, or public.",
             )
         body = self._body(wanted.function_name, wanted.function_code, serialized=wanted.serialized)
-        self._check_quotas(identity.identity_id, body)
         function = Function(
             function_id=new_id(),
             owner_id=identity.identity_id,
@@ -62,7 +64,8 @@ class FunctionService:
             created_at=self._now(),
         )
         done = entry(identity, "function.register", function.function_id, at=self._clock(), name=function.name)
-        self._records.audited(done).add_function(function)
+        self._storage.check()
+        self._records.audited(done, quota=self._quota(function)).add_function(function)
         return function
 
     def update(self, identity: Identity, function_id: str, wanted: UpdateFunction) -> Function:
@@ -79,8 +82,8 @@ class FunctionService:
                 done = entry(identity, "function.update", function_id, at=self._clock(), owner_id=newest.owner_id)
                 self._records.audited(done).update_function(updated)
                 return updated
+            self._storage.check()
             check_quota("versions of this function", newest.version, self._settings.max_versions)
-            self._check_quotas(newest.owner_id, updated.body)
             added = dataclasses.replace(updated, version=newest.version + 1, created_at=self._now())
             done = entry(
                 identity,
@@ -91,7 +94,7 @@ class FunctionService:
                 version=added.version,
             )
             with contextlib.suppress(Conflict):  # Another version was added at the same moment.
-                self._records.audited(done).add_function(added)
+                self._records.audited(done, quota=self._quota(added)).add_function(added)
                 return added
         raise Conflict(f"Function {function_id} is being changed by others.", hint="Try again.")
 
@@ -126,12 +129,11 @@ class FunctionService:
         alias = FunctionAlias(identity.identity_id, wanted.name, wanted.function_id, wanted.version)
         reference = wanted.function_id if wanted.version is None else f"{wanted.function_id}@{wanted.version}"
         self._access.functions(identity, [reference])
-        if self._records.get_alias(alias.owner_id, alias.name) is None:
-            limit = self._settings.max_functions
-            check_quota("aliases", self._records.count_aliases(alias.owner_id, limit=limit), limit)
         about: dict[str, Any] = {"function_id": alias.function_id, "version": alias.version}
         done = entry(identity, "alias.put", alias.name, at=self._clock(), **about)
-        self._records.audited(done).put_alias(alias)
+        self._storage.check()
+        quota = Quota(Quotable.ALIAS, alias.owner_id, self._settings.max_functions, but=alias.name)
+        self._records.audited(done, quota=quota).put_alias(alias)
         return alias
 
     def aliases(self, identity: Identity) -> Sequence[FunctionAlias]:
@@ -186,16 +188,16 @@ class FunctionService:
             )
         return body
 
-    def _check_quotas(self, owner_id: str, body: bytes) -> None:
-        """Whether an owner may have one more version of anything.
-
-        :raises QuotaExceeded: if it is one too many, or too much.
-        """
-        limit, most = self._settings.max_functions, self._settings.max_function_bytes
-        check_quota("functions and versions of them", self._records.count_functions(owner_id, limit=limit), limit)
-        there = self._records.measure_functions(owner_id)
-        if there + len(body) > most:
-            raise QuotaExceeded(f"Your functions have {there} bytes; with {len(body)} more it would be over {most}.")
+    def _quota(self, version: Function) -> Quota:
+        """What bounds the functions of an owner who adds this version of one."""
+        settings = self._settings
+        return Quota(
+            Quotable.FUNCTION,
+            version.owner_id,
+            settings.max_functions,
+            more_bytes=len(version.body),
+            most_bytes=settings.max_function_bytes,
+        )
 
     def _now(self) -> dt.datetime:
         return dt.datetime.fromtimestamp(self._clock(), dt.UTC)

@@ -6,8 +6,6 @@ the way in, and thereby wakes them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from aws_lambda_powertools import Logger
 
 from farcall_common.store import Queue
@@ -22,10 +20,9 @@ logger = Logger(service=SERVICE, child=True)
 class IdleWatch:
     """Looks at what the forwarders say of themselves. Without a ``fleet`` they always run."""
 
-    def __init__(self, queue: Queue, fleet: Fleet | None, *, clock: Callable[[], float]) -> None:
+    def __init__(self, queue: Queue, fleet: Fleet | None) -> None:
         self._queue = queue
         self._fleet = fleet
-        self._clock = clock
 
     def run(self) -> int:
         """One look; how many forwarders were put to sleep.
@@ -34,11 +31,8 @@ class IdleWatch:
         """
         if self._fleet is None:
             return 0
-        now = self._clock()
-        forwarders = self._queue.forwarders(now=now)
-        idle = [
-            each for each in forwarders if each.idle_since is not None and now - each.idle_since >= self._fleet.idle_s
-        ]
+        forwarders = self._queue.forwarders()
+        idle = [each for each in forwarders if each.idle_s is not None and each.idle_s >= self._fleet.idle_s]
         if not forwarders or len(idle) < len(forwarders):
             return 0
         self._fleet.sleep()

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from farcall_common.errors import QueueFull, QuotaExceeded, RateLimited, TooManyTasks, Unavailable
+from farcall_common.errors import QueueFull, QuotaExceeded, RateLimited, StorageLow, TooManyTasks, Unavailable
 from farcall_common.store.model import Endpoint, Taken
 from farcall_common.store.ports import Queue, Records
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["RateLimit", "Room", "check_count", "check_quota", "fitting"]
+__all__ = ["RateLimit", "Room", "Storage", "check_count", "check_quota", "fitting"]
 
 #: How long a caller is told to wait for room in a queue, in seconds.
 QUEUE_RETRY_S: Final = 5.0
@@ -25,9 +25,17 @@ _SHORT_QUEUE: Final = 1000
 _SHORT_PART: Final = 10
 _WAITING_GOOD_S: Final = 1.0
 
+#: Each submitter may have this part of what may wait for an endpoint, even if others have filled the queue.
+_SHARE_PART: Final = 100
+
 #: Tokens are taken in advance, so many, and are lost if they are not used within so many seconds.
 _ADVANCE: Final = 20
 _ADVANCE_GOOD_S: Final = 1.0
+
+#: The part of the database's disk that may be in use when something is added: its log of changes needs some as well.
+#: How long a measured size is believed, in seconds.
+_STORAGE_SHARE: Final = 0.85
+_SIZE_GOOD_S: Final = 60.0
 
 #: What an entry of a list takes beside texts, in bytes.
 _ENTRY_BYTES: Final = 500
@@ -61,9 +69,38 @@ def fitting(items: Sequence[T], settings: ApiSettings, *, shown: Callable[[T], o
     return items
 
 
+class Storage:
+    """Whether there is room on the database's disk. What is on it must always find some: the results of what was
+    accepted, and the retention, which cannot delete anything on a disk that is full."""
+
+    def __init__(self, records: Records, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+        self._records = records
+        self._most = settings.database_bytes * _STORAGE_SHARE
+        self._clock = clock
+        self._size = 0
+        self._good_until = float("-inf")
+
+    def check(self) -> None:
+        """:raises StorageLow: when nothing may be added."""
+        if not self._most:
+            return
+        if self._clock() >= self._good_until:
+            self._size = self._records.measure_database()
+            self._good_until = self._clock() + _SIZE_GOOD_S
+        if self._size > self._most:
+            raise StorageLow(
+                f"The database has {self._size} bytes; nothing is added beyond {self._most:.0f}.",
+                retry_after_s=_SIZE_GOOD_S,
+            )
+
+
 class Room:
     """How many tasks may wait for an endpoint, and for all endpoints of its owner: whoever registers endpoints makes
-    queues, and one that is never started is never emptied. Submits at the same moment do not see each other."""
+    queues, and one that is never started is never emptied. Submits at the same moment do not see each other.
+
+    One submitter may fill a queue, and must not lock the others out: who has a few tasks there may always add some,
+    until the queue is twice as long as it may be.
+    """
 
     def __init__(self, queue: Queue, records: Records, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
         self._queue = queue
@@ -76,8 +113,8 @@ class Room:
         #: The same of an endpoint, as the queue said when this process added to it.
         self._depths: dict[str, tuple[int, float]] = {}
 
-    def check(self, endpoint: Endpoint, count: int) -> None:
-        """Whether ``count`` more tasks may wait for an endpoint.
+    def check(self, endpoint: Endpoint, count: int, *, submitter_id: str) -> None:
+        """Whether ``count`` more tasks of a submitter may wait for an endpoint.
 
         :raises TooManyTasks: for tasks that would not fit an empty queue.
         :raises QueueFull: for tasks that do not fit now.
@@ -91,7 +128,9 @@ class Room:
         if depth + count <= min(_SHORT_QUEUE, room // _SHORT_PART) and self._clock() < good_until:
             return
         try:
-            depth = self._queue.depth(endpoint.endpoint_id)
+            depth, own = self._queue.depth_of(endpoint.endpoint_id, submitter_id)
+            if own + count <= max(1, room // _SHARE_PART) and depth + count <= 2 * room:
+                return
             # Short queues are not added up: all that one identity may have hold no more than a few long ones.
             waiting = self._of_owner(endpoint.owner_id) if depth + count > _SHORT_QUEUE else 0
         except Unavailable:
@@ -161,7 +200,7 @@ class RateLimit:
         if self._spend_in_hand(identity.identity_id):
             return
         now = self._clock()
-        taken = self._take(identity.identity_id, now)
+        taken = self._take(identity.identity_id)
         if not taken.tokens:
             raise RateLimited(
                 f"You made more than {self._burst} requests, or {self._rate_per_s:g} per second.",
@@ -180,8 +219,8 @@ class RateLimit:
             advance.tokens -= 1
             return True
 
-    def _take(self, identity_id: str, now: float) -> Taken:
+    def _take(self, identity_id: str) -> Taken:
         try:
-            return self._queue.take(identity_id, self._advance, rate_per_s=self._rate_per_s, burst=self._burst, now=now)
+            return self._queue.take(identity_id, self._advance, rate_per_s=self._rate_per_s, burst=self._burst)
         except Unavailable:
             return Taken(self._advance)

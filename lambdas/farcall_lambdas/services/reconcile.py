@@ -1,25 +1,30 @@
-"""Repairing what a crash left between two stores.
+"""The reconciler: retention, the maximum wait, and the repair of what a crash left between two stores.
 
 Two gaps are possible. A submit may have died between its commit and the queue: the task is in the database and nowhere
 else. A forwarder may have died between acknowledging an end in the queue and writing it to the database: the end is in
-the outbox. Both repairs may be made by anyone at any time, also beside a living forwarder: queueing skips what is
+the outbox. Both repairs may be made by any process at any time, also while a forwarder works: queueing skips what is
 queued, and the first recorded end wins. So the reconciler owns nothing and claims nothing. Leases that ran out are not
 its business: whoever serves the endpoint next reaps them.
 
-Besides, it forgets tasks, and what the audit tells, when their time is over.
+The work of a round is in proportion to what was submitted since the last one and to the endpoints that have open tasks,
+not to the number of tasks that wait: docs/adr/0052-the-reconciler-does-constant-work.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
+import msgspec
 from aws_lambda_powertools import Logger
 
-from farcall_common.store import Stores
-from farcall_common.store.model import TaskResult
-from farcall_common.wire.states import TaskState
+from farcall_common.errors import Unavailable, WaitedTooLong
+from farcall_common.store import CancelOutcome, Stores
+from farcall_common.store.model import OpenTask, TaskResult
+from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.services.submit import queue_tasks, was_dispatched
 from farcall_lambdas.settings import ApiSettings
@@ -28,23 +33,54 @@ __all__ = ["Reconciled", "Reconciler"]
 
 logger = Logger(service=SERVICE, child=True)
 
+_NAME: Final = "reconciler"
+
+#: Ids of open tasks that are read, and compared with the queue, at once.
+_PAGE: Final = 1000
+
+#: Tasks whose payloads are read at once.
+_BODIES: Final = 100
+
+#: A turn ends by itself a little before the next round begins, after this part of the period.
+_TURN: Final = 0.95
+
+_DAY_S: Final = 86_400.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Reconciled:
-    """What one run did: endpoints looked at, tasks offered to the queue, ends moved from outboxes to the database,
-    tasks and entries of the audit forgotten because they are old. ``tasks_waiting`` are those that were submitted a
-    while ago and do not run yet, wherever they wait."""
+    """What one run did: endpoints with open tasks, tasks that the queue lacked and were queued, ends moved from
+    outboxes to the database, tasks ended because they waited for too long, tasks and entries of the audit forgotten
+    because they are old. ``tasks_waiting`` are those that were submitted a while ago and do not run yet, wherever they
+    wait; if more than a thousand are open, those that wait in queues. ``skipped`` is 1 if another run was under way."""
 
     endpoints: int = 0
     offered: int = 0
     recorded: int = 0
+    expired: int = 0
     purged: int = 0
     audit_purged: int = 0
     tasks_waiting: int = 0
+    skipped: int = 0
+
+
+class _Checkpoint(msgspec.Struct, frozen=True):
+    """How far the queue is known to have what is open. It is kept in the queue: a wipe takes it along.
+
+    The queue has every open task that was added before transaction ``checked``, and of that one those up to
+    ``checked_id``: the tasks of an earlier release all have the same transaction. ``seen`` is the first transaction
+    that was unfinished in the last round. Behind ``swept``, a place in the order of transactions, the next sweep
+    begins.
+    """
+
+    checked: int = 0
+    checked_id: str = ""
+    seen: int = 0
+    swept: tuple[int, str] = (0, "")
 
 
 class Reconciler:
-    """Looks at endpoints whose tasks have been open for longer than the normal way takes."""
+    """One round after the other; of two at the same time, the second does nothing."""
 
     def __init__(self, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
         self._stores = stores
@@ -56,47 +92,161 @@ class Reconciler:
 
         :raises Unavailable: when a store cannot be reached; the next round starts over.
         """
-        began_at = self._clock()
-        settled = dt.datetime.fromtimestamp(began_at - self._settings.settle_s, dt.UTC)
-        endpoint_ids = self._stores.records.list_endpoints_with_open_tasks(older_than=settled)
-        recorded = sum(self._record_outbox(endpoint_id) for endpoint_id in endpoint_ids)
-        offers = [self._offer_tasks(endpoint_id, settled) for endpoint_id in endpoint_ids]
-        offered, waiting = (sum(each) for each in zip((0, 0), *offers, strict=True))
-        purged, audit_purged = self._purge(until=began_at + self._settings.purge_until_s)
-        done = Reconciled(len(endpoint_ids), offered, recorded, purged, audit_purged, waiting)
+        if not self._stores.records.take_turn(_NAME, ttl_s=_TURN * self._settings.reconcile_period_s):
+            logger.warning("another round is under way")
+            return Reconciled(skipped=1)
+        try:
+            done = self._round()
+        finally:
+            self._stores.records.end_turn(_NAME)
         # A line in each round, for the metric TasksWaiting is made of it.
         logger.info("reconciled", **dataclasses.asdict(done))
         return done
 
-    def _record_outbox(self, endpoint_id: str) -> int:
-        """Write old ends to the database. A living forwarder does so within moments, so what is old has nobody."""
-        before = self._clock() - self._settings.settle_s
+    def _round(self) -> Reconciled:
+        began_at = self._clock()
+        # First: it needs no queue, and whatever the repairs find to do must not keep the disk from being freed.
+        purged, audit_purged = self._purge(until=began_at + self._settings.purge_until_s)
+        until = began_at + self._settings.repair_until_s
+        expired = self._expire(until=until)
+        endpoint_ids = self._stores.records.list_endpoints_with_open_tasks()
+        recorded = sum(self._record_outbox(id_, until=until) for id_ in self._stores.queue.find_outboxes(endpoint_ids))
+        settled = _moment(began_at - self._settings.settle_s)
+        offered, waiting = self._repair(settled, until=until)
+        if waiting is None:
+            waiting = self._stores.queue.depths(endpoint_ids)
+        return Reconciled(len(endpoint_ids), offered, recorded, expired, purged, audit_purged, waiting)
+
+    def _record_outbox(self, endpoint_id: str, *, until: float) -> int:
+        """Write old ends to the database. A living forwarder does so within moments: what is old was left behind.
+
+        The instants are those of the forwarder's clock: what it stamped in our future is not taken for young either.
+        To write down what a living forwarder is about to write does no harm, the first one counts.
+        """
         recorded = 0
-        while ends := [end for end in self._stores.queue.outbox(endpoint_id) if _returned_at(end) < before]:
-            now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
-            self._stores.records.record_results(ends, at=now)
+        while (now := self._clock()) < until:
+            ends = [
+                end
+                for end in self._stores.queue.outbox(endpoint_id)
+                if abs(now - _returned_at(end)) > self._settings.settle_s
+            ]
+            if not ends:
+                break
+            try:
+                self._stores.records.record_results(ends, at=_moment(now))
+            except Unavailable:
+                raise
+            except Exception:  # what one endpoint has reported must not keep the others from being repaired
+                logger.exception("results cannot be recorded", endpoint_id=endpoint_id)
+                break
             self._stores.queue.flushed(endpoint_id, [end.task_id for end in ends])
             recorded += len(ends)
         return recorded
 
-    def _offer_tasks(self, endpoint_id: str, settled: dt.datetime) -> tuple[int, int]:
-        """Queue what was never dispatched, in the order of submission. Returns how many tasks these are, and how many
-        do not run yet."""
-        offered = waiting = 0
-        after = ""
-        while page := self._stores.records.list_open_tasks(endpoint_id, after=after):
-            after = page[-1].task_id
-            old = [task for task in page if task.submitted_at is None or task.submitted_at < settled]
-            undispatched = [task for task in old if not was_dispatched(task)]
-            queue_tasks(self._stores, undispatched, now=self._clock())
-            offered += len(undispatched)
-            waiting += sum(task.state is not TaskState.RUNNING for task in old)
-        return offered, waiting
+    def _repair(self, settled: dt.datetime, *, until: float) -> tuple[int, int | None]:
+        """Queue what the queue lacks: of what was added since the checkpoint, and of the next page of all open tasks.
+
+        Returns how many tasks these are; and how many wait, if one page has all open tasks.
+        """
+        queue, records = self._stores.queue, self._stores.records
+        text = queue.read_checkpoint(_NAME)
+        known = msgspec.json.decode(text, type=_Checkpoint) if text else _Checkpoint()
+        unfinished = records.first_unfinished_transaction()
+        if known.checked > unfinished:  # an older database in the place of the one that the checkpoint is about
+            known = _Checkpoint()
+
+        def is_due(task: OpenTask) -> bool:
+            """What was added before the last round is checked, whatever clock stamped it; what is newer, when its
+            submit has had the time to queue it."""
+            return task.added_in < known.seen or task.submitted_at < settled
+
+        began = reached = (known.checked, known.checked_id)
+        offered, checked = 0, (unfinished, "")
+        for page in self._pages(after=began):
+            count, is_whole = self._offer(list(filter(is_due, page)), until=until)
+            offered += count
+            checked = min([checked, *((task.added_in, "") for task in page if not is_due(task))])
+            if is_whole:
+                reached = (page[-1].added_in, page[-1].task_id)
+            if not is_whole or self._clock() >= until:
+                checked = min(checked, reached)
+                break
+
+        sweep = records.list_open_ids(after=known.swept, limit=_PAGE)
+        count, is_whole = self._offer(list(filter(is_due, sweep)), until=until)
+        offered += count
+        swept = (sweep[-1].added_in, sweep[-1].task_id) if len(sweep) == _PAGE else (0, "")
+        swept = swept if is_whole else known.swept
+        number, task_id = max(began, checked)
+        now = _Checkpoint(checked=number, checked_id=task_id, seen=unfinished, swept=swept)
+        # It fails when the queue was wiped meanwhile: the next round begins at the beginning.
+        queue.write_checkpoint(_NAME, msgspec.json.encode(now).decode(), expected=text)
+        has_all = known.swept == (0, "") and len(sweep) < _PAGE
+        waiting = sum(task.state is not TaskState.RUNNING and task.submitted_at < settled for task in sweep)
+        return offered, waiting if has_all else None
+
+    def _pages(self, *, after: tuple[int, str]) -> Iterator[Sequence[OpenTask]]:
+        while page := self._stores.records.list_open_ids(after=after, limit=_PAGE):
+            yield page
+            after = (page[-1].added_in, page[-1].task_id)
+
+    def _offer(self, tasks: Sequence[OpenTask], *, until: float) -> tuple[int, bool]:
+        """Queue those of these tasks that were never dispatched and that the queue does not have, a few at a time: on a
+        disk that is busy, payloads take milliseconds each. At least the first ones are queued, whatever ``until`` says.
+        Returns how many, and whether those are all."""
+        by_endpoint = defaultdict(list)
+        for task in tasks:
+            if task.attempt == 0:
+                by_endpoint[task.endpoint_id].append(task.task_id)
+        missing = self._stores.queue.find_missing(by_endpoint)
+        offered, has_begun = 0, False
+        for ids in by_endpoint.values() if missing else ():
+            lacking = [task_id for task_id in ids if task_id in missing]
+            for start in range(0, len(lacking), _BODIES):
+                if has_begun and self._clock() >= until:
+                    return offered, False
+                has_begun = True
+                some = lacking[start : start + _BODIES]
+                found = self._stores.records.get_tasks(some)  # only of these, payloads are read
+                wanted = [found[task_id] for task_id in some if task_id in found and not was_dispatched(found[task_id])]
+                queue_tasks(self._stores, wanted)
+                offered += len(wanted)
+        return offered, True
+
+    def _expire(self, *, until: float) -> int:
+        """End tasks that have not started ``max_wait_days`` after their submission: the blobs of their arguments are
+        only kept for that long. Returns how many."""
+        days = self._settings.max_wait_days
+        before = _moment(self._clock() - days * _DAY_S)
+        expired = 0
+        for page in self._pages(after=(0, "")):
+            old = [t for t in page if t.submitted_at < before and t.state is not TaskState.RUNNING]
+            expired += self._end(old, WaitedTooLong(f"The task has not started within {days:g} days."))
+            if page[-1].submitted_at >= before or self._clock() >= until:
+                break
+        return expired
+
+    def _end(self, tasks: Sequence[OpenTask], error: WaitedTooLong) -> int:
+        """End tasks, then take them out of the queue: the database, which has the first end, refuses any other."""
+        by_endpoint = defaultdict(list)
+        for task in tasks:
+            by_endpoint[task.endpoint_id].append(task.task_id)
+        ended = 0
+        for endpoint_id, ids in by_endpoint.items():
+            ends = [
+                TaskResult(task_id, endpoint_id, 0, TaskState.FAILED, Reporter.RECONCILER, error=error.record)
+                for task_id in ids
+            ]
+            ended += len(self._stores.records.record_results(ends, at=_moment(self._clock())))
+            outcomes = self._stores.queue.cancel(endpoint_id, ids)
+            removed = [task_id for task_id, outcome in outcomes.items() if outcome is CancelOutcome.REMOVED]
+            self._stores.queue.flushed(endpoint_id, removed)
+        return ended
 
     def _purge(self, *, until: float) -> tuple[int, int]:
         """Forget old tasks and old entries, in batches that hold no lock for long, until ``until`` (epoch seconds)."""
         records, settings = self._stores.records, self._settings
-        now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+        now = _moment(self._clock())
         ended_before = now - dt.timedelta(days=settings.retention_days)
         before = now - dt.timedelta(days=settings.audit_days)
         tasks = self._repeat(lambda limit: records.purge_tasks(ended_before=ended_before, limit=limit), until)
@@ -109,6 +259,10 @@ class Reconciler:
         while count == limit and self._clock() < until:
             purged += (count := purge(limit))
         return purged
+
+
+def _moment(epoch_s: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(epoch_s, dt.UTC)
 
 
 def _returned_at(end: TaskResult) -> float:

@@ -47,7 +47,9 @@ class TaskView:
     def size_bytes(self) -> int:
         """About what it takes in an answer."""
         record = self.task.error
-        texts = (self.result, *((record.traceback, record.stdout_tail, record.stderr_tail) if record else ()))
+        texts = [self.result]
+        if record:
+            texts += [record.traceback, record.exception_data, record.stdout_tail, record.stderr_tail]
         return _ENTRY_BYTES + sum(_json_bytes(text) for text in texts if text)
 
 
@@ -198,7 +200,9 @@ class ResultService:
 
 def _for_the_endpoint(task: Task) -> Task:
     """Somebody else's task, as far as it concerns the endpoint that ran it."""
-    error = task.error and dataclasses.replace(task.error, traceback=None, stdout_tail=None, stderr_tail=None)
+    error = task.error and dataclasses.replace(
+        task.error, traceback=None, exception_data=None, stdout_tail=None, stderr_tail=None
+    )
     return msgspec.structs.replace(task, error=error, details={})
 
 

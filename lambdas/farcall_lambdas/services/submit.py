@@ -22,12 +22,12 @@ from farcall_common.wire.ids import new_id, new_task_id
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
-from farcall_lambdas.models.tasks import Payload, Submit
+from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.containers import ContainerService
-from farcall_lambdas.services.limits import Room, check_count
+from farcall_lambdas.services.limits import Room, Storage, check_count
 from farcall_lambdas.services.memo import Memo, is_memoized
 from farcall_lambdas.settings import ApiSettings
 
@@ -65,12 +65,14 @@ class SubmitService:
         containers: ContainerService,
         settings: ApiSettings,
         *,
+        storage: Storage,
         clock: Callable[[], float],
     ) -> None:
         self._stores = stores
         self._access = access
         self._containers = containers
         self._settings = settings
+        self._storage = storage
         self._clock = clock
         self._blobs = BlobService(stores.blobs, settings)
         self._memo = Memo(stores)
@@ -123,7 +125,9 @@ class SubmitService:
             tasks = [self._memo.marked(task) if _function_of(task) in memoized else task for task in tasks]
             sources = self._memo.recall(identity.identity_id, [task for task in tasks if task.task_id not in existing])
 
-        self._room.check(endpoint, len(tasks) - len(existing) - len(sources))
+        if len(tasks) > len(existing):
+            self._storage.check()
+        self._room.check(endpoint, len(tasks) - len(existing) - len(sources), submitter_id=identity.identity_id)
         self._blobs.keep(uploads)
         # A repeat that raced this one got in between the two calls; such tasks are checked like those seen before.
         done = self._entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
@@ -159,16 +163,16 @@ class SubmitService:
         return {function_id: wanted.task_ids[function_id] for function_id in wanted.tasks}
 
     def _payloads(self, identity: Identity, wanted: Submit) -> tuple[Mapping[str, Sequence[_Stored]], _Uploads]:
-        """Payloads as the database takes them, checked, and the big ones that have yet to go to the blob store:
-        clients that know no blobs send everything inline."""
+        """Payloads as the database takes them, checked, and those that have yet to go to the blob store: what is not
+        text, and what is large (clients upload what is very large, and those that know no blobs nothing)."""
         uploads: dict[BlobRef, bytes] = {}
 
         def stored(payload: Payload) -> _Stored:
-            if not isinstance(payload, str):
+            if isinstance(payload, BlobRefShape):
                 return BlobRef(payload.blob_key, payload.size_bytes, payload.sha256)
-            data = payload.encode()
+            data = payload.encode() if isinstance(payload, str) else payload.base64
             self._blobs.check_size(len(data))
-            if len(data) <= self._settings.max_inline_bytes:
+            if isinstance(payload, str) and len(data) <= self._settings.max_inline_bytes:
                 return data
             ref = self._blobs.reference(identity, data)
             uploads[ref] = data
@@ -228,7 +232,7 @@ class SubmitService:
         if not waiting:
             return
         try:
-            self._room.seen(endpoint_id, queue_tasks(self._stores, waiting, now=self._clock()))
+            self._room.seen(endpoint_id, queue_tasks(self._stores, waiting))
         except Unavailable:
             logger.warning("queue unavailable; the reconciler will queue the tasks", count=len(waiting))
 
@@ -254,12 +258,12 @@ def was_dispatched(task: Task) -> bool:
     return task.attempt > 0 or task.state.is_terminal
 
 
-def queue_tasks(stores: Stores, tasks: Sequence[Task], *, now: float) -> int:
+def queue_tasks(stores: Stores, tasks: Sequence[Task]) -> int:
     """Queue committed tasks of one endpoint. Harmless to repeat. Returns how many wait there now, 0 if none was given.
 
     :raises Unavailable: when the queue cannot be reached.
     """
-    return stores.queue.enqueue([QueuedTask.of(task) for task in tasks], now=now) if tasks else 0
+    return stores.queue.enqueue([QueuedTask.of(task) for task in tasks]) if tasks else 0
 
 
 def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:

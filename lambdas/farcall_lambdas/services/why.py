@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import enum
 from collections.abc import Callable
+from typing import Final
 
 from farcall_common.errors import Unavailable
 from farcall_common.store import Stores
@@ -14,6 +15,7 @@ from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.results import ResultService
+from farcall_lambdas.settings import ApiSettings
 
 __all__ = ["Reason", "Situation", "Why", "WhyService", "explain"]
 
@@ -52,6 +54,7 @@ class Situation:
     """All that is known of a task that somebody waits for. ``place`` is None when the queue cannot be reached.
 
     ``since`` is when the task came into its state, ``now`` is now; ``online`` is whether the endpoint is connected.
+    A task that has not started at ``expires_at`` ends.
     """
 
     task: Task
@@ -60,6 +63,12 @@ class Situation:
     online: bool
     place: QueuePlace | None
     now: dt.datetime
+    expires_at: dt.datetime
+
+    @property
+    def may_expire(self) -> bool:
+        """Whether the task has neither started nor ended."""
+        return not (self.task.state.is_terminal or self.task.state is TaskState.RUNNING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +84,18 @@ class WhyService:
     """Explains tasks of the caller."""
 
     def __init__(
-        self, stores: Stores, results: ResultService, endpoints: EndpointService, *, clock: Callable[[], float]
+        self,
+        stores: Stores,
+        results: ResultService,
+        endpoints: EndpointService,
+        settings: ApiSettings,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         self._stores = stores
         self._results = results
         self._endpoints = endpoints
+        self._max_wait = dt.timedelta(days=settings.max_wait_days)
         self._clock = clock
 
     def why(self, identity: Identity, task_id: str) -> Why:
@@ -92,7 +108,8 @@ class WhyService:
         since = next((event.at for event in reversed(events) if event.state is task.state), task.submitted_at or now)
         endpoint = self._stores.records.get_endpoint(task.endpoint_id)
         online = endpoint is not None and self._endpoints.state(endpoint) is EndpointState.ONLINE
-        return explain(Situation(task, since, endpoint, online, self._place(task), now))
+        expires_at = (task.submitted_at or now) + self._max_wait
+        return explain(Situation(task, since, endpoint, online, self._place(task), now, expires_at))
 
     def _place(self, task: Task) -> QueuePlace | None:
         try:
@@ -104,10 +121,15 @@ class WhyService:
 def explain(situation: Situation) -> Why:
     """Conclude the reason. The first that applies is the one that has to go first."""
     reason, text = _ended_or_running(situation) or _of_the_endpoint(situation) or _of_the_queue(situation)
+    if situation.may_expire and situation.expires_at - situation.now < _SOON:
+        text += f" If it has not started by {situation.expires_at:%Y-%m-%d %H:%M} UTC, it ends as failed."
     return Why(reason, text, situation)
 
 
 _Answer = tuple[Reason, str]
+
+#: That a task will have waited for too long is part of the sentence when this much time is left.
+_SOON: Final = dt.timedelta(days=7)
 
 
 def _ended_or_running(situation: Situation) -> _Answer | None:
@@ -139,7 +161,7 @@ def _of_the_endpoint(situation: Situation) -> _Answer | None:
             f"{name} was never online: `farcall-endpoint start` on its machine starts it; {waits}.",
         )
     if not situation.online:
-        since, ago = f"{endpoint.seen_at:%Y-%m-%d %H:%M:%S} UTC", _span(situation.now - endpoint.seen_at)
+        since, ago = f"{endpoint.seen_at:%Y-%m-%d %H:%M:%S} UTC", _span(dt.timedelta(seconds=endpoint.silent_s or 0.0))
         return Reason.ENDPOINT_OFFLINE, f"{name} has been offline since {since} ({ago}); {waits}."
     if status.problem:
         return Reason.ENDPOINT_PROBLEM, f"{name} has a problem: {status.problem.rstrip('.')}; {waits}."
@@ -176,12 +198,16 @@ def _waits(situation: Situation) -> str:
     if _is_there(situation):
         others = max(0, status.pending_tasks - 1) if status else 0
         return "the task is there" + (f", beside {_tasks(others)} that wait" if others else "")
-    if place is not None and place.standing is QueueStanding.QUEUED:
+    if place is None or place.standing is not QueueStanding.QUEUED:
+        return "the task is recorded"
+    if place.submitters < 2:
         return f"{_tasks(place.ahead)} go first" if place.ahead > 1 else _FEW[place.ahead]
-    return "the task is recorded"
+    own = f"{_tasks(place.ahead)} of yours go first" if place.ahead > 1 else _FEW_OF_YOURS[place.ahead]
+    return f"{own}, and {place.submitters} submitters take turns"
 
 
 _FEW = ("the task is the first in its queue", "one task goes first")
+_FEW_OF_YOURS = ("the task is the next of yours", "one task of yours goes first")
 
 
 def _tasks(count: int) -> str:

@@ -1,6 +1,7 @@
 """Token authorizers for REST APIs, which LocalStack's core stores but never calls.
 
-What API Gateway does: take the header that the authorizer names, refuse a request without it (401), ask the function
+What API Gateway does: take the header that the authorizer names, refuse a request without it or with one that does not
+match its expression (401), ask the function
 for a policy (cached per token), refuse what the policy does not allow (403), and hand principal and context to the
 integration.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -60,7 +62,7 @@ class TokenAuthorizer:
             raise AuthorizerConfigurationError
         header = authorizer["identitySource"].removeprefix("method.request.header.")
         token = context.invocation_request["headers"].get(header)
-        if not token:
+        if not token or not re.fullmatch(authorizer.get("identityValidationExpression") or ".*", token):
             raise UnauthorizedError("Unauthorized")
         request = context.invocation_request
         method_arn = (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from farcall_localstack_plugin.children import Child, ChildDied
 from farcall_localstack_plugin.engines import HOST, start_relay
+from farcall_localstack_plugin.files import write_whole
 from farcall_localstack_plugin.providers import Event, Model, Provider, Request, done, failed, new_name, schema
 from farcall_localstack_plugin.settings import settings
 
@@ -40,9 +41,7 @@ class TargetGroup:
                 self._write()
 
     def _write(self) -> None:
-        fresh = self.file.with_suffix(".tmp")
-        fresh.write_text(json.dumps(self._ports), encoding="utf-8")
-        fresh.replace(self.file)
+        write_whole(self.file, json.dumps(self._ports))
 
 
 _groups: dict[str, TargetGroup] = {}

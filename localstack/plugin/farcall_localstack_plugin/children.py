@@ -8,17 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["Child", "ChildDied", "start", "stop_all", "stopping", "unprivileged_user"]
+import psutil
+
+__all__ = ["Child", "ChildDied", "end_group", "start", "stop_all", "stopping", "unprivileged_user"]
 
 _LOG_TAIL_BYTES = 4000
 _STOP_TIMEOUT_S = 3.0
 _RESTART_INTERVAL_S = 0.2
+_POLL_S = 0.05
 
 _children: list[Child] = []
 _lock = threading.Lock()
@@ -105,8 +110,6 @@ def start(
 
     :raises ChildDied: if LocalStack is stopping.
     """
-    if _ended.is_set():
-        raise ChildDied(f"{name} is not started: LocalStack is stopping")
 
     def spawn() -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
@@ -122,19 +125,48 @@ def start(
                 extra_groups=[] if user else None,
             )
 
-    child = Child(name, spawn, log, stop_signal)
-    with _lock:
+    with _lock:  # none starts unseen by stop_all
+        if _ended.is_set():
+            raise ChildDied(f"{name} is not started: LocalStack is stopping")
+        child = Child(name, spawn, log, stop_signal)
         _children.append(child)
     return child
 
 
 def stop_all() -> None:
     """Stop every child, for good: the youngest first, as what was started later may need what was started earlier."""
-    _ended.set()
     with _lock:
+        _ended.set()
         children = list(reversed(_children))
     for child in children:
         child.stop()
+
+
+def end_group(directory: Path, *, within_s: float) -> None:
+    """Remove a directory and end this process with all of its group, also what threads run for a moment.
+
+    Such a program may write to the directory until it has ended, and another may follow it until there is no directory.
+    """
+    deadline = time.monotonic() + within_s
+    while (others := _others_of_the_group()) or directory.exists():
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(directory, ignore_errors=True)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _others_of_the_group() -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            ours = os.getpgid(process.pid) == os.getpgrp() and process.pid != os.getpid()
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
 
 
 def stopping() -> bool:

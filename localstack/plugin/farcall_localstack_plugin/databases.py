@@ -94,7 +94,7 @@ def load(snapshot: Snapshot, instance: Instance) -> None:
 
     :raises subprocess.CalledProcessError: if PostgreSQL's program fails; its words are in ``stderr``.
     """
-    _run("pg_restore", instance, "--exit-on-error", "--single-transaction", str(snapshot.file))
+    _run("pg_restore", instance, "--exit-on-error", "--single-transaction", "--no-privileges", str(snapshot.file))
 
 
 def delete_snapshot(identifier: str) -> Snapshot:

@@ -17,6 +17,7 @@ from farcall_localstack_plugin import children
 from farcall_localstack_plugin.balancer import TargetGroup, target_group
 from farcall_localstack_plugin.children import Child, ChildDied
 from farcall_localstack_plugin.engines import HOST
+from farcall_localstack_plugin.files import write_whole
 from farcall_localstack_plugin.providers import (
     Event,
     Model,
@@ -34,7 +35,7 @@ __all__ = ["RunningService", "ServiceProvider", "TaskDefinitionProvider", "find_
 
 LOG = logging.getLogger(__name__)
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
 _POLL_S = 0.02
 _RESTART_INTERVAL_S = 1.0
 
@@ -164,7 +165,7 @@ class _Container:
                 child.stop()
                 raise ChildDied(f"{self.name} was not ready after {_START_TIMEOUT_S:.0f} s: {child.log_tail()}")
             time.sleep(_POLL_S)
-        (directory / "pid").write_text(str(child.pid), encoding="utf-8")
+        write_whole(directory / "pid", str(child.pid))
         return child, directory
 
 

@@ -21,7 +21,7 @@ from farcall_localstack_plugin.settings import Settings
 __all__ = ["HOST", "free_port", "start_postgres", "start_relay", "start_tls", "start_valkey"]
 
 HOST = "127.0.0.1"
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 120.0
 _POLL_S = 0.02
 _ATTEMPTS = 3  # another process may take a free port between our look and the server's bind
 

@@ -19,7 +19,7 @@ from localstack import config
 
 __all__ = ["ProcessRuntimeExecutor"]
 
-_INIT_TIMEOUT_S = 20.0
+_INIT_TIMEOUT_S = 120.0  # as long as LocalStack waits for it: server.py
 _unzip_lock = threading.Lock()
 
 

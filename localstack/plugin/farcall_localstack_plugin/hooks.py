@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import signal
 import threading
+from typing import Final
 
 from localstack.runtime import hooks
 
@@ -14,6 +14,9 @@ from farcall_localstack_plugin import children
 from farcall_localstack_plugin.settings import settings
 
 __all__ = ["farcall_start", "farcall_stop"]
+
+#: For so long it is tried to leave nothing behind, in seconds, before LocalStack ends anyway.
+_LEAVE_NOTHING_S: Final = 60.0
 
 
 @hooks.on_infra_start()
@@ -85,7 +88,12 @@ class _Python:
 
 
 def _stop_with_driver(lifeline_fd: int) -> None:
-    """Block until the driver's end of the pipe is closed, by it or by its death, then stop LocalStack. A byte before
-    that lets it run on."""
+    """Block until the driver's end of the pipe is closed, by it or by its death, then end LocalStack and all that it
+    started. A byte before that lets it run on.
+
+    LocalStack's own shutdown is not asked for: it waits for threads that may wait for minutes, and does nothing at all
+    when it is asked for while LocalStack still starts.
+    """
     if not os.read(lifeline_fd, 1):
-        os.kill(os.getpid(), signal.SIGTERM)
+        children.stop_all()
+        children.end_group(settings().database_directory, within_s=_LEAVE_NOTHING_S)

@@ -253,6 +253,7 @@ class AuthorizerProvider(Provider):
             authorizerUri=model["AuthorizerUri"],
             identitySource=model["IdentitySource"],
             authorizerResultTtlInSeconds=int(model.get("AuthorizerResultTtlInSeconds", 300)),
+            identityValidationExpression=model.get("IdentityValidationExpression", ""),
         )
         model["AuthorizerId"] = created["id"]
         return done(model)

@@ -3,6 +3,7 @@ is unprotected, and snapshots are taken and deleted."""
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 from typing import Any
@@ -12,6 +13,7 @@ from localstack.aws.api import CommonServiceException, RequestContext, handler
 from farcall_localstack_plugin import databases
 from farcall_localstack_plugin.databases import Instance, Snapshot
 from farcall_localstack_plugin.engines import HOST
+from farcall_localstack_plugin.settings import settings
 
 __all__ = ["RdsApi"]
 
@@ -98,7 +100,7 @@ def _described(instance: Instance, context: RequestContext) -> Request:
         "DBInstanceClass": instance.model.get("DBInstanceClass", ""),
         "DBInstanceStatus": "available",
         "Engine": "postgres",
-        "EngineVersion": str(instance.model.get("EngineVersion", "16")),
+        "EngineVersion": _version(),
         "MasterUsername": instance.user,
         "DBName": instance.database,
         "Endpoint": {"Address": HOST, "Port": instance.port},
@@ -107,6 +109,14 @@ def _described(instance: Instance, context: RequestContext) -> Request:
         "DeletionProtection": instance.is_protected,
         "TagList": list(instance.tags),
     }
+
+
+@functools.cache
+def _version() -> str:
+    """Of the PostgreSQL that runs here, whatever the template asks for: there is only one."""
+    program = settings().postgres_bin / "postgres"
+    said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
+    return said.split()[-1]
 
 
 def _told(snapshot: Snapshot, context: RequestContext) -> Request:

@@ -19,6 +19,8 @@ import ssl
 import sys
 from pathlib import Path
 
+from farcall_localstack_plugin.files import write_whole
+
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 256 * 1024
 #: What a client of PostgreSQL sends first when it wants TLS (a length and a code), and the server's yes.
@@ -95,9 +97,7 @@ async def main(targets: Path, ready: Path, certificate: Path | None) -> None:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(certificate)
     server = await asyncio.start_server(Relay(targets, tls=tls).accept, _HOST, 0, limit=_CHUNK_BYTES)
-    fresh = ready.with_suffix(".tmp")
-    fresh.write_text(str(server.sockets[0].getsockname()[1]), encoding="utf-8")
-    fresh.replace(ready)
+    write_whole(ready, str(server.sockets[0].getsockname()[1]))
     async with server:
         await server.serve_forever()
 

@@ -82,7 +82,9 @@ def list_(
 def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
     """Show a task, and what it returned or raised."""
     with connected(context) as client:
-        task = client.get_task(task_id)
+        task = client.get_batch_result([task_id])[task_id]
+    if task.state is None:
+        raise TaskUnknown(f"there is no task {task_id}")
     error = None if task.pending or task.exception is None else task.exception
     fields: dict[str, Any] = {
         "task": task.task_id,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import hashlib
 import re
 import threading
@@ -15,8 +17,9 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from farcall._blobs import INLINE_BYTES, MAX_PAYLOAD_BYTES
+from farcall._blobs import MAX_PAYLOAD_BYTES
 from farcall._client import Client
+from farcall._submission import encode_payload
 from farcall.testing._endpoint import Endpoint
 from farcall.testing._listings import Listings
 from farcall.testing._registry import Registry
@@ -36,7 +39,15 @@ from farcall_common.errors import (
     TaskUnknown,
     Unauthenticated,
 )
-from farcall_common.payload import BINARY_DATA, PORTABLE_DATA, PickleOutOfBand, Serializer, describe_exception
+from farcall_common.payload import (
+    BINARY_DATA,
+    PORTABLE_DATA,
+    PickleOutOfBand,
+    Serializer,
+    describe_exception,
+    pack_exception,
+    strategy_named,
+)
 from farcall_common.wire import Reporter, TaskState, is_uuid
 
 __all__ = ["FakeCloud"]
@@ -45,6 +56,7 @@ Json = dict[str, Any]
 
 _API_URL: Final = "http://farcall.test"
 _BLOB_URL: Final = "http://blobs.farcall.test"
+_INLINE_RESULT_BYTES: Final = 64 * 1024
 #: Frames of these are left out of tracebacks, as an endpoint leaves out its own.
 _OURS: Final = frozenset({"farcall", "farcall_common"})
 
@@ -168,8 +180,9 @@ class FakeCloud:
             args, kwargs = _serializer.unpack_call(task.payload)
             wanted = BINARY_DATA if PickleOutOfBand().id in task.result_serializers else PORTABLE_DATA
             result = _serializer.serialize(function(*args, **kwargs), strategies=wanted)
-        except Exception as raised:  # noqa: BLE001 - user code may raise anything; it is reported
+        except BaseException as raised:  # noqa: BLE001 - user code may raise anything; it is reported
             error = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
+            error = dataclasses.replace(error, exception_data=_exception_data(task, raised))
         with self._lock:
             if task.ended():
                 return  # cancelled meanwhile
@@ -261,6 +274,8 @@ class FakeCloud:
     def _payload(self, payload: str | Json) -> bytes:
         if isinstance(payload, str):
             data = payload.encode()
+        elif "base64" in payload:
+            data = base64.b64decode(payload["base64"])
         elif payload["blob_key"] in self._blobs:
             data = self._blobs[payload["blob_key"]]
         else:
@@ -287,7 +302,9 @@ class FakeCloud:
             raise Conflict(f"task {task_id} is {task.state}" + (" and discarded" if task.discarded else ""))
         new_id = body.get("task_id") or str(uuid.uuid4())
         again = {"task_group_id": task.task_group_id, "memoize": False, "task_ids": {task.function_id: [new_id]}}
-        self._submit(again | {"tasks": {task.function_id: [task.payload.decode()]}}, task.endpoint_id)
+        self._submit(
+            again | {"tasks": {task.function_id: [msgspec.json.decode(encode_payload(task.payload))]}}, task.endpoint_id
+        )
         self._tasks[new_id].retry_of = task_id
         return {"task_id": new_id, "retry_of": task_id, "task_group_id": task.task_group_id}
 
@@ -319,9 +336,11 @@ class FakeCloud:
             "state": str(task.state),
             "state_since": since,
             "state_age_s": time.time() - since,
+            "expires_at": None,
             "attempt": task.attempt,
             "queue_position": place,
             "queue_depth": len(waiting),
+            "queue_submitters": 1 if waiting else 0,
             "endpoint": endpoint | self._endpoint.status(),
         }
 
@@ -370,7 +389,7 @@ class FakeCloud:
         if task.error is not None:
             shown["error"] = task.error.to_json()
             shown["exception"] = task.error.traceback or task.error.message
-        elif task.result is not None and len(task.result) <= INLINE_BYTES:
+        elif task.result is not None and len(task.result) <= _INLINE_RESULT_BYTES:
             shown["result"] = task.result.decode()
         elif task.result is not None:
             sha256 = hashlib.sha256(task.result).hexdigest()
@@ -379,3 +398,11 @@ class FakeCloud:
             ref = {"blob_key": key, "size_bytes": len(task.result), "sha256": sha256, "url": f"{_BLOB_URL}/{key}"}
             shown["result_ref"] = ref
         return shown
+
+
+def _exception_data(task: Task, error: BaseException) -> str | None:
+    """What a call raised, written as its submitter wants results."""
+    names = task.result_serializers
+    if not names or PickleOutOfBand().id in names:
+        return pack_exception(error)
+    return pack_exception(error, [strategy_named(name) for name in names])

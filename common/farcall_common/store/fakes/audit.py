@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self, cast
 
 from farcall_common.store.fakes.reach import Reach
-from farcall_common.store.model import AuditEntry
+from farcall_common.store.model import AuditEntry, Quota
 
 __all__ = ["FakeAudit"]
 
@@ -20,8 +20,12 @@ class FakeAudit(Reach):
         super().__init__()
         self._audit: list[AuditEntry] = []
 
-    def audited(self, *entries: AuditEntry) -> Self:
-        return cast(Self, _Audited(self, entries))
+    def audited(self, *entries: AuditEntry, quota: Quota | None = None) -> Self:
+        return cast(Self, _Audited(self, entries, quota))
+
+    def _owned(self, quota: Quota) -> tuple[int, int]:
+        """How many things of its kind the owner of a quota has, and their bytes."""
+        raise NotImplementedError
 
     def add_audit(self, entries: Sequence[AuditEntry]) -> None:
         with self._call():
@@ -58,16 +62,20 @@ class FakeAudit(Reach):
 class _Audited:
     """The records, whose calls append entries when they have succeeded."""
 
-    def __init__(self, records: FakeAudit, entries: Sequence[AuditEntry]) -> None:
+    def __init__(self, records: FakeAudit, entries: Sequence[AuditEntry], quota: Quota | None) -> None:
         self._records = records
         self._entries = entries
+        self._quota = quota
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._records, name)
 
         def audited(*args: Any, **kwargs: Any) -> Any:
-            answer = method(*args, **kwargs)
-            self._records.add_audit(self._entries)
+            with self._records._call():
+                if self._quota:
+                    self._quota.check(*self._records._owned(self._quota))
+                answer = method(*args, **kwargs)
+                self._records.add_audit(self._entries)
             return answer
 
         return audited

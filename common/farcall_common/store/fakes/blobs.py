@@ -21,6 +21,8 @@ class FakeBlobs(Reach):
         super().__init__()
         self._blobs: dict[str, bytes] = {}
         self._grants: dict[str, BlobRef] = {}
+        #: What was asked to live on, by key.
+        self.renewed: list[str] = []
 
     def upload_url(self, ref: BlobRef, *, ttl_s: int) -> tuple[str, Mapping[str, str]]:
         with self._call():
@@ -34,6 +36,12 @@ class FakeBlobs(Reach):
     def size_bytes(self, blob_key: str) -> int | None:
         with self._call():
             return len(self._blobs[blob_key]) if blob_key in self._blobs else None
+
+    def renew(self, blob_key: str, *, older_than_s: float) -> int | None:  # noqa: ARG002 - nothing here grows old
+        size_bytes = self.size_bytes(blob_key)
+        if size_bytes is not None:
+            self.renewed.append(blob_key)
+        return size_bytes
 
     def read(self, blob_key: str) -> bytes:
         with self._call():

@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
+from farcall_common.fairness import FairQueue
 from farcall_common.store import moves
 from farcall_common.store.fakes.registry import FakeRegistry
 from farcall_common.store.model import (
@@ -55,7 +56,7 @@ class _Lane:
     spool_id: str = ""
     complete: bool = False
     entries: dict[str, _Entry] = dataclasses.field(default_factory=dict)
-    waiting: deque[str] = dataclasses.field(default_factory=deque)
+    waiting: FairQueue[str] = dataclasses.field(default_factory=FairQueue)
     leases: dict[str, float] = dataclasses.field(default_factory=dict)
     stops: set[str] = dataclasses.field(default_factory=set)
     outbox: dict[str, None] = dataclasses.field(default_factory=dict)
@@ -71,21 +72,28 @@ class _Lane:
         if not self.complete:
             raise QueueDataLost("the queue is not restored")
 
-    def add(self, task: QueuedTask, *, attempt: int, held: bool, deadline: float, now: float) -> None:
+    def add(self, task: QueuedTask, *, attempt: int, held: bool, lease_s: float, now: float) -> None:
         self.entries[task.task_id] = _Entry(task, attempt, now)
         if not held and _may_start_again(task, attempt):
-            self.waiting.append(task.task_id)
+            self.waiting.add(task.owner_id, task.task_id)
         else:
-            self.leases[task.task_id] = deadline
+            self.leases[task.task_id] = now + lease_s
+            self.waiting.hold(task.owner_id)
+
+    def submitter_of(self, task_id: str) -> str:
+        return self.entries[task_id].task.owner_id
 
     def put_back(self, task_ids: Sequence[str]) -> None:
         for task_id in reversed(task_ids):
             del self.leases[task_id]
-            self.waiting.appendleft(task_id)
+            self.waiting.done(self.submitter_of(task_id))
+            self.waiting.put_back(self.submitter_of(task_id), task_id)
 
     def finish(self, task_id: str, result: TaskResult) -> None:
         if self.leases.pop(task_id, None) is None:
-            self.waiting.remove(task_id)
+            self.waiting.remove(self.submitter_of(task_id), task_id)
+        else:
+            self.waiting.done(self.submitter_of(task_id))
         self.stops.discard(task_id)
         self.entries[task_id].result = result
         self.outbox[task_id] = None
@@ -101,10 +109,11 @@ class _Lane:
 class FakeQueue(FakeRegistry):
     """:class:`~farcall_common.store.ports.Queue` that lasts until :meth:`wipe`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(clock)
         self._lanes: dict[str, _Lane] = {}
         self._buckets: dict[str, tuple[float, float]] = {}
+        self._checkpoints: dict[str, str] = {}
         # Stands for the server's clock, which a wipe does not turn back.
         self._fences = itertools.count(1)
 
@@ -113,6 +122,7 @@ class FakeQueue(FakeRegistry):
         with self._call():
             self._lanes.clear()
             self._buckets.clear()
+            self._checkpoints.clear()
 
     def forget_ends(self) -> None:
         """Forget ended tasks that were flushed, as when the time of their markers is over."""
@@ -124,27 +134,27 @@ class FakeQueue(FakeRegistry):
 
     # producing
 
-    def enqueue(self, tasks: Sequence[QueuedTask], *, now: float) -> int:
+    def enqueue(self, tasks: Sequence[QueuedTask]) -> int:
         with self._call():
             if not tasks:
                 return 0
             lane = self._lane(tasks[0].endpoint_id)
             for task in tasks:
                 if task.task_id not in lane.entries:
-                    lane.add(task, attempt=task.attempt, held=False, deadline=now + _RESCUE_LEASE_S, now=now)
-            self._wake_owner(lane, tasks[0].endpoint_id, now)
+                    lane.add(task, attempt=task.attempt, held=False, lease_s=_RESCUE_LEASE_S, now=self._clock())
+            self._wake_owner(lane, tasks[0].endpoint_id)
             return self.depth(tasks[0].endpoint_id)
 
-    def cancel(self, endpoint_id: str, task_ids: Sequence[str], *, now: float) -> Mapping[str, CancelOutcome]:
+    def cancel(self, endpoint_id: str, task_ids: Sequence[str]) -> Mapping[str, CancelOutcome]:
         with self._call():
             lane = self._lane(endpoint_id)
             outcomes = {task_id: self._cancel(lane, endpoint_id, task_id) for task_id in dict.fromkeys(task_ids)}
             if CancelOutcome.REQUESTED in outcomes.values():
-                self._wake_owner(lane, endpoint_id, now)
+                self._wake_owner(lane, endpoint_id)
             return outcomes
 
-    def _wake_owner(self, lane: _Lane, endpoint_id: str, now: float) -> None:
-        for listener in self._listeners.get(lane.live_owner(now) or "", []):
+    def _wake_owner(self, lane: _Lane, endpoint_id: str) -> None:
+        for listener in self._listeners.get(lane.live_owner(self._clock()) or "", []):
             listener.hear(endpoint_id)
 
     def _cancel(self, lane: _Lane, endpoint_id: str, task_id: str) -> CancelOutcome:
@@ -160,45 +170,50 @@ class FakeQueue(FakeRegistry):
 
     # owning
 
-    def claim(self, endpoint_id: str, forwarder_id: str, *, spool_id: str = "", ttl_s: float, now: float) -> int:
+    def claim(
+        self,
+        endpoint_id: str,
+        forwarder_id: str,
+        *,
+        spool_id: str = "",
+        weights: Mapping[str, int] | None = None,
+        ttl_s: float,
+    ) -> int:
         with self._call():
             lane = self._lane(endpoint_id)
+            now = self._clock()
             if lane.live_owner(now) not in (None, forwarder_id) and lane.spool_id not in ("", spool_id):
                 raise EndpointInUse("another agent is connected as this endpoint")
             lane.fence, lane.forwarder_id, lane.until = next(self._fences), forwarder_id, now + ttl_s
             lane.spool_id = spool_id
+            lane.waiting.set_weights(weights or {})
             return lane.fence
 
     def claim_many(
-        self, forwarder_id: str, wanted: Sequence[tuple[str, str]], *, ttl_s: float, now: float
+        self, forwarder_id: str, wanted: Sequence[tuple[str, str, Mapping[str, int]]], *, ttl_s: float
     ) -> Sequence[int | EndpointInUse]:
         answers: list[int | EndpointInUse] = []
-        for endpoint_id, spool_id in wanted:
+        for endpoint_id, spool_id, weights in wanted:
+            claim = functools.partial(self.claim, spool_id=spool_id, weights=weights, ttl_s=ttl_s)
             try:
-                answers.append(self.claim(endpoint_id, forwarder_id, spool_id=spool_id, ttl_s=ttl_s, now=now))
+                answers.append(claim(endpoint_id, forwarder_id))
             except EndpointInUse as error:
                 answers.append(error)
         return answers
 
-    def keep(
-        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float, now: float
-    ) -> None:
+    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float) -> None:
         with self._owned(endpoint_id, fence) as lane:
-            lane.forwarder_id, lane.until, lane.spool_id = forwarder_id, now + ttl_s, spool_id
+            lane.forwarder_id, lane.until, lane.spool_id = forwarder_id, self._clock() + ttl_s, spool_id
 
     def leave_many(
-        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float, now: float
+        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
     ) -> Sequence[Fenced | QueueDataLost | None]:
-        return [
-            _refusal(functools.partial(self.keep, id_, forwarder_id, fence, ttl_s=ttl_s, now=now))
-            for id_, fence in owned
-        ]
+        return [_refusal(functools.partial(self.keep, id_, forwarder_id, fence, ttl_s=ttl_s)) for id_, fence in owned]
 
-    def refresh(
-        self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float, now: float
-    ) -> Sequence[str]:
+    def refresh(self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float) -> Sequence[str]:
         found: list[str] = []
         with self._call():
+            now = self._clock()
             for endpoint_id, (fence, spool_id) in owned.items():
                 lane = self._lane(endpoint_id)
                 is_owned = lane.fence == fence and lane.complete
@@ -209,14 +224,14 @@ class FakeQueue(FakeRegistry):
         return found
 
     def tend(
-        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float, now: float
+        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float
     ) -> Mapping[str, Tended | Fenced | QueueDataLost]:
         found: dict[str, Tended | Fenced | QueueDataLost] = {}
         for endpoint_id, holding in held.items():
             try:
-                self.keep(endpoint_id, forwarder_id, holding.fence, spool_id=holding.spool_id, ttl_s=ttl_s, now=now)
-                self.renew(endpoint_id, holding.fence, holding.leases, lease_s=lease_s, now=now)
-                reaped = self.reap(endpoint_id, holding.fence, now=now)
+                self.keep(endpoint_id, forwarder_id, holding.fence, spool_id=holding.spool_id, ttl_s=ttl_s)
+                self.renew(endpoint_id, holding.fence, holding.leases, lease_s=lease_s)
+                reaped = self.reap(endpoint_id, holding.fence)
                 found[endpoint_id] = Tended(reaped, self.outbox(endpoint_id))
             except (Fenced, QueueDataLost) as refusal:
                 found[endpoint_id] = refusal
@@ -236,9 +251,18 @@ class FakeQueue(FakeRegistry):
 
     # consuming
 
-    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float, now: float) -> Sequence[LeasedTask]:
+    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float) -> Sequence[LeasedTask]:
+        return self._lease(endpoint_id, fence, limit, 0, lease_s=lease_s)
+
+    def _lease(self, endpoint_id: str, fence: int, limit: int, reserve: int, *, lease_s: float) -> Sequence[LeasedTask]:
         with self._owned(endpoint_id, fence) as lane:
-            task_ids = [lane.waiting.popleft() for _ in range(min(limit, len(lane.waiting)))]
+            now = self._clock()
+            task_ids: list[str] = []
+            while len(task_ids) < limit + reserve:
+                taken = lane.waiting.take(newcomers_only=len(task_ids) >= limit)
+                if taken is None:
+                    break
+                task_ids.append(taken[1])
             for task_id in task_ids:
                 lane.entries[task_id].attempt += 1
                 lane.entries[task_id].leased_at = now
@@ -246,24 +270,23 @@ class FakeQueue(FakeRegistry):
             return [lane.view(task_id, leased_at=now) for task_id in task_ids]
 
     def lease_many(
-        self, wanted: Mapping[str, tuple[int, int]], *, lease_s: float, now: float
+        self, wanted: Mapping[str, tuple[int, int, int]], *, lease_s: float
     ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
         leased: dict[str, Sequence[LeasedTask] | Fenced | QueueDataLost] = {}
-        for endpoint_id, (fence, limit) in wanted.items():
+        for endpoint_id, (fence, limit, reserve) in wanted.items():
             try:
-                leased[endpoint_id] = self.lease(endpoint_id, fence, limit=limit, lease_s=lease_s, now=now)
+                leased[endpoint_id] = self._lease(endpoint_id, fence, limit, reserve, lease_s=lease_s)
             except (Fenced, QueueDataLost) as refusal:
                 leased[endpoint_id] = refusal
         return leased
 
-    def renew(
-        self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float, now: float
-    ) -> Sequence[str]:
+    def renew(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float) -> Sequence[str]:
         with self._owned(endpoint_id, fence) as lane:
-            lane.leases |= {task_id: now + lease_s for task_id in task_ids if task_id in lane.leases}
+            deadline = self._clock() + lease_s
+            lane.leases |= {task_id: deadline for task_id in task_ids if task_id in lane.leases}
             return [task_id for task_id in task_ids if task_id not in lane.leases]
 
-    def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, now: float) -> None:  # noqa: ARG002
+    def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str]) -> None:
         with self._owned(endpoint_id, fence) as lane:
             back = [task_id for task_id in task_ids if task_id in lane.leases]
             for task_id in back:
@@ -295,8 +318,9 @@ class FakeQueue(FakeRegistry):
                 if lane.waiting or lane.stops or not lane.complete or lane.fence != fence
             ]
 
-    def reap(self, endpoint_id: str, fence: int, *, now: float, limit: int = 500) -> Sequence[LeasedTask]:
+    def reap(self, endpoint_id: str, fence: int, *, limit: int = 500) -> Sequence[LeasedTask]:
         with self._owned(endpoint_id, fence) as lane:
+            now = self._clock()
             expired = sorted((deadline, task_id) for task_id, deadline in lane.leases.items() if deadline <= now)
             again, ended = [], []
             for _, task_id in expired[:limit]:
@@ -308,7 +332,7 @@ class FakeQueue(FakeRegistry):
             lane.put_back(again)
             return ended
 
-    def ack(self, fence: int, results: Sequence[TaskResult], *, now: float) -> Mapping[str, AckOutcome]:  # noqa: ARG002
+    def ack(self, fence: int, results: Sequence[TaskResult]) -> Mapping[str, AckOutcome]:
         if not results:
             return {}
         outcomes: dict[str, AckOutcome] = {}
@@ -324,10 +348,8 @@ class FakeQueue(FakeRegistry):
                     outcomes[result.task_id] = AckOutcome.FIRST
         return outcomes
 
-    def ack_many(
-        self, ends: Sequence[tuple[int, Sequence[TaskResult]]], *, now: float
-    ) -> Sequence[Fenced | QueueDataLost | None]:
-        return [_refusal(functools.partial(self.ack, fence, results, now=now)) for fence, results in ends]
+    def ack_many(self, ends: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
+        return [_refusal(functools.partial(self.ack, fence, results)) for fence, results in ends]
 
     def outbox(self, endpoint_id: str, *, limit: int = 200) -> Sequence[TaskResult]:
         with self._call():
@@ -352,7 +374,6 @@ class FakeQueue(FakeRegistry):
         *,
         held: Mapping[str, int],
         lease_s: float,
-        now: float,
     ) -> None:
         with self._call():
             lane = self._lane(endpoint_id)
@@ -361,11 +382,12 @@ class FakeQueue(FakeRegistry):
                 entry, is_held = lane.entries.get(task.task_id), task.task_id in held
                 if entry is None:
                     attempt = max(task.attempt, held.get(task.task_id, 0))
-                    lane.add(task, attempt=attempt, held=is_held, deadline=now + lease_s, now=now)
+                    lane.add(task, attempt=attempt, held=is_held, lease_s=lease_s, now=self._clock())
                 elif is_held and entry.result is None:
                     if task.task_id not in lane.leases:
-                        lane.waiting.remove(task.task_id)
-                    lane.leases[task.task_id] = now + lease_s
+                        lane.waiting.remove(task.owner_id, task.task_id)
+                        lane.waiting.hold(task.owner_id)
+                    lane.leases[task.task_id] = self._clock() + lease_s
                     entry.attempt = max(entry.attempt, held[task.task_id])
 
     def mark_restored(self, endpoint_id: str, fence: int) -> None:
@@ -377,6 +399,30 @@ class FakeQueue(FakeRegistry):
     def mark_restored_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Fenced | QueueDataLost | None]:
         return [_refusal(functools.partial(self.mark_restored, *each)) for each in owned]
 
+    def find_missing(self, task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
+        with self._call():
+            return frozenset(
+                task_id
+                for endpoint_id, ids in task_ids.items()
+                for task_id in ids
+                if task_id not in self._lane(endpoint_id).entries
+            )
+
+    def find_outboxes(self, endpoint_ids: Sequence[str]) -> Sequence[str]:
+        with self._call():
+            return [endpoint_id for endpoint_id in endpoint_ids if self._lane(endpoint_id).outbox]
+
+    def read_checkpoint(self, name: str) -> str:
+        with self._call():
+            return self._checkpoints.get(name, "")
+
+    def write_checkpoint(self, name: str, value: str, *, expected: str) -> bool:
+        with self._call():
+            if self._checkpoints.get(name, "") != expected:
+                return False
+            self._checkpoints[name] = value
+            return True
+
     def depths(self, endpoint_ids: Sequence[str]) -> int:
         return sum(map(self.depth, endpoint_ids))
 
@@ -384,8 +430,14 @@ class FakeQueue(FakeRegistry):
         with self._call():
             return len(self._lane(endpoint_id).waiting)
 
-    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, now: float) -> Taken:
+    def depth_of(self, endpoint_id: str, owner_id: str) -> tuple[int, int]:
         with self._call():
+            waiting = self._lane(endpoint_id).waiting
+            return len(waiting), len(waiting.of(owner_id))
+
+    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> Taken:
+        with self._call():
+            now = self._clock()
             held, since = self._buckets.get(bucket, (float(burst), now))
             at = max(since, now)
             held = min(float(burst), held + (at - since) * rate_per_s)
@@ -397,11 +449,16 @@ class FakeQueue(FakeRegistry):
         with self._call():
             lane = self._lane(endpoint_id)
             depth = len(lane.waiting)
-            if task_id in lane.waiting:
-                return QueuePlace(QueueStanding.QUEUED, lane.waiting.index(task_id), depth)
+            standing, ahead = QueueStanding.UNKNOWN, 0
             if task_id in lane.leases:
-                return QueuePlace(QueueStanding.LEASED, 0, depth)
-            return QueuePlace(QueueStanding.DONE if task_id in lane.entries else QueueStanding.UNKNOWN, 0, depth)
+                standing = QueueStanding.LEASED
+            elif task_id in lane.entries:
+                own = lane.waiting.of(lane.submitter_of(task_id))
+                if task_id in own:
+                    standing, ahead = QueueStanding.QUEUED, own.index(task_id)
+                else:
+                    standing = QueueStanding.DONE
+            return QueuePlace(standing, ahead, depth, lane.waiting.submitters)
 
     def _lane(self, endpoint_id: str) -> _Lane:
         return self._lanes.setdefault(endpoint_id, _Lane())

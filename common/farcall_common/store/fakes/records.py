@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import datetime as dt
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +18,11 @@ from farcall_common.store.model import (
     AuditEntry,
     Endpoint,
     Function,
+    OpenTask,
     Presence,
+    Quota,
+    Quotable,
+    SpoolMark,
     Task,
     TaskEvent,
     TaskGroup,
@@ -31,14 +36,36 @@ __all__ = ["FakeRecords"]
 class FakeRecords(FakeCatalogue):
     """:class:`~farcall_common.store.ports.Records` that last as long as the object."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__()
+        self._clock = clock
         self._endpoints: dict[str, Endpoint] = {}
+        self._spools: dict[str, SpoolMark] = {}
         self._keys: dict[str, str] = {}
         self._grants: set[tuple[str, str]] = set()
         self._tasks: dict[str, Task] = {}
         self._dead_letters: set[str] = set()
         self._events: list[TaskEvent] = []
+        #: The transaction that added each task, and the newest one.
+        self._added_in: dict[str, int] = {}
+        self._transaction = 0
+        self._turns: dict[str, float] = {}
+        self.size_bytes = 0
+
+    def _owned(self, quota: Quota) -> tuple[int, int]:
+        versions = self._versions_of(quota.owner_id)
+        counts = {
+            Quotable.ALIAS: sum(alias.name != quota.but for alias in self.list_aliases(quota.owner_id)),
+            Quotable.CONTAINER: self.count_containers(quota.owner_id, limit=quota.limit),
+            Quotable.ENDPOINT: self.count_endpoints(quota.owner_id, limit=quota.limit),
+            Quotable.FUNCTION: len(versions),
+        }
+        return counts[quota.kind], sum(len(version.body) for version in versions)
+
+    def measure_database(self) -> int:
+        """What tests say it is."""
+        with self._call():
+            return self.size_bytes
 
     # endpoints and keys
 
@@ -67,7 +94,10 @@ class FakeRecords(FakeCatalogue):
 
     def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
         with self._call():
-            return self._endpoints.get(endpoint_id)
+            found = self._endpoints.get(endpoint_id)
+            if found is None or found.seen_at is None:
+                return found
+            return dataclasses.replace(found, silent_s=self._clock() - found.seen_at.timestamp())
 
     def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
         with self._call():
@@ -89,14 +119,16 @@ class FakeRecords(FakeCatalogue):
     def delete_endpoint(self, endpoint_id: str) -> bool:
         with self._call():
             self._keys = {key: id_ for key, id_ in self._keys.items() if id_ != endpoint_id}
+            self._spools.pop(endpoint_id, None)
             return self._endpoints.pop(endpoint_id, None) is not None
 
     def set_presence(self, presences: Sequence[Presence]) -> None:
+        seen_at = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
         with self._call():
             for each in presences:
                 if endpoint := self._endpoints.get(each.endpoint_id):
                     self._endpoints[each.endpoint_id] = dataclasses.replace(
-                        endpoint, online=each.online, status=each.status, seen_at=each.at
+                        endpoint, online=each.online, status=each.status, seen_at=seen_at
                     )
 
     def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:  # noqa: ARG002
@@ -140,12 +172,14 @@ class FakeRecords(FakeCatalogue):
             raise Conflict("a task has either a payload or a reference to one")
         with self._call():
             known = {}
+            self._transaction += 1
             for task in tasks:
                 if task.task_id in self._tasks:
                     known[task.task_id] = self._tasks[task.task_id]
                     continue
                 new = moves.written_ahead(task, remembered, now=dt.datetime.now(dt.UTC))
                 self._tasks[task.task_id] = new
+                self._added_in[task.task_id] = self._transaction
                 self._events.append(
                     TaskEvent(task.task_id, TaskState.RECEIVED, Reporter.API, _moment(new.submitted_at))
                 )
@@ -242,16 +276,54 @@ class FakeRecords(FakeCatalogue):
             found = (t for t in self._tasks.values() if t.endpoint_id == endpoint_id and not t.state.is_terminal)
             return sorted((t for t in found if t.task_id > after), key=lambda t: t.task_id)[:limit]
 
-    def find_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
-        return frozenset(endpoint_id for endpoint_id in endpoint_ids if self.get_endpoint(endpoint_id))
+    def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:
+        with self._call():
+            return {id_: self._spools.get(id_, SpoolMark("", 0)) for id_ in endpoint_ids if id_ in self._endpoints}
+
+    def claim_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        self._mark_spools(marks, is_claim=True)
+
+    def raise_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        self._mark_spools(marks, is_claim=False)
+
+    def _mark_spools(self, marks: Mapping[str, SpoolMark], *, is_claim: bool) -> None:
+        for endpoint_id, known in self.find_spools(list(marks)).items():
+            mark = marks[endpoint_id]
+            if known.generation < mark.generation if known.spool_id == mark.spool_id else is_claim:
+                self._spools[endpoint_id] = mark
 
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         return frozenset(endpoint_id for endpoint_id in endpoint_ids if self.list_open_tasks(endpoint_id, limit=1))
 
-    def list_endpoints_with_open_tasks(self, *, older_than: dt.datetime) -> Sequence[str]:
+    def list_endpoints_with_open_tasks(self) -> Sequence[str]:
         with self._call():
-            open_tasks = (task for task in self._tasks.values() if not task.state.is_terminal)
-            return sorted({task.endpoint_id for task in open_tasks if _moment(task.submitted_at) < older_than})
+            return sorted({task.endpoint_id for task in self._tasks.values() if not task.state.is_terminal})
+
+    def list_open_ids(self, *, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Sequence[OpenTask]:
+        with self._call():
+            found = sorted(
+                (self._added_in[task_id], task_id) for task_id, t in self._tasks.items() if not t.state.is_terminal
+            )
+            tasks = [(number, self._tasks[task_id]) for number, task_id in found if (number, task_id) > after]
+        return [
+            OpenTask(task.task_id, task.endpoint_id, number, task.state, task.attempt, _moment(task.submitted_at))
+            for number, task in tasks[:limit]
+        ]
+
+    def first_unfinished_transaction(self) -> int:
+        with self._call():
+            return self._transaction + 1
+
+    def take_turn(self, name: str, *, ttl_s: float) -> bool:
+        with self._call():
+            if self._turns.get(name, 0.0) > time.monotonic():
+                return False
+            self._turns[name] = time.monotonic() + ttl_s
+            return True
+
+    def end_turn(self, name: str) -> None:
+        with self._call():
+            self._turns.pop(name, None)
 
     def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
         moves.check_moves(events)

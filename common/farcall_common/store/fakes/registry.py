@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from farcall_common.errors import Unavailable
 from farcall_common.store.fakes.reach import Reach
@@ -13,10 +14,14 @@ __all__ = ["FakeRegistry", "FakeWakeUps"]
 
 
 class FakeRegistry(Reach):
-    """The part of :class:`~farcall_common.store.ports.Queue` that is about no endpoint's tasks."""
+    """The part of :class:`~farcall_common.store.ports.Queue` that is about no endpoint's tasks.
 
-    def __init__(self) -> None:
+    :param clock: that of the store, epoch seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__()
+        self._clock = clock
         self._forwarders: dict[str, tuple[ForwarderInfo, float]] = {}
         self._peers: dict[str, PeerKey] = {}
         self._listeners: dict[str, list[FakeWakeUps]] = {}
@@ -29,16 +34,17 @@ class FakeRegistry(Reach):
             self._peers.clear()
             self._watchers.clear()
 
-    def announce(self, info: ForwarderInfo, *, ttl_s: float, now: float) -> None:
+    def announce(self, info: ForwarderInfo, *, ttl_s: float) -> None:
         with self._call():
-            self._forwarders[info.forwarder_id] = (info, now + ttl_s)
+            self._forwarders[info.forwarder_id] = (info, self._clock() + ttl_s)
 
     def withdraw(self, forwarder_id: str) -> None:
         with self._call():
             self._forwarders.pop(forwarder_id, None)
 
-    def forwarders(self, *, now: float) -> Sequence[ForwarderInfo]:
+    def forwarders(self) -> Sequence[ForwarderInfo]:
         with self._call():
+            now = self._clock()
             return [info for info, until in self._forwarders.values() if until > now and not info.draining]
 
     def admit(self, key: PeerKey, *, ttl_s: float) -> None:  # noqa: ARG002
@@ -62,8 +68,9 @@ class FakeRegistry(Reach):
 
     # ends that forwarders tell one another
 
-    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float, now: float) -> frozenset[str]:
+    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float) -> frozenset[str]:
         with self._call():
+            now = self._clock()
             known = {
                 owner_id for owner_id in owner_ids if self._watchers.get(owner_id, {}).get(forwarder_id, 0.0) > now
             }
@@ -71,9 +78,9 @@ class FakeRegistry(Reach):
                 self._watchers.setdefault(owner_id, {})[forwarder_id] = now + ttl_s
             return frozenset(owner_ids) - known
 
-    def watchers(self, owner_ids: Sequence[str], *, now: float) -> Mapping[str, Sequence[str]]:
+    def watchers(self, owner_ids: Sequence[str]) -> Mapping[str, Sequence[str]]:
         with self._call():
-            found: dict[str, list[str]] = {}
+            now, found = self._clock(), dict[str, list[str]]()
             for owner_id in owner_ids:
                 for forwarder_id, until in self._watchers.get(owner_id, {}).items():
                     if until > now:

@@ -1,11 +1,11 @@
--- ARGV: endpoint, now, the result that says cancelled, then ids. Returns an outcome per id.
+-- ARGV: endpoint, the result that says cancelled, then ids. Returns an outcome per id.
 local outcomes, ended, must_stop = {}, {}, false
-for i = 4, #ARGV do
+for i = 3, #ARGV do
   local id = ARGV[i]
-  local state = redis.call('HGET', TASK .. id, 'state')
+  local state, submitter = unpack(redis.call('HMGET', TASK .. id, 'state', 'submitter'))
   local outcome = 'unknown'
   if state == 'queued' then
-    finish(id, state, ARGV[3])
+    finish(id, state, submitter or '', ARGV[2])
     ended[#ended + 1] = id
     outcome = 'removed'
   elseif state == 'leased' then
@@ -18,5 +18,5 @@ for i = 4, #ARGV do
   outcomes[#outcomes + 1] = outcome
 end
 let_go(ended)
-if must_stop then wake_owner(ARGV[1], ARGV[2]) end
+if must_stop then wake_owner(ARGV[1]) end
 return outcomes

@@ -1,3 +1,3 @@
--- ARGV: fence, forwarder, until, spool.
+-- ARGV: fence, forwarder, ttl in seconds, spool.
 require_owner(ARGV[1])
-redis.call('HSET', OWNER, 'forwarder', ARGV[2], 'until', ARGV[3], 'spool', ARGV[4])
+redis.call('HSET', OWNER, 'forwarder', ARGV[2], 'until', NOW + ARGV[3], 'spool', ARGV[4])

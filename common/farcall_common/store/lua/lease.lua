@@ -1,15 +1,40 @@
--- ARGV: fence, now, deadline, limit. Returns (task, attempt, enqueued at, stop requested) per task.
+-- ARGV: fence, seconds of a lease, limit, reserve. Takes up to limit tasks, and then up to reserve more of submitters that
+-- have fewer leased ones than their weight. Returns (task, attempt, enqueued at, stop requested, leased at) per task.
 require_owner(ARGV[1])
-local ids = redis.call('RPOP', QUEUE, ARGV[4]) or {}
+local limit, reserve, ids, submitters = tonumber(ARGV[3]), tonumber(ARGV[4]), {}, {}
+while #ids < limit + reserve do
+  local first = redis.call('ZRANGE', ROUND, 0, 1, 'WITHSCORES')
+  local submitter, count = first[1], 1
+  if not submitter or (#ids >= limit and tonumber(first[2]) >= TURNS) then break end
+  if #ids < limit then
+    count = limit - #ids
+    if first[4] then
+      -- As many as bring it level with the next one.
+      local level = math.floor(tonumber(first[4]) / TURNS)
+      count = math.min(count, math.max(1, level * weight_of(submitter) - held_of(submitter)))
+    end
+  end
+  local taken = redis.call('RPOP', QUEUE .. submitter, count) or {}
+  for _, id in ipairs(taken) do
+    ids[#ids + 1] = id
+    submitters[#ids] = submitter
+  end
+  count_served(submitter, #taken)
+end
 if #ids == 0 then return ids end
 local may_stop = redis.call('EXISTS', STOPS) == 1
 local leased, deadlines = {}, {}
 for i, id in ipairs(ids) do
-  local task = redis.call('HMGET', TASK .. id, 'task', 'attempt', 'enqueued_at')
-  local attempt = tonumber(task[2]) + 1
-  redis.call('HSET', TASK .. id, 'state', 'leased', 'attempt', attempt, 'leased_at', ARGV[2])
-  leased[i] = {task[1], attempt, task[3], may_stop and redis.call('SISMEMBER', STOPS, id) or 0}
-  deadlines[2 * i - 1], deadlines[2 * i] = ARGV[3], id
+  local task = redis.call('HMGET', TASK .. id, 'task', 'attempt', 'enqueued_at', 'state')
+  if task[4] == 'queued' then
+    local attempt = tonumber(task[2]) + 1
+    redis.call('HSET', TASK .. id, 'state', 'leased', 'attempt', attempt, 'leased_at', NOW)
+    leased[#leased + 1] = {task[1], attempt, task[3], may_stop and redis.call('SISMEMBER', STOPS, id) or 0,
+      string.format('%.6f', NOW)}
+    deadlines[2 * #leased - 1], deadlines[2 * #leased] = NOW + ARGV[2], id
+  else  -- a release that had one list for all submitters cancelled it, and did not find it
+    count_held(submitters[i], -1)
+  end
 end
-redis.call('ZADD', LEASES, unpack(deadlines))
+if #leased > 0 then redis.call('ZADD', LEASES, unpack(deadlines)) end
 return leased

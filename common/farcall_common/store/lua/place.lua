@@ -1,5 +1,10 @@
--- ARGV: id. Returns the state of the task ('' if it is not here), how many tasks leave before it, how many wait.
+-- ARGV: id. Returns the state of the task ('' if it is not here), how many tasks of its submitter leave before it, how many
+-- tasks wait, of how many submitters.
 local state = redis.call('HGET', TASK .. ARGV[1], 'state') or ''
-local depth = redis.call('LLEN', QUEUE)
-local at = state == 'queued' and redis.call('LPOS', QUEUE, ARGV[1], 'RANK', -1)
-return {state, at and depth - 1 - at or 0, depth}
+local ahead = 0
+if state == 'queued' then
+  local list = QUEUE .. submitter_of(ARGV[1])
+  local at = redis.call('LPOS', list, ARGV[1], 'RANK', -1)
+  ahead = at and redis.call('LLEN', list) - 1 - at or 0
+end
+return {state, ahead, tonumber(redis.call('HGET', COUNTS, 'waiting') or 0), redis.call('ZCARD', ROUND)}

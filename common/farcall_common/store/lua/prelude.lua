@@ -2,15 +2,26 @@
 --
 --   OWNER   hash    fence, forwarder, until (who to wake, epoch seconds), spool (of the agent that it hears; '' for
 --                   none), epoch (present: no task is missing here)
---   QUEUE   list    waiting task ids; new ones enter at the head, the next to leave is the tail
+--   QUEUE   prefix  a list per submitter: its waiting task ids; new ones enter at the head, the next is the tail
+--   ROUND   zset    submitters with waiting tasks, by TURNS * (leased tasks / weight, rounded down) + turn: the first one
+--                   is next. Max-min fairness, as farcall_common.fairness
+--   HELD    hash    for each submitter with leased tasks: n:<submitter>, how many, and t:<submitter>, its last turn
+--   WEIGHTS hash    weights by submitter, as the agent's configuration has them; 1 for others
+--   COUNTS  hash    waiting: tasks in all of QUEUE; turn: the last turn that was given. Gone when nothing waits or
+--                   is leased
 --   LEASES  zset    leased task ids by deadline, epoch seconds
 --   STOPS   set     ids of tasks that someone asked to cancel after they were leased
 --   OUTBOX  list    ids of ended tasks that may not have reached the database
 --   TASK    prefix  a hash per task: state (queued, leased, done), task, idempotent, max_attempts, attempt,
---                   enqueued_at, leased_at, result
+--                   enqueued_at, leased_at, result, submitter
 --
--- A task is queued if and only if it is in QUEUE, once; leased if and only if it is in LEASES.
-local OWNER, QUEUE, LEASES, STOPS, OUTBOX, TASK = unpack(KEYS)
+-- `time` is what the server's TIME answers. No caller's clock decides anything: callers give durations.
+--
+-- A task is queued if and only if it is in the list of its submitter, once; leased if and only if it is in LEASES.
+local OWNER, QUEUE, LEASES, STOPS, OUTBOX, TASK, ROUND, HELD, WEIGHTS, COUNTS = unpack(KEYS)
+local NOW = time[1] + time[2] / 1000000  -- epoch seconds
+local TURNS = 2 ^ 32
+local SERVED = 2 ^ 31  -- before turns of submitters that were served come those of newcomers, without leased tasks
 
 -- The caller took this endpoint over, and nobody did after it.
 local function require_claim(fence)
@@ -30,41 +41,125 @@ local function may_start_again(idempotent, max_attempts, attempt)
   return attempt == 0 or (idempotent == '1' and attempt < tonumber(max_attempts))
 end
 
--- Hold a new task. It waits (true: the caller puts it into QUEUE), or is leased because the endpoint has it (held), or
--- so that reap ends it.
-local function add(now, deadline, held, id, task, idempotent, max_attempts, attempt)
+local function weight_of(submitter)
+  return tonumber(redis.call('HGET', WEIGHTS, submitter) or 1)
+end
+
+local function held_of(submitter)
+  return tonumber(redis.call('HGET', HELD, 'n:' .. submitter) or 0)
+end
+
+local function set_place(submitter, turn)
+  local level = math.floor(held_of(submitter) / weight_of(submitter))
+  redis.call('ZADD', ROUND, string.format('%.0f', level * TURNS + turn), submitter)
+end
+
+local function forget_turns()
+  if redis.call('EXISTS', ROUND, HELD) == 0 then redis.call('DEL', COUNTS) end
+end
+
+-- So many tasks of a submitter are leased more than before (or fewer). Its turn stays.
+local function count_held(submitter, change)
+  if redis.call('HINCRBY', HELD, 'n:' .. submitter, change) <= 0 then
+    redis.call('HDEL', HELD, 'n:' .. submitter, 't:' .. submitter)
+  end
+  local score = redis.call('ZSCORE', ROUND, submitter)
+  if score then set_place(submitter, tonumber(score) % TURNS) else forget_turns() end
+end
+
+-- So many tasks of a submitter wait more than before (or fewer); its list has been changed.
+local function count_waiting(submitter, change)
+  redis.call('HINCRBY', COUNTS, 'waiting', change)
+  if redis.call('EXISTS', QUEUE .. submitter) == 0 then
+    redis.call('ZREM', ROUND, submitter)
+    forget_turns()
+  elseif change > 0 and not redis.call('ZSCORE', ROUND, submitter) then
+    local last = redis.call('HGET', HELD, 't:' .. submitter)
+    set_place(submitter, last and tonumber(last) or redis.call('HINCRBY', COUNTS, 'turn', 1))
+  end
+end
+
+-- A submitter had its turn: so many of its tasks are leased now, out of its list.
+local function count_served(submitter, count)
+  local turn = SERVED + redis.call('HINCRBY', COUNTS, 'turn', 1)
+  redis.call('HSET', HELD, 't:' .. submitter, string.format('%.0f', turn))
+  redis.call('HINCRBY', HELD, 'n:' .. submitter, count)
+  redis.call('HINCRBY', COUNTS, 'waiting', -count)
+  if redis.call('EXISTS', QUEUE .. submitter) == 1 then
+    set_place(submitter, turn)
+  else
+    redis.call('ZREM', ROUND, submitter)
+  end
+end
+
+-- A release that had one list for all submitters left tasks without one.
+local function submitter_of(id)
+  return redis.call('HGET', TASK .. id, 'submitter') or ''
+end
+
+-- A release that had one list for all submitters left it here, or one that still runs fills it: its tasks become those of
+-- one more submitter.
+local function adopt_single_list()
+  local single = string.sub(QUEUE, 1, -2)
+  local count = redis.call('LLEN', single)
+  if count == 0 then return end
+  for _ = 1, count do redis.call('LMOVE', single, QUEUE, 'RIGHT', 'LEFT') end
+  count_waiting('', count)
+end
+
+-- Hold a new task. It waits (true: the caller puts it into the list of its submitter), or is leased because the endpoint
+-- has it (held), or so that reap ends it.
+local function add(lease_s, held, submitter, id, task, idempotent, max_attempts, attempt)
   local waits = not held and may_start_again(idempotent, max_attempts, attempt)
   redis.call('HSET', TASK .. id, 'state', waits and 'queued' or 'leased', 'task', task, 'idempotent', idempotent,
-    'max_attempts', max_attempts, 'attempt', attempt, 'enqueued_at', now)
-  if not waits then redis.call('ZADD', LEASES, deadline, id) end
+    'max_attempts', max_attempts, 'attempt', attempt, 'enqueued_at', NOW, 'submitter', submitter)
+  if not waits then
+    redis.call('ZADD', LEASES, NOW + lease_s, id)
+    count_held(submitter, 1)
+  end
   return waits
 end
 
 -- Ids in the order in which they should leave.
 local function put_back(ids)
   for i = #ids, 1, -1 do
+    local submitter = submitter_of(ids[i])
     redis.call('ZREM', LEASES, ids[i])
-    redis.call('RPUSH', QUEUE, ids[i])
+    redis.call('RPUSH', QUEUE .. submitter, ids[i])
     redis.call('HSET', TASK .. ids[i], 'state', 'queued')
+    count_held(submitter, -1)
+    count_waiting(submitter, 1)
   end
 end
 
--- End a task that is queued or leased; let_go has to follow. In two parts, because a batch lets go in three calls.
-local function finish(id, state, result)
-  if state == 'queued' then redis.call('LREM', QUEUE, -1, id) end
+-- A task does not wait any more.
+local function take_out(id, submitter)
+  redis.call('LREM', QUEUE .. submitter, -1, id)
+  count_waiting(submitter, -1)
+end
+
+-- End a task that is queued or leased; let_go has to follow. In two parts, because a batch lets go in a few calls.
+local released = {}
+local function finish(id, state, submitter, result)
+  if state == 'queued' then
+    take_out(id, submitter)
+  else
+    released[submitter] = (released[submitter] or 0) + 1
+  end
   redis.call('HSET', TASK .. id, 'state', 'done', 'result', result)
 end
 
--- Nobody leases these ended tasks any more; whether they are in the database is still to be seen.
+-- These ended tasks are not leased any more; whether they are in the database is still to be seen.
 local function let_go(ids)
   if #ids == 0 then return end
+  for submitter, count in pairs(released) do count_held(submitter, -count) end
   redis.call('ZREM', LEASES, unpack(ids))
   redis.call('SREM', STOPS, unpack(ids))
   redis.call('RPUSH', OUTBOX, unpack(ids))
 end
 
 -- Tell the forwarder that owns the endpoint, if one does, to look into the queue.
-local function wake_owner(endpoint, now)
+local function wake_owner(endpoint)
   local owner = redis.call('HMGET', OWNER, 'forwarder', 'until')
-  if owner[1] and tonumber(owner[2]) > tonumber(now) then redis.call('PUBLISH', 'wake:' .. owner[1], endpoint) end
+  if owner[1] and tonumber(owner[2]) > NOW then redis.call('PUBLISH', 'wake:' .. owner[1], endpoint) end
 end

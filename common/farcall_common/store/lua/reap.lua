@@ -1,8 +1,8 @@
--- ARGV: fence, now, limit. Returns (task, attempt, enqueued at, stop requested, leased at) per expired task that stays
+-- ARGV: fence, limit. Returns (task, attempt, enqueued at, stop requested, leased at) per expired task that stays
 -- leased.
 require_owner(ARGV[1])
 local again, ended = {}, {}
-for _, id in ipairs(redis.call('ZRANGE', LEASES, '-inf', ARGV[2], 'BYSCORE', 'LIMIT', 0, ARGV[3])) do
+for _, id in ipairs(redis.call('ZRANGE', LEASES, '-inf', NOW, 'BYSCORE', 'LIMIT', 0, ARGV[2])) do
   local task, attempt, enqueued_at, leased_at, idempotent, max_attempts = unpack(
     redis.call('HMGET', TASK .. id, 'task', 'attempt', 'enqueued_at', 'leased_at', 'idempotent', 'max_attempts'))
   local stop = redis.call('SISMEMBER', STOPS, id)

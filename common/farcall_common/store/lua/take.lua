@@ -1,9 +1,9 @@
--- ARGV: tokens wanted, rate per second, burst, now; the only key is that of a token bucket. Returns the tokens that are
--- given, and the seconds until there is one if there was none. Callers' clocks differ: time never runs backwards here.
-local wanted, rate, burst, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+-- ARGV: tokens wanted, rate per second, burst; the only key is that of a token bucket. Returns the tokens that are
+-- given, and the seconds until there is one if there was none. Time never runs backwards here.
+local wanted, rate, burst = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local bucket = redis.call('HMGET', KEYS[1], 'tokens', 'at')
-local tokens, since = tonumber(bucket[1]) or burst, tonumber(bucket[2]) or now
-local at = math.max(since, now)
+local tokens, since = tonumber(bucket[1]) or burst, tonumber(bucket[2]) or NOW
+local at = math.max(since, NOW)
 tokens = math.min(burst, tokens + (at - since) * rate)
 local given = math.min(wanted, math.floor(tokens))
 redis.call('HSET', KEYS[1], 'tokens', tokens - given, 'at', at)

@@ -1,0 +1,40 @@
+"""Futures whose callbacks cannot end the thread that settles them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["GuardedFuture"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("concurrent.futures")  # where the standard library reports callbacks that raise
+
+
+class GuardedFuture(concurrent.futures.Future[T]):
+    """A future whose callbacks may raise anything.
+
+    The standard library logs what is an Exception. Anything else, such as the SystemExit of a ``sys.exit()``, would
+    leave the callbacks behind it uncalled, and end the thread that settles all other futures. Here it is logged as
+    well, except in the main thread, which a user's Ctrl-C has to reach.
+    """
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
+        """As :meth:`concurrent.futures.Future.add_done_callback`."""
+        super().add_done_callback(functools.partial(_call, fn))
+
+
+def _call(fn: Callable[[concurrent.futures.Future[Any]], object], future: concurrent.futures.Future[Any]) -> None:
+    try:
+        fn(future)
+    except Exception:
+        raise  # the standard library logs it
+    except BaseException:
+        if threading.current_thread() is threading.main_thread():
+            raise
+        _logger.exception("exception calling callback for %r", future)

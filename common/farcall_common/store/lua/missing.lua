@@ -1,0 +1,6 @@
+-- ARGV: ids. Returns those of which nothing is known here: neither waiting, nor leased, nor ended a moment ago.
+local missing = {}
+for _, id in ipairs(ARGV) do
+  if redis.call('EXISTS', TASK .. id) == 0 then missing[#missing + 1] = id end
+end
+return missing

@@ -1,0 +1,75 @@
+"""How much memory a task takes: what its worker and the processes below hold beyond what they held as it began.
+
+What earlier tasks left behind (a module's cache, free memory that the allocator keeps, a process that still runs) is
+not the task's. The manager measures while the task runs (:mod:`farcall_endpoint.manager.processes`); the kernel keeps
+the peak of the worker's own process, which is read at the end, so that no peak between two measurements is missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+from typing import Final
+
+from farcall_endpoint.guardian import descendants, read_processes
+
+__all__ = ["Usage"]
+
+_KIB: Final = 1024
+_TIDY_BYTES: Final = 64 * 2**20
+"""A worker that has grown by so much since it was last tidied looks for memory to give back."""
+
+
+class Usage:
+    """One per worker. Only called for tasks whose memory is limited."""
+
+    def __init__(self) -> None:
+        self._tidied_bytes, _ = _resident_and_peak()
+        self._began_bytes = 0
+        self._peak_before_bytes = 0
+
+    def begin(self) -> dict[int, int]:
+        """A task begins: the resident bytes of the worker and of each process that earlier tasks left below it."""
+        resident_bytes, _ = _resident_and_peak()
+        if resident_bytes > self._tidied_bytes + _TIDY_BYTES:
+            # What is free, but not given back, would be the next task's without being counted.
+            gc.collect()
+            _trim()
+            self._tidied_bytes, _ = _resident_and_peak()
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:  # noqa: PTH123
+            file.write(b"5")  # forgets the peak; not every kernel offers it
+        self._began_bytes, self._peak_before_bytes = _resident_and_peak()
+        return {os.getpid(): self._began_bytes, **_processes_below()}
+
+    def peak_bytes(self) -> int:
+        """The most that the worker's own process held at a time since :meth:`begin`, beyond what it held then."""
+        resident_bytes, peak_bytes = _resident_and_peak()
+        highest = peak_bytes if peak_bytes > self._peak_before_bytes else resident_bytes
+        return max(0, highest - self._began_bytes)
+
+
+def _resident_and_peak() -> tuple[int, int]:
+    """Bytes of this process: now, and at most."""
+    found = {"VmRSS": 0, "VmHWM": 0}
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - quicker than pathlib
+        for line in file:
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0]) * _KIB
+    return found["VmRSS"], found["VmHWM"]
+
+
+def _processes_below() -> dict[int, int]:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return {}  # there are none, as nearly always
+    processes = read_processes()
+    return {pid: processes[pid].resident_bytes for pid in descendants({os.getpid()}, processes)}
+
+
+def _trim() -> None:
+    with contextlib.suppress(AttributeError):  # musl gives free memory back by itself
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,180 @@
+"""A network between an endpoint or a client and the local tier that can be slow, silent, or cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import re
+import socket
+import struct
+import threading
+from collections.abc import Coroutine
+from typing import Any, Self
+
+import httpx
+
+__all__ = ["Network"]
+
+_LOOPBACK = "127.0.0.1"
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a connection sends RST
+_CHUNK_BYTES = 65536
+_HOP_BY_HOP = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
+
+
+class _Proxy:
+    """Forwards TCP connections to a port. All methods but ``start`` run in the thread of the event loop."""
+
+    def __init__(self, target_port: int) -> None:
+        self.port = 0
+        self.latency_s = 0.0
+        self._target_port = target_port
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        self._server = await asyncio.start_server(self._accept, _LOOPBACK, 0)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        return self.port
+
+    def silence(self, is_silent: bool) -> None:
+        """While silent, bytes are neither forwarded nor refused; they arrive later."""
+        self._passing.clear() if is_silent else self._passing.set()
+
+    def reset(self) -> None:
+        """Reset all connections."""
+        for writer in self._writers:
+            raw: socket.socket = writer.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        self._server.close()
+        self.reset()
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_connection(_LOOPBACK, self._target_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        for source, sink in ((reader, back), (there, writer)):
+            self._writers.add(sink)
+            pump = asyncio.create_task(self._pump(source, sink))
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while chunk := await source.read(_CHUNK_BYTES):
+                await self._passing.wait()
+                if self.latency_s:
+                    await asyncio.sleep(self.latency_s)
+                sink.write(chunk)
+                await sink.drain()
+        except OSError:
+            pass
+        finally:
+            self._writers.discard(sink)
+            sink.close()
+
+
+class Network:
+    """The API at :attr:`api_url`, which names forwarders by addresses of this network too."""
+
+    def __init__(self, api_url: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="network")
+        self._thread.start()
+        self._lock = threading.Lock()
+        self._forwarders: dict[int, _Proxy] = {}
+        self._http = httpx.Client(base_url=api_url, timeout=120.0)
+        network = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                content = self.rfile.read(int(self.headers.get("content-length", 0)))
+                headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
+                try:
+                    answer = network._http.request(self.command, self.path, headers=headers, content=content)
+                except httpx.TransportError:
+                    self.close_connection = True  # as the API's own connection was
+                    return
+                body = re.sub(rb"tcp://127\.0\.0\.1:(\d+)", network._named, answer.content)
+                self.send_response(answer.status_code)
+                for name, value in answer.headers.items():
+                    if name.lower() not in {*_HOP_BY_HOP, "content-encoding", "date", "server"}:
+                        self.send_header(name, value)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    self.wfile.write(body)
+
+            do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the base class calls them so
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as in the base class
+                pass
+
+            def handle(self) -> None:
+                with contextlib.suppress(OSError):
+                    super().handle()
+
+        self._server = http.server.ThreadingHTTPServer((_LOOPBACK, 0), Handler)
+        self._server.daemon_threads = True
+        self._serving = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._serving.start()
+        self._api = _Proxy(self._server.server_port)
+        self.api_url = f"http://{_LOOPBACK}:{self._run(self._api.start())}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for proxy in self._proxies():
+            self._run(proxy.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._server.shutdown()
+        self._server.server_close()
+        self._serving.join()
+        self._http.close()
+
+    def silence(self, is_silent: bool, *, api: bool = True) -> None:
+        """Begin or end a silence on the way to the forwarders, and to the API."""
+        for proxy in self._proxies(api=api):
+            self._loop.call_soon_threadsafe(proxy.silence, is_silent)
+
+    def reset(self) -> None:
+        """Reset all connections."""
+        for proxy in self._proxies():
+            self._loop.call_soon_threadsafe(proxy.reset)
+
+    def delay(self, latency_s: float) -> None:
+        """Delay each piece of what is sent."""
+        for proxy in self._proxies():
+            proxy.latency_s = latency_s
+
+    def _proxies(self, *, api: bool = True) -> list[_Proxy]:
+        with self._lock:
+            return [*self._forwarders.values(), *([self._api] if api else [])]
+
+    def _named(self, address: re.Match[bytes]) -> bytes:
+        port = int(address[1])
+        with self._lock:
+            if port not in self._forwarders:
+                proxy = _Proxy(port)
+                self._run(proxy.start())
+                self._forwarders[port] = proxy
+            return f"tcp://{_LOOPBACK}:{self._forwarders[port].port}".encode()
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30.0)

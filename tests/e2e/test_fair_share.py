@@ -1,0 +1,106 @@
+"""An endpoint that two people share: neither's backlog holds up the other's single task."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import farcall
+from farcall_common.wire import TaskState
+from farcall_local.deployment import Deployment
+from farcall_local.endpoint import LocalEndpoint
+from tests.waiting import WAIT_S, wait_until
+
+BACKLOG = 2000
+
+
+def started(directory: str) -> int:
+    """How many tasks of the backlog have started."""
+    return len(os.listdir(directory))  # noqa: PTH208 - it travels without this module's imports
+
+
+def short(directory: str, number: int) -> None:
+    with open(f"{directory}/{number}", "w"):  # noqa: PTH123
+        time.sleep(0.005)
+
+
+def until_released(directory: str, number: int, released: str) -> None:
+    """Run until one of the files ``released`` can be taken away: each ends one task."""
+    with open(f"{directory}/{number}", "w"):  # noqa: PTH123
+        while not any(_taken(f"{released}/{name}") for name in os.listdir(released)):  # noqa: PTH208
+            time.sleep(0.01)
+
+
+def _taken(path: str) -> bool:
+    try:
+        os.unlink(path)  # noqa: PTH108
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@pytest.fixture
+def shared(cloud: Deployment, tmp_path: Path) -> Iterator[str]:
+    """The id of an endpoint of ada's with two workers, which everybody may use."""
+    endpoint = LocalEndpoint("fair", home=tmp_path / "ada", environment=cloud.environment("ada"))
+    endpoint.configure()
+    (endpoint.directory / "config.yaml").write_text("engine:\n  max_workers_per_node: 2\n")
+    headers = {"Authorization": f"Bearer {cloud.tokens['ada']}"}
+    with endpoint, httpx.Client(base_url=cloud.api_url, headers=headers, timeout=WAIT_S, trust_env=False) as web:
+        assert web.put(f"/v3/endpoints/{endpoint.endpoint_id}", json={"public": True}).status_code == 200
+        yield endpoint.endpoint_id
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    (tmp_path / "started").mkdir()
+    return str(tmp_path / "started")
+
+
+def _submit(client: farcall.Client, endpoint_id: str, function_id: str, calls: list[tuple[object, ...]]) -> list[str]:
+    batch = client.create_batch()
+    for arguments in calls:
+        batch.add(function_id, args=arguments)
+    answer = client.batch_run(endpoint_id, batch)
+    return [str(task_id) for task_ids in answer["tasks"].values() for task_id in task_ids]
+
+
+def test_one_task_passes_a_backlog_of_short_ones(
+    shared: str, directory: str, client: farcall.Client, stranger: farcall.Client
+) -> None:
+    backlog = _submit(client, shared, client.register_function(short), [(directory, n) for n in range(BACKLOG)])
+    count = stranger.register_function(started)
+    warm = stranger.run(directory, endpoint_id=shared, function_id=count)
+    stranger.get_result(warm, wait_s=WAIT_S)
+    passed = []
+    for _ in range(5):
+        before = started(directory)
+        task_id = stranger.run(directory, endpoint_id=shared, function_id=count)
+        passed.append(stranger.get_result(task_id, wait_s=WAIT_S) - before)
+    assert before < BACKLOG - 500, "the backlog was over before it was passed"
+    # What ran during a submit and what was prefetched; without turns, hundreds to all of them.
+    assert sorted(passed)[2] < 150, passed
+    client.cancel_many(backlog)
+
+
+def test_one_task_is_next_behind_long_ones(
+    shared: str, directory: str, tmp_path: Path, client: farcall.Client, stranger: farcall.Client
+) -> None:
+    """Both workers run tasks of a backlog that also uses up the credit. The end of one lets the single task in."""
+    released = tmp_path / "released"
+    released.mkdir()
+    calls: list[tuple[object, ...]] = [(directory, number, str(released)) for number in range(40)]
+    backlog = _submit(client, shared, client.register_function(until_released), calls)
+    wait_until(lambda: started(directory) == 2)
+    count = stranger.register_function(started)
+    task_id = stranger.run(directory, endpoint_id=shared, function_id=count)
+    wait_until(lambda: stranger.get_task(task_id).state is TaskState.WAITING_FOR_NODES)
+    assert started(directory) == 2
+    (released / "one").touch()
+    assert stranger.get_result(task_id, wait_s=WAIT_S) == 2
+    client.cancel_many(backlog)

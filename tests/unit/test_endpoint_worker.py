@@ -1,0 +1,417 @@
+"""What a worker's runner does around a task: its memory, its environment variables, its limits.
+
+Each test runs the runner in a process of its own, because it takes over standard output and what a task may change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farcall_endpoint.worker.directories import remove_old_sandboxes
+
+PRELUDE = """
+import ctypes, gc, hashlib, json, os, sys, uuid, weakref
+from farcall_common.payload import Serializer
+from farcall_common.payload.native import NATIVE
+from farcall_endpoint.worker.capture import Capture
+from farcall_endpoint.worker.channel import Order, Run
+from farcall_endpoint.worker.runner import Runner
+
+os.makedirs("home", exist_ok=True)
+os.chdir("home")
+runner = Runner(Capture(), endpoint_id="e", sandboxed="sandboxed" in sys.argv)
+serializer = Serializer()
+
+def run(function, *args, task_id="t", **options):
+    body = serializer.pack_function(function)
+    function_hash = hashlib.sha256(body).hexdigest()
+    if function_hash not in runner._functions:
+        runner.learn(Run((), ((function_hash, len(body)),)), body)
+    order = Order(task_id, 1, function_hash, 0, **options)
+    runner.begin(order)
+    return runner.run(order, serializer.pack_call(args))
+
+def code_of(ended):
+    return (ended[0].error or {}).get("code")
+
+def tell(answer):
+    with open(sys.argv[1], "w") as file:
+        json.dump(answer, file)
+"""
+
+
+def answer_of(program: str, tmp_path: Path, *options: str) -> Any:
+    """What a program tells that starts with the prelude, in a directory that its runner's tasks share."""
+    script, answer = tmp_path / "program.py", tmp_path / "answer.json"
+    script.write_text(PRELUDE + program)
+    with (tmp_path / "stdout").open("ab+") as stdout, (tmp_path / "stderr").open("ab+") as stderr:
+        command = [sys.executable, str(script), str(answer), *options]
+        subprocess.run(command, stdout=stdout, stderr=stderr, cwd=tmp_path, check=False)
+    assert answer.exists(), (tmp_path / "stderr").read_text()
+    return json.loads(answer.read_text())
+
+
+def test_memory_is_flat_over_many_tasks(tmp_path: Path) -> None:
+    """Counted by the allocators themselves: what the C library has given out, and Python's blocks."""
+    program = """
+class Mallinfo2(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Mallinfo2
+
+def nothing():
+    pass
+
+def rounds(count):
+    for number in range(count):
+        name = str(uuid.UUID(int=number))
+        run(nothing, task_id=name, traceparent=f"00-{number:032x}-{number:016x}-01", memory_bytes=2**40)
+    gc.collect()
+    return libc.mallinfo2().uordblks, sys.getallocatedblocks()
+
+rounds(300)
+before = rounds(300)
+after = rounds(1500)
+tell([then - now for now, then in zip(before, after)])
+"""
+    c_bytes, python_blocks = answer_of(program, tmp_path)
+    assert c_bytes < 20_000  # a task id alone, kept for each task, would make 1,500 times 190 bytes
+    assert python_blocks < 200
+
+
+def test_each_task_finds_its_own_variables_whatever_the_last_one_did(tmp_path: Path) -> None:
+    program = """
+def seen(spoil):
+    import ctypes, os, subprocess
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    name = "FARCALL_TASK_ID"
+    found = [
+        os.environ[name],
+        os.environ["GC_TASK_UUID"],
+        getenv(name.encode()).decode(),
+        subprocess.run(["printenv", name], capture_output=True, text=True).stdout.strip(),
+        subprocess.run(["printenv", name], capture_output=True, text=True, env=dict(os.environ)).stdout.strip(),
+    ]
+    if spoil == "remove":
+        del os.environ[name]
+    elif spoil == "replace":
+        os.environ[name] = "mine"
+    elif spoil == "clear":
+        os.environ.clear()
+        os.environ["PATH"] = "/usr/bin:/bin"
+    return found
+
+answers = []
+for number, spoil in enumerate(["remove", "replace", "clear", ""]):
+    done, result = run(seen, spoil, task_id=f"task-{number}" * (1 + 20 * (number == 2)))
+    answers.append(serializer.deserialize(b"".join(result)))
+tell(answers)
+"""
+    names = ["task-0", "task-1", "task-2" * 21, "task-3"]
+    assert answer_of(program, tmp_path) == [[name] * 5 for name in names]
+
+
+def test_a_trace_context_ends_with_its_task(tmp_path: Path) -> None:
+    program = """
+def seen():
+    import subprocess
+    return subprocess.run(["printenv", "TRACEPARENT"], capture_output=True, text=True).stdout.strip()
+
+def traced(traceparent):
+    done, result = run(seen, traceparent=traceparent)
+    return serializer.deserialize(b"".join(result))
+
+answers = [traced("00-a-b-01"), traced("")]
+os.environ["TRACEPARENT"] = "of-the-endpoint"
+tell([*answers, traced("00-c-d-01"), traced("")])
+"""
+    assert answer_of(program, tmp_path) == ["00-a-b-01", "", "00-c-d-01", "of-the-endpoint"]
+
+
+@pytest.mark.parametrize("serializers", ["()", "('PickleOutOfBand',)", "NATIVE"])
+def test_results_are_freed_without_the_garbage_collector(serializers: str, tmp_path: Path) -> None:
+    program = f"""
+class Large(bytearray):
+    pass
+
+made = []
+
+def large():
+    value = Large(1_000_000)
+    made.append(weakref.ref(value))
+    return value
+
+def refused():
+    value = large()
+    return [value, (number for number in value)]
+
+runner._functions |= {{"large": large, "refused": refused}}
+gc.disable()
+codes = []
+for name in ["large", "refused"] * 10:
+    done, result = runner.run(Order("t", 1, name, 0, {serializers}), serializer.pack_call())
+    codes.append((done.error or {{}}).get("code"))
+    del result
+tell([codes, sum(reference() is not None for reference in made), len(made)])
+"""
+    codes, alive, made = answer_of(program, tmp_path)
+    assert codes == [None, "RESULT_NOT_SERIALIZABLE"] * 10
+    assert (alive, made) == (0, 20)
+
+
+def test_output_counts_however_quickly_a_task_ends(tmp_path: Path) -> None:
+    program = """
+def chatter(count, fails):
+    import os
+    os.write(1, b"x" * count)
+    print("the end")
+    if fails:
+        raise ValueError("of its own")
+
+def limited(*args):
+    done, result = run(chatter, *args, max_output_bytes=10_000)
+    return [(done.error or {}).get("code"), (done.error or {}).get("stdout_tail", "")[-8:], len(result)]
+
+tell([limited(100, False), limited(20_000, False), limited(20_000, True), limited(9_992, False), limited(9_993, False)])
+"""
+    assert [[code, tail, bool(size)] for code, tail, size in answer_of(program, tmp_path)] == [
+        [None, "", True],
+        ["OUTPUT_EXCEEDED", "the end\n", False],
+        ["OUTPUT_EXCEEDED", "the end\n", False],
+        [None, "", True],
+        ["OUTPUT_EXCEEDED", "the end\n", False],
+    ]
+
+
+def test_a_peak_of_memory_counts_however_short_it_is_and_what_was_there_before_does_not(tmp_path: Path) -> None:
+    program = """
+def keep(megabytes):
+    import sys
+    sys.kept = bytearray(b"x") * (megabytes * 2**20)
+
+def flash(megabytes):
+    block = bytearray(b"x") * (megabytes * 2**20)
+
+limit = 50 * 2**20
+answers = [code_of(run(flash, 100, memory_bytes=limit)), code_of(run(flash, 1, memory_bytes=limit))]
+run(keep, 300)
+answers += [code_of(run(flash, 10, memory_bytes=limit)), code_of(run(flash, 100, memory_bytes=limit))]
+run(keep, 0)
+answers += [code_of(run(flash, 10, memory_bytes=limit)), code_of(run(flash, 100, memory_bytes=limit))]
+tell(answers)
+"""
+    assert answer_of(program, tmp_path) == [
+        "MEMORY_EXCEEDED", None, None, "MEMORY_EXCEEDED", None, "MEMORY_EXCEEDED",
+    ]  # fmt: skip
+
+
+def test_free_memory_of_the_heap_is_given_back_before_a_task_with_a_limit(tmp_path: Path) -> None:
+    """A task of 300 MB leaves its blocks free in the heap; the next may not take them all within a limit of 50 MB."""
+    program = """
+def small_blocks(megabytes):
+    import ctypes
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = (ctypes.c_void_p,)
+    blocks = [libc.malloc(100_000) for _ in range(megabytes * 10)]
+    top = libc.malloc(100)  # above them: without it the heap would shrink by itself
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    for block in blocks:
+        libc.free(block)
+
+tell([code_of(run(small_blocks, 300)), code_of(run(small_blocks, 100, memory_bytes=50 * 2**20))])
+"""
+    assert answer_of(program, tmp_path) == [None, "MEMORY_EXCEEDED"]
+
+
+def test_what_a_function_raised_travels_as_its_submitter_reads_results(tmp_path: Path) -> None:
+    program = """
+def fails():
+    raise KeyError("gone")
+
+class Deaf(Exception):
+    def __str__(self):
+        sys.exit(1)
+
+    def __reduce__(self):
+        sys.exit(1)
+
+def deaf():
+    raise Deaf
+
+def told(function, *serializers):
+    done, result = run(function, result_serializers=serializers)
+    data = done.error.get("exception_data")
+    known = done.error["builtin_type" if function is fails else "code"]
+    return [known, data and repr(serializer.deserialize(data.encode()))]
+
+asked = [("f3",), ("JSONData", "PickleDataBase64"), ("JSONData",), ("nonsense",), ()]
+tell([*[told(fails, *names) for names in asked], told(deaf, "f3"), told(deaf, *NATIVE)])
+"""
+    own, nothing = ["KeyError", "KeyError('gone')"], ["KeyError", None]
+    assert answer_of(program, tmp_path) == [own, own, nothing, nothing, nothing, *[["TASK_FAILED", None]] * 2]
+
+
+DIRECTORIES = """
+def write(name):
+    import os
+    with open(name, "w") as file:
+        file.write("x")
+    return os.getcwd(), sorted(os.listdir())
+
+def remove():
+    import os, shutil
+    shutil.rmtree(os.getcwd())
+
+def value_of(ended):
+    done, result = ended
+    return serializer.deserialize(b"".join(result)) if done.error is None else done.error["code"]
+"""
+
+
+@pytest.mark.parametrize("submitter", ["", "018f0000-0000-7000-8000-000000000001"])
+def test_a_working_directory_that_a_task_removed_is_made_again(submitter: str, tmp_path: Path) -> None:
+    program = f"""
+submitter = {submitter!r}
+answers = [value_of(run(write, "a", submitter=submitter)), value_of(run(remove, submitter=submitter))]
+answers += [value_of(run(write, "b", submitter=submitter)), value_of(run(write, "c", submitter=submitter))]
+shutil.rmtree(runner._directories.root)
+tell([*answers, value_of(run(write, "d", submitter=submitter)), value_of(run(write, "e"))])
+"""
+    directory = str(tmp_path / "home" / (f"submitters/{submitter}" if submitter else ""))
+    *answers, last = answer_of(f"import shutil{DIRECTORIES}{program}", tmp_path)
+    assert answers == [
+        [directory, ["a"]], None, [directory, ["b"]], [directory, ["b", "c"]], [directory, ["d"]],
+    ]  # fmt: skip
+    assert last == [str(tmp_path / "home"), ["e", "submitters"] if submitter else ["d", "e"]]
+
+
+def test_each_submitter_has_a_private_directory_that_no_name_leads_out_of(tmp_path: Path) -> None:
+    program = """
+names = ["018F0000-0000-7000-8000-00000000000A", "../../outside", "/tmp", "..", "", "a" * 300, chr(0xD800)]
+tell([value_of(run(write, "f", submitter=name)) for name in names])
+"""
+    answers = answer_of(DIRECTORIES + program, tmp_path)
+    homes = [Path(directory) for directory, _ in answers]
+    submitters = tmp_path / "home" / "submitters"
+    assert homes[0] == submitters / "018f0000-0000-7000-8000-00000000000a"
+    assert homes.pop(4) == tmp_path / "home"
+    assert len(set(homes)) == len(homes)
+    assert {home.parent for home in homes} == {submitters}
+    assert {path.stat().st_mode & 0o777 for path in (submitters, *homes)} == {0o700}
+    assert all(files == ["f"] for directory, files in answers if directory != str(tmp_path / "home"))
+
+
+def test_a_working_directory_that_cannot_be_made_fails_the_task_alone(tmp_path: Path) -> None:
+    program = """
+import shutil
+home = runner._directories.root
+shutil.rmtree(home)
+open(home, "w").close()
+answers = [value_of(run(write, "a")), value_of(run(write, "a", submitter="s"))]
+os.remove(home)
+tell([*answers, value_of(run(write, "a"))])
+"""
+    *failed, works = answer_of(DIRECTORIES + program, tmp_path)
+    assert failed == ["WORKING_DIRECTORY_UNAVAILABLE"] * 2
+    assert works == [str(tmp_path / "home"), ["a"]]
+
+
+def test_sandboxes_are_kept_until_their_time_is_over_and_never_removed_in_use(tmp_path: Path) -> None:
+    program = """
+from pathlib import Path
+from farcall_endpoint.worker.directories import remove_old_sandboxes
+
+home = Path(runner._directories.root)
+
+def look(retention_s):
+    import pathlib
+    from farcall_endpoint.worker.directories import remove_old_sandboxes
+    removed = remove_old_sandboxes(pathlib.Path(os.environ["HOME_OF_TASKS"]), retention_s=retention_s)
+    return os.getcwd(), os.environ["GC_TASK_SANDBOX_DIR"], len(list(removed)), os.path.exists(os.getcwd())
+
+os.environ["HOME_OF_TASKS"] = str(home)
+answers = [value_of(run(write, "a", task_id="t1")), value_of(run(write, "b", task_id="t1", submitter="s"))]
+answers += [len(list(remove_old_sandboxes(home, retention_s=60.0))), value_of(run(look, -1.0, task_id="t2"))]
+kept = sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
+tell([*answers, len(list(remove_old_sandboxes(home, retention_s=-1.0))), kept])
+"""
+    one, other, early, used, late, files = answer_of(DIRECTORIES + program, tmp_path, "sandboxed")
+    assert (one[1], other[1]) == (["a"], ["b"])
+    assert one[0] != other[0]
+    assert Path(one[0]).parent == tmp_path / "home" / "sandboxes"
+    assert early == 0
+    assert used == [used[0], used[0], 2, True]  # the two others, not its own
+    assert late == 1
+    assert [name for name in files if not name.endswith(".lock")] == []
+
+
+def make_sandbox(sandboxes: Path, name: str = "0" * 32) -> Path:
+    """A sandbox as a worker leaves it, with a file in it and its lock."""
+    sandbox = sandboxes / name
+    sandbox.mkdir(parents=True)
+    (sandbox / "file").write_text("kept")
+    (sandboxes / f".{name}.lock").touch()
+    return sandbox
+
+
+def removed_from(working_dir: Path) -> list[Path]:
+    return list(remove_old_sandboxes(working_dir, retention_s=-1.0))
+
+
+@pytest.mark.parametrize("link", ["sandboxes", "submitters", "submitters/ID", "submitters/ID/sandboxes"])
+def test_retention_follows_no_link_that_a_task_made(tmp_path: Path, link: str) -> None:
+    """Each directory on the way to a sandbox, in turn, is a link to one that lies elsewhere."""
+    working_dir, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    below = {"sandboxes": "", "submitters": "ID/sandboxes", "submitters/ID": "sandboxes", "submitters/ID/sandboxes": ""}
+    kept = make_sandbox(elsewhere / below[link])
+    (working_dir / link).parent.mkdir(parents=True)
+    (working_dir / link).symlink_to(elsewhere)
+    assert removed_from(working_dir) == []
+    assert (kept / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", [".", "..", "", "other", "../elsewhere", "0" * 31, "0" * 32 + "\n"])
+def test_retention_removes_nothing_that_a_lock_of_another_name_stands_for(tmp_path: Path, name: str) -> None:
+    working_dir = tmp_path / "home"
+    make_sandbox(working_dir / "sandboxes", "other")
+    with contextlib.suppress(FileNotFoundError):
+        (working_dir / "sandboxes" / f".{name}.lock").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert removed_from(working_dir) == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_retention_takes_no_link_for_a_lock_or_a_sandbox(tmp_path: Path) -> None:
+    sandboxes, elsewhere = tmp_path / "home" / "sandboxes", tmp_path / "elsewhere"
+    kept = make_sandbox(elsewhere)
+    make_sandbox(sandboxes, "1" * 32)
+    (sandboxes / ("2" * 32)).symlink_to(kept)
+    (sandboxes / f".{'2' * 32}.lock").touch()
+    (sandboxes / ("3" * 32)).mkdir()
+    (sandboxes / f".{'3' * 32}.lock").symlink_to(elsewhere / "made")
+    os.mkfifo(sandboxes / f".{'4' * 32}.lock")
+    assert sandboxes / ("1" * 32) in removed_from(tmp_path / "home")
+    assert (kept / "file").read_text() == "kept"
+    assert (sandboxes / ("3" * 32)).exists()
+    assert not (elsewhere / "made").exists()
+
+
+def test_retention_works_where_the_working_directory_is_a_link(tmp_path: Path) -> None:
+    """That one is the administrator's."""
+    sandbox = make_sandbox(tmp_path / "scratch" / "sandboxes")
+    (tmp_path / "home").symlink_to(tmp_path / "scratch")
+    assert removed_from(tmp_path / "home") == [tmp_path / "home" / "sandboxes" / sandbox.name]
+    assert not sandbox.exists()

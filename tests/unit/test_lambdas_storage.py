@@ -1,0 +1,82 @@
+"""Nothing is added to a database whose disk is nearly full, and what was accepted still ends."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from farcall_common.store.fakes import FakeRecords
+from farcall_common.store.model import TaskResult
+from farcall_common.wire.states import Reporter, TaskState
+from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.testing import MemoryApi
+
+FUNCTION = {"function_name": "f", "function_code": "c"}
+ENDPOINT = {"endpoint_name": "e"}
+
+
+class Lab:
+    def __init__(self, settings: ApiSettings | None = None) -> None:
+        self.api = MemoryApi(settings=settings or ApiSettings(database_bytes=1000))
+        assert isinstance(self.api.stores.records, FakeRecords)
+        self.records = self.api.stores.records
+        self.function_id: str = self.api.call("POST", "/v3/functions", FUNCTION).body["function_uuid"]
+        self.endpoint_id: str = self.api.call("POST", "/v3/endpoints", ENDPOINT).body["endpoint_id"]
+        self.submit = f"/v3/endpoints/{self.endpoint_id}/submit"
+        self.tasks = {"tasks": {self.function_id: ["p"]}}
+
+    def fill(self, size_bytes: int) -> None:
+        self.records.size_bytes = size_bytes
+        self.api.clock.now += 60
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def test_what_adds_to_a_nearly_full_database_is_refused_with_a_time_to_come_back(lab: Lab) -> None:
+    lab.fill(851)
+    for method, path, body in (
+        ("POST", lab.submit, lab.tasks),
+        ("POST", "/v3/functions", FUNCTION),
+        ("PUT", f"/v3/functions/{lab.function_id}", {"function_code": "other"}),
+        ("POST", "/v3/endpoints", ENDPOINT),
+        ("POST", "/v2/containers", {"type": "docker", "location": "python"}),
+        ("POST", "/v3/aliases", {"name": "mine", "function_id": lab.function_id}),
+    ):
+        answer = lab.api.call(method, path, body)
+        assert (answer.status, answer.body["code"]) == (503, "STORAGE_LOW"), path
+        assert answer.headers["Retry-After"] == "60"
+
+
+def test_what_was_accepted_is_repeated_shown_cancelled_and_recorded(lab: Lab) -> None:
+    wanted = {**lab.tasks, "task_ids": {lab.function_id: ["0198a000-0000-7000-8000-000000000001"]}}
+    first = lab.api.call("POST", lab.submit, wanted)
+    lab.fill(999)
+
+    assert lab.api.call("POST", lab.submit, wanted).body["tasks"] == first.body["tasks"]
+    [task_id] = first.body["tasks"][lab.function_id]
+    at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
+    end = TaskResult(task_id, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"r")
+    assert lab.records.record_results([end], at=at)
+    assert lab.api.call("GET", f"/v2/tasks/{task_id}").body["status"] == "success"
+
+
+def test_the_size_is_measured_once_a_minute(lab: Lab) -> None:
+    lab.fill(850)
+    assert lab.api.call("POST", lab.submit, lab.tasks).status == 200
+    lab.records.size_bytes = 851
+    lab.api.clock.now += 59
+    assert lab.api.call("POST", lab.submit, lab.tasks).status == 200
+    lab.api.clock.now += 1
+    assert lab.api.call("POST", lab.submit, lab.tasks).status == 503
+    lab.fill(10)
+    assert lab.api.call("POST", lab.submit, lab.tasks).status == 200
+
+
+def test_where_the_size_of_the_disk_is_unknown_nothing_is_refused() -> None:
+    lab = Lab(ApiSettings())
+    lab.fill(10**15)
+    assert lab.api.call("POST", lab.submit, lab.tasks).status == 200

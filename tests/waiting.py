@@ -1,0 +1,23 @@
+"""How long tests wait for what has to happen: the one deadline of all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["WAIT_S", "wait_until"]
+
+#: Only a test that fails waits so long, in seconds, so that it is generous: under load a slow machine takes many times
+#: what a good one takes. ``timeout`` in pyproject.toml leaves room for more than one.
+WAIT_S: Final = 240.0
+
+_STEP_S: Final = 0.01
+
+
+def wait_until(condition: Callable[[], object], what: str = "what was waited for") -> None:
+    """Wait for something that cannot tell when it happens; fail when it does not."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
+        time.sleep(_STEP_S)
