@@ -24,6 +24,7 @@ _PR_SET_PDEATHSIG = 1
 _PROBE_EVERY_S = 0.02
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 2048
+_MAX_PORT = 65_535
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -177,6 +178,8 @@ def listen(port: int = 0) -> socket.socket:
 
     :raises ConfigurationError: if the port cannot be had.
     """
+    if not 0 <= port <= _MAX_PORT:
+        raise ConfigurationError(f"Port {port} does not exist.", hint=f"Choose a port from 1 to {_MAX_PORT}.")
     try:
         return socket.create_server((_LOOPBACK, port), backlog=_BACKLOG)
     except OSError as error:

@@ -60,7 +60,7 @@ class Api:
         for known in (directory / _PORT_FILE, directory / _LAST_PORT_FILE):
             if known.exists():
                 # It is taken, or what a full disk left of the file is no port.
-                with contextlib.suppress(ConfigurationError, ValueError, OverflowError):
+                with contextlib.suppress(ConfigurationError, ValueError):
                     return cls(directory, listen(int(known.read_text())))
         return cls(directory, listen())
 
