@@ -11,10 +11,11 @@ export UV_SYSTEM_CERTS := true
 export UV_PYTHON_DOWNLOADS := never
 
 RUN := .venv/bin/python -m
+PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-unit test-integration test-e2e test-chaos test-chaos-short test-localstack test-slurm test-docs fuzz check format docs bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-engine bench-engine-scale bench-engine-papers openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-localstack test-slurm test-docs fuzz check format docs bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-engine bench-engine-scale bench-engine-papers openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -25,7 +26,7 @@ help:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Farcall needs Python >= 3.11 (this is $$($(PYTHON) -V)); name another: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -m venv .tools || \
-		{ rm -rf .tools; echo "Python cannot make virtual environments; 'sudo make setup-system' mends that."; exit 1; }
+		{ rm -rf .tools; echo "Python cannot make virtual environments; 'sudo make setup-system' installs what is missing."; exit 1; }
 	@.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
 # The stamp is inside the environment: remove the one and the other is gone too.
@@ -107,18 +108,23 @@ bench-engine-papers: setup
 
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
+# What a change must pass. test-all adds what takes longer: the whole suite on each profile.
 test: test-unit test-integration test-e2e test-chaos-short test-localstack test-docs
 
+test-all: SMOKE_PROFILES :=
+test-all: PROFILES := facility lab hobby
+test-all: test test-slurm
+
 test-unit: setup .venv-globus/.made
-	$(RUN) pytest tests/unit tests/contract -q -n 2
+	$(PYTEST) tests/unit tests/contract -n 2
 
 # The files that may take longest come first (conftest.py): by itself xdist begins with those of many tests, and ends with
 # one worker that has a LocalStack before it. Three workers on two processors: tests with a LocalStack wait a lot.
 test-integration: setup .tools/cdklocal/.made
-	$(RUN) pytest tests/integration -q -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) tests/integration -n 3 --dist loadfile --no-loadscope-reorder
 
 test-e2e: setup .venv-globus/.made
-	$(RUN) pytest tests/e2e -q --tier local -n 2 --dist loadfile
+	$(PYTEST) tests/e2e --tier local -n 2 --dist loadfile
 
 # Kills, hangs, cuts, full disks, moved clocks, floods and a soak, with exact counts. PHASES="kills hangs" runs
 # only these; what was in order in an earlier run in CHAOS_DIRECTORY is not run again, unless it is named.
@@ -129,13 +135,15 @@ test-chaos: setup
 	$(RUN) tests.chaos $(PHASES) --tasks $(TASKS) --directory $(CHAOS_DIRECTORY)
 
 test-chaos-short: setup
-	$(RUN) pytest tests/chaos -q -n 2
+	$(PYTEST) tests/chaos -n 2
 
-# The same suite on a deployment of each profile, all at a time: it waits more than it computes. PROFILES=lab is for one of
-# them, AWS_ENDPOINT_URL=... for a LocalStack that runs already.
-PROFILES ?= facility lab hobby
+# The same suite on deployments: whole on PROFILES, its tests with the mark "smoke" on SMOKE_PROFILES. All run at the same
+# time: they wait more than they compute. AWS_ENDPOINT_URL=... is for a LocalStack that runs already.
+PROFILES ?= facility
+SMOKE_PROFILES ?= lab hobby
 test-localstack: setup .venv-globus/.made
-	printf '%s\n' $(PROFILES) | xargs -P 3 -I PROFILE $(RUN) pytest tests/e2e -q --tier localstack --profile PROFILE
+	printf '%s\n' $(PROFILES) $(SMOKE_PROFILES:%='% -m smoke') | \
+		xargs -P 3 -I PROFILE sh -c '$(PYTEST) tests/e2e --tier localstack --profile PROFILE'
 
 # Coverage-guided, so many seconds for each target. Needs a wheel of atheris.
 FUZZ_SECONDS ?= 30
@@ -145,11 +153,11 @@ fuzz: setup
 
 # The site, and the code on its pages, on local tiers of its own.
 test-docs: setup .venv-globus/.made
-	$(RUN) pytest tests/docs -q -n 2 --dist loadfile
+	$(PYTEST) tests/docs -n 2 --dist loadfile
 
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
 test-slurm: setup
-	$(RUN) pytest tests/slurm -q
+	$(PYTEST) tests/slurm
 
 check: setup
 	$(RUN) ruff format --check $(SOURCES)

@@ -77,6 +77,7 @@ def test_an_executor_at_an_unknown_endpoint_does_not_hang(client: farcall.Client
         assert_clear(executor.submit(hello, "x").exception(WAIT_S), EndpointUnknown)
 
 
+@pytest.mark.smoke
 def test_what_belongs_to_someone_else(
     client: farcall.Client,
     stranger: farcall.Client,
@@ -98,6 +99,7 @@ def test_what_belongs_to_someone_else(
     assert client.get_result(task_id, wait_s=WAIT_S) == "hello, private"
 
 
+@pytest.mark.smoke
 def test_wrong_token(cloud: Deployment) -> None:
     with farcall.Client(cloud.api_url, "not-a-token") as nobody:
         refused(lambda: nobody.register_function(hello), Unauthenticated)

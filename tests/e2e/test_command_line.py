@@ -45,6 +45,7 @@ def farcall(cloud: Deployment, endpoint: LocalEndpoint, tmp_path: Path) -> Farca
     return farcall
 
 
+@pytest.mark.smoke
 def test_a_day_at_the_command_line(farcall: Farcall, endpoint: LocalEndpoint) -> None:
     assert json.loads(farcall("whoami", "--json"))["identity_id"]
     assert farcall("run", "calls.py:invert", "4") == "0.25\n"

@@ -117,7 +117,9 @@ def test_a_task_that_must_not_run_twice_ends_as_lost(
         assert error.record.hint
 
 
-@pytest.mark.parametrize("name", ["api", "forwarder", "valkey", "postgres", "blobs"])
+@pytest.mark.parametrize(
+    "name", ["api", pytest.param("forwarder", marks=pytest.mark.smoke), "valkey", "postgres", "blobs"]
+)
 def test_kill_9_inside_the_cloud(
     client: farcall.Client, endpoint: LocalEndpoint, local_tier: LocalTier, name: str
 ) -> None:

@@ -51,6 +51,7 @@ def inner(divisor: int) -> float:
     return 1 / divisor
 
 
+@pytest.mark.smoke
 def test_run_a_registered_function(client: farcall.Client, endpoint: LocalEndpoint) -> None:
     function_id = client.register_function(hello, description="greets")
     task_id = client.run("world", endpoint_id=endpoint.endpoint_id, function_id=function_id)
@@ -63,6 +64,7 @@ def test_run_a_registered_function(client: farcall.Client, endpoint: LocalEndpoi
     assert [info.timings[moment] for moment in moments] == sorted(info.timings[moment] for moment in moments)
 
 
+@pytest.mark.smoke
 def test_the_history_of_a_task_is_kept(client: farcall.Client, endpoint: LocalEndpoint) -> None:
     function_id = client.register_function(hello)
     task_id = client.run("history", endpoint_id=endpoint.endpoint_id, function_id=function_id)
@@ -105,6 +107,7 @@ def test_submitting_a_batch_twice_runs_it_once(client: farcall.Client, endpoint:
     assert client.get_task(task_id).attempt == 1
 
 
+@pytest.mark.smoke
 def test_map_keeps_the_order(executor: farcall.Executor) -> None:
     assert list(executor.map(square, range(200), timeout=WAIT_S)) == [number * number for number in range(200)]
 
@@ -126,6 +129,7 @@ def test_futures_complete_as_they_are_done(executor: farcall.Executor, tmp_path:
     assert slow.result() == "released"
 
 
+@pytest.mark.smoke
 def test_five_megabytes_there_and_back(executor: farcall.Executor) -> None:
     data = os.urandom(5_000_000)
     assert executor.submit(reverse, data).result(WAIT_S) == data[::-1]
@@ -144,6 +148,7 @@ def test_a_big_result_is_read_by_task_id(client: farcall.Client, endpoint: Local
     assert client.get_result(task_id) == data[::-1], "reading a result does not use it up"
 
 
+@pytest.mark.smoke
 def test_the_remote_traceback_is_shown(executor: farcall.Executor) -> None:
     failure = executor.submit(outer, 0).exception(WAIT_S)
     assert isinstance(failure, TaskFailed)
@@ -159,6 +164,7 @@ def test_the_remote_traceback_is_shown(executor: farcall.Executor) -> None:
     assert executor.submit(hello, "still here").result(WAIT_S) == "hello, still here"
 
 
+@pytest.mark.smoke
 def test_cancel_a_running_task(client: farcall.Client, executor: farcall.Executor) -> None:
     future = executor.submit(sleep, 600)
     wait_for_state(client, future.task_id, TaskState.RUNNING)

@@ -44,6 +44,7 @@ def walled_in(cloud: Deployment, local_tier: LocalTier, tmp_path: Path) -> Itera
         yield make
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", ["auto", "relay"])
 def test_what_is_large_goes_by_the_forwarder(
     mode: str, client: farcall.Client, walled_in: Callable[..., LocalEndpoint]

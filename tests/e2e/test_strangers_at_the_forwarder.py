@@ -132,6 +132,7 @@ def expect_refusal(dealer: zmq.Socket[bytes]) -> dict[str, Any]:
     return message.error
 
 
+@pytest.mark.smoke
 def test_an_unknown_curve_key_does_not_get_in(context: zmq.Context[zmq.Socket[bytes]], as_grace: httpx.Client) -> None:
     way = stream_way(as_grace, zmq.curve_keypair()[0])
     with connected(context, way, zmq.curve_keypair()) as dealer:
