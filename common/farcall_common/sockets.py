@@ -46,7 +46,8 @@ def client_socket(
     """A DEALER for one connection to a forwarder, not yet connected. Keys are in Z85.
 
     :param linger_ms: how long a message that was sent may wait for the network after the socket was closed.
-    :param high_water_mark: how many messages may wait in each direction; 0 if the protocol bounds them.
+    :param high_water_mark: how many messages may wait in each direction; 0 if the protocol bounds them, as credit does
+        for an agent.
     :raises zmq.ZMQError: if a key is none.
     """
     socket = context.socket(zmq.DEALER)

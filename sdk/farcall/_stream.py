@@ -48,6 +48,8 @@ _OPEN_TIMEOUT_S: Final = 10.0
 _MESSAGES_PER_TURN: Final = 100
 _FIRST_WAIT_S: Final = 0.2
 _LONGEST_WAIT_S: Final = 15.0
+#: Messages that wait here while the program keeps this thread from reading. More wait at the forwarder, which ends a
+#: stream that stays behind; the API has the record.
 _HIGH_WATER_MARK: Final = 10_000
 _LINGER_MS: Final = 200
 
