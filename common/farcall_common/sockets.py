@@ -11,6 +11,8 @@ from typing import Final
 
 import zmq
 
+from farcall_common.limits import HANDSHAKE_S, MAX_FRAME_BYTES
+
 __all__ = ["CONNECTION_LOST", "KEY_REFUSED", "RECONNECT_MS", "client_socket"]
 
 KEY_REFUSED: Final = "the forwarder does not know this key"
@@ -27,8 +29,9 @@ CONNECTION_LOST: Final[Mapping[int, str]] = {
 #: then takes the pipe away while a message is read from it, and ends the process (``Assertion failed: !_more``).
 RECONNECT_MS: Final = 24 * 60 * 60 * 1000
 _CONNECT_MS: Final = 5_000
-_HANDSHAKE_MS: Final = 10_000
-_MAX_FRAME_BYTES: Final = 32 * 1024 * 1024
+#: Twice what the protocol permits: a frame over its limit is read, and reported as malformed; a larger one, with what
+#: CURVE adds, ends the connection.
+_MAX_MESSAGE_BYTES: Final = 2 * MAX_FRAME_BYTES
 
 
 def client_socket(
@@ -43,16 +46,17 @@ def client_socket(
     """A DEALER for one connection to a forwarder, not yet connected. Keys are in Z85.
 
     :param linger_ms: how long a message that was sent may wait for the network after the socket was closed.
-    :param high_water_mark: how many messages may wait in each direction; 0 if the protocol bounds them.
+    :param high_water_mark: how many messages may wait in each direction; 0 if the protocol bounds them, as credit does
+        for an agent.
     :raises zmq.ZMQError: if a key is none.
     """
     socket = context.socket(zmq.DEALER)
     socket.linger = linger_ms
     socket.sndhwm = socket.rcvhwm = high_water_mark
-    socket.maxmsgsize = _MAX_FRAME_BYTES
+    socket.maxmsgsize = _MAX_MESSAGE_BYTES
     socket.reconnect_ivl = RECONNECT_MS
     socket.connect_timeout = _CONNECT_MS
-    socket.handshake_ivl = _HANDSHAKE_MS
+    socket.handshake_ivl = round(1000 * HANDSHAKE_S)
     socket.tcp_keepalive = 1
     socket.ipv6 = True
     try:

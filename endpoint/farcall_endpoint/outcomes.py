@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from farcall_common.errors import ErrorRecord, Fault, NodesUnavailable
+from farcall_common.limits import MAX_PAYLOAD_BYTES
 
 __all__ = [
-    "MAX_INLINE_BYTES",
-    "MAX_RESULT_BYTES",
     "cancelled",
     "containers_unsupported",
     "function_missing",
@@ -25,11 +24,6 @@ __all__ = [
     "worker_died",
     "working_directory_unavailable",
 ]
-
-#: Results up to here travel in the session; larger ones through the blob store.
-MAX_INLINE_BYTES = 64 * 1024
-#: No result may be larger.
-MAX_RESULT_BYTES = 10 * 1024 * 1024
 
 
 def cancelled(*, running: bool) -> ErrorRecord:
@@ -184,7 +178,7 @@ def result_too_large(size_bytes: int) -> ErrorRecord:
     """The function returned more than may travel."""
     return ErrorRecord(
         "RESULT_TOO_LARGE",
-        f"The result has {size_bytes} bytes, more than the limit of {MAX_RESULT_BYTES}.",
+        f"The result has {size_bytes} bytes, more than the limit of {MAX_PAYLOAD_BYTES}.",
         hint="Write large data to a file or object store, and return where it is.",
         fault=Fault.USER_CODE,
     )

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_forwarder.core.policy import Policy
 
 __all__ = ["Settings"]
@@ -60,7 +61,7 @@ class Settings:
     ready_file: Path | None = None
     drain_s: float = 20.0
     lease_s: float = 30.0
-    max_result_bytes: int = 10 * 1024 * 1024
+    max_result_bytes: int = MAX_PAYLOAD_BYTES
     log_level: str = "INFO"
 
     @classmethod

@@ -50,16 +50,14 @@ import dataclasses
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES, MAX_REQUEST_BYTES, MAX_TASKS_PER_REQUEST, MIB
 from farcall_lambdas.identity import Identity
 
 __all__ = ["ApiSettings", "AuthSettings", "is_safe_address"]
-
-KIB: Final = 1024
-MIB: Final = 1024 * KIB
 
 Number = TypeVar("Number", int, float)
 
@@ -85,11 +83,11 @@ class ApiSettings:
     submission ends; the blobs of payloads have to be kept for longer than that.
     """
 
-    max_payload_bytes: int = 10 * MIB
-    max_inline_bytes: int = 64 * KIB
-    max_request_bytes: int = 4 * MIB
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    max_inline_bytes: int = MAX_INLINE_BYTES
+    max_request_bytes: int = MAX_REQUEST_BYTES
     max_response_bytes: int = 5_000_000
-    max_tasks_per_request: int = 10_000
+    max_tasks_per_request: int = MAX_TASKS_PER_REQUEST
     max_queue_depth: int = 100_000
     max_waiting: int = 1_000_000
     max_functions: int = 20_000

@@ -13,13 +13,11 @@ from typing import Any, Final
 from farcall._api import Api
 from farcall_common.errors import DeserializationError, Forbidden
 
-__all__ = ["INLINE_BYTES", "MAX_PAYLOAD_BYTES", "BlobRef", "Blobs"]
+__all__ = ["INLINE_BYTES", "BlobRef", "Blobs"]
 
 #: Payloads up to this size travel inside the submit. The API puts those over 64 KiB into the blob store by itself,
 #: which spares the client two requests.
 INLINE_BYTES: Final = 256 * 1024
-#: No payload may be larger than this.
-MAX_PAYLOAD_BYTES: Final = 10 * 1024 * 1024
 
 _REMEMBERED: Final = 4096
 #: An upload is trusted to be there for this long; the store keeps blobs for days.

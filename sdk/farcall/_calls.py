@@ -11,11 +11,11 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from farcall._blobs import MAX_PAYLOAD_BYTES
 from farcall._needs import Needs, needs_of
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
 from farcall_common.errors import PayloadTooLarge, SerializationError
+from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import BINARY_DATA, Piece, Serializer, Strategy, is_binary, packed
 
 __all__ = [

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from farcall._authorizer import bearer_token
-from farcall._backoff import Backoff
 from farcall._catalogue import Catalogue
 from farcall._history import History
 from farcall._ids import as_id
@@ -18,6 +17,7 @@ from farcall._settings import Settings
 from farcall._tasks import TaskInfo
 from farcall._unsupported import Unsupported, refuse
 from farcall._why import Why
+from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskUnknown
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ __all__ = ["Client"]
 _PARALLEL_TRANSFERS: Final = 4
 _IDS_PER_REQUEST: Final = 500
 _GROUPS_PER_REQUEST: Final = 1000
-_POLLING: Final = Backoff(first_s=0.02, cap_s=2.0)
+_FIRST_POLL_S: Final = 0.02
+_LONGEST_POLL_S: Final = 2.0
 
 Json = dict[str, Any]
 
@@ -264,14 +265,13 @@ class Client(Catalogue, History):
         :raises TaskFailed, TaskCancelled, TaskLost: if it did not succeed; with the remote traceback.
         """
         give_up_at = time.monotonic() + wait_s
-        asked = 0
+        polling = Backoff(first_s=_FIRST_POLL_S, most_s=_LONGEST_POLL_S)
         while True:
             info = self.get_task(task_id)
             left_s = give_up_at - time.monotonic()
             if not info.pending or left_s <= 0:
                 return info.result()
-            time.sleep(min(left_s, _POLLING.delay_s(asked, draw=lambda: 1.0)))
-            asked += 1
+            time.sleep(min(left_s, polling.next_s()))
 
     def get_batch_result(self, task_ids: Iterable[str | uuid.UUID]) -> dict[str, TaskInfo]:
         """All of these tasks as they are now, in the order asked for, whatever they ended with.

@@ -17,13 +17,12 @@ from farcall._notebook import card
 from farcall._submitter import Submitter
 from farcall._terms import Terms
 from farcall._unsupported import refuse
+from farcall_common.limits import TASKS_PER_SUBMIT
 
 if TYPE_CHECKING:
     from farcall_common.payload import Serializer
 
 __all__ = ["Executor"]
-
-_MAX_BATCH_SIZE = 1000
 
 
 class Executor(Submitter, SourceCode):
@@ -290,8 +289,8 @@ class Executor(Submitter, SourceCode):
 
 
 def _check_batch_size(value: int) -> None:
-    if not 1 <= value <= _MAX_BATCH_SIZE:
-        raise ValueError(f"batch_size must be between 1 and {_MAX_BATCH_SIZE}")
+    if not 1 <= value <= TASKS_PER_SUBMIT:
+        raise ValueError(f"batch_size must be between 1 and {TASKS_PER_SUBMIT}")
 
 
 def _nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import random
 import threading
 import time
 import weakref
@@ -15,11 +16,11 @@ import httpx
 import msgspec
 
 from farcall._authorizer import Authorizer, bearer_token
-from farcall._backoff import Backoff
 from farcall._needs import EndpointIncompatible
 from farcall._settings import Settings
 from farcall._silence import Silence
 from farcall._unsupported import Unsupported
+from farcall_common.backoff import Backoff
 from farcall_common.errors import (
     ConfigurationError,
     Conflict,
@@ -69,11 +70,16 @@ _instances: weakref.WeakSet[Http] = weakref.WeakSet()
 _inherited: list[httpx.Client | None] = []
 
 
+def _new_backoff() -> Backoff:
+    return Backoff(first_s=0.1, most_s=10.0, jitter=random.random)
+
+
 class Http:
     """Requests with retries. May be used from any thread, and in a forked child.
 
     :param timeout_s: how long one attempt may wait for the network, in seconds.
     :param patience_s: how long a request is tried again before its last error is raised, in seconds.
+    :param backoff: makes the back-off of one request.
     :param authorizer: says who is calling, request by request; else the settings' token does.
     :param transport: replaces the network, for tests.
     """
@@ -84,7 +90,7 @@ class Http:
         *,
         timeout_s: float,
         patience_s: float,
-        backoff: Backoff | None = None,
+        backoff: Callable[[], Backoff] = _new_backoff,
         authorizer: Authorizer | None = None,
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -92,7 +98,7 @@ class Http:
         self.settings = settings
         self.patience_s = patience_s
         self._timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0))
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff
         self._transport = transport
         self._authorizer = authorizer
         self._clock = clock
@@ -183,14 +189,14 @@ class Http:
     ) -> httpx.Response:
         patience_s = self.patience_s if patience_s is None else patience_s
         silence = Silence(now=self._clock())
-        attempt = 0
+        backoff = self._backoff()
         while True:
             try:
                 return self._once(
                     method, url, content=content, headers=headers, query=query, received=received, most_bytes=most_bytes
                 )
             except FarcallError as error:
-                delay_s = max(error.record.retry_after_s or 0.0, self._backoff.delay_s(attempt))
+                delay_s = max(error.record.retry_after_s or 0.0, backoff.next_s())
                 broken = error.record.code == FarcallError.code
                 most_s = min(patience_s, _INTERNAL_PATIENCE_S) if broken else patience_s
                 if not error.record.retryable or silence.lasts(now=self._clock()) + delay_s > most_s:
@@ -198,7 +204,6 @@ class Http:
                 _logger.debug("%s %s: %s; again in %.2f s", method, url.partition("?")[0], error, delay_s)
                 if (stop or self._never).wait(delay_s):
                     raise
-                attempt += 1
 
     def _once(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +15,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farcall._api import Api
-from farcall._backoff import Backoff
 from farcall._collector import Collector
+from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord, FarcallError, ForwarderWaking, Unavailable, error_from_record
 from farcall_common.sockets import CONNECTION_LOST, client_socket
 from farcall_common.waking import Waking
@@ -45,7 +46,10 @@ _logger = logging.getLogger(__name__)
 _OPEN_TIMEOUT_S: Final = 10.0
 #: How many messages are read before the clock is looked at again.
 _MESSAGES_PER_TURN: Final = 100
-_BACKOFF: Final = Backoff(first_s=0.2, cap_s=15.0)
+_FIRST_WAIT_S: Final = 0.2
+_LONGEST_WAIT_S: Final = 15.0
+#: Messages that wait here while the program keeps this thread from reading. More wait at the forwarder, which ends a
+#: stream that stays behind; the API has the record.
 _HIGH_WATER_MARK: Final = 10_000
 _LINGER_MS: Final = 200
 
@@ -72,7 +76,7 @@ class Stream:
         self._collector = collector
         self._groups = [task_group_id]
         self._on_gap = on_gap
-        self._backoff = backoff or _BACKOFF
+        self._backoff = backoff or Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S, jitter=random.random)
         self._open = False
         self._stopping = False
         self._cursor: str | None = None
@@ -101,7 +105,6 @@ class Stream:
     def run(self) -> None:
         """Keep the stream open until :meth:`stop`. The body of a thread, which owns the socket."""
         with self._woken, self._waker, zmq.Context() as context:
-            failures = 0
             while not self._stopping:
                 wait_s = 0.0
                 try:
@@ -112,13 +115,13 @@ class Stream:
                         _tell(self._waking.asleep(now=time.monotonic()))
                     wait_s = error.record.retry_after_s or 0.0
                 if self._open:
-                    self._open, failures = False, 0
+                    self._open = False
+                    self._backoff.reset()
                     self._on_gap()
                 if not self._stopping:
-                    self._woken.settimeout(wait_s + self._backoff.delay_s(failures))
+                    self._woken.settimeout(wait_s + self._backoff.next_s())
                     with contextlib.suppress(TimeoutError, BlockingIOError):
                         self._woken.recv(1)
-                    failures += 1
 
     def _open_and_follow(self, context: zmq.Context[zmq.Socket[bytes]]) -> float:
         """Open a stream at the first forwarder that lets us in, and follow it to its end.

@@ -10,13 +10,13 @@ import msgspec
 
 from farcall._blobs import BlobRef
 from farcall_common.errors import ProtocolError
+from farcall_common.limits import MAX_REQUEST_BYTES, TASKS_PER_SUBMIT
 from farcall_common.payload import is_text
 
 __all__ = ["Prepared", "TaskOptions", "check_answer", "chunks", "encode_payload", "encode_submit"]
 
-#: A request holds at most this many tasks, and about this many bytes of payload (the API takes 4 MiB).
-MAX_TASKS: Final = 1000
-MAX_BYTES: Final = 7 * 512 * 1024
+#: About so many bytes of payload go into one request: ids, options and what JSON adds need room too.
+MAX_BYTES: Final = MAX_REQUEST_BYTES * 7 // 8
 #: Beside its payload a task takes its id in quotes and a comma or two.
 _OVERHEAD_BYTES: Final = 64
 
@@ -103,7 +103,7 @@ def chunks(tasks: Iterable[Prepared]) -> Iterator[list[Prepared]]:
     room = MAX_BYTES
     for task in tasks:
         size = size_bytes(task.payload)
-        if chunk and (size > room or len(chunk) == MAX_TASKS):
+        if chunk and (size > room or len(chunk) == TASKS_PER_SUBMIT):
             yield chunk
             chunk, room = [], MAX_BYTES
         chunk.append(task)

@@ -73,9 +73,9 @@ while os.read(0, 1):
 """
 
 SDK_STREAM = """
-from farcall._backoff import Backoff
 from farcall._collector import Collector
 from farcall._stream import Stream
+from farcall_common.backoff import Backoff
 
 class Api:
     def open_stream(self, public_key):
@@ -86,7 +86,7 @@ class Ignored(Collector):
     def take_pushed(self, results, frames): pass
 
 stream = Stream(
-    Api(), Ignored(), task_group_id="a-group", on_gap=lambda: None, backoff=Backoff(first_s=0.01, cap_s=0.05)
+    Api(), Ignored(), task_group_id="a-group", on_gap=lambda: None, backoff=Backoff(first_s=0.01, most_s=0.05)
 )
 run = stream.run
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from farcall_common import wire
-from farcall_common.wire import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
+from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from tests.integration.forwarder_peers import Agent, Cloud, RunningForwarder, fake_stores, forwarding, until
 
 CREDIT = wire.encode(wire.Envelope(wire.Credit(tasks=1)))

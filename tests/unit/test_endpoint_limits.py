@@ -12,8 +12,8 @@ import pytest
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
-from farcall_endpoint.manager.limits import breach, has_limits, output_bytes
-from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
+from farcall_endpoint.manager.limits import breach, has_limits
+from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks, output_bytes
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import TaskOrder
 

@@ -12,11 +12,12 @@ from typing import Any, Final
 import pytest
 
 from farcall_common.errors import Conflict, Unavailable
+from farcall_common.limits import MAX_FUNCTIONS_PER_SUBMIT
 from farcall_common.store.model import ForwarderInfo
 from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.models.fields import MAX_DESCRIPTION, MAX_FUNCTIONS_NAMED, MAX_METADATA_BYTES, MAX_TITLE
+from farcall_lambdas.models.fields import MAX_DESCRIPTION, MAX_METADATA_BYTES, MAX_TITLE
 from farcall_lambdas.openapi import document
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.testing import Answer, MemoryApi
@@ -224,7 +225,7 @@ class AbuseSuite:
             person.refused(422, "INVALID_REQUEST", "POST", f"/v3/endpoints/{person.endpoint_id}/submit", text)
 
     def test_a_submit_names_so_many_functions(self, person: Person) -> None:
-        body = {"tasks": {str(uuid.uuid4()): ["p"] for _ in range(MAX_FUNCTIONS_NAMED + 1)}}
+        body = {"tasks": {str(uuid.uuid4()): ["p"] for _ in range(MAX_FUNCTIONS_PER_SUBMIT + 1)}}
         person.refused(422, "INVALID_REQUEST", "POST", f"/v3/endpoints/{person.endpoint_id}/submit", body)
 
     def test_a_submit_refers_to_so_many_blobs(self, person: Person) -> None:

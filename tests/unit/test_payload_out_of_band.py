@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from farcall_common.errors import DeserializationError
-from farcall_common.payload import BINARY_DATA, INLINE_BYTES, JSONData, PickleDataBase64, Serializer
+from farcall_common.limits import MAX_INLINE_BYTES
+from farcall_common.payload import BINARY_DATA, JSONData, PickleDataBase64, Serializer
 
 Array = npt.NDArray[np.float64]
 serializer = Serializer()
@@ -43,7 +44,7 @@ def test_large_values_are_bytes_and_small_ones_text() -> None:
     assert written(Sampled(np.arange(3))) == "f1"
     assert written({"array": large_array()}) == "f3"
     assert written(Sampled(large_array())) == "f3"
-    assert written(bytes(INLINE_BYTES)) == "f3"
+    assert written(bytes(MAX_INLINE_BYTES)) == "f3"
     assert written(set(range(100_000))) == "f3"
 
 

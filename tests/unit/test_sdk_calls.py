@@ -11,12 +11,11 @@ import msgspec
 import pytest
 
 from farcall import PayloadTooLarge, SerializationError
-from farcall._blobs import MAX_PAYLOAD_BYTES, BlobRef
+from farcall._blobs import BlobRef
 from farcall._budget import Budget
 from farcall._calls import FunctionTable, pack_call, registration
 from farcall._submission import (
     MAX_BYTES,
-    MAX_TASKS,
     Prepared,
     TaskOptions,
     check_answer,
@@ -25,6 +24,7 @@ from farcall._submission import (
     encode_submit,
 )
 from farcall_common.errors import ProtocolError
+from farcall_common.limits import MAX_PAYLOAD_BYTES, TASKS_PER_SUBMIT
 from farcall_common.payload import Serializer
 from tests.waiting import WAIT_S
 
@@ -134,7 +134,11 @@ def prepared(count: int, size: int = 10) -> list[Prepared]:
 
 
 def test_requests_hold_so_many_tasks_and_so_many_bytes() -> None:
-    assert [len(chunk) for chunk in chunks(prepared(2 * MAX_TASKS + 1))] == [MAX_TASKS, MAX_TASKS, 1]
+    assert [len(chunk) for chunk in chunks(prepared(2 * TASKS_PER_SUBMIT + 1))] == [
+        TASKS_PER_SUBMIT,
+        TASKS_PER_SUBMIT,
+        1,
+    ]
     big = list(chunks(prepared(150, size=60_000)))
     assert sum(map(len, big)) == 150
     assert len(big) == 3

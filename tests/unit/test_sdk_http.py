@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import threading
@@ -12,8 +13,8 @@ import httpx
 import pytest
 
 from farcall import EndpointIncompatible, Settings
-from farcall._backoff import Backoff
 from farcall._http import Http
+from farcall_common.backoff import Backoff
 from farcall_common.errors import (
     ConfigurationError,
     FarcallError,
@@ -29,7 +30,7 @@ from farcall_common.errors import (
     Unavailable,
 )
 
-AT_ONCE = Backoff(first_s=0.0, cap_s=0.0)
+AT_ONCE = functools.partial(Backoff, first_s=0.0, most_s=0.0)
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
@@ -228,10 +229,3 @@ def test_a_forked_child_uses_connections_of_its_own() -> None:
 
 def test_the_token_is_not_in_the_repr() -> None:
     assert "secret" not in repr(Settings("http://api.test", "secret-token"))
-
-
-def test_backoff_is_full_jitter_with_a_cap() -> None:
-    backoff = Backoff(first_s=0.5, cap_s=4.0)
-    assert [backoff.delay_s(n, draw=lambda: 1.0) for n in range(5)] == [0.5, 1.0, 2.0, 4.0, 4.0]
-    assert backoff.delay_s(10_000, draw=lambda: 0.25) == 1.0
-    assert all(0 <= backoff.delay_s(1) <= 1.0 for _ in range(100))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from farcall_common.limits import HANDSHAKE_S, MAX_FRAME_BYTES
 from farcall_common.sockets import CONNECTION_LOST, KEY_REFUSED, RECONNECT_MS, client_socket
 from tests.waiting import WAIT_S
 
@@ -25,10 +27,36 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 def test_libzmq_neither_reconnects_by_itself_nor_takes_the_pipe_away(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
-    with client_socket(context, server_key=public_key, public_key=public_key, secret_key=secret_key) as socket:
+    with client(context) as socket:
         assert socket.getsockopt(zmq.RECONNECT_IVL) == RECONNECT_MS >= HOUR_MS
         assert (socket.linger, socket.immediate) == (0, 0)
+
+
+def test_a_connection_is_bounded_in_time_and_memory(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Without these a host that answers nothing is waited for as long as the kernel does, which is minutes; and what
+    comes in may fill the memory."""
+    with client(context) as socket:
+        assert 0 < int(socket.getsockopt(zmq.CONNECT_TIMEOUT)) <= 10_000
+        assert socket.getsockopt(zmq.HANDSHAKE_IVL) == 1000 * HANDSHAKE_S
+        assert socket.getsockopt(zmq.MAXMSGSIZE) == 2 * MAX_FRAME_BYTES
+        assert socket.getsockopt(zmq.TCP_KEEPALIVE) == 1
+
+
+def test_a_forwarder_may_have_an_address_of_ipv6(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with client(context) as socket:
+        assert socket.getsockopt(zmq.IPV6) == 1
+
+
+def test_an_owner_chooses_what_may_wait(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with client(context, linger_ms=200, high_water_mark=7) as socket:
+        assert (socket.linger, socket.sndhwm, socket.rcvhwm) == (200, 7, 7)
+    with client(context) as socket:
+        assert (socket.linger, socket.sndhwm, socket.rcvhwm) == (0, 0, 0)
+
+
+def client(context: zmq.Context[zmq.Socket[bytes]], **options: int) -> zmq.Socket[bytes]:
+    public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
+    return client_socket(context, server_key=public_key, public_key=public_key, secret_key=secret_key, **options)
 
 
 def test_a_wrong_key_leaves_no_socket_behind(context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -67,15 +95,79 @@ def test_a_refused_key_is_tried_once(context: zmq.Context[zmq.Socket[bytes]], re
         assert not accepted.poll(200)
 
 
-def test_sockets_to_a_forwarder_are_made_in_one_place() -> None:
-    """The other DEALER is a manager's to its agent."""
-    parts = ("common", "sdk", "endpoint", "lambdas", "forwarder_fargate", "local", "localstack", "benchmarks")
-    sources = {path.relative_to(ROOT).as_posix(): path.read_text() for part in parts for path in modules(part)}
-    making = {name for name, source in sources.items() if re.search(r"zmq\.(SocketType\.)?DEALER", source)}
-    assert making == {"common/farcall_common/sockets.py", "endpoint/farcall_endpoint/transport.py"}
-    setting = {name for name, source in sources.items() if re.search(r"(?i)\breconnect_ivl\b|\bimmediate\s*=", source)}
-    assert setting == making
+#: Each module that makes a socket of ZeroMQ, with the kinds. To a forwarder leads only the DEALER of ``sockets.py``.
+MAKING: Final = {
+    "common/farcall_common/sockets.py": {"DEALER"},
+    "endpoint/farcall_endpoint/transport.py": {"DEALER", "ROUTER"},  # between an agent and its managers
+    "forwarder_fargate/farcall_forwarder/adapters/door.py": {"PAIR"},
+    "forwarder_fargate/farcall_forwarder/adapters/router.py": {"ROUTER"},
+    "forwarder_fargate/farcall_forwarder/adapters/zap.py": {"ROUTER"},
+}
+#: Peers and forwarders that tests make without the product.
+MADE_BY_TESTS: Final = {
+    "endpoint/farcall_endpoint/testing/fake_cloud.py",
+    "tests/integration/sdk_scripted_forwarder.py",
+    "tests/integration/test_forwarder_slow_loris.py",
+    "tests/unit/test_sockets.py",
+}
+KINDS: Final = {kind.name for kind in zmq.SocketType}
+#: What makes a socket a client of CURVE, and how it ends.
+CLIENT_OPTIONS: Final = {"CURVE_SERVERKEY", "RECONNECT_IVL", "RECONNECT_IVL_MAX", "IMMEDIATE"}
 
 
-def modules(part: str) -> Iterator[Path]:
-    return (path for path in (ROOT / part).rglob("*.py") if ".venv" not in path.as_posix())
+def test_sockets_are_made_in_few_places_and_those_to_a_forwarder_in_one() -> None:
+    used = {name: zmq_names(ast.parse(source)) for name, source in sources().items() if name not in MADE_BY_TESTS}
+
+    assert {name: names & KINDS for name, names in used.items() if names & KINDS} == MAKING
+    assert {name for name, names in used.items() if names & CLIENT_OPTIONS} == {
+        "common/farcall_common/sockets.py",
+        "endpoint/farcall_endpoint/transport.py",
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("context.socket(zmq.DEALER)", {"DEALER"}),
+        ("context.socket(zmq.SocketType.DEALER)", {"DEALER"}),
+        ("from zmq import DEALER as kind", {"DEALER"}),
+        ("context.socket(5)", {"DEALER"}),
+        ("context.socket(socket_type=5)", {"DEALER"}),
+        ("peer.curve_serverkey = key", {"CURVE_SERVERKEY"}),
+        ("peer.setsockopt(zmq.RECONNECT_IVL, -1)", {"RECONNECT_IVL"}),
+        ("socket.socket(socket.AF_INET)", set()),
+    ],
+)
+def test_each_way_to_make_a_socket_is_noticed(source: str, names: set[str]) -> None:
+    assert zmq_names(ast.parse(source)) & (KINDS | CLIENT_OPTIONS) == names
+
+
+def zmq_names(tree: ast.AST) -> set[str]:
+    """The kinds of sockets and the options that a module names, in capitals."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="zmq") | ast.Attribute(attr="SocketType"), attr=name):
+                names.add(name)
+            case ast.ImportFrom(module="zmq", names=imported):
+                names |= {each.name for each in imported}
+            case ast.Attribute(attr=name, ctx=ast.Store()) if name.upper() in CLIENT_OPTIONS:
+                names.add(name.upper())
+            case ast.Call(func=ast.Attribute(attr="socket"), args=args, keywords=keywords):
+                numbers = [
+                    each.value for each in (*args, *(each.value for each in keywords)) if isinstance(each, ast.Constant)
+                ]
+                names |= {kind.name for kind in zmq.SocketType if kind.value in numbers}
+    return names
+
+
+def sources() -> dict[str, str]:
+    """Every module of the repository that says "zmq", by its path."""
+    return {
+        path.relative_to(ROOT).as_posix(): source
+        for part in ROOT.iterdir()
+        if part.is_dir() and not part.name.startswith(".") and part.name != "build"
+        for path in part.rglob("*.py")
+        if not any(each.startswith(".") for each in path.relative_to(ROOT).parts)
+        and "zmq" in (source := path.read_text())
+    }

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_common.errors import FrameMalformed, ProtocolError, VersionUnsupported
+from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES
 from farcall_common.wire import (
-    MAX_FRAME_BYTES,
-    MAX_FRAMES,
     PROTOCOL_VERSION,
     Credit,
     Envelope,

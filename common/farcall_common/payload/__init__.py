@@ -30,7 +30,7 @@ from farcall_common.payload.data import (
     PickleDataBase64,
 )
 from farcall_common.payload.framing import Piece, is_text
-from farcall_common.payload.out_of_band import INLINE_BYTES, PickleOutOfBand
+from farcall_common.payload.out_of_band import PickleOutOfBand
 from farcall_common.payload.report import describe_exception, load_user_data, pack_exception, task_error
 from farcall_common.payload.serializer import (
     BINARY_DATA,
@@ -48,7 +48,6 @@ __all__ = [
     "BINARY_DATA",
     "DEFAULT_CODE",
     "DEFAULT_DATA",
-    "INLINE_BYTES",
     "PORTABLE_DATA",
     "STRATEGIES",
     "AllCodeStrategies",

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from farcall_common.errors import DeserializationError
+from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.payload import bytecode
 from farcall_common.payload.data import CloudPickleDataBase64, PickleDataBase64
 from farcall_common.payload.framing import Piece, first_line, join_aligned, padding
@@ -27,25 +28,24 @@ from farcall_common.payload.strategy import Strategy
 if TYPE_CHECKING:
     from farcall_common.payload.by_value import ByValue
 
-__all__ = ["INLINE_BYTES", "PickleOutOfBand"]
+__all__ = ["PickleOutOfBand"]
 
-INLINE_BYTES: Final = 64 * 1024
-"""What is not larger travels with its task, as text."""
 _ALIGNMENT_BYTES: Final = 16
 """What no processor asks more of, and every allocator gives."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PickleOutOfBand(Strategy):
-    """Pickle with the contents of arrays behind it, of values above 64 KiB. Smaller ones it writes as the strategies do
-    that write pickles as text, by reference where the worker can import everything, else by value."""
+    """Pickle with the contents of arrays behind it, of values above 64 KiB. Smaller ones travel with their task, and
+    are written as the strategies do that write pickles as text: by reference where the worker can import everything,
+    else by value."""
 
     prefix: ClassVar[bytes] = b"f3\n"
     for_code: ClassVar[bool] = False
 
     def write(self, value: object) -> Sequence[Piece]:
         pickled, contents, by_value = _dumped(value)
-        if contents or sum(map(len, pickled)) > INLINE_BYTES:
+        if contents or sum(map(len, pickled)) > MAX_INLINE_BYTES:
             return _joined(pickled, contents, by_value)
         if by_value:
             return CloudPickleDataBase64.prefix, bytecode.written(by_value, with_sources=False)
@@ -105,7 +105,7 @@ def _keeper(contents: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         content = buffer.raw()
-        if len(content) <= INLINE_BYTES:
+        if len(content) <= MAX_INLINE_BYTES:
             return True
         contents.append(content)
         return False

@@ -23,6 +23,7 @@ from farcall_common.errors import (
     builtin_type_of,
     error_from_record,
 )
+from farcall_common.limits import MAX_EXCEPTION_BYTES
 from farcall_common.payload.data import CloudPickleDataBase64, PickleDataBase64
 from farcall_common.payload.hints import hint_for, message_of
 from farcall_common.payload.strategy import Strategy
@@ -31,7 +32,6 @@ __all__ = ["describe_exception", "load_user_data", "pack_exception", "task_error
 
 _MAX_MESSAGE_CHARACTERS = 4_000
 _MAX_TRACEBACK_CHARACTERS = 64_000
-_MAX_EXCEPTION_BYTES: Final = 16 * 1024
 _EXCEPTION_DATA: Final = (PickleDataBase64(), CloudPickleDataBase64())
 _OWN_PACKAGES = frozenset({"farcall_common", "farcall_endpoint"})
 _SHOWN_ATTRIBUTES: Final = ("errno", "strerror", "filename", "filename2")
@@ -84,7 +84,7 @@ def pack_exception(error: BaseException, strategies: Sequence[Strategy] = _EXCEP
     for strategy in strategies:
         with contextlib.suppress(BaseException):  # reduce methods are user code
             text = b"".join(strategy.write(error)).decode()
-            return text if len(text) <= _MAX_EXCEPTION_BYTES else None
+            return text if len(text) <= MAX_EXCEPTION_BYTES else None
     return None
 
 

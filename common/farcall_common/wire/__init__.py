@@ -1,6 +1,6 @@
 """The protocol between forwarder, agents and clients, without I/O. ``PROTOCOL.md`` is its normative text."""
 
-from farcall_common.wire.codec import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, PROTOCOL_VERSION, decode, encode
+from farcall_common.wire.codec import PROTOCOL_VERSION, decode, encode
 from farcall_common.wire.ids import is_uuid, new_id, new_task_id
 from farcall_common.wire.messages import (
     BlobGrant,
@@ -53,9 +53,6 @@ from farcall_common.wire.states import (
 
 __all__ = [
     "LEGAL_MOVES",
-    "MAX_FRAMES",
-    "MAX_FRAME_BYTES",
-    "MAX_HEADER_BYTES",
     "PROTOCOL_VERSION",
     "REPORTERS",
     "SILENT_PERIODS",

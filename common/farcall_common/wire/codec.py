@@ -9,15 +9,13 @@ from typing import Final
 import msgspec
 
 from farcall_common.errors import FrameMalformed, VersionUnsupported
+from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from farcall_common.wire import messages
 from farcall_common.wire.messages import Envelope, Message, frame_indexes
 
-__all__ = ["MAX_FRAMES", "MAX_FRAME_BYTES", "MAX_HEADER_BYTES", "PROTOCOL_VERSION", "decode", "encode"]
+__all__ = ["PROTOCOL_VERSION", "decode", "encode"]
 
 PROTOCOL_VERSION: Final = 1
-MAX_HEADER_BYTES: Final = 8 * 1024 * 1024
-MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
-MAX_FRAMES: Final = 10_000
 
 _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
 _KINDS: Final = {cls.__name__: cls for cls in Message.__subclasses__()}

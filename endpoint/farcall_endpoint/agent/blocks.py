@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import Final
 
+from farcall_common.backoff import Backoff
 from farcall_endpoint.agent.scaling import BlockLoad, Monitor, ScalingPolicy
 
 __all__ = ["Blocks", "Orders"]
@@ -65,11 +66,10 @@ class Blocks:
         self._first_blocks = first_blocks
         self._slots_per_block = slots_per_block
         self._max_failures = max_failures
-        self._backoff_s = backoff_s
+        self._backoff = Backoff(first_s=backoff_s, most_s=_MAX_BACKOFF_S)
+        self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
         self._new_block_id = new_block_id
         self._blocks: dict[str, _Block] = {}
-        self._failures = 0
-        self._pause_s = _FIRST_PAUSE_S
         self._not_before = 0.0
         self._refusal = ""
         self._last_words = ""
@@ -96,7 +96,8 @@ class Blocks:
         block = self._blocks.get(block_id)
         if block is not None and not block.working:
             block.working = True
-            self._failures, self._pause_s = 0, _FIRST_PAUSE_S
+            self._backoff.reset()
+            self._pause.reset()
             self._refusal = self._last_words = ""
 
     def failed(self, block_id: str) -> None:
@@ -116,18 +117,17 @@ class Blocks:
             return
         if block.joined_at is not None and (block.working or not block.failed):
             hasty = now - block.joined_at < _HASTY_S
-            self._not_before = max(self._not_before, now + self._backoff_s if hasty else now)
+            self._not_before = max(self._not_before, now + self._backoff.first_s if hasty else now)
             return
-        self._failures += 1
+        wait_s, failures = self._backoff.next_s(), self._backoff.failures
         what = "could not start workers" if block.failed else "ended before it brought a manager"
         self._last_words = f"a block {what}: {reason}"
-        if self._failures < self._max_failures:
-            self._not_before = now + min(self._backoff_s * 2 ** (self._failures - 1), _MAX_BACKOFF_S)
+        if failures < self._max_failures:
+            self._not_before = now + wait_s
             return
-        self._not_before = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+        self._not_before = now + self._pause.next_s()
         what = "could not start workers" if block.failed else "ended before they brought a manager"
-        self._refusal = f"{self._failures} blocks in a row {what}; the last one: {reason}"
+        self._refusal = f"{failures} blocks in a row {what}; the last one: {reason}"
 
     def decide(self, *, tasks: int, busy: Collection[str], now: float) -> Orders:
         """What to do now.
@@ -154,7 +154,7 @@ class Blocks:
         if now >= self._not_before:
             self._refusal = ""
             more = max(wish.more, self._first_blocks - len(standing))
-            more = min(more, 1) if self._failures else more  # one to try
+            more = min(more, 1) if self._backoff.failures else more  # one to try
             started = tuple(self._new_block_id() for _ in range(more))
             self._first_blocks = 0
         for block_id in started:

@@ -19,6 +19,7 @@ import enum
 import random
 from typing import Final
 
+from farcall_common.backoff import Backoff
 from farcall_common.errors import (
     EndpointInUse,
     ErrorRecord,
@@ -31,8 +32,8 @@ from farcall_common.wire import Message, Move, Phase, Refused, Role, Session, We
 
 __all__ = ["Action", "Address", "AskApi", "Beat", "Close", "Closed", "Connection", "Dial", "GiveUp", "Greet", "Opened"]
 
-_BASE_S: Final = 0.2
-_CAP_S: Final = 30.0
+_FIRST_WAIT_S: Final = 0.4
+_LONGEST_WAIT_S: Final = 30.0
 _GREETING_LIMIT_S: Final = 15.0
 _STABLE_S: Final = 1.0
 """A session that lasted for so long was a good one; one that did not counts as a failure."""
@@ -128,7 +129,7 @@ class Connection:
         self._ticket = ""
         self._ticket_until = 0.0
         self._ticket_doubted = False
-        self._failures = 0
+        self._backoff = Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S, jitter=rng.random)
         self._brief_sessions = 0  # in a row
         self._in_use_since: float | None = None
         self._opened_at = 0.0
@@ -264,9 +265,8 @@ class Connection:
 
     def _wait(self, reason: str, now: float, *, at_least_s: float = 0.0) -> list[Action]:
         self.trouble = reason
-        self._failures += 1
         self._phase = _Phase.WAITING
-        self._due_at = now + at_least_s + self._rng.uniform(0.0, min(_CAP_S, _BASE_S * 2**self._failures))
+        self._due_at = now + at_least_s + self._backoff.next_s()
         return []
 
     def _reconnect(self, reason: str, now: float) -> list[Action]:
@@ -276,7 +276,7 @@ class Connection:
 
     def _count_session(self, now: float) -> None:
         self._brief_sessions = self._brief_sessions + 1 if now - self._opened_at < _STABLE_S else 0
-        self._failures = self._brief_sessions
+        self._backoff.reset(failures=self._brief_sessions)
 
     def _in_use_until(self, now: float) -> float:
         """How long to wait for the end of the session of another agent."""

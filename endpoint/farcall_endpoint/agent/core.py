@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.wire import (
     BlobGrant,
     BlobLocation,
@@ -62,7 +63,7 @@ class AgentCore:
         prefetch: PrefetchPolicy,
         window: PrefetchPolicy,
         max_window: int,
-        max_inline_bytes: int = outcomes.MAX_INLINE_BYTES,
+        max_inline_bytes: int = MAX_INLINE_BYTES,
         tells_states: bool = True,
         block_s: float | None = None,
         drain_s: float = 0.0,

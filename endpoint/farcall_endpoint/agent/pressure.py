@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from farcall_common.backoff import Backoff
+
 __all__ = ["Pressure"]
 
 _FIRST_RETRY_S: Final = 0.1
@@ -21,7 +23,7 @@ class Pressure:
 
     def __init__(self) -> None:
         self._retry_at: float | None = None
-        self._wait_s = _FIRST_RETRY_S
+        self._backoff = Backoff(first_s=_FIRST_RETRY_S, most_s=_MAX_RETRY_S)
         self._unwritable = ""
         self._scarce = ""
 
@@ -37,13 +39,13 @@ class Pressure:
 
     def failed(self, reason: str, *, now: float) -> None:
         """Nothing could be written."""
-        self._wait_s = _FIRST_RETRY_S if self._retry_at is None else min(2 * self._wait_s, _MAX_RETRY_S)
-        self._retry_at = now + self._wait_s
+        self._retry_at = now + self._backoff.next_s()
         self._unwritable = f"{reason} Until there is room, nothing is started or reported, and nothing is lost."
 
     def written(self) -> None:
         """A commit worked."""
         self._retry_at, self._unwritable = None, ""
+        self._backoff.reset()
 
     def measured(self, room: tuple[int, int] | None) -> None:
         """So many bytes are free, and so many of them are the reserve."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, Message
 from farcall_endpoint.agent.transfers import TransferFailed
@@ -22,13 +23,18 @@ __all__ = ["Relay"]
 
 _AT_ONCE: Final = 2
 _TRIES: Final = 5
-_RETRY_S: Final = 0.5
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 4.0
 #: The forwarder may have many others to serve first.
 _PATIENCE_S: Final = 120.0
 _TOO_OLD: Final = "the forwarder passes no blobs on; it is older than this endpoint"
 
 Say = Callable[[Message, tuple[bytes, ...]], None]
 Done = Callable[[Frame | TransferFailed], None]
+
+
+def _new_backoff() -> Backoff:
+    return Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -38,7 +44,7 @@ class _Download:
     blob: BlobLocation
     done: Done
     due_at: float = 0.0
-    failures: int = 0
+    backoff: Backoff = dataclasses.field(default_factory=_new_backoff)
     is_asked: bool = False
     data: bytearray = dataclasses.field(default_factory=bytearray)
 
@@ -188,9 +194,8 @@ class Relay:
             self._failed(transfer, record.message, now, retryable=record.retryable)
 
     def _failed(self, transfer: _Download | _Upload, reason: str, now: float, *, retryable: bool) -> None:
-        if isinstance(transfer, _Download) and retryable and transfer.failures + 1 < _TRIES:
-            transfer.due_at = now + _RETRY_S * 2**transfer.failures
-            transfer.failures += 1
+        if isinstance(transfer, _Download) and retryable and transfer.backoff.failures + 1 < _TRIES:
+            transfer.due_at = now + transfer.backoff.next_s()
             transfer.is_asked = False
         else:
             self._end(transfer, TransferFailed(reason, retryable=retryable), now)

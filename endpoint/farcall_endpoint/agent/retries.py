@@ -6,12 +6,14 @@ import heapq
 from collections.abc import Iterator
 from typing import Final
 
+from farcall_common.backoff import Backoff
 from farcall_endpoint.agent.tasks import Task
 
 __all__ = ["UploadRetries"]
 
 _TRIES: Final = 5
-_FIRST_DELAY_S: Final = 0.5
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 4.0
 
 
 class UploadRetries:
@@ -23,11 +25,12 @@ class UploadRetries:
     def add(self, task: Task, *, now: float) -> bool:
         """Try the result of a task again, after twice as long each time. False when it was tried often enough."""
         assert task.end is not None
-        task.end.upload_tries += 1
-        if task.end.upload_tries >= _TRIES:
+        if task.end.upload_backoff is None:
+            task.end.upload_backoff = Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S)
+        backoff = task.end.upload_backoff
+        if backoff.failures + 1 >= _TRIES:
             return False
-        due_at = now + _FIRST_DELAY_S * 2 ** (task.end.upload_tries - 1)
-        heapq.heappush(self._due, (due_at, task.seq, task))
+        heapq.heappush(self._due, (now + backoff.next_s(), task.seq, task))
         return True
 
     def next_deadline(self) -> float | None:

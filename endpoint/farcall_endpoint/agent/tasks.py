@@ -8,6 +8,7 @@ import enum
 from collections.abc import Collection
 from typing import Any
 
+from farcall_common.backoff import Backoff
 from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskMove, TaskSpec, TaskState
 
 __all__ = ["Decisions", "Demand", "End", "Stage", "Task"]
@@ -26,7 +27,8 @@ class Stage(enum.Enum):
 class End:
     """How a task ended. ``body`` is the result while it is at hand; the spool has it in any case.
 
-    ``sha256`` is set (in hex) for results that are too large to travel inline, ``blob`` once they are uploaded.
+    ``sha256`` is set (in hex) for results that are too large to travel inline, ``blob`` once they are uploaded,
+    ``upload_backoff`` once an upload failed.
     ``exhausted``: the last permitted attempt, too, took down what ran it.
     """
 
@@ -38,7 +40,7 @@ class End:
     ended_at: float | None = None
     body: bytes | memoryview | None = None
     blob: BlobLocation | None = None
-    upload_tries: int = 0
+    upload_backoff: Backoff | None = None
     exhausted: bool = False
     details: dict[str, Any] | None = None
 

@@ -9,11 +9,14 @@ from typing import Final
 
 import httpx
 
+from farcall_common.backoff import Backoff
 from farcall_endpoint.shared import Frame, piece_of
 
 __all__ = ["TransferFailed", "Transfers"]
 
 _TRIES: Final = 4
+_FIRST_WAIT_S: Final = 0.4
+_LONGEST_WAIT_S: Final = 1.6
 _PIECE_BYTES: Final = 256 * 1024
 _MOST_ANSWER_BYTES: Final = 1024 * 1024
 _TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)
@@ -77,9 +80,10 @@ class Transfers:
         most_bytes: int = _MOST_ANSWER_BYTES,
     ) -> bytes:
         reason = ""
+        backoff = Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S)
         for attempt in range(_TRIES):
             if attempt:
-                self._pause(0.2 * 2**attempt)
+                self._pause(backoff.next_s())
             try:
                 response, body = self._once(method, url, content=content, headers=headers, most_bytes=most_bytes)
             except httpx.InvalidURL as error:

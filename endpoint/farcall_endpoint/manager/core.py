@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
 from farcall_common.fairness import FairQueue
 from farcall_common.wire import TaskState
@@ -31,7 +32,8 @@ STARTED_AFTER_S: Final = 0.05
 """A task that runs for so long is reported as running; for a shorter one its end says it all."""
 _OVERDUE_S: Final = 0.01
 """A task that runs for so long gives up what waits behind it."""
-_MAX_BACKOFF_S: Final = 10.0
+_FIRST_START_WAIT_S: Final = 0.2
+_MAX_START_WAIT_S: Final = 10.0
 _MAX_START_FAILURES: Final = 6
 """So many rounds of starting workers may fail in a row, with none that works, until the manager gives up."""
 _MAX_KNOWN_FUNCTIONS: Final = 256
@@ -136,7 +138,7 @@ class ManagerCore:
         self._queue: FairQueue[Job] = FairQueue()
         self._workers: dict[int, _Worker] = {}
         self._next_worker_id = 0
-        self._start_failures = 0
+        self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
         self._launch_at = 0.0
         self._stop_at: float | None = None
         self._problem = ""
@@ -218,7 +220,7 @@ class ManagerCore:
         """A worker has started."""
         self._workers[worker_id].ready = True
         self._news = True
-        self._start_failures = 0
+        self._start_backoff.reset()
         self._problem = ""
 
     def done(self, worker_id: int, done: Done, result: Frame, *, now: float) -> None:
@@ -271,8 +273,7 @@ class ManagerCore:
         stdout_tail, stderr_tail = tails
         if not worker.ready and self._stop_at is None:
             if now >= self._launch_at:  # workers that were started together fail as one round
-                self._start_failures += 1
-                self._launch_at = now + min(0.1 * 2**self._start_failures, _MAX_BACKOFF_S)
+                self._launch_at = now + self._start_backoff.next_s()
             lines = stderr_tail.strip().splitlines()
             self._problem = f"a worker did not start: {reason}; {lines[-1] if lines else 'it said nothing'}"
         for job in worker.jobs:
@@ -297,7 +298,9 @@ class ManagerCore:
 
         :param epoch: epoch seconds at ``now``, for what is reported.
         """
-        can_start = self._start_failures < _MAX_START_FAILURES or any(each.ready for each in self._workers.values())
+        can_start = self._start_backoff.failures < _MAX_START_FAILURES or any(
+            each.ready for each in self._workers.values()
+        )
         if self._stop_at is None and not can_start:
             self.failure = self._problem
             self.stop(grace_s=0.0, now=now)

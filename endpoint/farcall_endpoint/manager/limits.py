@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -12,7 +10,7 @@ from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import TaskOrder
 
-__all__ = ["LIMIT_PERIOD_S", "OUTPUT_PERIOD_S", "breach", "capped", "has_limits", "output_bytes"]
+__all__ = ["LIMIT_PERIOD_S", "OUTPUT_PERIOD_S", "breach", "capped", "has_limits"]
 
 LIMIT_PERIOD_S: Final = 0.1
 """How often a task that has limits is measured: what it may take beyond them is what it can take in this time. Its
@@ -41,8 +39,3 @@ def breach(order: TaskOrder, *, memory_bytes: int, output_bytes: int) -> ErrorRe
         output_bytes=output_bytes,
         output_limit_bytes=order.max_output_bytes,
     )
-
-
-def output_bytes(descriptors: Iterable[int]) -> int:
-    """Bytes in the larger of the capture files."""
-    return max(os.fstat(descriptor).st_size for descriptor in descriptors)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from farcall_endpoint import guardian
 from farcall_endpoint.guardian import children_of, line_of, read_processes
 
-__all__ = ["MeasuredTask", "Orphans", "memory_of_tasks"]
+__all__ = ["MeasuredTask", "Orphans", "memory_of_tasks", "output_bytes"]
 
 _logger = logging.getLogger(__name__)
 
@@ -54,6 +54,11 @@ def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
             shared_out = sum(_proportional_bytes(pid, default=size_bytes) for pid, size_bytes in resident.items())
             used[worker] = min(used[worker], max(0, shared_out - held_bytes))
     return used
+
+
+def output_bytes(descriptors: Iterable[int]) -> int:
+    """Bytes in the larger of the capture files."""
+    return max(os.fstat(descriptor).st_size for descriptor in descriptors)
 
 
 def _proportional_bytes(pid: int, *, default: int) -> int:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from farcall_endpoint import guardian, protocol
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
-from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, OUTPUT_PERIOD_S, breach, capped, output_bytes
-from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks
+from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, OUTPUT_PERIOD_S, breach, capped
+from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared import Frame
 from farcall_endpoint.silence import Silence

@@ -17,8 +17,8 @@ import zmq
 import zmq.utils.z85
 
 from farcall_common import wire
+from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.payload import Serializer
-from farcall_endpoint import outcomes
 from farcall_endpoint.testing.fake_http import ENDPOINT_ID, FakeHttp
 
 __all__ = ["PATIENCE_S", "Ended", "FakeCloud"]
@@ -117,7 +117,7 @@ class FakeCloud:
         tasks = []
         for payload in payloads:
             task_id = wire.new_task_id()
-            blob = self._store(payload) if len(payload) > outcomes.MAX_INLINE_BYTES else None
+            blob = self._store(payload) if len(payload) > MAX_INLINE_BYTES else None
             spec = wire.TaskSpec(
                 task_id=task_id,
                 attempt=0,

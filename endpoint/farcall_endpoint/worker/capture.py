@@ -13,19 +13,20 @@ import os
 import sys
 from typing import Final
 
-__all__ = ["TAIL_BYTES", "Capture", "read_tail"]
+from farcall_common.limits import OUTPUT_TAIL_BYTES
 
-#: So much of each stream travels with a failure.
-TAIL_BYTES: Final = 4096
+__all__ = ["Capture", "read_tail"]
+
 _MARKS: Final = (0x0FA6CA11_0001, 0x0FA6CA11_0002)
 """Positions far behind the ends of the two files. Whoever writes appends, and moves the position; so one that is still
 there says both that the file is the one it should be and that nothing was written."""
 
 
 def read_tail(descriptor: int) -> str:
-    """The last TAIL_BYTES of a capture file as text."""
+    """The last OUTPUT_TAIL_BYTES of a capture file as text."""
     size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace").replace("\0", "\ufffd")
+    tail = os.pread(descriptor, OUTPUT_TAIL_BYTES, max(0, size - OUTPUT_TAIL_BYTES))
+    return tail.decode(errors="replace").replace("\0", "\ufffd")
 
 
 class Capture:

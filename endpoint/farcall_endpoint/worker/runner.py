@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farcall_common.errors import ConfigurationError, DeserializationError, ErrorRecord, SerializationError
+from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
     BINARY_DATA,
     PORTABLE_DATA,
@@ -154,7 +155,7 @@ class Runner:
             record = outcomes.result_not_serializable(reason)
             return self._failed(order, record, started_at, ended_at)
         size = sum(map(len, result))
-        if size > outcomes.MAX_RESULT_BYTES and order.result_serializers != NATIVE:
+        if size > MAX_PAYLOAD_BYTES and order.result_serializers != NATIVE:
             return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
         return Done(order.task_id, started_at, ended_at, None, self._output() if order.keep_output else None), result
 

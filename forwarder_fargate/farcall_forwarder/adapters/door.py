@@ -30,18 +30,17 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from farcall_common.limits import FIRST_MESSAGE_S, HANDSHAKE_S, MAX_ENVELOPE_BYTES
 from farcall_forwarder.adapters.readiness import Readiness
 
 __all__ = ["Door", "allow_connections"]
 
 _MONITOR: Final = "inproc://door"
 #: From being accepted to the first message; an agent greets as soon as its handshake has succeeded.
-_GREETING_S: Final = 20.0
+_GREETING_S: Final = HANDSHAKE_S + FIRST_MESSAGE_S
 _PERIOD_S: Final = 1.0
 #: Asking the kernel about 4,000 connections takes about 10 ms.
 _MEASURE_S: Final = 2.0
-#: What may have come in of a message that is not complete.
-_UNFINISHED_BYTES: Final = 64 * 1024 * 1024
 #: Where the kernel's tcp_info (linux/tcp.h) has tcpi_bytes_received, of 8 bytes.
 _RECEIVED_AT: Final = 128
 _LOG_EVERY_S: Final = 10.0
@@ -220,7 +219,7 @@ class Door:
             received_bytes = _received_bytes(descriptor)
             if self._speaking.get(descriptor) in spoke:
                 self._unfinished[descriptor] = received_bytes
-            elif received_bytes - self._unfinished.get(descriptor, 0) > _UNFINISHED_BYTES:
+            elif received_bytes - self._unfinished.get(descriptor, 0) > MAX_ENVELOPE_BYTES:
                 _logger.warning("a message without an end", extra={"received_bytes": received_bytes})
                 self.endless += 1
                 self._cut(descriptor)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from farcall_common.backoff import Backoff
 from farcall_common.errors import Unavailable
 from farcall_common.store.model import PeerKey
 from farcall_forwarder.adapters.steps import StoreSteps
@@ -134,7 +135,7 @@ class StorePool:
     async def _patiently(self, call: Callable[[_Asked], _Found], asked: _Asked, *, like: do.StoreStep) -> _Found | None:
         is_repeated = not isinstance(like, do.Announce)
         marker: object = asked if is_repeated else do.Announce
-        pause_s = _FIRST_PAUSE_S
+        backoff: Backoff | None = None  # most steps succeed at once
         try:
             while True:
                 try:
@@ -148,8 +149,8 @@ class StorePool:
                     self._failing.pop(id(marker), None)
                     return found
                 # Nothing to wait for but time: a store does not say when it is back.
-                await asyncio.sleep(random.uniform(0, pause_s))  # noqa: S311 -- spreads retries, guards nothing
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                backoff = backoff or Backoff(first_s=_FIRST_PAUSE_S, most_s=_LONGEST_PAUSE_S, jitter=random.random)
+                await asyncio.sleep(backoff.next_s())
         finally:
             if is_repeated:
                 self._failing.pop(id(marker), None)

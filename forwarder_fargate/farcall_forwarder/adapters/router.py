@@ -10,8 +10,8 @@ from typing import Final
 
 import zmq
 
+from farcall_common.limits import HANDSHAKE_S, MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from farcall_common.store.model import PeerKey, PeerKind
-from farcall_common.wire import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from farcall_forwarder.adapters.door import Door
 from farcall_forwarder.adapters.readiness import Readiness
 
@@ -22,7 +22,6 @@ ZAP_DOMAIN: Final = b"farcall"
 _HIGH_WATER: Final = 1000
 #: Few, because messages can be long; what a slow peer leaves waits in our own backlog, which counts bytes.
 _SEND_HIGH_WATER: Final = 64
-_HANDSHAKE_MS: Final = 10_000
 #: Connections that the kernel holds until they are looked at: when a forwarder dies, all its peers come at once.
 _BACKLOG: Final = 4096
 _HEARTBEAT_MS: Final = 15_000
@@ -107,7 +106,7 @@ class Router:
         socket.rcvhwm = _HIGH_WATER
         socket.sndhwm = _SEND_HIGH_WATER
         socket.maxmsgsize = max(MAX_FRAME_BYTES, MAX_HEADER_BYTES) + _CURVE_BYTES
-        socket.handshake_ivl = _HANDSHAKE_MS
+        socket.handshake_ivl = round(1000 * HANDSHAKE_S)
         socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         socket.heartbeat_ivl = _HEARTBEAT_MS
         socket.heartbeat_timeout = 3 * _HEARTBEAT_MS

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES, MAX_STREAM_GROUPS
+
 __all__ = ["Instant", "Policy"]
 
 
@@ -60,8 +62,8 @@ class Policy:
     function_cache_bytes: int = 64 * 1024 * 1024
 
     #: Of a result, and of one that travels inline: larger ones go through the blob store.
-    max_result_bytes: int = 10 * 1024 * 1024
-    max_inline_bytes: int = 64 * 1024
+    max_result_bytes: int = MAX_PAYLOAD_BYTES
+    max_inline_bytes: int = MAX_INLINE_BYTES
     upload_url_ttl_s: int = 3600
     download_url_ttl_s: int = 3600
 
@@ -77,7 +79,7 @@ class Policy:
     #: Ends that wait to be told to other forwarders; more are dropped, and clients find them by asking.
     share_rows: int = 2000
 
-    max_groups: int = 10_000
+    max_groups: int = MAX_STREAM_GROUPS
     ring_results: int = 10_000
     ring_bytes: int = 16 * 1024 * 1024
     #: How long an owner without a stream can come back and resume.

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from farcall_common.limits import MAX_FUNCTIONS_PER_SUBMIT
+
 __all__ = [
     "Cursor",
     "Description",
@@ -51,8 +53,6 @@ MAX_METADATA_BYTES: Final = 64 * 1024
 #: How long what something is called, and what is said of it, may be, in characters: lists of many must fit an answer.
 MAX_TITLE: Final = 1000
 MAX_DESCRIPTION: Final = 10_000
-#: Different functions that one submit names: each costs a look at who may run it.
-MAX_FUNCTIONS_NAMED: Final = 1000
 #: Functions on the list of what an endpoint runs, which every submit to it is compared with.
 MAX_FUNCTIONS_ALLOWED: Final = 10_000
 
@@ -142,8 +142,8 @@ def _at_most(value: dict[str, Any], most_bytes: int) -> dict[str, Any]:
 
 def _few_functions(value: Any) -> Any:
     """Looked at before the entries: each wrong one makes an error, and a request has room for hundreds of thousands."""
-    if isinstance(value, dict) and len(value) > MAX_FUNCTIONS_NAMED:
-        raise ValueError(f"names more than {MAX_FUNCTIONS_NAMED} functions")
+    if isinstance(value, dict) and len(value) > MAX_FUNCTIONS_PER_SUBMIT:
+        raise ValueError(f"names more than {MAX_FUNCTIONS_PER_SUBMIT} functions")
     return value
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from aws_lambda_powertools import Logger
 
 from farcall_common.errors import ErrorRecord, Fault, Forbidden, InvalidRequest, TaskIdReused, TooManyTasks, Unavailable
+from farcall_common.limits import MAX_BLOBS_PER_SUBMIT
 from farcall_common.store import Stores
 from farcall_common.store.model import AuditEntry, BlobRef, Container, Endpoint, Function, QueuedTask, Task
 from farcall_common.store.moves import written_ahead
@@ -34,9 +35,6 @@ from farcall_lambdas.settings import ApiSettings
 __all__ = ["SubmitService", "Submitted", "queue_tasks", "was_dispatched"]
 
 logger = Logger(service=SERVICE, child=True)
-
-#: Different blobs that one submit refers to: the blob store is asked about each.
-_MAX_BLOBS: Final = 1000
 
 #: Functions of a submit that its entry in the audit names.
 _FUNCTIONS_TOLD: Final = 20
@@ -180,8 +178,8 @@ class SubmitService:
 
         payloads = {function_id: [stored(each) for each in given] for function_id, given in wanted.tasks.items()}
         references = {each for given in payloads.values() for each in given if isinstance(each, BlobRef)}
-        if len(references) > _MAX_BLOBS:
-            raise TooManyTasks(f"{len(references)} blobs in one request; {_MAX_BLOBS} are allowed.")
+        if len(references) > MAX_BLOBS_PER_SUBMIT:
+            raise TooManyTasks(f"{len(references)} blobs in one request; {MAX_BLOBS_PER_SUBMIT} are allowed.")
         self._blobs.check_references(identity, references - uploads.keys())
         return payloads, uploads
 

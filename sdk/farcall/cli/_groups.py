@@ -9,12 +9,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from farcall._backoff import Backoff
 from farcall._client import Client
 from farcall.cli._cache import completes, remember
 from farcall.cli._connect import bar, connected
 from farcall.cli._exits import FAILED, show_error
 from farcall.cli._output import AsJson, instant, show_json, show_line, show_table
+from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskPending
 from farcall_common.wire import TERMINAL_STATES
 
@@ -22,7 +22,8 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Tasks that were submitted together.", no_args_is_help=True)
 
-_POLLING: Final = Backoff(first_s=0.1, cap_s=2.0)
+_FIRST_POLL_S: Final = 0.1
+_LONGEST_POLL_S: Final = 2.0
 _IDS_PER_REQUEST: Final = 500
 _ENDED: Final = frozenset(map(str, TERMINAL_STATES))
 
@@ -95,7 +96,7 @@ def _wait(client: Client, ids: Sequence[str], timeout_s: float | None) -> dict[s
     """
     give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
     ended: dict[str, str] = {}
-    asked = 0
+    polling = Backoff(first_s=_FIRST_POLL_S, most_s=_LONGEST_POLL_S)
     with bar("waiting", len(ids)) as tell:
         while True:
             found = _look(client, [id_ for id_ in ids if id_ not in ended])
@@ -104,8 +105,9 @@ def _wait(client: Client, ids: Sequence[str], timeout_s: float | None) -> dict[s
             tell(len(ended))
             if len(ended) == len(ids):
                 return ended
-            asked = 0 if fresh else asked + 1
-            delay_s = _POLLING.delay_s(asked, draw=lambda: 1.0)
+            if fresh:
+                polling.reset()
+            delay_s = polling.next_s()
             if give_up_at is not None and time.monotonic() + delay_s > give_up_at:
                 raise TaskPending(f"{len(ids) - len(ended)} tasks have not ended after {timeout_s:g} s")
             time.sleep(delay_s)

@@ -17,7 +17,6 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from farcall._blobs import MAX_PAYLOAD_BYTES
 from farcall._client import Client
 from farcall._submission import encode_payload
 from farcall.testing._endpoint import Endpoint
@@ -39,6 +38,7 @@ from farcall_common.errors import (
     TaskUnknown,
     Unauthenticated,
 )
+from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
     BINARY_DATA,
     PORTABLE_DATA,
@@ -56,7 +56,6 @@ Json = dict[str, Any]
 
 _API_URL: Final = "http://farcall.test"
 _BLOB_URL: Final = "http://blobs.farcall.test"
-_INLINE_RESULT_BYTES: Final = 64 * 1024
 #: Frames of these are left out of tracebacks, as an endpoint leaves out its own.
 _OURS: Final = frozenset({"farcall", "farcall_common"})
 
@@ -389,7 +388,7 @@ class FakeCloud:
         if task.error is not None:
             shown["error"] = task.error.to_json()
             shown["exception"] = task.error.traceback or task.error.message
-        elif task.result is not None and len(task.result) <= _INLINE_RESULT_BYTES:
+        elif task.result is not None and len(task.result) <= MAX_INLINE_BYTES:
             shown["result"] = task.result.decode()
         elif task.result is not None:
             sha256 = hashlib.sha256(task.result).hexdigest()

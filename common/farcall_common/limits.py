@@ -1,0 +1,55 @@
+"""Limits of the protocol and of the REST API that more than one part keeps to: each number once.
+
+A deployment can change some of them; ``docs/limits.md`` names the variables, and these are the defaults. A limit of one
+part alone is in that part. Outside of :mod:`farcall_common.wire`, because workers and ``import farcall`` need these
+numbers and should not load the protocol for them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# -- connections: PROTOCOL.md, section 1 -------------------------------------------------------------------------------
+
+#: From connecting to a known CURVE key, and from there to the first message.
+HANDSHAKE_S: Final = 10.0
+FIRST_MESSAGE_S: Final = 10.0
+
+# -- envelopes: PROTOCOL.md, section 2 ---------------------------------------------------------------------------------
+
+MAX_FRAME_BYTES: Final = 16 * MIB
+MAX_HEADER_BYTES: Final = 8 * MIB
+MAX_FRAMES: Final = 10_000
+#: All frames of one envelope together.
+MAX_ENVELOPE_BYTES: Final = 64 * MIB
+
+# -- user bytes: PROTOCOL.md, sections 4, 6 and 7 ----------------------------------------------------------------------
+
+#: A payload or result that travels with its task; larger ones go through the blob store.
+MAX_INLINE_BYTES: Final = 64 * KIB
+#: A payload, a function or a result, whichever way it travels.
+MAX_PAYLOAD_BYTES: Final = 10 * MIB
+#: The end of each stream of a task's output that is reported with it.
+OUTPUT_TAIL_BYTES: Final = 4 * KIB
+#: The exception itself in an error record, as a buffer.
+MAX_EXCEPTION_BYTES: Final = 16 * KIB
+
+# -- result streams: PROTOCOL.md, section 5 ----------------------------------------------------------------------------
+
+MAX_STREAM_GROUPS: Final = 10_000
+
+# -- requests to the REST API: docs/limits.md --------------------------------------------------------------------------
+
+#: API Gateway passes on 10 MB, and a Lambda function is called with 6 MB at most, in which a body may be Base64.
+MAX_REQUEST_BYTES: Final = 4 * MIB
+#: Tasks that one request submits, reads or cancels.
+MAX_TASKS_PER_REQUEST: Final = 10_000
+#: Different blobs that one submit refers to: the blob store is asked about each.
+MAX_BLOBS_PER_SUBMIT: Final = 1000
+#: Different functions that one submit names: each costs a check who may run it.
+MAX_FUNCTIONS_PER_SUBMIT: Final = 1000
+#: So many tasks stay within the three limits above, whatever their functions and arguments are.
+TASKS_PER_SUBMIT: Final = min(MAX_TASKS_PER_REQUEST, MAX_BLOBS_PER_SUBMIT, MAX_FUNCTIONS_PER_SUBMIT)
