@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from farcall_common.credentials import Credentials, config_path, find_home
 from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
 from farcall_common.interruption import exit_status, heed_sigterm
 from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
 from farcall_endpoint.config import Config, EngineConfig, read_config, write_config
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
-from farcall_endpoint.settings import exit_code, find_home, read_credentials
+from farcall_endpoint.settings import exit_code
 from farcall_endpoint.status import facts_of, render
 
 __all__ = ["main"]
@@ -304,7 +305,7 @@ def _forget(directory: EndpointDirectory, *, home: Path, force: bool) -> None:
     if endpoint_id is None:
         return
     try:
-        cloud = Cloud(read_credentials(os.environ, home=home))
+        cloud = Cloud(Credentials.resolve(home=home))
         with contextlib.closing(cloud), contextlib.suppress(EndpointUnknown):
             cloud.delete(endpoint_id)
     except FarcallError as error:
@@ -316,11 +317,13 @@ def _forget(directory: EndpointDirectory, *, home: Path, force: bool) -> None:
 def _require_stored_credentials(home: Path) -> None:
     """At boot there is no environment of a login."""
     try:
-        read_credentials({}, home=home)
+        Credentials.resolve(environ={}, home=home)
     except ConfigurationError as error:
         raise ConfigurationError(
-            "At boot the address of the API and the token can only come from a file.",
-            hint=f'Write {home / "config.toml"}: [default], api_url = "...", token = "..."; chmod 600.',
+            "At boot the address of the API and the token can only come from a file, and "
+            f"{error.record.message.removesuffix('.')}.",
+            hint=f"`farcall login` writes it, or write {config_path(home)} yourself: [default], "
+            'api_url = "...", token = "..."; chmod 600.',
         ) from error
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import httpx
 
+from farcall_common.credentials import Credentials
 from farcall_common.errors import (
     ConfigurationError,
     EndpointUnknown,
@@ -22,7 +23,6 @@ from farcall_common.errors import (
 )
 from farcall_common.login import Bearer, KeptLogin
 from farcall_common.wire import Capabilities
-from farcall_endpoint.settings import Credentials
 
 __all__ = ["Cloud", "ConnectAnswer", "authorization_of"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
 import signal
 import time
@@ -17,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from farcall_common.credentials import config_path, find_home, read_settings, write_settings
 from farcall_common.errors import ConfigurationError, FarcallError, error_from_record
-from farcall_common.private import write_private
 from farcall_local import control
 from farcall_local.state import TierState
 
@@ -35,12 +34,8 @@ _LITTLE_BYTES = 256 * 2**20
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 
 
-def _home() -> Path:
-    return Path(os.environ.get("FARCALL_HOME") or Path.home() / ".farcall")
-
-
 def _directory() -> Path:
-    return _home() / "local"
+    return find_home(os.environ) / "local"
 
 
 @app.command()
@@ -147,12 +142,15 @@ def _show_up(state: TierState | None, directory: Path, *, was_up: bool) -> None:
 
 def _configure(state: TierState) -> str:
     """Write ``config.toml`` unless the user has one that points elsewhere; returns what there is to say of it."""
-    path = _home() / "config.toml"
-    if not path.exists():
-        text = f'# Written by `farcall local up`.\n[default]\napi_url = "{state.api_url}"\ntoken = "{state.token}"\n'
-    elif state.token in (text := path.read_text()):  # ours: the port may have changed, and what else is there stays
-        text = re.sub(r"^api_url = .*$", f'api_url = "{state.api_url}"', text, count=1, flags=re.MULTILINE)
-    else:
-        return f"{path} is left as it is; for this tier: export FARCALL_API_URL={state.api_url}"
-    write_private(path, text.encode())
-    return f"{path} points at it."
+    home = find_home(os.environ)
+    path = config_path(home)
+    values = {"api_url": state.api_url, "token": state.token}
+    try:
+        # Ours, if it has the token: the port may have changed.
+        if not path.exists() or read_settings(home).get("token") == state.token:
+            write_settings(home, values, comment="Written by `farcall local up`.")
+            return f"{path} points at it."
+        reason = f"{path} is left as it is"
+    except ConfigurationError as error:
+        reason = error.record.message
+    return f"{reason}; for this tier: export FARCALL_API_URL={state.api_url}"

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_common.interruption import exit_status
 from farcall_localstack.bundles import AUTO, BUNDLES, target_named
@@ -28,7 +29,7 @@ _console = Console()
 _errors = Console(stderr=True)
 
 
-_HOME = Path(os.environ.get("FARCALL_HOME", Path.home() / ".farcall")) / "localstack"
+_HOME = find_home(os.environ) / "localstack"
 
 
 DirectoryOption = Annotated[Path, typer.Option("--directory", help="Where logs and state go.")]

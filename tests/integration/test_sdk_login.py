@@ -21,9 +21,9 @@ import pytest
 from farcall import Client, Executor, Unauthenticated, Unavailable
 from farcall.cli import _oidc
 from farcall.testing import FakeCloud
+from farcall_common.credentials import Credentials
 from farcall_common.login import KeptLogin, Login, keep, read
 from farcall_endpoint.cloud import Cloud
-from farcall_endpoint.settings import read_credentials
 from farcall_lambdas.auth import OidcProvider
 from tests.integration.identity_provider import IdentityProvider, serving
 from tests.unit.sdk_cli_runner import Farcall
@@ -381,13 +381,13 @@ def test_a_token_goes_to_its_own_deployment_only(
     monkeypatch.setenv("FARCALL_API_URL", "http://elsewhere.test")
     with pytest.raises(Exception, match="the token is not set"):
         Client()
-    with pytest.raises(Exception, match="token is not known"):
-        read_credentials(os.environ, home=path.parent)
+    with pytest.raises(Exception, match="the token is not set"):
+        Credentials.resolve(home=path.parent)
 
 
 def test_an_endpoint_renews_the_same_login(provider: IdentityProvider, path: Path) -> None:
     keep(path, login_at(provider, api_url=provider.issuer))
-    credentials = read_credentials({"FARCALL_API_URL": provider.issuer}, home=path.parent)
+    credentials = Credentials.resolve(environ={"FARCALL_API_URL": provider.issuer}, home=path.parent)
     cloud = Cloud(credentials)
     with pytest.raises(Exception, match="501"):
         cloud.delete("an endpoint")  # it knows no such method, but was asked with a new token

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from farcall_common import wire
+from farcall_common.credentials import Credentials
 from farcall_common.errors import (
     ConfigurationError,
     EndpointInUse,
@@ -40,7 +41,7 @@ from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_endpoints
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.settings import Credentials, exit_code, read_credentials
+from farcall_endpoint.settings import exit_code
 from farcall_endpoint.worker.channel import Channel, Done, Order, Run, Sync, channel_pair
 
 # -- scheduling --------------------------------------------------------------------------------------------------------
@@ -126,20 +127,7 @@ def test_prefetching_can_be_switched_off() -> None:
     assert policy.depth == 0
 
 
-# -- directory, credentials --------------------------------------------------------------------------------------------
-
-
-def test_credentials_come_from_the_environment_before_the_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="address of the API"):
-        read_credentials({}, home=tmp_path)
-    (tmp_path / "config.toml").write_text('[default]\napi_url = "http://file/"\ntoken = "f"\n')
-    assert read_credentials({}, home=tmp_path) == Credentials("http://file", "f")
-    environ = {"FARCALL_API_URL": "http://env", "FARCALL_TOKEN": "e"}
-    assert read_credentials(environ, home=tmp_path) == Credentials("http://env", "e")
-    assert "secret" not in repr(Credentials("", "secret"))
-    (tmp_path / "config.toml").write_text("[default")
-    with pytest.raises(ConfigurationError, match=r"config\.toml"):
-        read_credentials({}, home=tmp_path)
+# -- directory, exit codes ---------------------------------------------------------------------------------------------
 
 
 def test_exit_codes_tell_errors_apart() -> None:

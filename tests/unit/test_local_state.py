@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from farcall_local.cli import _configure
 from farcall_local.control import is_up, stop
 from farcall_local.services import base_environment
 from farcall_local.state import ProcessState, TierSecrets, TierState
@@ -72,3 +73,33 @@ def test_no_child_can_reach_a_real_account(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN", "FARCALL_API_URL"} & environment.keys()
     assert environment["NO_PROXY"] == "intranet,127.0.0.1,localhost"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            None,
+            '# Written by `farcall local up`.\n\n[default]\ntoken = "ours"\napi_url = "http://local:2"\n',
+            "points at it",
+        ),
+        (
+            '[default]\napi_url = "http://local:1"\ntoken = "ours"\nendpoint = "mine"\n',
+            '[default]\ntoken = "ours"\napi_url = "http://local:2"\nendpoint = "mine"\n',
+            "points at it",
+        ),
+        ('[default]\napi_url = "http://x"\ntoken = "y"\n', None, "is left as it is"),
+        ('[default]\napi_url = "http://x"\ntoken = "y"\n[other]\ntoken = "ours"\n', None, "is left as it is"),
+        ('[default\ntoken = "ours"\n', None, "cannot be read"),
+    ],
+    ids=["none", "of another port", "of the user", "of the user, with the token elsewhere", "broken"],
+)
+def test_a_tier_writes_the_users_settings_only_if_they_are_its_own(
+    before: str | None, after: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
+    path = tmp_path / "config.toml"
+    if before is not None:
+        path.write_text(before)
+    assert said in _configure(TierState("ready", 1, api_url="http://local:2", token="ours"))
+    assert path.read_text() == (after or before)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from farcall.cli._configfile import store
 from farcall.testing import FakeCloud
+from farcall_common.credentials import write_settings
 from farcall_common.errors import ConfigurationError
 from tests.unit.sdk_cli_runner import Farcall
 
@@ -113,7 +113,7 @@ def test_settings(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_else_is_in_the_file_stays(config: Path) -> None:
     config.parent.mkdir()
     config.write_text('# mine\n[other]\ntoken = "x"  # not this one\n\n[default]\n# here\n token = "old"\n\n[last]\n')
-    store({"token": "new", "api_url": "http://x"})
+    write_settings(config.parent, {"token": "new", "api_url": "http://x"})
     text = config.read_text()
     assert tomllib.loads(text) == {
         "other": {"token": "x"},
@@ -131,7 +131,7 @@ def test_a_file_in_an_unusual_form_is_left_alone(config: Path, text: str) -> Non
     config.parent.mkdir()
     config.write_text(text)
     with pytest.raises(ConfigurationError, match="unusual"):
-        store({"token": "new"})
+        write_settings(config.parent, {"token": "new"})
     assert config.read_text() == text
 
 

@@ -11,13 +11,14 @@ import os
 import sys
 from pathlib import Path
 
+from farcall_common.credentials import Credentials
 from farcall_common.errors import FarcallError
 from farcall_endpoint.agent.launch import run_agent
 from farcall_endpoint.agent.nodes import SECRETS
 from farcall_endpoint.config import read_config
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.logs import set_up_logging
-from farcall_endpoint.settings import exit_code, read_credentials
+from farcall_endpoint.settings import exit_code
 
 _logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def main() -> int:
         )
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
-        credentials = read_credentials(os.environ, home=options.home)
+        credentials = Credentials.resolve(home=options.home)
         for name in SECRETS:
             os.environ.pop(name, None)  # so that no command of a scheduler hands it on
         run_agent(

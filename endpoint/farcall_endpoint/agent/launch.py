@@ -15,6 +15,7 @@ from typing import Final
 
 import zmq
 
+from farcall_common.credentials import Credentials
 from farcall_common.payload import STRATEGIES
 from farcall_common.wire import Capabilities
 from farcall_endpoint.agent.background import Background
@@ -32,7 +33,6 @@ from farcall_endpoint.config import Config, EngineConfig
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
-from farcall_endpoint.settings import Credentials
 
 __all__ = ["run_agent"]
 

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from farcall_common.credentials import Credentials
 from farcall_common.errors import FarcallError
 from farcall_endpoint.cloud import authorization_of
-from farcall_endpoint.settings import Credentials
 
 __all__ = ["Reached", "ask_api", "last_dialled", "reach"]
 

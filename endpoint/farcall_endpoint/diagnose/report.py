@@ -16,6 +16,7 @@ from typing import Any, Final
 import psutil
 import yaml
 
+from farcall_common.credentials import Credentials, stored_values
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_endpoint import daemon
 from farcall_endpoint.config import read_config
@@ -23,7 +24,6 @@ from farcall_endpoint.diagnose import machine, network
 from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.logs import tail
-from farcall_endpoint.settings import Credentials, read_credentials, stored_values
 
 __all__ = ["Finding", "Report", "gather"]
 
@@ -222,7 +222,7 @@ class _Gathering:
 
     def _credentials(self) -> Credentials | None:
         try:
-            return read_credentials(self._environ, home=self._home)
+            return Credentials.resolve(environ=self._environ, home=self._home)
         except ConfigurationError as error:
             self._find(False, str(error))
             return None

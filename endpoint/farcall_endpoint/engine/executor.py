@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
+from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.payload.native import NATIVE, dump_call
 from farcall_common.wire import TaskSpec
@@ -22,7 +23,6 @@ from farcall_endpoint.engine.functions import FunctionTable
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
 from farcall_endpoint.manager.ledger import Affinity, Sharing
-from farcall_endpoint.settings import find_home
 
 __all__ = ["Engine", "TaskOptions"]
 

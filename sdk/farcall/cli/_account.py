@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farcall._settings import Settings, read_stored
-from farcall.cli._configfile import config_path, store
+from farcall._settings import Settings
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, show_fields, show_json
+from farcall_common.credentials import config_path, find_home, from_environment, read_settings, write_settings
 from farcall_common.errors import ConfigurationError
 from farcall_common.login_file import LOGIN_FILE
 
@@ -64,13 +64,12 @@ def login(
     as well. A token of your own is asked for without showing it, or read from standard input in a pipe.
     """
     chosen = provider or (Provider.OIDC if issuer else Provider.DEV)
-    url = api_url or os.environ.get("FARCALL_API_URL") or read_stored(config_path()).get("api_url")
     if chosen is Provider.DEV:
         got, token = None, _given_token()
     else:
-        got = _log_in(_address(url), chosen, issuer, client_id, scope, audience, browser=browser)
+        got = _log_in(_address(api_url), chosen, issuer, client_id, scope, audience, browser=browser)
         token = got.access_token
-    settings = Settings.resolve(url, token, environ={"FARCALL_HOME": str(config_path().parent)})
+    settings = Settings.resolve(api_url, token)
     if check:
         with connected(context, api_url=settings.api_url, token=settings.token) as client:
             client.whoami()
@@ -79,14 +78,15 @@ def login(
         show_json({"api_url": settings.api_url, "path": str(path), "checked": check})
     else:
         typer.echo(f"Logged in at {settings.api_url}; the token is in {path}.", err=True)
-    if os.environ.get("FARCALL_TOKEN") not in (None, "", settings.token):
+    if from_environment("token", os.environ) not in (None, settings.token):
         typer.echo("FARCALL_TOKEN is set to another token, and goes before this one.", err=True)
 
 
 def logout(as_json: AsJson = False) -> None:
     """Forget the token, and have its provider end it, if it can. A token that you were given stays valid."""
-    path = _login_path()
-    was_stored, revoked = "token" in read_stored(config_path()) or path.exists(), False
+    home, path = find_home(os.environ), _login_path()
+    has_token, revoked = "token" in read_settings(home), False
+    was_stored = has_token or path.exists()
     if path.exists():
         from farcall_common.login import client_from, forget, read, revoke
 
@@ -94,20 +94,21 @@ def logout(as_json: AsJson = False) -> None:
         client_id, secret = client_from(os.environ)
         revoked = kept is not None and revoke(kept, secret=secret if kept.client_id == client_id else None)
         forget(path)
-    if "token" in read_stored(config_path()):
-        store({"token": None})
+    if has_token:
+        write_settings(home, {"token": None})
     if as_json:
-        show_json({"path": str(config_path()), "was_logged_in": was_stored, "revoked": revoked})
+        show_json({"path": str(config_path(home)), "was_logged_in": was_stored, "revoked": revoked})
     else:
         typer.echo("Logged out." if was_stored else "Nobody was logged in.", err=True)
-    if os.environ.get("FARCALL_TOKEN"):
+    if from_environment("token", os.environ):
         typer.echo("FARCALL_TOKEN is still set.", err=True)
 
 
 def whoami(context: typer.Context, as_json: AsJson = False) -> None:
     """Show which API is called, whose token is used, and the limits in force."""
     settings = Settings.resolve()
-    source = "FARCALL_TOKEN" if os.environ.get("FARCALL_TOKEN") else str(settings.login or config_path())
+    given = from_environment("token", os.environ)
+    source = "FARCALL_TOKEN" if given else str(settings.login or config_path(find_home(os.environ)))
     with connected(context) as client:
         who = client.whoami()
     fields: dict[str, Any] = {"api_url": settings.api_url, "token_from": source, **who}
@@ -193,22 +194,23 @@ def _keep(settings: Settings, got: Login | None) -> Path:
     """Keep a login or a token, and forget the other. Returns where."""
     from farcall_common.login import forget, keep
 
+    home = find_home(os.environ)
     if got is None:
-        path = store({"api_url": settings.api_url, "token": settings.token})
+        path = write_settings(home, {"api_url": settings.api_url, "token": settings.token})
         forget(_login_path())
         return path
-    store({"api_url": settings.api_url, "token": None})
+    write_settings(home, {"api_url": settings.api_url, "token": None})
     keep(_login_path(), got)
     return _login_path()
 
 
 def _login_path() -> Path:
-    return config_path().with_name(LOGIN_FILE)
+    return find_home(os.environ) / LOGIN_FILE
 
 
 def _address(url: str | None) -> str:
     """:raises ConfigurationError: if it is not known; before anybody is asked to log in."""
-    return Settings.resolve(url, "-", environ={"FARCALL_HOME": str(config_path().parent)}).api_url
+    return Settings.resolve(url, "-").api_url
 
 
 def _shown(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from farcall._settings import find_home
+from farcall_common.credentials import find_home
 from farcall_common.private import write_private
 
 __all__ = ["completes", "remember"]

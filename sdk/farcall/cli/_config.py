@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Final
 
 import typer
 
-from farcall._settings import read_stored
-from farcall.cli._configfile import KEYS, config_path, store
 from farcall.cli._output import AsJson, show_json, show_table
+from farcall_common.credentials import (
+    VARIABLES,
+    config_path,
+    find_home,
+    from_environment,
+    read_settings,
+    write_settings,
+)
 from farcall_common.errors import ConfigurationError
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Settings in the configuration file.", no_args_is_help=True)
 
-_ENVIRONMENT = {"api_url": "FARCALL_API_URL", "token": "FARCALL_TOKEN", "endpoint": "FARCALL_ENDPOINT"}
+#: What can be set, and what it is.
+_KEYS: Final[Mapping[str, str]] = {
+    "api_url": "address of the API",
+    "token": "who is calling",
+    "endpoint": "where to run unless said otherwise: a name or an id",
+}
 
 
 def _names(incomplete: str) -> list[str]:
-    return [name for name in KEYS if name.startswith(incomplete)]
+    return [name for name in _KEYS if name.startswith(incomplete)]
 
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help=" or ".join(KEYS), autocompletion=_names)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help=" or ".join(_KEYS), autocompletion=_names)]
 
 
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List the settings, and where they come from. A token is not shown."""
-    stored = read_stored(config_path())
+    stored = read_settings(find_home(os.environ))
     rows = []
-    for name, meaning in KEYS.items():
+    for name, meaning in _KEYS.items():
         value, source = stored.get(name), "config.toml" if name in stored else None
-        if os.environ.get(_ENVIRONMENT[name]):
-            value, source = os.environ[_ENVIRONMENT[name]], _ENVIRONMENT[name]
+        if given := from_environment(name, os.environ):
+            value, source = given, VARIABLES[name]
         shown = "(set)" if name == "token" and value else value
         rows.append({"name": name, "value": shown, "source": source, "meaning": meaning})
     if as_json:
@@ -47,7 +59,7 @@ def list_(as_json: AsJson = False) -> None:
 def get(name: Name, as_json: AsJson = False) -> None:
     """Show a setting of the file."""
     _check(name)
-    value = read_stored(config_path()).get(name)
+    value = read_settings(find_home(os.environ)).get(name)
     if value is None:
         raise ConfigurationError(f"{name} is not set", hint=f"`farcall config set {name} VALUE` sets it.")
     if as_json:
@@ -64,7 +76,7 @@ def set_(
 ) -> None:
     """Set a setting."""
     _check(name)
-    path = store({name: value})
+    path = write_settings(find_home(os.environ), {name: value})
     if as_json:
         show_json({"name": name, "path": str(path)})
 
@@ -73,7 +85,7 @@ def set_(
 def unset(name: Name, as_json: AsJson = False) -> None:
     """Take a setting away."""
     _check(name)
-    path = store({name: None})
+    path = write_settings(find_home(os.environ), {name: None})
     if as_json:
         show_json({"name": name, "path": str(path)})
 
@@ -81,12 +93,13 @@ def unset(name: Name, as_json: AsJson = False) -> None:
 @app.command()
 def path(as_json: AsJson = False) -> None:
     """Show where the file is."""
+    where = str(config_path(find_home(os.environ)))
     if as_json:
-        show_json({"path": str(config_path())})
+        show_json({"path": where})
     else:
-        typer.echo(str(config_path()))
+        typer.echo(where)
 
 
 def _check(name: str) -> None:
-    if name not in KEYS:
-        raise ConfigurationError(f"there is no setting {name!r}", hint=f"There are {', '.join(KEYS)}.")
+    if name not in _KEYS:
+        raise ConfigurationError(f"there is no setting {name!r}", hint=f"There are {', '.join(_KEYS)}.")

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from farcall._client import Client
-from farcall._settings import find_home, read_stored
 from farcall.cli._cache import completes, remember
+from farcall_common.credentials import find_home, read_settings
 from farcall_common.errors import ConfigurationError, EndpointUnknown
 
 __all__ = ["EndpointArgument", "EndpointName", "resolve_endpoint"]
@@ -36,7 +36,7 @@ def resolve_endpoint(client: Client, name: str | None) -> str:
     :raises ConfigurationError: if several could be meant.
     """
     if name is None:
-        name = read_stored(find_home(os.environ) / "config.toml").get("endpoint")
+        name = read_settings(find_home(os.environ)).get("endpoint")
     if name is not None and _is_id(name):
         return str(uuid.UUID(name))
     endpoints = client.get_endpoints()

@@ -1,0 +1,209 @@
+"""Credentials and settings of a user: the home directory, ``config.toml``, and which API to call with which token.
+
+An argument goes before an environment variable, that before a login, and a login before ``config.toml``. Standard
+library only: every command loads this module at its start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from farcall_common.errors import ConfigurationError
+from farcall_common.login_file import LOGIN_FILE, login_at
+
+__all__ = [
+    "VARIABLES",
+    "Credentials",
+    "config_path",
+    "find_home",
+    "from_environment",
+    "read_settings",
+    "stored_values",
+    "write_settings",
+]
+
+#: The settings in ``config.toml``, and the environment variable that goes before each.
+VARIABLES: Final[Mapping[str, str]] = {
+    "api_url": "FARCALL_API_URL",
+    "token": "FARCALL_TOKEN",
+    "endpoint": "FARCALL_ENDPOINT",
+}
+_TABLE: Final = "default"
+_HEADER: Final = f"[{_TABLE}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Credentials:
+    """The API to call, and the token to call it with. The token is left out of the repr, and so out of logs.
+
+    :param login: the file of a login at this API, whose token is used and renewed instead of ``token``.
+    """
+
+    api_url: str
+    token: str = dataclasses.field(repr=False)
+    login: Path | None = None
+
+    @classmethod
+    def resolve(
+        cls,
+        api_url: str | None = None,
+        token: str | None = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        home: Path | None = None,
+    ) -> Self:
+        """Take each setting from the first place that has it.
+
+        The places are the argument, ``FARCALL_API_URL`` / ``FARCALL_TOKEN``, and in ``home`` (``$FARCALL_HOME``, or
+        ``~/.farcall`` unless set) the login at that API in ``login.json``, if there is one, and the ``[default]`` table
+        of ``config.toml``. Space around a value does not count.
+
+        :raises ConfigurationError: if a setting is nowhere to be found, or is not usable.
+        """
+        home = find_home(environ) if home is None else home
+        api_url = _value(api_url) or from_environment("api_url", environ)
+        token = _value(token) or from_environment("token", environ)
+        stored = {} if api_url and token else read_settings(home)
+        api_url = api_url or _value(stored.get("api_url"))
+        login = login_at(api_url, home) if api_url and not token else None
+        token = "" if login else token or _value(stored.get("token"))
+        if api_url is None or token is None:
+            raise ConfigurationError(
+                f"{'the address of the API' if api_url is None else 'the token'} is not set",
+                hint="Run `farcall local up` for a tier of your own or `farcall login` for another one, set "
+                f"FARCALL_API_URL and FARCALL_TOKEN, or write {config_path(home)}.",
+            )
+        if not _is_http(api_url):
+            raise ConfigurationError(
+                f"api_url is not an http(s) address: {api_url!r}",
+                hint="Write it as https://HOST or http://HOST:PORT, where it comes from: an argument, FARCALL_API_URL, "
+                f"or {config_path(home)}.",
+            )
+        return cls(api_url.rstrip("/"), token, login)
+
+
+def find_home(environ: Mapping[str, str]) -> Path:
+    """The directory for everything that Farcall keeps for a user."""
+    return Path(environ.get("FARCALL_HOME") or "~/.farcall").expanduser()
+
+
+def config_path(home: Path) -> Path:
+    """The file of the settings."""
+    return home / "config.toml"
+
+
+def from_environment(name: str, environ: Mapping[str, str]) -> str | None:
+    """A setting that an environment variable gives; None if it is not set, or blank."""
+    return _value(environ.get(VARIABLES[name]))
+
+
+def read_settings(home: Path) -> dict[str, str]:
+    """The settings in ``config.toml``; none if there is no such file.
+
+    :raises ConfigurationError: if it cannot be read, or a setting is not a string.
+    """
+    path = config_path(home)
+    table = _table(_read(path)[1], path)
+    for name in VARIABLES:
+        if not isinstance(table.get(name, ""), str):
+            raise ConfigurationError(f"{name} in {path} is not a string", hint="Put its value between quotes.")
+    return {name: value for name, value in table.items() if isinstance(value, str)}
+
+
+def write_settings(home: Path, values: Mapping[str, str | None], *, comment: str = "") -> Path:
+    """Set settings in ``config.toml``, or take away those that are None; what else is in the file stays.
+
+    :param comment: the first line of the file, if it is a new one.
+    :returns: the path of the file, which only its owner may read.
+    :raises ConfigurationError: if the file cannot be written, or is written in a way that cannot be changed safely.
+    """
+    from farcall_common.private import write_private  # it takes as long to load as the rest of this module
+
+    path = config_path(home)
+    text, wanted = _read(path)
+    table = _table(wanted, path)
+    if comment and not text:
+        text = f"# {comment}\n"
+    for name, value in values.items():
+        text = _changed(text, name, value)
+        if value is None:
+            table.pop(name, None)
+        else:
+            table[name] = value
+    try:
+        as_wanted = tomllib.loads(text) == wanted
+    except tomllib.TOMLDecodeError:
+        as_wanted = False
+    if not as_wanted:
+        raise ConfigurationError(f"{path} is written in an unusual way", hint=f"Edit it by hand: {', '.join(values)}.")
+    try:
+        write_private(path, text.encode())
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def stored_values(home: Path) -> list[tuple[str, str]]:
+    """Names and values in all tables of ``config.toml``, and the tokens of the login; none of a file that cannot be
+    read. For a search for secrets.
+    """
+    found: list[tuple[str, Any]] = []
+    with contextlib.suppress(ConfigurationError):
+        tables = _read(config_path(home))[1].values()
+        found += [each for table in tables if isinstance(table, dict) for each in table.items()]
+    with contextlib.suppress(OSError, ValueError):
+        login = json.loads((home / LOGIN_FILE).read_bytes())
+        found += [(name, login.get(name)) for name in ("access_token", "refresh_token") if isinstance(login, dict)]
+    return [(name, str(value)) for name, value in found]
+
+
+def _value(text: str | None) -> str | None:
+    return (text or "").strip() or None
+
+
+def _is_http(api_url: str) -> bool:
+    try:
+        parts = urlsplit(api_url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # half an IPv6 address, or a port that is none
+        return False
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of the file, and what it says; empty if there is no such file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except FileNotFoundError:
+        return "", {}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}", hint="Fix the file, or delete it.") from error
+
+
+def _table(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    table = settings.setdefault(_TABLE, {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{_TABLE} in {path} is not a table", hint=f"Write the settings below {_HEADER}.")
+    return table
+
+
+def _changed(text: str, name: str, value: str | None) -> str:
+    """The text with a line of the table ``default`` changed, added or left out."""
+    lines = text.splitlines()
+    if _HEADER not in (line.strip() for line in lines):
+        lines += ["", _HEADER] if lines else [_HEADER]
+    start = next(number for number, line in enumerate(lines) if line.strip() == _HEADER) + 1
+    end = next((number for number in range(start, len(lines)) if lines[number].lstrip().startswith("[")), len(lines))
+    table = [line for line in lines[start:end] if not re.match(rf"\s*{name}\s*=", line)]
+    # A JSON string is a TOML string.
+    added = [] if value is None else [f"{name} = {json.dumps(value, ensure_ascii=False)}"]
+    return "\n".join([*lines[:start], *added, *table, *lines[end:]]) + "\n"
