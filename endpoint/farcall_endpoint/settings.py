@@ -1,42 +1,17 @@
-"""Where Farcall keeps a user's files, which API to ask, and what exit codes say. Cheap to import."""
+"""Where Farcall keeps a user's files, and which API to ask. Cheap to import."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from farcall_common.errors import (
-    ConfigurationError,
-    EndpointInUse,
-    FarcallError,
-    Forbidden,
-    NotFound,
-    ProtocolError,
-    SessionRefused,
-    SpoolOutdated,
-    Unauthenticated,
-    Unavailable,
-)
+from farcall_common.errors import ConfigurationError
 from farcall_common.login_file import login_at
 
-__all__ = ["EXIT_CODES", "Credentials", "exit_code", "find_home", "read_credentials", "stored_values"]
-
-EXIT_CODES: Final[tuple[tuple[type[FarcallError], int], ...]] = (
-    (ConfigurationError, os.EX_CONFIG),
-    (EndpointInUse, os.EX_CANTCREAT),
-    (SpoolOutdated, os.EX_DATAERR),
-    (NotFound, os.EX_NOINPUT),
-    (ProtocolError, os.EX_PROTOCOL),
-    (Unauthenticated, os.EX_NOPERM),
-    (Forbidden, os.EX_NOPERM),
-    (SessionRefused, os.EX_NOPERM),
-    (Unavailable, os.EX_UNAVAILABLE),
-)
-"""What the commands and the agent end with (sysexits.h), first match first; everything else is ``EX_SOFTWARE``."""
+__all__ = ["Credentials", "find_home", "read_credentials", "stored_values"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +62,3 @@ def stored_values(home: Path) -> list[tuple[str, str]]:
         return []
     sections = [section for section in data.values() if isinstance(section, dict)]
     return [(name, str(value)) for section in sections for name, value in section.items()]
-
-
-def exit_code(error: FarcallError) -> int:
-    """The process exit code (sysexits.h) that says most about an error."""
-    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), os.EX_SOFTWARE)

@@ -26,11 +26,9 @@ from farcall_common.errors import (
     EndpointUnknown,
     FarcallError,
     Fault,
-    SessionRefused,
-    SpoolOutdated,
-    Unauthenticated,
+    Forbidden,
+    ProtocolError,
     Unavailable,
-    VersionUnsupported,
 )
 from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RandomPolicy, RoundRobinPolicy, SchedulingPolicy
 from farcall_endpoint.agent.spool import Spool
@@ -40,7 +38,7 @@ from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_endpoints
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.settings import Credentials, exit_code, read_credentials
+from farcall_endpoint.settings import Credentials, read_credentials
 from farcall_endpoint.worker.channel import Channel, Done, Order, Run, Sync, channel_pair
 
 # -- scheduling --------------------------------------------------------------------------------------------------------
@@ -140,13 +138,6 @@ def test_credentials_come_from_the_environment_before_the_file(tmp_path: Path) -
     (tmp_path / "config.toml").write_text("[default")
     with pytest.raises(ConfigurationError, match=r"config\.toml"):
         read_credentials({}, home=tmp_path)
-
-
-def test_exit_codes_tell_errors_apart() -> None:
-    errors = [ConfigurationError("x"), EndpointInUse("x"), Unauthenticated("x"), Unavailable("x"), FarcallError("x")]
-    assert [exit_code(error) for error in errors] == [78, 73, 77, 69, 70]
-    refusals = [SpoolOutdated("x"), EndpointUnknown("x"), VersionUnsupported("x"), SessionRefused("x")]
-    assert [exit_code(error) for error in refusals] == [65, 66, 76, 77]
 
 
 # -- directory ---------------------------------------------------------------------------------------------------------
@@ -295,8 +286,8 @@ def cloud_answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[httpx
         (404, {"code": "ENDPOINT_UNKNOWN", "message": "no", "fault": "caller"}, EndpointUnknown, False),
         (503, {"code": "NO_FORWARDER", "message": "no", "fault": "us", "retryable": True}, Unavailable, True),
         (503, {"message": "Service Unavailable"}, Unavailable, True),
-        (403, {"message": "Forbidden"}, Unauthenticated, False),
-        (418, ["teapot"], FarcallError, False),
+        (403, {"message": "Forbidden"}, Forbidden, False),
+        (404, ["not found"], ProtocolError, False),
     ],
 )
 def test_answers_become_errors_of_ours(
