@@ -5,9 +5,11 @@
     FarcallError
     ├── InvalidRequest            the caller sent something that can never work
     │   ├── PayloadTooLarge       (RequestTooLarge: all of a request together)
-    │   └── TooManyTasks
+    │   ├── TooManyTasks
+    │   ├── Unsupported           other SDKs and services have it, and Farcall does not
+    │   └── EndpointIncompatible  the endpoint cannot read or run it (also a SerializationError)
     ├── Unauthenticated           no identity
-    ├── Forbidden                 an identity without the right
+    ├── Forbidden                 an identity without the right (FunctionNotPermitted: on this endpoint)
     ├── NotFound                  FunctionUnknown · ContainerUnknown · EndpointUnknown · TaskUnknown · BlobUnknown ·
     │                             TaskGroupUnknown
     ├── Conflict                  TaskIdReused · EndpointInUse · SpoolOutdated
@@ -22,7 +24,8 @@
     ├── ProtocolError             a peer sent bytes that PROTOCOL.md does not allow
     │   ├── FrameMalformed
     │   └── VersionUnsupported
-    ├── SessionRefused            the forwarder does not want this peer
+    ├── SessionRefused            the forwarder does not want this peer: TicketInvalid · EndpointMismatch ·
+    │                             EndpointTakenOver
     ├── Fenced                    a stale owner tried to act
     ├── QueueDataLost             the cache forgot an endpoint; rebuild it from the database
     ├── SerializationError        a value cannot be turned into bytes
@@ -33,9 +36,13 @@
         ├── TaskFailed            user code raised, or the task could not run
         │   ├── TaskDeadLettered  each attempt took down what ran it: none is left, and it is not tried again
         │   ├── NodesUnavailable  the endpoint's scheduler gives it no nodes
+        │   ├── ResultTooLarge    the function returned more than may travel
         │   └── WaitedTooLong     the endpoint did not start the task within the maximum wait
         ├── TaskCancelled
         └── TaskLost              Farcall cannot say whether the task ran, and may not run it again
+
+Other packages add classes of their own. A class that sets ``code`` is registered when it is created, so that
+:func:`error_from_record` knows it as soon as its module is imported; a code belongs to one class.
 
 An error says whose fault it is (:class:`Fault`), whether trying again can help (``retryable``), and what to do
 (``hint``). :class:`ErrorRecord` is the same as a value: the one JSON shape used in REST answers, in wire messages and
@@ -57,6 +64,9 @@ __all__ = [
     "DatabaseUntrusted",
     "DeserializationError",
     "EndpointInUse",
+    "EndpointIncompatible",
+    "EndpointMismatch",
+    "EndpointTakenOver",
     "EndpointUnknown",
     "ErrorRecord",
     "FarcallError",
@@ -65,6 +75,7 @@ __all__ = [
     "Forbidden",
     "ForwarderWaking",
     "FrameMalformed",
+    "FunctionNotPermitted",
     "FunctionUnknown",
     "InvalidRequest",
     "LimitExceeded",
@@ -79,6 +90,7 @@ __all__ = [
     "RateLimited",
     "RemoteTraceback",
     "RequestTooLarge",
+    "ResultTooLarge",
     "SerializationError",
     "SessionRefused",
     "SpoolOutdated",
@@ -92,9 +104,11 @@ __all__ = [
     "TaskLost",
     "TaskPending",
     "TaskUnknown",
+    "TicketInvalid",
     "TooManyTasks",
     "Unauthenticated",
     "Unavailable",
+    "Unsupported",
     "VersionUnsupported",
     "WaitedTooLong",
     "builtin_type_of",
@@ -172,6 +186,10 @@ def _fault(word: Any) -> Fault:
         raise
 
 
+#: Every class that has a code of its own.
+_BY_CODE: Final[dict[str, type[FarcallError]]] = {}
+
+
 class FarcallError(Exception):
     """The root. Subclasses fix ``code``, ``fault`` and ``retryable``; the raiser writes the message and the hint."""
 
@@ -179,6 +197,19 @@ class FarcallError(Exception):
     fault: ClassVar[Fault] = Fault.US
     retryable: ClassVar[bool] = False
     default_hint: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        """Register a class that sets ``code``; one that inherits its code is found by its parent's.
+
+        :raises TypeError: if the code is that of another class. A class may be defined again, as by a reload.
+        """
+        super().__init_subclass__()
+        if "code" not in vars(cls):
+            return
+        known = _BY_CODE.get(cls.code, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"{cls.__qualname__}: {known.__qualname__} of {known.__module__} has code {cls.code!r}")
+        _BY_CODE[cls.code] = cls
 
     def __init__(
         self,
@@ -208,6 +239,9 @@ class FarcallError(Exception):
         return f"{text} ({self.record.hint})" if self.record.hint else text
 
 
+_BY_CODE[FarcallError.code] = FarcallError
+
+
 class InvalidRequest(FarcallError):
     code = "INVALID_REQUEST"
     fault = Fault.CALLER
@@ -228,6 +262,13 @@ class TooManyTasks(InvalidRequest):
     default_hint = "Split the request."
 
 
+class Unsupported(InvalidRequest):
+    """An argument, method or request that other SDKs and services have, and that has no meaning here; ``hint`` says
+    what does the same."""
+
+    code = "UNSUPPORTED"
+
+
 class Unauthenticated(FarcallError):
     code = "UNAUTHENTICATED"
     fault = Fault.CALLER
@@ -238,6 +279,11 @@ class Forbidden(FarcallError):
     code = "FORBIDDEN"
     fault = Fault.CALLER
     default_hint = "Only its owner may, unless it is public: ask for that."
+
+
+class FunctionNotPermitted(Forbidden):
+    code = "FUNCTION_NOT_PERMITTED"
+    default_hint = "Ask the endpoint's owner to allow the function; `allowed_functions` lists those that may run."
 
 
 class NotFound(FarcallError):
@@ -373,6 +419,21 @@ class SessionRefused(FarcallError):
     fault = Fault.PEER
 
 
+class TicketInvalid(SessionRefused):
+    code = "TICKET_INVALID"
+    default_hint = "Ask the API for a ticket for this key and this endpoint."
+
+
+class EndpointMismatch(SessionRefused):
+    code = "ENDPOINT_MISMATCH"
+    default_hint = "Connect with the key that was registered for this endpoint."
+
+
+class EndpointTakenOver(SessionRefused):
+    code = "ENDPOINT_TAKEN_OVER"
+    default_hint = "Nothing, if you restarted the endpoint."
+
+
 class Fenced(FarcallError):
     code = "FENCED"
 
@@ -385,6 +446,12 @@ class QueueDataLost(FarcallError):
 class SerializationError(FarcallError):
     code = "SERIALIZATION_FAILED"
     fault = Fault.CALLER
+
+
+class EndpointIncompatible(InvalidRequest, SerializationError):
+    """The endpoint could not read or run this; ``hint`` says what to do about it."""
+
+    code = "ENDPOINT_INCOMPATIBLE"
 
 
 class DeserializationError(FarcallError):
@@ -439,21 +506,16 @@ class NodesUnavailable(TaskFailed):
     retryable = True
 
 
+class ResultTooLarge(TaskFailed):
+    code = "RESULT_TOO_LARGE"
+    default_hint = "Write large data to a file or object store, and return where it is."
+
+
 class WaitedTooLong(TaskFailed):
     code = "WAITED_TOO_LONG"
     fault = Fault.PEER
     retryable = True
     default_hint = "Start the endpoint, and submit the task again."
-
-
-def _leaves(root: type[FarcallError]) -> dict[str, type[FarcallError]]:
-    classes = {root.code: root}
-    for child in root.__subclasses__():
-        classes |= _leaves(child)
-    return classes
-
-
-_BY_CODE = _leaves(FarcallError)
 
 
 #: The built-in exceptions that a :class:`TaskFailed` can be, too. Left out are those that mean something to code that

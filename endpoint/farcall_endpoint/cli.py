@@ -21,24 +21,22 @@ from rich.table import Table
 
 from farcall_common.credentials import Credentials, config_path, find_home
 from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
-from farcall_common.interruption import exit_status, heed_sigterm
+from farcall_common.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, epilog, exit_code
+from farcall_common.interruption import TERMINATED, exit_status, heed_sigterm
 from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
 from farcall_endpoint.config import Config, EngineConfig, read_config, write_config
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
-from farcall_endpoint.settings import exit_code
 from farcall_endpoint.status import facts_of, render
 
 __all__ = ["main"]
 
-_EXIT_CODES: Final = (
-    "Exit codes: 0 done · 1 not connected (status) · 2 the command line is wrong · 65 the spool is an old copy "
-    "· 66 the endpoint was deleted · 69 the service cannot be reached · 70 an error of Farcall · 73 in use already "
-    "· 76 the other side answered something unknown · 77 not logged in, or not allowed · 78 a setting is missing or "
-    "wrong · 130 interrupted · 143 told to end (an endpoint that is told to ends with 0)"
-)
+_EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
+    FAILED: "not connected (status)",
+    TERMINATED: "told to end (an endpoint that is told to ends with 0)",
+}
 
-app = typer.Typer(no_args_is_help=True, help=__doc__, epilog=_EXIT_CODES)
+app = typer.Typer(no_args_is_help=True, help=__doc__, epilog=epilog(_EXIT_CODES))
 _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
 

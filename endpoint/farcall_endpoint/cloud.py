@@ -1,4 +1,4 @@
-"""The REST API as an endpoint uses it. Errors of HTTP and network become errors of ours here."""
+"""The REST API as an endpoint uses it. Network errors become errors of ours here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from farcall_common.errors import (
     ConfigurationError,
     EndpointUnknown,
     ErrorRecord,
-    FarcallError,
     Fault,
-    Unauthenticated,
     Unavailable,
-    error_from_record,
 )
+from farcall_common.http_errors import error_from_response
 from farcall_common.login import Bearer, KeptLogin
 from farcall_common.wire import Capabilities
 
@@ -102,7 +100,8 @@ class Cloud:
             raise _unreachable(f"The API at {self._client.base_url} cannot be reached: {error}.") from error
         if response.is_success:
             return _object(response)
-        raise _error_of(response)
+        request = f"{method} {str(response.request.url).partition('?')[0]}"
+        raise error_from_response(response.status_code, response.headers, response.content, request=request)
 
 
 def authorization_of(credentials: Credentials) -> httpx.Auth:
@@ -131,20 +130,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
     return answer
 
 
-def _error_of(response: httpx.Response) -> FarcallError:
-    try:
-        return error_from_record(ErrorRecord.from_json(_object(response)))
-    except (Unavailable, KeyError, ValueError):
-        pass  # not one of ours: a gateway or proxy on the way
-    message = f"{response.request.method} {response.request.url.path} was answered with HTTP {response.status_code}."
-    if response.status_code in (401, 403):
-        return Unauthenticated(message)
-    if response.status_code >= 500 or response.status_code == 429:
-        return Unavailable(message)
-    return FarcallError(message)
-
-
-def _unreachable(message: str) -> FarcallError:
+def _unreachable(message: str) -> Unavailable:
     record = ErrorRecord(
         Unavailable.code, message, hint="Check the address and the network.", fault=Fault.NETWORK, retryable=True
     )

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal
 import psutil
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, ForwarderWaking, Unavailable
+from farcall_common.exit_codes import INTERNAL
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory
 from farcall_endpoint.logs import tail
 
@@ -57,10 +58,7 @@ class StartFailed(FarcallError):
     """The daemon ended before it was connected; ``exit_code`` is its own."""
 
     code = "START_FAILED"
-
-    def __init__(self, message: str, *, exit_code: int) -> None:
-        super().__init__(message, hint="")
-        self.exit_code = exit_code
+    exit_code: int = INTERNAL
 
 
 def read_state(directory: EndpointDirectory) -> State:
@@ -128,10 +126,9 @@ def start_detached(
             hint=f"It was ended; {directory.log_file} has the details.",
         )
     code = process.wait()
-    raise StartFailed(
-        str(json.loads(line)["error"]) if line else _last_words(directory, said_before),
-        exit_code=code or os.EX_SOFTWARE,
-    )
+    failed = StartFailed(str(json.loads(line)["error"]) if line else _last_words(directory, said_before))
+    failed.exit_code = code or INTERNAL
+    raise failed
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

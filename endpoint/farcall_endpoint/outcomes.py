@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from farcall_common.errors import ErrorRecord, Fault, NodesUnavailable
+from farcall_common.errors import ErrorRecord, Fault, NodesUnavailable, ResultTooLarge
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 
 __all__ = [
@@ -56,13 +56,8 @@ def walltime_too_long(walltime_s: float, *, block_s: float) -> ErrorRecord:
 
 def nodes_unavailable(reason: str) -> ErrorRecord:
     """The endpoint's scheduler gives it no nodes."""
-    return ErrorRecord(
-        NodesUnavailable.code,
-        f"The endpoint gets no nodes to run tasks on: {reason}",
-        hint="The endpoint's owner should look at account, queue and worker_init; it tries again after a while.",
-        fault=NodesUnavailable.fault,
-        retryable=True,
-    )
+    hint = "The endpoint's owner should look at account, queue and worker_init; it tries again after a while."
+    return NodesUnavailable(f"The endpoint gets no nodes to run tasks on: {reason}", hint=hint).record
 
 
 def limit_exceeded(
@@ -176,12 +171,7 @@ def result_not_uploaded(reason: str, *, size_bytes: int) -> ErrorRecord:
 
 def result_too_large(size_bytes: int) -> ErrorRecord:
     """The function returned more than may travel."""
-    return ErrorRecord(
-        "RESULT_TOO_LARGE",
-        f"The result has {size_bytes} bytes, more than the limit of {MAX_PAYLOAD_BYTES}.",
-        hint="Write large data to a file or object store, and return where it is.",
-        fault=Fault.USER_CODE,
-    )
+    return ResultTooLarge(f"The result has {size_bytes} bytes, more than the limit of {MAX_PAYLOAD_BYTES}.").record
 
 
 def result_not_serializable(record: ErrorRecord) -> ErrorRecord:

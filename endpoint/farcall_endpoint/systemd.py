@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from farcall_common.errors import ConfigurationError
+from farcall_common.errors import (
+    ConfigurationError,
+    EndpointInUse,
+    EndpointUnknown,
+    SessionRefused,
+    SpoolOutdated,
+    Unauthenticated,
+)
+from farcall_common.exit_codes import exit_code_of
 
 __all__ = ["Outcome", "disable_on_boot", "enable_on_boot", "unit_file", "unit_text"]
 
@@ -20,7 +27,8 @@ _KEPT: Final = (
     "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy",
 )  # fmt: skip
 """What a service of systemd does not inherit from a login, and an agent needs to find commands and the API."""
-_NO_USE_TO_TRY_AGAIN: Final = (os.EX_CONFIG, os.EX_CANTCREAT, os.EX_NOPERM, os.EX_DATAERR, os.EX_NOINPUT)
+_FINAL: Final = (ConfigurationError, EndpointInUse, Unauthenticated, SessionRefused, SpoolOutdated, EndpointUnknown)
+"""Errors after which a restart cannot help."""
 
 _UNIT: Final = """\
 # Written by `farcall-endpoint enable-on-boot {name}`; `farcall-endpoint disable-on-boot {name}` removes it.
@@ -72,7 +80,7 @@ def unit_text(
         working_dir=str(working_dir).replace("%", "%%"),
         environment="\n".join(f"Environment={_quoted(f'{key}={value}')}" for key, value in kept.items()),
         stop_s=stop_s,
-        no_restart=" ".join(map(str, _NO_USE_TO_TRY_AGAIN)),
+        no_restart=" ".join(map(str, dict.fromkeys(map(exit_code_of, _FINAL)))),
     )
 
 

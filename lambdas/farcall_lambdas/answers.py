@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: one table from error class to status, one shape for all of them."""
+"""Errors as HTTP answers, all in one shape."""
 
 from __future__ import annotations
 
@@ -14,41 +14,20 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import (
     RequestValidationError,
 )
 
-from farcall_common.errors import (
-    Conflict,
-    ErrorRecord,
-    FarcallError,
-    Forbidden,
-    InvalidRequest,
-    LimitExceeded,
-    NotFound,
-    PayloadTooLarge,
-    QueueDataLost,
-    Unauthenticated,
-    Unavailable,
-)
+from farcall_common import http_errors
+from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, NotFound
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.errors import ErrorAnswer
 
-__all__ = ["STATUS", "error_response", "status_of"]
+__all__ = ["error_response", "status_of"]
 
 logger = Logger(service=SERVICE, child=True)
 
-#: The status of an error is that of its nearest ancestor here. What is not the caller's doing and not here is a 500.
-STATUS: Final[Mapping[type[Exception], int]] = {
-    InvalidRequest: 400,
-    Unauthenticated: 401,
-    Forbidden: 403,
-    NotFound: 404,
+#: The statuses of Powertools' errors.
+_POWERTOOLS: Final[Mapping[type[Exception], int]] = {
     NotFoundError: 404,
-    Conflict: 409,
-    PayloadTooLarge: 413,
     RequestUnsupportedContentType: 415,
     RequestValidationError: 422,
-    LimitExceeded: 429,
-    QueueDataLost: 503,
-    Unavailable: 503,
-    Exception: 500,
 }
 
 #: Of the place in a request that is wrong, so many characters are told.
@@ -57,7 +36,9 @@ _PLACE_CHARACTERS: Final = 200
 
 def status_of(error: Exception) -> int:
     """The HTTP status of an error."""
-    return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+    if isinstance(error, FarcallError):
+        return http_errors.status_of(type(error))
+    return next((status for cls, status in _POWERTOOLS.items() if isinstance(error, cls)), 500)
 
 
 def error_response(error: Exception, *, request_id: str) -> Response[str]:

@@ -35,9 +35,10 @@ from farcall_common.errors import (
     Unavailable,
     error_from_record,
 )
+from farcall_common.http_errors import error_from_response
 from farcall_common.sockets import client_socket
 
-__all__ = ["NAME", "Ask", "Canary", "failure", "http_caller"]
+__all__ = ["NAME", "Ask", "Canary", "http_caller"]
 
 Json = dict[str, Any]
 #: Makes one request to the API (method, path, body) and returns the answer's body.
@@ -262,20 +263,12 @@ def http_caller(api_url: str, token: str, *, timeout_s: float = 30.0) -> Ask:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
-                raise failure(error.code, error.read()) from None
+                asked = f"{method} {request.full_url.partition('?')[0]}"
+                raise error_from_response(error.code, dict(error.headers), error.read(), request=asked) from None
         except OSError as error:
             raise Unavailable(f"the API at {api_url} does not answer: {error}") from error
 
     return ask
-
-
-def failure(status: int, body: bytes) -> FarcallError:
-    """The error that an answer of the API tells of."""
-    try:
-        told = json.loads(body)
-        return error_from_record(ErrorRecord(str(told["code"]), str(told["message"]), str(told.get("hint", ""))))
-    except (ValueError, TypeError, KeyError):
-        return Unavailable(f"the API answered with {status} and no error of ours")
 
 
 def main(environ: Mapping[str, str]) -> int:

@@ -32,6 +32,7 @@ from aws_lambda_powertools.event_handler.http_resolver import HttpProxyEvent
 from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 
 from farcall_common.errors import ConfigurationError, InvalidRequest, RequestTooLarge, Unavailable
+from farcall_common.exit_codes import DONE, exit_code
 from farcall_common.http_limits import LimitedHttp
 from farcall_common.store import StoreSettings, open_stores
 from farcall_lambdas.answers import error_response
@@ -193,7 +194,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         stores = open_stores(StoreSettings.from_environment(environ), max_connections=THREADS + 1)
     except ConfigurationError as error:
         logger.error("cannot start", reason=str(error))
-        return os.EX_CONFIG
+        return exit_code(error)
     services = Services.over(stores, settings)
     resolver = LocalResolver(services, settings, authorizer)
     try:
@@ -205,11 +206,11 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
             runner.run(serve(resolver, services.reconciler, listener, options.port_file, period_s=period_s))
     except ConfigurationError as error:
         logger.error("cannot listen", reason=str(error))
-        return os.EX_CONFIG
+        return exit_code(error)
     finally:
         resolver.close()
         stores.close()
-    return os.EX_OK
+    return DONE
 
 
 def _listener(options: argparse.Namespace) -> socket.socket:

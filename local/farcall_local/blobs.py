@@ -12,14 +12,15 @@ import os
 import socket
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 import uvloop
 
-from farcall_common.errors import BlobUnknown, FarcallError, Forbidden, InvalidRequest, NotFound, Unavailable
+from farcall_common.errors import BlobUnknown, FarcallError, InvalidRequest, Unavailable
+from farcall_common.http_errors import status_of
 from farcall_common.http_limits import LimitedHttp
 from farcall_common.store.blobs_files import FileBlobs
 from farcall_common.store.model import BlobRef
@@ -32,12 +33,6 @@ _KEPT_S: Final = 61 * 86_400.0
 _EXPIRE_EVERY_S: Final = 3600.0
 #: Failures of one kind are logged this often.
 _LOG_EVERY_S: Final = 60.0
-_STATUS: Final[Mapping[type[FarcallError], int]] = {
-    Forbidden: 403,
-    NotFound: 404,
-    InvalidRequest: 400,
-    Unavailable: 503,
-}
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -122,9 +117,8 @@ async def _answer(send: Send, status: int, text: bytes) -> None:
 
 async def _refuse(send: Send, error: FarcallError) -> None:
     """Answer as the API does."""
-    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
     text = json.dumps(error.record.to_json()).encode()
-    await send(_head(status, len(text), b"application/json", retry_after_s=error.record.retry_after_s))
+    await send(_head(status_of(type(error)), len(text), b"application/json", retry_after_s=error.record.retry_after_s))
     await send({"type": "http.response.body", "body": text})
 
 

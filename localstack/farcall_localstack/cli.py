@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, FarcallError
+from farcall_common.exit_codes import exit_code
 from farcall_common.interruption import exit_status
 from farcall_localstack.bundles import AUTO, BUNDLES, target_named
 from farcall_localstack.deploy import Deployer
@@ -132,4 +133,4 @@ def _or_exit(action: Callable[[], T]) -> T:
 
 def _said(error: FarcallError) -> typer.Exit:
     _errors.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", soft_wrap=True)
-    return typer.Exit(1)
+    return typer.Exit(exit_code(error))

@@ -39,7 +39,7 @@ _PLANNED: Final = "REVIEW_IN_PROGRESS"  # a change set would make it, and nobody
 class DeployFailed(FarcallError):
     """A stack could not be deployed; the message has the reasons of the resources that failed."""
 
-    code = "DEPLOYMENT_FAILED"
+    code = "LOCALSTACK_DEPLOYMENT_FAILED"
     default_hint = "The logs of LocalStack and of what it runs say more. Is there room on the disk?"
 
 

@@ -4,18 +4,17 @@ from farcall._client import Client
 from farcall._executor import Executor
 from farcall._future import ComputeFuture
 from farcall._inputs import InputFailed
-from farcall._needs import EndpointIncompatible
 from farcall._settings import Settings
 from farcall._shell import MPIFunction, ShellFunction, ShellResult
 from farcall._tasks import TaskInfo
 from farcall._track import track
-from farcall._unsupported import Unsupported
 from farcall._version import __version__
 from farcall._why import Why
 from farcall_common.errors import (
     ConfigurationError,
     ContainerUnknown,
     DeserializationError,
+    EndpointIncompatible,
     EndpointUnknown,
     ErrorRecord,
     FarcallError,
@@ -35,6 +34,7 @@ from farcall_common.errors import (
     TaskUnknown,
     Unauthenticated,
     Unavailable,
+    Unsupported,
 )
 
 __all__ = [

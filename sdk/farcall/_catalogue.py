@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farcall._ids import as_id
-from farcall._unsupported import Unsupported, refuse
+from farcall._unsupported import refuse
+from farcall_common.errors import Unsupported
 
 if TYPE_CHECKING:
     from farcall._api import Api

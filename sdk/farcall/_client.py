@@ -15,10 +15,10 @@ from farcall._history import History
 from farcall._ids import as_id
 from farcall._settings import Settings
 from farcall._tasks import TaskInfo
-from farcall._unsupported import Unsupported, refuse
+from farcall._unsupported import refuse
 from farcall._why import Why
 from farcall_common.backoff import Backoff
-from farcall_common.errors import FarcallError, TaskUnknown
+from farcall_common.errors import FarcallError, TaskUnknown, Unsupported
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import random
@@ -16,27 +15,19 @@ import httpx
 import msgspec
 
 from farcall._authorizer import Authorizer, bearer_token
-from farcall._needs import EndpointIncompatible
 from farcall._settings import Settings
 from farcall._silence import Silence
-from farcall._unsupported import Unsupported
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
     ConfigurationError,
-    Conflict,
     ErrorRecord,
     FarcallError,
     Fault,
-    Forbidden,
-    InvalidRequest,
-    LimitExceeded,
-    NotFound,
-    PayloadTooLarge,
     ProtocolError,
     Unauthenticated,
     Unavailable,
-    error_from_record,
 )
+from farcall_common.http_errors import error_from_response
 
 __all__ = ["Http"]
 
@@ -47,17 +38,6 @@ if logging.getLogger("httpx").level == logging.NOTSET:
 
 #: Our own server's "something went wrong": worth a few more tries, but not an hour of them.
 _INTERNAL_PATIENCE_S: Final = 15.0
-#: The error for an answer whose body does not say it in our own words (a proxy's, or API Gateway's own).
-_BY_STATUS: Final[Mapping[int, type[FarcallError]]] = {
-    401: Unauthenticated,
-    403: Forbidden,
-    404: NotFound,
-    409: Conflict,
-    413: PayloadTooLarge,
-    429: LimitExceeded,
-}
-#: Errors that are classes of this package.
-_OWN: Final[Mapping[str, type[FarcallError]]] = {cls.code: cls for cls in (EndpointIncompatible, Unsupported)}
 _UNREACHABLE_HINT: Final = (
     "Is the API up? `farcall local status` shows a local tier; FARCALL_API_URL names the address."
 )
@@ -244,7 +224,8 @@ class Http:
             ) from error
         if response.is_success:
             return response
-        raise _error(response)
+        request = f"{method} {url.partition('?')[0]}"
+        raise error_from_response(response.status_code, response.headers, response.content, request=request)
 
     def _client(self) -> httpx.Client:
         pool = self._pool
@@ -280,28 +261,3 @@ def _in_pieces(content: bytes) -> Iterator[bytes]:
     """A large body bit by bit: the layers below copy what the socket has not taken yet, again and again."""
     for start in range(0, len(content), _PIECE_BYTES):
         yield content[start : start + _PIECE_BYTES]
-
-
-def _error(response: httpx.Response) -> FarcallError:
-    status, retry_after_s = response.status_code, _retry_after_s(response)
-    try:
-        body = msgspec.json.decode(response.content, type=dict[str, Any])
-        record = ErrorRecord.from_json(body)
-    except (msgspec.DecodeError, KeyError, ValueError, TypeError):
-        address = str(response.request.url).partition("?")[0]
-        message = f"{response.request.method} {address} answered {status} {response.reason_phrase}".rstrip()
-        cls = _BY_STATUS.get(status, Unavailable if status >= 500 else InvalidRequest)
-        return cls(message, retry_after_s=retry_after_s)
-    if record.retry_after_s is None and retry_after_s is not None:
-        record = dataclasses.replace(record, retry_after_s=retry_after_s)
-    own = _OWN.get(record.code)
-    if own is not None:
-        return own(record.message, record=record)
-    return error_from_record(record, default=_BY_STATUS.get(status, InvalidRequest if status < 500 else FarcallError))
-
-
-def _retry_after_s(response: httpx.Response) -> float | None:
-    try:
-        return max(0.0, float(response.headers["retry-after"]))
-    except (KeyError, ValueError):  # absent, or an HTTP date, which our API does not send
-        return None

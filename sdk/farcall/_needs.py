@@ -7,9 +7,7 @@ import json
 import sys
 from typing import Final
 
-from farcall_common.errors import SerializationError
-
-__all__ = ["THIS_PYTHON", "EndpointIncompatible", "Needs", "Runtime", "needs_of"]
+__all__ = ["THIS_PYTHON", "Needs", "Runtime", "needs_of"]
 
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -18,12 +16,6 @@ _UNIVERSAL: Final = frozenset({b"st", b"sd", b"11", b"12", b"13"})
 #: A line of JSON stands in front, and says of which Python the byte code in it is, if there is any.
 _WITH_HEAD: Final = frozenset({b"f1", b"f2", b"f3"})
 _BYTE_CODE: Final = b"01"
-
-
-class EndpointIncompatible(SerializationError):
-    """The endpoint could not read or run this; ``hint`` says what to do about it."""
-
-    code = "ENDPOINT_INCOMPATIBLE"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,19 +15,20 @@ from farcall._burst import Burst
 from farcall._calls import FunctionHandle
 from farcall._collector import Collector
 from farcall._future import ComputeFuture
-from farcall._needs import EndpointIncompatible, Needs
+from farcall._needs import Needs
 from farcall._submission import MAX_BYTES, Prepared, check_answer, encode_submit, size_bytes
 from farcall._terms import Terms
-from farcall._unsupported import Unsupported
 from farcall._verdict import Judge
 from farcall_common.errors import (
     ConfigurationError,
+    EndpointIncompatible,
     EndpointUnknown,
     FarcallError,
     ProtocolError,
     SerializationError,
     TaskUnknown,
     Unauthenticated,
+    Unsupported,
 )
 from farcall_common.payload.hints import message_of
 

@@ -1,16 +1,10 @@
-"""What programs for other SDKs ask for and Farcall does not do: said aloud, never ignored."""
+"""Arguments of other SDKs that Farcall does not support: refused, never ignored."""
 
 from __future__ import annotations
 
-from farcall_common.errors import InvalidRequest
+from farcall_common.errors import Unsupported
 
-__all__ = ["Unsupported", "refuse"]
-
-
-class Unsupported(InvalidRequest):
-    """An argument or method that other SDKs have, and that has no meaning here; ``hint`` says what has."""
-
-    code = "UNSUPPORTED"
+__all__ = ["refuse"]
 
 
 def refuse(name: str, value: object, *, hint: str) -> None:

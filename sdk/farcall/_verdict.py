@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from farcall._api import Api
 from farcall._calls import FunctionHandle
-from farcall._needs import EndpointIncompatible, Needs, Runtime
+from farcall._needs import Needs, Runtime
 from farcall._submission import TaskOptions
-from farcall_common.errors import FarcallError
+from farcall_common.errors import EndpointIncompatible, FarcallError
 from farcall_common.payload import DEFAULT_CODE, PickleOutOfBand, PureSourceDill, Serializer
 
 __all__ = ["Judge"]

@@ -26,7 +26,7 @@ WORDS: Final = {
     Fault.US: "Farcall",
 }
 #: Functions that make a record, with the code as their first argument.
-MAKERS: Final = frozenset({"ErrorRecord", "_refusal"})
+MAKERS: Final = frozenset({"ErrorRecord"})
 
 
 def classes(root: type[FarcallError] = FarcallError) -> Iterator[type[FarcallError]]:

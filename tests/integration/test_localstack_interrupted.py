@@ -188,7 +188,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(directory: Path) -> None:
 
     status, said = _run("up", directory=directory, limit=limit)
     assert status == 1
-    assert re.match(r"\w+: \[(CONFIGURATION|DEPLOYMENT_FAILED)\] .*\(.+\)$", said.strip(), re.DOTALL), said
+    assert re.match(r"\w+: \[(CONFIGURATION|LOCALSTACK_DEPLOYMENT_FAILED)\] .*\(.+\)$", said.strip(), re.DOTALL), said
     assert not _localstacks(directory)
     assert not (directory / "state.json").exists()
 

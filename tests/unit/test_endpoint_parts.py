@@ -27,11 +27,9 @@ from farcall_common.errors import (
     EndpointUnknown,
     FarcallError,
     Fault,
-    SessionRefused,
-    SpoolOutdated,
-    Unauthenticated,
+    Forbidden,
+    ProtocolError,
     Unavailable,
-    VersionUnsupported,
 )
 from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RandomPolicy, RoundRobinPolicy, SchedulingPolicy
 from farcall_endpoint.agent.spool import Spool
@@ -41,7 +39,6 @@ from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_endpoints
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.settings import exit_code
 from farcall_endpoint.worker.channel import Channel, Done, Order, Run, Sync, channel_pair
 
 # -- scheduling --------------------------------------------------------------------------------------------------------
@@ -125,16 +122,6 @@ def test_prefetching_can_be_switched_off() -> None:
     policy = PrefetchPolicy(horizon_s=10.0, limit=0, unseen=5)
     policy.observe(0.001)
     assert policy.depth == 0
-
-
-# -- directory, exit codes ---------------------------------------------------------------------------------------------
-
-
-def test_exit_codes_tell_errors_apart() -> None:
-    errors = [ConfigurationError("x"), EndpointInUse("x"), Unauthenticated("x"), Unavailable("x"), FarcallError("x")]
-    assert [exit_code(error) for error in errors] == [78, 73, 77, 69, 70]
-    refusals = [SpoolOutdated("x"), EndpointUnknown("x"), VersionUnsupported("x"), SessionRefused("x")]
-    assert [exit_code(error) for error in refusals] == [65, 66, 76, 77]
 
 
 # -- directory ---------------------------------------------------------------------------------------------------------
@@ -283,8 +270,8 @@ def cloud_answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[httpx
         (404, {"code": "ENDPOINT_UNKNOWN", "message": "no", "fault": "caller"}, EndpointUnknown, False),
         (503, {"code": "NO_FORWARDER", "message": "no", "fault": "us", "retryable": True}, Unavailable, True),
         (503, {"message": "Service Unavailable"}, Unavailable, True),
-        (403, {"message": "Forbidden"}, Unauthenticated, False),
-        (418, ["teapot"], FarcallError, False),
+        (403, {"message": "Forbidden"}, Forbidden, False),
+        (404, ["not found"], ProtocolError, False),
     ],
 )
 def test_answers_become_errors_of_ours(

@@ -12,30 +12,54 @@ from farcall_common.errors import (
     ErrorRecord,
     FarcallError,
     Fault,
+    NotFound,
     TaskFailed,
     TaskLost,
     builtin_type_of,
     error_from_record,
 )
+from tests.unit.product import error_classes
 
-
-def _classes(root: type[FarcallError]) -> list[type[FarcallError]]:
-    return [root, *(cls for child in root.__subclasses__() for cls in _classes(child))]
-
-
-TREE = [
-    cls for cls in _classes(FarcallError) if cls.__module__ == errors.__name__
-]  # other parts add leaves of their own
+CLASSES = error_classes()
 
 
 def test_codes_are_unique_and_public() -> None:
-    codes = [cls.code for cls in TREE]
-    assert len(set(codes)) == len(codes)
-    assert all(code == code.upper() for code in codes)
-    assert {cls.__name__ for cls in TREE} <= set(errors.__all__)
+    assert all(code == cls.code == code.upper() for code, cls in CLASSES.items())
+    tree = [cls for cls in CLASSES.values() if cls.__module__ == errors.__name__]
+    assert len(tree) > 40
+    assert {cls.__name__ for cls in tree} <= set(errors.__all__)
 
 
-@pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.code)
+def test_a_class_is_known_by_its_code_wherever_it_is_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert errors._BY_CODE.items() >= CLASSES.items()
+    monkeypatch.setattr(errors, "_BY_CODE", dict(errors._BY_CODE))
+
+    class Elsewhere(NotFound):
+        code = "ELSEWHERE"
+
+    class Inheriting(Elsewhere):
+        pass
+
+    assert type(error_from_record(Inheriting("gone").record)) is Elsewhere
+
+
+def test_a_code_belongs_to_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "_BY_CODE", dict(errors._BY_CODE))
+    for parent in (FarcallError, NotFound):  # unrelated to the class that has it, and below that class
+        with pytest.raises(TypeError, match=r"Second: NotFound of farcall_common\.errors has code 'NOT_FOUND'"):
+            type("Second", (parent,), {"code": "NOT_FOUND"})
+    assert type(error_from_record(NotFound("x").record)) is NotFound
+    again = type("NotFound", (FarcallError,), {"code": "NOT_FOUND", "__module__": NotFound.__module__})
+    assert type(error_from_record(NotFound("x").record)) is again  # as by a reload of its module
+
+
+def test_the_class_of_a_built_in_exception_does_not_take_over_the_code() -> None:
+    both = type(error_from_record(ErrorRecord("TASK_FAILED", "m", builtin_type="ValueError")))
+    assert issubclass(both, ValueError)
+    assert errors._BY_CODE["TASK_FAILED"] is TaskFailed
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_a_record_comes_back_as_its_class(cls: type[FarcallError]) -> None:
     error = cls("it broke", hint="mend it", retry_after_s=2.0)
     back = error_from_record(ErrorRecord.from_json(error.record.to_json()))

@@ -1,4 +1,4 @@
-"""The command line as a whole: its help, its exit codes, what it costs to start."""
+"""The command line as a whole: its help, and what it costs to start."""
 
 from __future__ import annotations
 
@@ -12,20 +12,6 @@ from typer.testing import CliRunner
 
 from farcall.cli._app import COMMANDS, app
 from farcall.cli._cache import remember
-from farcall.cli._exits import EXIT_CODES, exit_code
-from farcall_common.errors import (
-    ConfigurationError,
-    EndpointUnknown,
-    FarcallError,
-    LimitExceeded,
-    NodesUnavailable,
-    NoForwarder,
-    PayloadTooLarge,
-    TaskCancelled,
-    TaskPending,
-    Unauthenticated,
-    error_from_record,
-)
 from tests.unit.start_cost import calls_of
 
 TALKERS = ("httpx", "zmq", "dill", "asyncio")
@@ -45,36 +31,6 @@ def test_every_command_has_json(name: str) -> None:
     assert leaves
     for leaf in leaves:
         assert "--json" in {option for parameter in leaf.params for option in parameter.opts}, leaf.name
-
-
-@pytest.mark.parametrize(
-    ("cls", "code"),
-    [
-        (TaskPending, 75),
-        (TaskCancelled, 1),
-        (NodesUnavailable, 1),
-        (PayloadTooLarge, 65),
-        (EndpointUnknown, 66),
-        (NoForwarder, 69),
-        (LimitExceeded, 75),
-        (Unauthenticated, 77),
-        (ConfigurationError, 78),
-        (FarcallError, 70),
-    ],
-)
-def test_exit_codes(cls: type[FarcallError], code: int) -> None:
-    assert exit_code(cls("anything")) == code
-
-
-def test_every_exit_code_is_in_the_table_and_the_table_in_the_help() -> None:
-    def leaves(cls: type[FarcallError]) -> list[type[FarcallError]]:
-        ours = [child for child in cls.__subclasses__() if child.__module__.startswith(("farcall.", "farcall_common."))]
-        return [cls, *(leaf for child in ours for leaf in leaves(child))]
-
-    table = dict(EXIT_CODES)
-    assert {exit_code(error_from_record(cls("x").record)) for cls in leaves(FarcallError)} < table.keys()
-    text = " ".join(CliRunner().invoke(app, ["--help"], prog_name="farcall", env={"COLUMNS": "100"}).output.split())
-    assert all(f"{code} {meaning}" in text for code, meaning in EXIT_CODES)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from farcall import (
     EndpointUnknown,
     Executor,
     FunctionUnknown,
-    InvalidRequest,
     PayloadTooLarge,
     SerializationError,
     TaskFailed,
@@ -32,7 +31,7 @@ from farcall import (
     track,
 )
 from farcall.testing import FakeCloud
-from farcall_common.errors import DeserializationError, TaskGroupUnknown
+from farcall_common.errors import DeserializationError, ProtocolError, TaskGroupUnknown
 from tests.waiting import WAIT_S
 
 Wrapper = Callable[[httpx.Request], httpx.Response | None]
@@ -521,7 +520,7 @@ def test_a_batch_of_a_client_may_be_run_again_after_a_cut(cloud: FakeCloud) -> N
     with client_of(cloud, cut_short) as client:
         batch = client.create_batch()
         task_id = batch.add(client.register_function(divide), (6, 3))
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(ProtocolError):
             client.batch_run(cloud.endpoint_id, batch)
         client.batch_run(cloud.endpoint_id, batch)
         assert client.get_result(task_id, wait_s=WAIT_S) == 2

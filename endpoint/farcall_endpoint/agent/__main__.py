@@ -13,12 +13,12 @@ from pathlib import Path
 
 from farcall_common.credentials import Credentials
 from farcall_common.errors import FarcallError
+from farcall_common.exit_codes import DONE, INTERNAL, exit_code
 from farcall_endpoint.agent.launch import run_agent
 from farcall_endpoint.agent.nodes import SECRETS
 from farcall_endpoint.config import read_config
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.logs import set_up_logging
-from farcall_endpoint.settings import exit_code
 
 _logger = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ def main() -> int:
         return exit_code(error)
     except Exception:
         _logger.exception("the endpoint ends because of a defect; its tasks are in the spool")
-        return os.EX_SOFTWARE
-    return os.EX_OK
+        return INTERNAL
+    return DONE
 
 
 class _Teller:

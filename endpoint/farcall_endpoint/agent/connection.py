@@ -26,6 +26,7 @@ from farcall_common.errors import (
     FarcallError,
     ProtocolError,
     SessionRefused,
+    TicketInvalid,
     error_from_record,
 )
 from farcall_common.wire import Message, Move, Phase, Refused, Role, Session, Welcome
@@ -291,9 +292,9 @@ class Connection:
             self._count_session(now)
         self._session = None
         closing: list[Action] = [Close(), Closed(str(error))] if was_open else [Close()]
-        if record.code == EndpointInUse.code and now < self._in_use_until(now):
+        if isinstance(error, EndpointInUse) and now < self._in_use_until(now):
             return [*closing, *self._wait(str(error), now, at_least_s=_IN_USE_PAUSE_S)]
-        stale_ticket = record.code == "TICKET_INVALID" and not self._ticket_doubted
+        stale_ticket = isinstance(error, TicketInvalid) and not self._ticket_doubted
         if not (record.retryable or stale_ticket):
             return [*closing, *self._give_up(error)]
         self._ticket_doubted = self._ticket_doubted or stale_ticket

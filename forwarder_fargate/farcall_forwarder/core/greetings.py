@@ -6,11 +6,12 @@ from typing import Protocol
 
 from farcall_common import wire
 from farcall_common.errors import (
-    ErrorRecord,
+    EndpointMismatch,
+    EndpointTakenOver,
     FarcallError,
     ProtocolError,
-    SessionRefused,
     SpoolOutdated,
+    TicketInvalid,
     VersionUnsupported,
 )
 from farcall_common.store.model import PeerKey
@@ -41,36 +42,24 @@ def check_greeting(
     try:
         ticket = tickets.verify(greeting.ticket, now=now.epoch)
     except FarcallError as error:
-        raise _refusal("TICKET_INVALID", error.record.message, error.hint) from error
+        raise TicketInvalid(error.record.message, hint=error.hint) from error
     if ticket.peer != peer:
-        raise _refusal(
-            "TICKET_INVALID",
-            "the ticket was given to somebody else",
-            "Ask the API for a ticket for this key and this endpoint.",
-        )
+        raise TicketInvalid("the ticket belongs to another key or endpoint")
     if isinstance(greeting, wire.Hello):
         _check_hello(greeting, peer)
 
 
 def _check_hello(hello: wire.Hello, peer: PeerKey) -> None:
     if hello.endpoint_id != peer.subject:
-        raise _refusal(
-            "ENDPOINT_MISMATCH",
-            f"the key of this connection does not speak for endpoint {hello.endpoint_id}",
-            "Connect with the key that was registered for this endpoint.",
-        )
+        raise EndpointMismatch(f"the key of this connection does not speak for endpoint {hello.endpoint_id}")
     ids = (hello.instance_id, hello.spool_id, *(held.task_id for held in hello.held))
     if not all(map(is_uuid, ids)) or any(held.attempt > MAX_ATTEMPTS for held in hello.held):
         raise ProtocolError("a Hello with ids that are no UUIDs, or with impossible attempts")
 
 
-def taken_over(endpoint_id: str) -> SessionRefused:
+def taken_over(endpoint_id: str) -> EndpointTakenOver:
     """What the former process of a restarted agent is told."""
-    return _refusal(
-        "ENDPOINT_TAKEN_OVER",
-        f"an agent that was started later, with the same spool, serves endpoint {endpoint_id} now",
-        "Nothing, if you restarted the endpoint.",
-    )
+    return EndpointTakenOver(f"an agent that was started later, with the same spool, serves endpoint {endpoint_id} now")
 
 
 def outdated(endpoint_id: str) -> SpoolOutdated:
@@ -78,8 +67,3 @@ def outdated(endpoint_id: str) -> SpoolOutdated:
     return SpoolOutdated(
         f"the spool is an old copy: endpoint {endpoint_id} has started tasks since it was made, which may not run twice"
     )
-
-
-def _refusal(code: str, message: str, hint: str) -> SessionRefused:
-    record = ErrorRecord(code=code, message=message, hint=hint, fault=SessionRefused.fault)
-    return SessionRefused(message, record=record)

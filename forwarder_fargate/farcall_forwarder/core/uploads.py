@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farcall_common.errors import ErrorRecord, Fault, ProtocolError, TaskUnknown
+from farcall_common.errors import ErrorRecord, Fault, ProtocolError, ResultTooLarge, TaskUnknown
 from farcall_common.wire import BlobGrant, BlobRequest, is_uuid
 from farcall_forwarder.core.actions import GrantUpload
 from farcall_forwarder.core.events import UploadGranted
@@ -15,12 +15,8 @@ __all__ = ["granted", "order", "refusal", "refused"]
 def refusal(request: BlobRequest, *, is_leased: bool, policy: Policy) -> ErrorRecord | None:
     """Why an upload is not granted, or None. Tasks that are not leased here are looked up later."""
     if request.size_bytes > policy.max_result_bytes:
-        return ErrorRecord(
-            code="RESULT_TOO_LARGE",
-            message=f"The result has {request.size_bytes} bytes; the limit is {policy.max_result_bytes}.",
-            hint="Write the result to storage that you own, and return where it is.",
-            fault=Fault.USER_CODE,
-        )
+        limit = f"the limit is {policy.max_result_bytes}"
+        return ResultTooLarge(f"The result has {request.size_bytes} bytes; {limit}.").record
     if not is_sha256(request.sha256) or not (is_leased or is_uuid(request.task_id)):
         return ErrorRecord(
             code=ProtocolError.code,

@@ -14,6 +14,7 @@ from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
 from farcall_common.errors import FarcallError, Fault, Forbidden, LimitExceeded, Unauthenticated, Unavailable
+from farcall_common.http_errors import status_of
 from farcall_infra.constructs.accepted import accept
 from farcall_infra.profiles import ApiSize
 
@@ -65,7 +66,8 @@ class WebApi(Construct):
         )
         api.root.add_proxy(any_method=True)  # and the root itself
         _accept_findings(api)
-        for response, status, error in _GATEWAY_ANSWERS:
+        for response, error in _GATEWAY_ANSWERS:
+            status = status_of(error)
             api.add_gateway_response(
                 response.response_type,
                 type=response,
@@ -105,12 +107,12 @@ def _accept_findings(api: apigateway.RestApi) -> None:
     )
 
 
-_GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, int, type[FarcallError]], ...] = (
-    (apigateway.ResponseType.UNAUTHORIZED, 401, Unauthenticated),
-    (apigateway.ResponseType.ACCESS_DENIED, 403, Forbidden),
-    (apigateway.ResponseType.THROTTLED, 429, LimitExceeded),
-    (apigateway.ResponseType.QUOTA_EXCEEDED, 429, LimitExceeded),
-    (apigateway.ResponseType.DEFAULT_5_XX, 503, Unavailable),
+_GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, type[FarcallError]], ...] = (
+    (apigateway.ResponseType.UNAUTHORIZED, Unauthenticated),
+    (apigateway.ResponseType.ACCESS_DENIED, Forbidden),
+    (apigateway.ResponseType.THROTTLED, LimitExceeded),
+    (apigateway.ResponseType.QUOTA_EXCEEDED, LimitExceeded),
+    (apigateway.ResponseType.DEFAULT_5_XX, Unavailable),
 )
 
 

@@ -14,7 +14,8 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from botocore.config import Config
 
 from farcall_common.errors import ConfigurationError, FarcallError
-from farcall_lambdas.canary import NAME, Ask, Canary, failure
+from farcall_common.http_errors import error_from_response
+from farcall_lambdas.canary import NAME, Ask, Canary
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE, configure
 from farcall_lambdas.proxy_event import proxy_event
@@ -58,7 +59,9 @@ def _invoker(function: str) -> Ask:
         status = int(answer.get("statusCode", 500))  # a function that failed answers with something else
         content = str(answer.get("body", ""))
         if status >= 400:
-            raise failure(status, content.encode())
+            headers = {name: values[-1] for name, values in answer.get("multiValueHeaders", {}).items()}
+            request = f"{method} {path.partition('?')[0]}"
+            raise error_from_response(status, headers, content.encode(), request=request)
         return json.loads(content)
 
     return ask

@@ -12,12 +12,12 @@ from aws_lambda_powertools.event_handler import Request
 from aws_lambda_powertools.event_handler.depends import Depends
 from aws_lambda_powertools.event_handler.router import APIGatewayRouter
 
-from farcall_common.errors import ErrorRecord, Fault, InvalidRequest
+from farcall_common.errors import Unsupported
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["CALLER", "Call", "CurrentCall", "new_router", "no_result_queue", "unsupported"]
+__all__ = ["CALLER", "Call", "CurrentCall", "new_router", "no_result_queue"]
 
 #: Where the resolver keeps the identity that it let in.
 CALLER: Final = "caller"
@@ -66,14 +66,9 @@ def new_router() -> APIGatewayRouter:
     return APIGatewayRouter()  # type: ignore[no-untyped-call]
 
 
-def unsupported(message: str, *, hint: str) -> InvalidRequest:
-    """The error for what Globus Compute has and Farcall does not."""
-    return InvalidRequest(message, record=ErrorRecord("UNSUPPORTED", message, hint, Fault.CALLER))
-
-
-def no_result_queue() -> InvalidRequest:
+def no_result_queue() -> Unsupported:
     """The error for a program that wants its results from a message broker."""
-    return unsupported(
+    return Unsupported(
         "There is no message broker, so results cannot come from a queue: use farcall.Executor in the place of "
         "globus_compute_sdk.Executor.",
         hint="globus_compute_sdk.Client works, too: it asks for its results.",

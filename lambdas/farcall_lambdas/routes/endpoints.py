@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
-from farcall_common.errors import InvalidRequest
+from farcall_common.errors import Unsupported
 from farcall_common.store.model import Endpoint
 from farcall_lambdas.models.endpoints import (
     AllowedFunctions,
@@ -27,7 +27,7 @@ from farcall_lambdas.models.endpoints import (
 )
 from farcall_lambdas.models.fields import Id
 from farcall_lambdas.models.functions import Removed
-from farcall_lambdas.routes.call import Call, CurrentCall, new_router, no_result_queue, unsupported
+from farcall_lambdas.routes.call import Call, CurrentCall, new_router, no_result_queue
 from farcall_lambdas.services.connect import WayIn
 
 __all__ = ["endpoint_details", "router"]
@@ -169,10 +169,10 @@ def lock_endpoint(endpoint_id: Id, call: CurrentCall) -> Removed:
     raise _no_lock(endpoint_id, call)
 
 
-def _no_lock(endpoint_id: str, call: Call) -> InvalidRequest:
+def _no_lock(endpoint_id: str, call: Call) -> Unsupported:
     """:raises EndpointUnknown: if the caller may not see the endpoint."""
     call.services.endpoints.get(call.identity, endpoint_id)
-    return unsupported(
+    return Unsupported(
         "Endpoints cannot be locked.",
         hint="Stop it on its machine with `farcall-endpoint stop`, or delete it with "
         f"`farcall endpoints rm {endpoint_id}`.",

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
-from farcall_common.errors import ErrorRecord, TaskUnknown
+from farcall_common.errors import ErrorRecord, ResultTooLarge, TaskUnknown
 from farcall_common.store.model import Task
 from farcall_common.wire.states import TaskState
 from farcall_lambdas import cursor
@@ -151,7 +151,7 @@ def task_answer(view: TaskView, call: Call) -> TaskAnswer:
 
 def _exception(error: ErrorRecord) -> str:
     """An error as text. Programs for Globus Compute look for the name of its exception in it."""
-    if error.code == "RESULT_TOO_LARGE":
+    if error.code == ResultTooLarge.code:
         return f"MaxResultSizeExceeded: {error.message}"
     return error.traceback or error.message
 

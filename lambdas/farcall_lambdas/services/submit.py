@@ -14,7 +14,15 @@ from typing import Any, Final
 
 from aws_lambda_powertools import Logger
 
-from farcall_common.errors import ErrorRecord, Fault, Forbidden, InvalidRequest, TaskIdReused, TooManyTasks, Unavailable
+from farcall_common.errors import (
+    EndpointIncompatible,
+    FunctionNotPermitted,
+    InvalidRequest,
+    TaskIdReused,
+    TooManyTasks,
+    Unavailable,
+    Unsupported,
+)
 from farcall_common.limits import MAX_BLOBS_PER_SUBMIT
 from farcall_common.store import Stores
 from farcall_common.store.model import AuditEntry, BlobRef, Container, Endpoint, Function, QueuedTask, Task
@@ -150,8 +158,7 @@ class SubmitService:
             raise InvalidRequest("A function is listed without a payload.")
         check_count(count, self._settings)
         if wanted.user_endpoint_config:
-            message, hint = "Endpoints here take no user_endpoint_config.", "Leave it out."
-            raise InvalidRequest(message, record=ErrorRecord("UNSUPPORTED", message, hint, Fault.CALLER))
+            raise Unsupported("Endpoints here take no user_endpoint_config.", hint="Leave it out.")
         if wanted.task_ids is None:
             return {function_id: [new_task_id() for _ in given] for function_id, given in wanted.tasks.items()}
         if not _are_parallel(wanted.task_ids, wanted.tasks):
@@ -271,9 +278,7 @@ def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> Non
     for function in functions.values():
         version = f"{function.function_id}@{function.version}"
         if allowed.isdisjoint((function.function_id, version)):
-            message = f"Endpoint {endpoint.endpoint_id} does not run function {version}."
-            hint = "Ask the endpoint's owner to allow the function; `allowed_functions` lists those that may run."
-            raise Forbidden(message, record=ErrorRecord("FUNCTION_NOT_PERMITTED", message, hint, Fault.CALLER))
+            raise FunctionNotPermitted(f"Endpoint {endpoint.endpoint_id} does not run function {version}.")
 
 
 def _check_container(endpoint: Endpoint, container: Container | None) -> None:
@@ -284,9 +289,10 @@ def _check_container(endpoint: Endpoint, container: Container | None) -> None:
     if not isinstance(runs, list) or container.technology not in runs:
         said = f"runs {', '.join(map(str, runs))}" if isinstance(runs, list) and runs else "runs no containers"
         wanted = f"container {container.name} ({container.technology})"
-        message = f"The tasks ask for {wanted}, and endpoint {endpoint.name} {said}."
-        hint = "Submit without the container, or choose an endpoint whose workers run in that environment."
-        raise InvalidRequest(message, record=ErrorRecord("ENDPOINT_INCOMPATIBLE", message, hint, Fault.CALLER))
+        raise EndpointIncompatible(
+            f"The tasks ask for {wanted}, and endpoint {endpoint.name} {said}.",
+            hint="Submit without the container, or choose an endpoint whose workers run in that environment.",
+        )
 
 
 def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:
@@ -296,12 +302,11 @@ def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> No
     for function in functions.values():
         wanted = function.metadata.get("byte_code_of_python")
         if runs and isinstance(wanted, str) and wanted != runs:
-            message = (
+            raise EndpointIncompatible(
                 f"Function {function.name} ({function.function_id}) is byte code of Python {wanted}, and endpoint "
-                f"{endpoint.name} runs Python {runs}."
+                f"{endpoint.name} runs Python {runs}.",
+                hint=f"Register it with Python {runs}, or so that it travels as source: no closures, no decorators.",
             )
-            hint = f"Register it with Python {runs}, or so that it travels as source: no closures, no decorators."
-            raise InvalidRequest(message, record=ErrorRecord("ENDPOINT_INCOMPATIBLE", message, hint, Fault.CALLER))
 
 
 def _runtime(endpoint: Endpoint) -> Mapping[str, Any]:

@@ -10,9 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from farcall.cli._connect import Surroundings
-from farcall.cli._exits import epilog
 from farcall.cli._lazy import Deferred, LazyGroup
 from farcall_common.errors import ConfigurationError
+from farcall_common.exit_codes import EXIT_CODES, epilog
 from farcall_common.interruption import heed_sigterm
 
 __all__ = ["COMMANDS", "app", "main"]
@@ -66,7 +66,7 @@ app = typer.Typer(
     name="farcall",
     cls=_Farcall,
     help="Call a Python function on any computer you may use.",
-    epilog=epilog(),
+    epilog=epilog(EXIT_CODES),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

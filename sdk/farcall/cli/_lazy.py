@@ -15,8 +15,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from farcall.cli._connect import surroundings
-from farcall.cli._exits import BROKEN_PIPE, exit_code, internal, show_error
+from farcall.cli._exits import internal, show_error
 from farcall_common.errors import ErrorRecord, FarcallError, Fault
+from farcall_common.exit_codes import BROKEN_PIPE, exit_code
 from farcall_common.interruption import exit_status
 
 __all__ = ["Deferred", "LazyGroup"]

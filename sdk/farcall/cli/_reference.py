@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farcall.cli._app import COMMANDS
-from farcall.cli._exits import EXIT_CODES
+from farcall_common.exit_codes import EXIT_CODES
 
 __all__ = ["written_into"]
 
@@ -25,7 +25,7 @@ def written_into(page: str) -> str:
 
 def _exit_codes() -> Iterator[str]:
     yield from ("## Exit codes", "", "| code | says |", "|---|---|")
-    yield from (f"| {code} | {meaning} |" for code, meaning in EXIT_CODES)
+    yield from (f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items())
     yield ""
 
 

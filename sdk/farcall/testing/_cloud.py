@@ -214,7 +214,7 @@ class FakeCloud:
                 return httpx.Response(400, text="the bytes are not those that were announced")
             self._blobs[key] = request.content
             return httpx.Response(200)
-        return httpx.Response(200, content=self._blobs[key]) if key in self._blobs else httpx.Response(404)
+        return httpx.Response(200, content=self._blobs[key]) if key in self._blobs else _no_such_key()
 
     def _get_version(self, _: Json) -> Json:
         return {
@@ -405,3 +405,8 @@ def _exception_data(task: Task, error: BaseException) -> str | None:
     if not names or PickleOutOfBand().id in names:
         return pack_exception(error)
     return pack_exception(error, [strategy_named(name) for name in names])
+
+
+def _no_such_key() -> httpx.Response:
+    """What an object store answers."""
+    return httpx.Response(404, text="<Error><Code>NoSuchKey</Code></Error>")

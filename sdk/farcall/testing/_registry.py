@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farcall_common.errors import Conflict, ContainerUnknown, ErrorRecord, Fault, FunctionUnknown, InvalidRequest
+from farcall_common.errors import Conflict, ContainerUnknown, EndpointIncompatible, FunctionUnknown, InvalidRequest
 
 __all__ = ["Registry"]
 
@@ -60,8 +60,7 @@ class Registry:
         if reference is not None:
             container = self._find_container({}, reference)
             wanted = f"container {container['name']} ({container['type']})"
-            message = f"The tasks ask for {wanted}, and endpoint fake runs no containers."
-            raise InvalidRequest(message, record=ErrorRecord("ENDPOINT_INCOMPATIBLE", message, fault=Fault.CALLER))
+            raise EndpointIncompatible(f"The tasks ask for {wanted}, and endpoint fake runs no containers.")
 
     def quotas(self) -> Json:
         """How much of each quota is used."""

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 import httpx
 import msgspec
 
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskUnknown
+from farcall_common.http_errors import status_of
 from farcall_common.wire import Reporter, TaskState
 
 __all__ = ["Task", "read_json", "refusal", "unknown_task"]
 
 Json = dict[str, Any]
-
-_STATUS: Final[Mapping[str, int]] = {
-    "UNAUTHENTICATED": 401,
-    "FUNCTION_UNKNOWN": 404,
-    "CONTAINER_UNKNOWN": 404,
-    "ENDPOINT_UNKNOWN": 404,
-    "TASK_UNKNOWN": 404,
-    "TASK_GROUP_UNKNOWN": 404,
-    "BLOB_UNKNOWN": 404,
-    "NOT_FOUND": 404,
-    "TASK_ID_REUSED": 409,
-    "CONFLICT": 409,
-    "PAYLOAD_TOO_LARGE": 413,
-    "FORWARDER_WAKING": 503,
-    "NO_FORWARDER": 503,
-}
 
 
 @dataclasses.dataclass
@@ -85,7 +70,7 @@ def read_json(content: bytes) -> Json:
 
 
 def refusal(error: FarcallError) -> httpx.Response:
-    status = _STATUS.get(error.record.code, 400)
+    status = status_of(type(error))
     body = error.record.to_json() | {
         "status": "Failed",
         "http_status_code": status,

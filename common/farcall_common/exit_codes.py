@@ -1,0 +1,93 @@
+"""Exit codes: one table for all commands of Farcall.
+
+Codes from 64 to 78 are those of sysexits.h. What an interrupted command ends with is in
+:mod:`farcall_common.interruption`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from farcall_common.errors import (
+    ConfigurationError,
+    Conflict,
+    DeserializationError,
+    FarcallError,
+    Forbidden,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    ProtocolError,
+    SerializationError,
+    SessionRefused,
+    SpoolOutdated,
+    TaskError,
+    TaskPending,
+    Unauthenticated,
+    Unavailable,
+)
+from farcall_common.interruption import INTERRUPTED, TERMINATED, exit_status
+
+__all__ = ["BROKEN_PIPE", "DONE", "EXIT_CODES", "FAILED", "INTERNAL", "epilog", "exit_code", "exit_code_of"]
+
+DONE: Final = 0
+FAILED: Final = 1
+INTERNAL: Final = 70
+BROKEN_PIPE: Final = 141
+
+#: Each code and what it means. A command says in its own table what :data:`FAILED` means there.
+EXIT_CODES: Final[Mapping[int, str]] = {
+    DONE: "done",
+    FAILED: "a task failed, was lost or was cancelled",
+    2: "the command line is wrong",
+    65: "a value, file, function or spool cannot be used",
+    66: "there is no such function, endpoint, task or group",
+    69: "the service cannot be reached",
+    INTERNAL: "an error of Farcall",
+    73: "in use already",
+    75: "not yet: the task has not ended, or the service is busy",
+    76: "the other side answered something unknown",
+    77: "not logged in, or not allowed",
+    78: "a setting is missing or wrong",
+    INTERRUPTED: "interrupted",
+    BROKEN_PIPE: "the reader of the output went away",
+    TERMINATED: "told to end",
+}
+
+#: The first class that an error is an instance of decides. systemd starts an endpoint again after some codes and not
+#: after others (:mod:`farcall_endpoint.systemd`).
+_BY_ERROR: Final[Sequence[tuple[type[FarcallError], int]]] = (
+    (TaskPending, 75),
+    (TaskError, FAILED),
+    (Unauthenticated, 77),
+    (Forbidden, 77),
+    (SessionRefused, 77),
+    (Unavailable, 69),
+    (LimitExceeded, 75),
+    (ConfigurationError, 78),
+    (NotFound, 66),
+    (SpoolOutdated, 65),
+    (Conflict, 73),
+    (ProtocolError, 76),
+    (InvalidRequest, 65),
+    (SerializationError, 65),
+    (DeserializationError, 65),
+)
+
+
+def exit_code_of(cls: type[FarcallError]) -> int:
+    """The exit code for an error class; :data:`INTERNAL` for one that the table does not have."""
+    return next((code for known, code in _BY_ERROR if issubclass(cls, known)), INTERNAL)
+
+
+def exit_code(error: FarcallError) -> int:
+    """What a command ends with after this error. An error that an interruption caused ends as the interruption does."""
+    if isinstance(error.__cause__, KeyboardInterrupt):
+        return exit_status(error.__cause__)
+    return exit_code_of(type(error))
+
+
+def epilog(codes: Mapping[int, str]) -> str:
+    """The table of exit codes, for a help text."""
+    return "Exit codes: " + " · ".join(f"{code} {meaning}" for code, meaning in codes.items())
