@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.files import write_private
 from farcall_common.login_file import LOGIN_FILE, login_at
 
 __all__ = [
@@ -126,8 +127,6 @@ def write_settings(home: Path, values: Mapping[str, str | None], *, comment: str
     :returns: the path of the file, which only its owner may read.
     :raises ConfigurationError: if the file cannot be written, or is written in a way that cannot be changed safely.
     """
-    from farcall_common.private import write_private  # it takes as long to load as the rest of this module
-
     path = config_path(home)
     text, wanted = _read(path)
     table = _table(wanted, path)

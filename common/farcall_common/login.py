@@ -21,7 +21,8 @@ import httpx
 import msgspec
 
 from farcall_common.errors import ConfigurationError, FarcallError, Unauthenticated, Unavailable
-from farcall_common.private import locked, write_private
+from farcall_common.files import write_private
+from farcall_common.private import locked
 
 __all__ = [
     "Bearer",

@@ -1,4 +1,4 @@
-"""Files and sockets that only their owner may read."""
+"""Unix sockets that only their owner may reach, and locks of files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,10 @@ from typing import Final
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = ["locked", "private_socket", "write_private"]
+__all__ = ["locked", "private_socket"]
 
 _MAX_SOCKET_PATH_BYTES: Final = 100
 """Addresses of Unix sockets end at 107 bytes on Linux, at 103 on macOS."""
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file with mode 0600, at once or not at all.
-
-    :raises OSError: if that is not possible; then what was there is there still.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent)  # with mode 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def private_socket(directory: Path, name: str) -> Path:

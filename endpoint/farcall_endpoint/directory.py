@@ -32,7 +32,6 @@ import json
 import os
 import re
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +39,7 @@ from typing import Any, Final
 import psutil
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError
+from farcall_common.files import write_whole
 from farcall_common.private import private_socket
 from farcall_endpoint.transport import CurveKeys, new_curve_keys
 
@@ -369,15 +369,7 @@ def list_endpoints(home: Path) -> list[EndpointDirectory]:
 
 def _write(path: Path, text: str) -> None:
     """Replace a file as a whole, readable by its owner alone."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, text.encode(), mode=0o600)
 
 
 def _overwrite(path: Path, text: str) -> None:

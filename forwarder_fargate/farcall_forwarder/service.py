@@ -15,6 +15,7 @@ from typing import Final, TypeVarTuple, Unpack
 import zmq
 from zmq.utils import z85
 
+from farcall_common.files import write_whole
 from farcall_common.store.settings import Stores
 from farcall_common.wire import new_id
 from farcall_forwarder.adapters.health import HealthServer
@@ -122,9 +123,7 @@ class Service:
             "forwarder_id": info.forwarder_id,
         }
         if path := self._settings.ready_file:
-            fresh = path.with_suffix(".tmp")
-            fresh.write_text(json.dumps(self.ready))
-            fresh.replace(path)
+            write_whole(path, json.dumps(self.ready).encode())
         _logger.info("ready", extra={"forwarder_id": info.forwarder_id, "address": info.address})
 
 

@@ -33,6 +33,7 @@ from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 
 from farcall_common.errors import ConfigurationError, InvalidRequest, RequestTooLarge, Unavailable
 from farcall_common.exit_codes import DONE, exit_code
+from farcall_common.files import write_whole
 from farcall_common.http_limits import LimitedHttp
 from farcall_common.store import StoreSettings, open_stores
 from farcall_lambdas.answers import error_response
@@ -136,9 +137,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self._port_file is not None and self.started:
-            unfinished = self._port_file.with_name(f"{self._port_file.name}.{os.getpid()}")
-            unfinished.write_text(f"{self._port}\n")
-            unfinished.replace(self._port_file)
+            write_whole(self._port_file, f"{self._port}\n".encode())
         logger.info("serving", port=self._port)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farcall_common.private import write_private
+from farcall_common.files import write_private
 
 __all__ = ["Phase", "ProcessState", "TierSecrets", "TierState"]
 

@@ -18,6 +18,7 @@ from typing import Final, Self
 import psutil
 
 from farcall_common.errors import ConfigurationError, Conflict, Unavailable
+from farcall_common.files import write_whole
 from farcall_localstack.assembly import stack_names
 from farcall_localstack.bundles import AUTO, target_of
 from farcall_localstack.deploy import Deployer
@@ -94,11 +95,7 @@ class Tier:
         state = dataclasses.asdict(self)
         state["directory"] = str(self.directory)
         state["database_directory"] = str(self.database_directory) if self.database_directory else None
-        path = self.directory / _STATE_FILE
-        whole = path.with_suffix(".new")
-        whole.touch(mode=0o600)
-        whole.write_text(json.dumps(state, indent=2), encoding="utf-8")
-        whole.replace(path)
+        write_whole(self.directory / _STATE_FILE, json.dumps(state, indent=2).encode(), mode=0o600)
 
     @classmethod
     def load(cls, directory: Path) -> Tier:

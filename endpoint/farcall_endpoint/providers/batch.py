@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from farcall_common.files import write_whole
 from farcall_endpoint.providers.seam import BlockStatus, Phase
 
 __all__ = ["BatchProvider", "Scheduler", "SchedulerError", "node_script"]
@@ -260,10 +261,8 @@ class BatchProvider:
 
     def _keep_journal(self) -> None:
         ids = [block.job_id for block in self._blocks if block.job_id is not None]
-        draft = self._journal.with_suffix(".new")
         with contextlib.suppress(OSError):
-            draft.write_text(json.dumps(ids))
-            draft.replace(self._journal)
+            write_whole(self._journal, json.dumps(ids).encode())
 
     def _adopt_leftovers(self) -> None:
         """Jobs of an earlier agent, which was killed, are wanted by nobody."""

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from farcall_common.credentials import find_home
-from farcall_common.private import write_private
+from farcall_common.files import write_private
 
 __all__ = ["completes", "remember"]
 

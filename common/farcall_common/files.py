@@ -1,0 +1,34 @@
+"""Atomic file writes: readers find the old file or the whole new one. Standard library only, cheap to import."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["write_private", "write_whole"]
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file as a whole or not at all: a draft in the same directory takes its place.
+
+    :param mode: permissions of the file; the umask is taken away from them, as :func:`open` does.
+    :raises OSError: if that is not possible; then the old file is unchanged, and there is no draft.
+    """
+    draft = path.with_name(f".{path.name}-{os.urandom(8).hex()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """:func:`write_whole` with mode 0600, in a directory that is made if it is missing.
+
+    :raises OSError: if that is not possible.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, data, mode=0o600)
