@@ -95,6 +95,16 @@ def test_waits_grow_with_full_jitter_up_to_a_cap() -> None:
     assert 25 < longest[-1] <= 30
 
 
+def test_an_outage_of_a_day_does_not_end_the_agent() -> None:
+    connection = make()
+    connection.start()
+    now = 0.0
+    while now < 24 * 3600.0:
+        connection.unanswered(NoForwarder("none"), now=now)
+        now, actions = wait_out(connection)
+        assert actions == [AskApi()]
+
+
 def test_what_failed_before_a_session_is_not_held_against_it_however_soon_it_ends() -> None:
     for seed in range(200):
         connection = make(seed)

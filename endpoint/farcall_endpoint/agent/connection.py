@@ -33,6 +33,7 @@ __all__ = ["Action", "Address", "AskApi", "Beat", "Close", "Closed", "Connection
 
 _BASE_S: Final = 0.2
 _CAP_S: Final = 30.0
+_MAX_DOUBLINGS: Final = 16  # an outage of hours fails so often that the power would overflow
 _GREETING_LIMIT_S: Final = 15.0
 _STABLE_S: Final = 1.0
 """A session that lasted for so long was a good one; one that did not counts as a failure."""
@@ -266,7 +267,8 @@ class Connection:
         self.trouble = reason
         self._failures += 1
         self._phase = _Phase.WAITING
-        self._due_at = now + at_least_s + self._rng.uniform(0.0, min(_CAP_S, _BASE_S * 2**self._failures))
+        longest_s = min(_CAP_S, _BASE_S * 2 ** min(self._failures, _MAX_DOUBLINGS))
+        self._due_at = now + at_least_s + self._rng.uniform(0.0, longest_s)
         return []
 
     def _reconnect(self, reason: str, now: float) -> list[Action]:

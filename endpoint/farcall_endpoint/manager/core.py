@@ -32,6 +32,7 @@ STARTED_AFTER_S: Final = 0.05
 _OVERDUE_S: Final = 0.01
 """A task that runs for so long gives up what waits behind it."""
 _MAX_BACKOFF_S: Final = 10.0
+_MAX_DOUBLINGS: Final = 16
 _MAX_START_FAILURES: Final = 6
 """So many rounds of starting workers may fail in a row, with none that works, until the manager gives up."""
 _MAX_KNOWN_FUNCTIONS: Final = 256
@@ -272,7 +273,7 @@ class ManagerCore:
         if not worker.ready and self._stop_at is None:
             if now >= self._launch_at:  # workers that were started together fail as one round
                 self._start_failures += 1
-                self._launch_at = now + min(0.1 * 2**self._start_failures, _MAX_BACKOFF_S)
+                self._launch_at = now + min(0.1 * 2 ** min(self._start_failures, _MAX_DOUBLINGS), _MAX_BACKOFF_S)
             lines = stderr_tail.strip().splitlines()
             self._problem = f"a worker did not start: {reason}; {lines[-1] if lines else 'it said nothing'}"
         for job in worker.jobs:
