@@ -25,7 +25,7 @@ class LimitedHttp(HttpToolsProtocol):
     max_connections: ClassVar[int] = 400
     _too_late: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
-    _bytes_beside_bodies = 0
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,9 +36,9 @@ class LimitedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         # Headers before a body, trailers behind it, extensions of its chunks: memory, which no application limits.
-        self._bytes_beside_bodies += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._bytes_beside_bodies > self.max_head_bytes:
+        if self._head_bytes > self.max_head_bytes:
             self.transport.abort()
 
     def on_message_begin(self) -> None:
@@ -46,11 +46,11 @@ class LimitedHttp(HttpToolsProtocol):
         self._await_request()
 
     def on_body(self, body: bytes) -> None:
-        self._bytes_beside_bodies = 0
+        self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._bytes_beside_bodies = 0
+        self._head_bytes = 0
         _cancel(self._too_late)
         self._too_late = None
         super().on_message_complete()

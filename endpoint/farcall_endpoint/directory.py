@@ -18,7 +18,8 @@
 A process id alone proves nothing: it may be another process by now, or one on another node that shares this directory.
 So ``daemon.pid`` names the host and the time at which the process started, and the agent holds a lock on the file,
 which the kernel drops at its death. All of these files can be removed while it runs; so it also holds an abstract
-socket (unix(7)), named after the number of the directory. Nobody can remove that, and the kernel drops it as well.
+socket (unix(7)), named after the number of the directory. It has no file that could be removed, and the kernel drops
+it with the process.
 """
 
 from __future__ import annotations
@@ -330,8 +331,8 @@ class EndpointDirectory:
 def _socket_holder(name: bytes, *, pid_file: str) -> int | None:
     """The process on this machine that has a socket of that abstract name, as far as this user may see.
 
-    The name of a socket may have a line's end in it, so that another user can make the kernel's list say anything of
-    anybody's sockets. But nobody else can make a process of ours open the file.
+    The name of a socket may contain a line break, with which another user can add false rows to the kernel's list. But
+    no other user can make a process of ours open the file, and that is checked too.
     """
     line_end = b" @" + name[1:]
     rows = [line.split() for line in _sockets() if line.endswith(line_end)]

@@ -36,7 +36,9 @@ MARKER_BYTES = documented_bytes(r"leaves a\s+marker of about ([\d,]+) bytes")
 
 @pytest.fixture
 def queue(valkey: Valkey) -> Iterator[ValkeyQueue]:
+    """A queue whose scripts Valkey has loaded: their memory is not that of tasks."""
     opened = ValkeyQueue(valkey.url)
+    run_to_the_end(opened, tasks(1, endpoint_id=new_id(), payload=b""))
     yield opened
     opened.close()
 
@@ -52,7 +54,21 @@ def used_bytes(valkey: Valkey) -> Iterator[Callable[[], int]]:
     client.close()
 
 
-def tasks(**fields: Any) -> list[QueuedTask]:
+def run_to_the_end(queue: ValkeyQueue, waiting: list[QueuedTask]) -> int:
+    """Restore, lease and end tasks of one endpoint; returns how many were leased."""
+    endpoint_id = waiting[0].endpoint_id
+    fence = queue.claim(endpoint_id, "forwarder", ttl_s=45)
+    queue.restore(endpoint_id, fence, waiting, held={}, lease_s=LEASE_S)
+    queue.mark_restored(endpoint_id, fence)
+    leased = queue.lease(endpoint_id, fence, limit=len(waiting), lease_s=LEASE_S)
+    task_ids = [each.task.task_id for each in leased]
+    queue.ack(fence, [make_result(task_id, endpoint_id=endpoint_id) for task_id in task_ids])
+    queue.flushed(endpoint_id, task_ids)
+    queue.enqueue(waiting)  # nothing: they have ended
+    return len(task_ids)
+
+
+def tasks(count: int = TASKS, *, endpoint_id: str = ENDPOINT_ID, **fields: Any) -> list[QueuedTask]:
     group_id, owner_id, function_id = new_id(), new_id(), new_id()
     return [
         QueuedTask.of(
@@ -60,13 +76,13 @@ def tasks(**fields: Any) -> list[QueuedTask]:
                 task_id=new_task_id(),
                 task_group_id=group_id,
                 owner_id=owner_id,
-                endpoint_id=ENDPOINT_ID,
+                endpoint_id=endpoint_id,
                 function_id=function_id,
                 function_hash="0" * 64,
                 **fields,
             )
         )
-        for _ in range(TASKS)
+        for _ in range(count)
     ]
 
 
@@ -101,14 +117,8 @@ def test_a_full_queue_stays_within_its_memory(
 def test_what_has_ended_leaves_little(queue: ValkeyQueue, used_bytes: Callable[[], int]) -> None:
     waiting = tasks(payload=os.urandom(4 * 1024))
     before = used_bytes()
-    fence = queue.claim(ENDPOINT_ID, "forwarder", ttl_s=45)
-    queue.restore(ENDPOINT_ID, fence, waiting, held={}, lease_s=LEASE_S)
-    queue.mark_restored(ENDPOINT_ID, fence)
-    leased = queue.lease(ENDPOINT_ID, fence, limit=TASKS, lease_s=LEASE_S)
-    task_ids = [each.task.task_id for each in leased]
-    queue.ack(fence, [make_result(task_id, endpoint_id=ENDPOINT_ID) for task_id in task_ids])
-    queue.flushed(ENDPOINT_ID, task_ids)
+    ended = run_to_the_end(queue, waiting)
     each_bytes = (used_bytes() - before) / TASKS
     print(f"{each_bytes:.0f} bytes of Valkey an ended task")
-    assert len(task_ids) == TASKS
+    assert ended == TASKS
     assert each_bytes < MARKER_BYTES

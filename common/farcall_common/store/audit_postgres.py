@@ -71,7 +71,7 @@ def _check_quota(quota: Quota, connection: psycopg.Connection[DictRow]) -> None:
     """
     values = {"kind": str(quota.kind), "owner_id": quota.owner_id, "but": quota.but}
     connection.execute(_LOCK_OWNER, values)
-    # A statement of its own: it sees what was committed until the lock was had. Lengths of long values are beside them.
+    # A statement of its own, to see what others committed before it got the lock; long values are not read for it.
     size = "coalesce(sum(octet_length(body)), 0)" if quota.most_bytes else "0"
     counted = f"SELECT count(*) AS count, ({size})::bigint AS size FROM {_OWNED[quota.kind]}"  # noqa: S608 - of constants
     row = connection.execute(counted.encode(), values).fetchone()

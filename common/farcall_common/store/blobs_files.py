@@ -28,7 +28,7 @@ _UNFINISHED: Final = ".new-"
 #: A disk or a user's part of it is full; and when it is worth another try.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_RETRY_S: Final = 10.0
-#: What an address is signed for, beside its method and its blob.
+#: What an address is signed for, besides its method and its blob.
 _TERMS: Final = {"GET": {"expires_at"}, "PUT": {"expires_at", "size_bytes", "sha256"}}
 
 

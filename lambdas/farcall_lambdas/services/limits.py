@@ -33,8 +33,8 @@ _ADVANCE: Final = 20
 _ADVANCE_GOOD_S: Final = 1.0
 
 #: The part of the database's disk that may be in use when something is added: its log of changes needs some as well.
-#: How long a measured size is believed, in seconds.
 _STORAGE_SHARE: Final = 0.85
+#: For how long a measured size counts, in seconds.
 _SIZE_GOOD_S: Final = 60.0
 
 #: What an entry of a list takes beside texts, in bytes.
