@@ -96,6 +96,20 @@ def test_an_accepted_task_is_recorded_and_queued(lab: Lab) -> None:
     assert answer.body.keys() == {"request_id", "task_group_id", "endpoint_id", "tasks"}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"memory_bytes": 5, "num_nodes": 2, "keep_output": True, "resource_specification": {"n": 1}},
+        {"resource_specification": {"memory_bytes": 5, "num_nodes": 2, "keep_output": True, "n": 1}},
+        {"memory_bytes": 5, "keep_output": True, "resource_specification": {"memory_bytes": 9, "num_nodes": 2, "n": 1}},
+    ],
+)
+def test_a_resource_specification_of_globus_compute_says_options(lab: Lab, fields: dict[str, Any]) -> None:
+    [task_id] = lab.submit(**fields).body["tasks"][lab.function_id]
+    task = lab.records.get_tasks([task_id])[task_id]
+    assert task.resource_specification == {"memory_bytes": 5, "num_nodes": 2, "keep_output": True, "n": 1}
+
+
 SPAN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
@@ -381,6 +395,11 @@ class TestRequests:
             {"resource_specification": {"n": "x" * 5000}},
             {"result_serializers": ["x" * 101]},
             {"result_serializers": ["a.B"] * 33},
+            {"memory_bytes": 0},
+            {"num_nodes": "many"},
+            {"resource_specification": {"memory_bytes": "2 GB"}},
+            {"resource_specification": {"num_nodes": 0}},
+            {"resource_specification": {"keep_output": 1}},
         ],
     )
     def test_senseless_options_are_refused(self, lab: Lab, fields: dict[str, Any]) -> None:
