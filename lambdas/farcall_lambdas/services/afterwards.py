@@ -49,12 +49,7 @@ class AfterwardsService:
                 "task_group_id": task.task_group_id,
                 "tasks": {reference: [self._payload(task)]},
                 "task_ids": {reference: [as_task_id or new_task_id()]},
-                "idempotent": task.idempotent,
-                "max_attempts": task.max_attempts,
-                "walltime_s": task.walltime_s,
-                "result_serializers": list(task.result_serializers),
-                "resource_specification": dict(task.resource_specification),
-                "container": task.container_id,
+                **task.options.to_json(),
                 "memoize": False,  # whoever asks for it again wants it to run
             }
         )
