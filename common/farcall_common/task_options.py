@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import msgspec
 
-__all__ = ["OwnOptionsDict", "TaskOptions", "TaskOptionsDict"]
+__all__ = ["AttemptOptionsDict", "OwnOptionsDict", "TaskOptions", "TaskOptionsDict", "take_former"]
 
 #: A number of things or of bytes. What JSON readers take, too.
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -23,14 +23,20 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 _SPECIFIED: Final = ("num_nodes", "ranks_per_node", "num_ranks", "memory_bytes", "max_output_bytes", "keep_output")
 
 
-class OwnOptionsDict(TypedDict, total=False):
-    """Options of Farcall's own, as keyword arguments; see :class:`TaskOptions`."""
+class AttemptOptionsDict(TypedDict, total=False):
+    """Options of each attempt to run a task, as keyword arguments; see :class:`TaskOptions`. An engine without a cloud
+    knows these."""
 
     idempotent: bool
     max_attempts: int
     walltime_s: float | None
     memory_bytes: int | None
     max_output_bytes: int | None
+
+
+class OwnOptionsDict(AttemptOptionsDict, total=False):
+    """The other options of Farcall's own."""
+
     num_nodes: int | None
     ranks_per_node: int | None
     num_ranks: int | None
@@ -40,7 +46,7 @@ class OwnOptionsDict(TypedDict, total=False):
 
 
 class TaskOptionsDict(OwnOptionsDict, total=False):
-    """All options as keyword arguments. These here are Globus Compute's, too."""
+    """The options that Globus Compute has, too: with them, all."""
 
     result_serializers: Iterable[object] | None
     resource_specification: Mapping[str, Any] | None
@@ -113,6 +119,11 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
             raise ValueError("walltime_s: Expected a finite number of seconds")
         return options
 
+    @property
+    def wants_ranks(self) -> bool:
+        """Whether the task starts MPI ranks."""
+        return self.num_nodes is not None or self.num_ranks is not None or self.ranks_per_node is not None
+
     def translated(self) -> TaskOptions:
         """These options with those that the resource specification says taken out of it, as fields. A field that is set
         already wins.
@@ -135,14 +146,23 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         said = self.resource_specification
         return next(((name, said[name]) for name in _SPECIFIED if name in said), None) if said else None
 
-    def specification(self) -> dict[str, Any]:
-        """The resource specification with the options that Globus Compute's programs say there."""
-        said = {name: getattr(self, name) for name in _SPECIFIED}
-        return {**(self.resource_specification or {}), **{name: value for name, value in said.items() if value}}
-
     def to_json(self) -> dict[str, Any]:
         """The options as the body of a submit has them: those that are set, and always those that every task has."""
         return {"idempotent": self.idempotent, "max_attempts": self.max_attempts, **msgspec.to_builtins(self)}
+
+
+def take_former(fields: dict[str, Any]) -> TaskOptions:
+    """Take the options out of the fields of a task as releases before ADR 0057 wrote them, each a field of its own.
+
+    A limit that is none stays in the resource specification: the endpoint refuses the task, and says why.
+    """
+    fields["resource_specification"] = fields["resource_specification"] or None
+    names = [name for name in TaskOptions.__struct_fields__ if name in fields]
+    options = TaskOptions(container=fields.pop("container_id"), **{name: fields.pop(name) for name in names})
+    try:
+        return options.translated()
+    except ValueError:
+        return options
 
 
 def _json_object(value: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ left alone (:func:`if_known`). User bytes pass through as they are.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -15,7 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from farcall_common.store.model import BlobRef, ForwarderInfo, PeerKey, QueuedTask, SharedEnds, TaskResult
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import take_former
 
 __all__ = ["if_known", "pack", "unpack_forwarder", "unpack_peer", "unpack_result", "unpack_shared", "unpack_task"]
 
@@ -62,11 +61,7 @@ def unpack_task(data: bytes) -> QueuedTask:
     except msgspec.ValidationError:
         former = _unpack_former(data)
     values = msgspec.structs.asdict(former)
-    names = {name for name in TaskOptions.__struct_fields__ if name in values}
-    options = TaskOptions(container=values.pop("container_id"), **{name: values.pop(name) for name in names})
-    with contextlib.suppress(ValueError):  # the endpoint says which limit is none
-        options = options.translated()
-    return QueuedTask(options=options, **values)
+    return QueuedTask(options=take_former(values), **values)
 
 
 def if_known(unpack: Callable[[bytes], _Value], data: bytes) -> _Value | None:

@@ -76,21 +76,16 @@ def orders(
 
 
 def _spec(leased: LeasedTask, *, frame: int, urls: Mapping[str, str]) -> TaskSpec:
-    task, options = leased.task, leased.task.options
+    task = leased.task
     ref = task.payload_ref
     return TaskSpec(
         task_id=task.task_id,
         attempt=leased.attempt,
         function_id=task.function_id,
         function_hash=task.function_hash,
+        options=task.options,
         payload=None if task.payload is None else frame,
         payload_blob=locate(ref, urls) if ref else None,
-        idempotent=options.idempotent,
-        max_attempts=options.max_attempts,
-        walltime_s=options.walltime_s,
-        container_id=options.container,
-        result_serializers=options.result_serializers,
-        resource_specification=options.specification(),
         traceparent=task.traceparent or "",
         submitter=task.owner_id,
     )

@@ -136,7 +136,8 @@ class _SubmitOptions(_PlainOptions):
 
         :raises ValueError: for a value there that an option cannot have.
         """
-        return TaskOptions.of(**{name: getattr(self, name) for name in TaskOptions.__struct_fields__}).translated()
+        given = {name: getattr(self, name) for name in TaskOptions.__struct_fields__}  # checked already, by this shape
+        return TaskOptions(**{**given, "result_serializers": tuple(self.result_serializers or ())}).translated()
 
 
 class Submit(_SubmitOptions):
