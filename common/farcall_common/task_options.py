@@ -19,7 +19,7 @@ __all__ = ["AttemptOptionsDict", "OwnOptionsDict", "TaskOptions", "TaskOptionsDi
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
-#: The options that a program for Globus Compute says in its resource specification.
+#: The options that programs for Globus Compute put into the resource specification.
 _SPECIFIED: Final = ("num_nodes", "ranks_per_node", "num_ranks", "memory_bytes", "max_output_bytes", "keep_output")
 
 
@@ -125,8 +125,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         return self.num_nodes is not None or self.num_ranks is not None or self.ranks_per_node is not None
 
     def translated(self) -> TaskOptions:
-        """These options with those that the resource specification says taken out of it, as fields. A field that is set
-        already wins.
+        """The same options, with those that the resource specification names moved to their fields. A field that is
+        set already wins.
 
         :raises ValueError: as :meth:`of`.
         """
@@ -142,7 +142,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         return self.changed(resource_specification=rest or None, **found)
 
     def untranslatable(self) -> tuple[str, object] | None:
-        """Name and value of an option that the resource specification still has: it was not one that it can have."""
+        """Name and value of an option that is still in the resource specification, because its value is invalid."""
         said = self.resource_specification
         return next(((name, said[name]) for name in _SPECIFIED if name in said), None) if said else None
 
@@ -152,9 +152,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 def take_former(fields: dict[str, Any]) -> TaskOptions:
-    """Take the options out of the fields of a task as releases before ADR 0057 wrote them, each a field of its own.
+    """Take the options out of the fields of a task as releases before ADR 0057 wrote them, each in a field of its own.
 
-    A limit that is none stays in the resource specification: the endpoint refuses the task, and says why.
+    An invalid limit stays in the resource specification: the endpoint refuses the task, and says why.
     """
     fields["resource_specification"] = fields["resource_specification"] or None
     names = [name for name in TaskOptions.__struct_fields__ if name in fields]

@@ -45,11 +45,11 @@ def test_a_task_may_ask_for_less_than_its_endpoint_permits_and_not_for_more(want
         walltime_s=wanted, memory_bytes=wanted, max_output_bytes=wanted, idempotent=False, keep_output=True
     )
     limit = 50 if wanted == 50 else 100
-    limited = Limits(walltime_s=100, memory_bytes=100, output_bytes=100).around(asked)
+    limited = Limits(walltime_s=100, memory_bytes=100, output_bytes=100).applied_to(asked)
     assert limited == TaskOptions(
         walltime_s=limit, memory_bytes=limit, max_output_bytes=limit, idempotent=False, keep_output=True
     )
-    assert NO_LIMITS.around(asked) == asked
+    assert NO_LIMITS.applied_to(asked) == asked
 
 
 def test_without_a_limit_anything_goes() -> None:

@@ -29,7 +29,7 @@ _Value = TypeVar("_Value")
 
 
 class _FormerTask(msgspec.Struct):
-    """A queued task as releases before ADR 0057 wrote it, each option a field of its own."""
+    """A queued task as releases before ADR 0057 wrote it, each option in a field of its own."""
 
     task_id: str
     task_group_id: str

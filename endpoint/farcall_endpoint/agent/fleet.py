@@ -50,7 +50,7 @@ class Limits:
     memory_bytes: int | None = None
     output_bytes: int | None = None
 
-    def around(self, options: TaskOptions) -> TaskOptions:
+    def applied_to(self, options: TaskOptions) -> TaskOptions:
         """The options of a task within these limits."""
         return msgspec.structs.replace(
             options,
@@ -429,7 +429,7 @@ class Fleet:
                     task.attempt,
                     spec.function_hash,
                     len(bodies),
-                    spec.options if limits is None else limits.around(spec.options),
+                    spec.options if limits is None else limits.applied_to(spec.options),
                     spec.traceparent,
                     "" if spec.submitter == self.owner_id else spec.submitter,
                 )

@@ -79,7 +79,7 @@ UPDATE results SET spec = with_options(spec);
 UPDATE meta SET value = '3' WHERE key = 'format';
 COMMIT;
 """
-"""In format 2 each option was a field of the task's own."""
+"""In format 2 each option was a field of the task itself."""
 
 _NO_ROOM: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
@@ -116,7 +116,7 @@ class _StoredEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _FormerSpec(msgspec.Struct):
-    """A task as releases before ADR 0057 wrote it into the spool, each option a field of its own."""
+    """A task as releases before ADR 0057 wrote it into the spool, each option in a field of its own."""
 
     task_id: str
     attempt: int

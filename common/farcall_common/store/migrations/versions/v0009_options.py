@@ -19,8 +19,7 @@ down_revision = "0008"
 branch_labels = None
 depends_on = None
 
-#: What a resource specification said of options that are fields now: a limit that is none stays there, and the endpoint
-#: refuses it.
+#: Options that the resource specification names become fields. An invalid limit stays there: the endpoint refuses it.
 BEFORE: Final = (
     "ALTER TABLE task ADD COLUMN IF NOT EXISTS options jsonb",
     """
