@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
+from farcall_common import task_options
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.shared import Bytes, Frame, seen
 
@@ -62,26 +64,16 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # -- agent to manager --------------------------------------------------------------------------------------------------
 
 
-RANKS: Final = ("num_nodes", "ranks_per_node", "num_ranks")
-"""How a resource specification calls the numbers of ``TaskOrder.ranks``."""
-
-
 class TaskOrder(_Part, frozen=True):
-    """One attempt to run, and its limits. ``result_serializers`` are the submitter's choice, may be empty.
-    ``submitter``: who submitted it, empty for the owner of the endpoint. Submitters take turns, and each has a working
-    directory."""
+    """One attempt to run. ``options`` are the task's, within the endpoint's limits. ``submitter``: who submitted it,
+    empty for the owner of the endpoint. Submitters take turns, and each has a working directory."""
 
     task_id: str
     attempt: int
     function_hash: str
     payload: Body
-    walltime_s: float | None = None
-    result_serializers: tuple[str, ...] = ()
-    memory_bytes: int | None = None
-    max_output_bytes: int | None = None
+    options: TaskOptions = TaskOptions()
     traceparent: str = ""
-    keep_output: bool = False
-    ranks: tuple[int | None, int | None, int | None] | None = None
     submitter: str = ""
 
 
@@ -250,5 +242,7 @@ def _bodies(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def software_fingerprint() -> str:
-    """Tells apart two versions of this file, so that an agent never talks past a manager that was upgraded under it."""
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    """Tells apart two versions of these messages, so that an agent never talks past a manager that was upgraded under
+    it."""
+    files = (__file__, task_options.__file__)
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]

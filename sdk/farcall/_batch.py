@@ -11,9 +11,10 @@ from farcall._blobs import INLINE_BYTES, Blobs
 from farcall._calls import DEFAULT_SERIALIZER, checked_call, in_order, pack_call
 from farcall._ids import as_id
 from farcall._needs import Needs, needs_of
-from farcall._submission import Prepared, TaskOptions, encode_payload
+from farcall._submission import Prepared, encode_payload
 from farcall._tracing import current_traceparent
 from farcall_common.payload import Serializer
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import new_id, new_task_id
 
 __all__ = ["Batch"]
@@ -26,13 +27,13 @@ class Batch:
         self,
         *,
         task_group_id: str | None = None,
-        options: TaskOptions,
+        options: Any,
         serializer: Serializer = DEFAULT_SERIALIZER,
         reference_of: Callable[[str | uuid.UUID], str] = as_id,
     ) -> None:
         self._reference_of = reference_of
         self._task_group_id = task_group_id or new_id()
-        self.options = options
+        self._options: TaskOptions = options  # checkers other than mypy do not know what msgspec makes
         self._serializer = serializer
         self._calls: list[tuple[str, str, bytes]] = []
         self._spans: dict[str, str] = {}
@@ -82,7 +83,7 @@ class Batch:
         """
         values, named = checked_call(args, kwargs)
         task_id, function_id = new_task_id(), self._reference_of(function_id)
-        if self.options.memoize:
+        if self._options.memoize:
             named = in_order(named)
         payload = pack_call(values, named, function_name=function_id, serializer=self._serializer)
         self._calls.append((task_id, function_id, payload))
@@ -97,7 +98,7 @@ class Batch:
         for task_id, function_id, payload in self._calls:
             tasks.setdefault(function_id, []).append(payload.decode())
             ids.setdefault(function_id, []).append(task_id)
-        return {"task_group_id": self.task_group_id, **self.options.to_json(), "tasks": tasks, "task_ids": ids}
+        return {"task_group_id": self.task_group_id, **self._options.to_json(), "tasks": tasks, "task_ids": ids}
 
     def prepared(self, blobs: Blobs, *, parallel: int) -> Iterator[Prepared]:
         """The calls ready to be sent, big payloads uploaded (``parallel`` at a time)."""

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from farcall._authorizer import bearer_token
 from farcall._catalogue import Catalogue
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from farcall._authorizer import Authorizer
     from farcall._batch import Batch
     from farcall_common.payload import Serializer
+    from farcall_common.task_options import OwnOptionsDict
 
 __all__ = ["Client"]
 
@@ -187,36 +188,28 @@ class Client(Catalogue, History):
         user_endpoint_config: Mapping[str, Any] | None = None,
         create_websocket_queue: bool = False,
         result_serializers: Iterable[object] | None = None,
-        *,
-        idempotent: bool = True,
-        max_attempts: int = 3,
-        walltime_s: float | None = None,
-        memoize: bool | None = None,
-        container: str | None = None,
+        **options: Unpack[OwnOptionsDict],
     ) -> Batch:
         """A batch to :meth:`Batch.add` calls to; the arguments hold for all of them (see :class:`Executor`).
 
+        :param options: the options of tasks that an :class:`Executor` takes, too.
         :raises Unsupported: for ``create_websocket_queue``: there are none, an :class:`Executor` listens by itself.
         """
         from farcall._batch import Batch
         from farcall._strategies import strategy_names
-        from farcall._submission import TaskOptions
+        from farcall_common.task_options import TaskOptions
 
         refuse("create_websocket_queue", create_websocket_queue, hint="An Executor gets its results pushed.")
-        options = TaskOptions(
-            idempotent=idempotent,
-            max_attempts=max_attempts,
-            walltime_s=walltime_s,
+        task_options = TaskOptions.of(
             resource_specification=resource_specification,
             user_endpoint_config=user_endpoint_config,
             result_serializers=strategy_names(result_serializers),
-            memoize=memoize,
-            container=container,
+            **options,
         )
         group_id = None if task_group_id is None else as_id(task_group_id)
         return Batch(
             task_group_id=group_id,
-            options=options,
+            options=task_options,
             serializer=self.fx_serializer,
             reference_of=self._api.reference_of,
         )
@@ -234,7 +227,7 @@ class Client(Catalogue, History):
         endpoint_id = str(endpoint_id)
         for function_id, needs in batch.needs:
             self._judge.check(endpoint_id, needs, what=f"an argument of {function_id}")
-        options = self._judge.asking(endpoint_id, batch.options)
+        options = self._judge.asking(endpoint_id, batch._options)
         answer: Json = {"request_id": "", "endpoint_id": endpoint_id, "tasks": {}}
         for chunk in chunks(batch.prepared(self._blobs, parallel=_PARALLEL_TRANSFERS)):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)

@@ -7,7 +7,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from farcall._catalogue import SourceCode
 from farcall._client import Client
@@ -21,6 +21,7 @@ from farcall_common.limits import TASKS_PER_SUBMIT
 
 if TYPE_CHECKING:
     from farcall_common.payload import Serializer
+    from farcall_common.task_options import OwnOptionsDict
 
 __all__ = ["Executor"]
 
@@ -41,7 +42,7 @@ class Executor(Submitter, SourceCode):
     :param endpoint_id: where to run. May be set later, and changed for the calls to come.
     :param client: the way to the API; else one is made from the environment, and closed at the end.
     :param task_group_id: a UUID under which the tasks are filed; else a new one.
-    :param resource_specification: what a task asks of the endpoint.
+    :param resource_specification: what a task asks of the endpoint (see :attr:`resource_specification`).
     :param user_endpoint_config: values for the endpoint's own template; endpoints that take none refuse the call.
     :param label: the name of the executor's threads.
     :param batch_size: how many calls at most go into one request (1,000 at most).
@@ -50,19 +51,19 @@ class Executor(Submitter, SourceCode):
         executor waits for as long as it is told to.
     :param serializer: what turns functions and arguments into bytes; else the client's.
     :param result_serializers: strategies that the worker tries in turn on a result, by class, object or name.
-    :param idempotent: whether a task may be started again if its endpoint vanished; if not, it ends as lost.
-    :param max_attempts: how often a task is started at most.
-    :param walltime_s: after how many seconds an attempt is stopped; None = never.
-    :param memoize: whether equal calls are answered from memory (see :attr:`memoize`); None = as registered.
-    :param keep_output: whether the end of what a task prints is kept when it succeeds, too (see :attr:`keep_output`).
     :param patience_s: for how many seconds the API may be out of reach before futures fail.
     :param amqp_port: only None: results do not come from a message broker.
     :param funcx_client: what ``client`` was once called.
-    :param container_id: id or name of a container of yours to run in; a call for an endpoint that cannot is refused.
+    :param container_id: what the option ``container`` was once called.
     :param raise_original: whether futures raise what the function raised, not a :class:`TaskFailed` (see
         :attr:`raise_original`).
+    :param options: any other option of tasks, by the name of its attribute: :attr:`idempotent`, :attr:`max_attempts`,
+        :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`num_nodes`, :attr:`ranks_per_node`,
+        :attr:`num_ranks`, :attr:`keep_output`, :attr:`memoize`, :attr:`container`.
     :raises ConfigurationError: if there is no ``client`` and none can be made.
     :raises Unsupported: for an argument that cannot be honoured.
+    :raises TypeError: for an option that does not exist.
+    :raises ValueError: for a value that an option cannot have.
 
     May be used from any thread. A forked child must make its own.
     """
@@ -82,38 +83,31 @@ class Executor(Submitter, SourceCode):
         api_burst_window_s: float = 16,
         serializer: object = None,
         result_serializers: Iterable[object] | None = None,
-        idempotent: bool = True,
-        max_attempts: int = 3,
-        walltime_s: float | None = None,
-        memoize: bool | None = None,
-        keep_output: bool = False,
         patience_s: float = 3600.0,
         funcx_client: Client | None = None,
         container_id: str | None = None,
         raise_original: bool = False,
+        **options: Unpack[OwnOptionsDict],
     ) -> None:
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
         # The engine and what it needs (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
         from farcall._burst import Burst
         from farcall._engine import Engine
         from farcall._strategies import as_serializer, strategy_names
-        from farcall._submission import TaskOptions
+        from farcall_common.task_options import TaskOptions
 
-        options = TaskOptions(
-            idempotent=idempotent,
-            max_attempts=max_attempts,
-            walltime_s=walltime_s,
+        if container_id is not None:
+            options["container"] = container_id
+        task_options = TaskOptions.of(
             resource_specification=resource_specification,
             user_endpoint_config=user_endpoint_config,
             result_serializers=strategy_names(result_serializers),
-            memoize=memoize,
-            container=container_id,
-            keep_output=keep_output,
+            **options,
         )
         terms = Terms(
             None if endpoint_id is None else as_id(endpoint_id),
             as_id(task_group_id or uuid.uuid4()),
-            options,
+            task_options,
             raise_original,
         )
         _check_batch_size(batch_size)

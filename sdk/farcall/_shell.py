@@ -160,7 +160,7 @@ class ShellFunction(Generic[R]):
 class MPIFunction(ShellFunction[R]):
     """A command line that is started by the endpoint's MPI launcher; otherwise a :class:`ShellFunction`.
 
-    How many nodes and ranks it gets is said by the executor's ``resource_specification``: ``num_nodes``,
+    How many nodes and ranks it gets is said by the executor's options: ``num_nodes``,
     ``ranks_per_node``, ``num_ranks``. The launcher stands in front of the first line of the command only.
     """
 

@@ -70,7 +70,7 @@ def run(
     if mpi:
         if not os.environ.get("PARSL_MPI_PREFIX"):
             raise RuntimeError(
-                "PARSL_MPI_PREFIX is not set: the executor's resource_specification must say num_nodes or num_ranks, "
+                "PARSL_MPI_PREFIX is not set: the executor's options must say num_nodes or num_ranks, "
                 "and the endpoint must have an MPI launcher"
             )
         cmd = f"$PARSL_MPI_PREFIX {cmd}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import enum
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from farcall._future import ComputeFuture
 from farcall._ids import as_id
@@ -18,6 +18,7 @@ from farcall_common.errors import ConfigurationError
 if TYPE_CHECKING:
     from farcall._calls import FunctionHandle
     from farcall._engine import Engine
+    from farcall_common.task_options import TaskOptionsDict
 
 __all__ = ["Submitter"]
 
@@ -28,13 +29,30 @@ _Future = concurrent.futures.Future[Any]
 _Later = _Future | Sequence[_Future] | Set[_Future] | Mapping[Any, _Future]
 
 
-class _Same(enum.Enum):
-    """An argument that was not given, where None means something."""
+class _Option(Generic[T]):
+    """An option of tasks (see :class:`farcall_common.task_options.TaskOptions`) as an attribute that can be set."""
 
-    SAME = enum.auto()
+    def __init__(self, name: str = "") -> None:
+        self._name = name
 
+    def __set_name__(self, owner: type[Submitter], name: str) -> None:
+        self._name = self._name or name
 
-_SAME: Final = _Same.SAME
+    @overload
+    def __get__(self, submitter: None, owner: type[Submitter]) -> _Option[T]: ...
+
+    @overload
+    def __get__(self, submitter: Submitter, owner: type[Submitter]) -> T: ...
+
+    def __get__(self, submitter: Submitter | None, owner: type[Submitter]) -> _Option[T] | T:
+        if submitter is None:
+            return self
+        value: T = getattr(submitter._terms.options, self._name)
+        return value
+
+    def __set__(self, submitter: Submitter, value: T) -> None:
+        changes: Any = {self._name: value}
+        submitter._set(**changes)
 
 
 class Submitter(concurrent.futures.Executor):
@@ -44,9 +62,9 @@ class Submitter(concurrent.futures.Executor):
     is submitted.
     """
 
-    def __init__(self, engine: Any, terms: Terms) -> None:
+    def __init__(self, engine: Any, terms: Any) -> None:
         self._engine: Engine = engine  # its type is nobody else's affair, and with it all that it is made of
-        self._terms = terms
+        self._terms: Terms = terms  # checkers other than mypy do not know what msgspec makes
 
     def __repr__(self) -> str:
         return f"<Submitter to endpoint {self.endpoint_id}, {self._terms.options}>"
@@ -71,50 +89,55 @@ class Submitter(concurrent.futures.Executor):
     def task_group_id(self, value: str | uuid.UUID) -> None:
         self._terms = dataclasses.replace(self._terms, task_group_id=as_id(value))
 
-    @property
-    def idempotent(self) -> bool:
-        """Whether a task may be started again if its endpoint vanished; if not, it ends as lost."""
-        return self._terms.options.idempotent
+    idempotent: _Option[bool] = _Option()
+    """Whether a task may be started again if its endpoint vanished; if not, it ends as lost."""
 
-    @idempotent.setter
-    def idempotent(self, value: bool) -> None:
-        self._set(idempotent=value)
+    max_attempts: _Option[int] = _Option()
+    """How often a task is started at most."""
 
-    @property
-    def max_attempts(self) -> int:
-        """How often a task is started at most."""
-        return self._terms.options.max_attempts
+    walltime_s: _Option[float | None] = _Option()
+    """After how many seconds an attempt is stopped; None = never."""
 
-    @max_attempts.setter
-    def max_attempts(self, value: int) -> None:
-        self._set(max_attempts=value)
+    memory_bytes: _Option[int | None] = _Option()
+    """How much memory an attempt may use, all of its processes together; None = as much as the endpoint lets it."""
 
-    @property
-    def walltime_s(self) -> float | None:
-        """After how many seconds an attempt is stopped; None = never."""
-        return self._terms.options.walltime_s
+    max_output_bytes: _Option[int | None] = _Option()
+    """How much an attempt may write to standard output and error, each; None = as much as the endpoint lets it."""
 
-    @walltime_s.setter
-    def walltime_s(self, value: float | None) -> None:
-        self._set(walltime_s=value)
+    num_nodes: _Option[int | None] = _Option()
+    """How many whole nodes of its block a task has for MPI ranks."""
 
-    @property
-    def resource_specification(self) -> Mapping[str, Any] | None:
-        """What a task asks of the endpoint: ``memory_bytes``, ``num_nodes`` and the like, as the endpoint knows it."""
-        return self._terms.options.resource_specification
+    ranks_per_node: _Option[int | None] = _Option()
+    """How many MPI ranks a task starts on each node."""
 
-    @resource_specification.setter
-    def resource_specification(self, value: Mapping[str, Any] | None) -> None:
-        self._set(resource_specification=value)
+    num_ranks: _Option[int | None] = _Option()
+    """How many MPI ranks a task starts in all."""
 
-    @property
-    def user_endpoint_config(self) -> Mapping[str, Any] | None:
-        """Values for the endpoint's own template. Endpoints that take none refuse the call."""
-        return self._terms.options.user_endpoint_config
+    keep_output: _Option[bool] = _Option()
+    """Whether the last 4 KiB that a task writes to standard output and error are kept when it succeeds, too: as
+    :attr:`ComputeFuture.stdout` and ``stderr``, and for ``farcall tasks logs``. Those of a failed task always are."""
 
-    @user_endpoint_config.setter
-    def user_endpoint_config(self, value: Mapping[str, Any] | None) -> None:
-        self._set(user_endpoint_config=value)
+    memoize: _Option[bool | None] = _Option()
+    """Whether a call that was made before may be answered with the result that it had; None = as registered.
+
+    Only successes of your own tasks are remembered. Two calls are the same if the bytes of function and arguments
+    are: equal plain data (what JSON knows), arrays and objects of the same making are, however keyword arguments
+    are ordered. Equal values are not when they are written differently: sets and dictionaries in another order, 1
+    and 1.0, an object that occurs twice and two that are equal, functions and classes of a script that changed.
+    """
+
+    container: _Option[str | None] = _Option()
+    """Id or name of a container of yours to run in; a call for an endpoint that cannot is refused."""
+
+    container_id: _Option[str | None] = _Option("container")
+    """The same as :attr:`container`."""
+
+    resource_specification: _Option[Mapping[str, Any] | None] = _Option()
+    """What a task asks of the endpoint, as Globus Compute's programs say it: ``num_nodes``, ``memory_bytes`` and the
+    like mean the options of these names, the rest is for the endpoint's own template."""
+
+    user_endpoint_config: _Option[Mapping[str, Any] | None] = _Option()
+    """Values for the endpoint's own template. Endpoints that take none refuse the call."""
 
     @property
     def result_serializers(self) -> tuple[str, ...]:
@@ -123,44 +146,7 @@ class Submitter(concurrent.futures.Executor):
 
     @result_serializers.setter
     def result_serializers(self, value: Iterable[object] | None) -> None:
-        from farcall._strategies import strategy_names
-
-        self._set(result_serializers=strategy_names(value))
-
-    @property
-    def memoize(self) -> bool | None:
-        """Whether a call that was made before may be answered with the result that it had; None = as registered.
-
-        Only successes of your own tasks are remembered. Two calls are the same if the bytes of function and arguments
-        are: equal plain data (what JSON knows), arrays and objects of the same making are, however keyword arguments
-        are ordered. Equal values are not when they are written differently: sets and dictionaries in another order, 1
-        and 1.0, an object that occurs twice and two that are equal, functions and classes of a script that changed.
-        """
-        return self._terms.options.memoize
-
-    @memoize.setter
-    def memoize(self, value: bool | None) -> None:
-        self._set(memoize=value)
-
-    @property
-    def keep_output(self) -> bool:
-        """Whether the last 4 KiB that a task writes to standard output and error are kept when it succeeds, too: as
-        :attr:`ComputeFuture.stdout` and ``stderr``, and for ``farcall tasks logs``. Those of a failed task always are.
-        """
-        return self._terms.options.keep_output
-
-    @keep_output.setter
-    def keep_output(self, value: bool) -> None:
-        self._set(keep_output=value)
-
-    @property
-    def container_id(self) -> str | None:
-        """Id or name of a container of yours to run in; a call for an endpoint that cannot is refused."""
-        return self._terms.options.container
-
-    @container_id.setter
-    def container_id(self, value: str | None) -> None:
-        self._set(container=value)
+        self._set(result_serializers=value)
 
     @property
     def raise_original(self) -> bool:
@@ -177,45 +163,38 @@ class Submitter(concurrent.futures.Executor):
     def raise_original(self, value: bool) -> None:
         self._terms = dataclasses.replace(self._terms, raise_original=value)
 
-    def _set(self, **changed: Any) -> None:
-        self._terms = dataclasses.replace(self._terms, options=dataclasses.replace(self._terms.options, **changed))
+    def _set(self, **changes: Unpack[TaskOptionsDict]) -> None:
+        if "result_serializers" in changes:
+            from farcall._strategies import strategy_names
+
+            changes["result_serializers"] = strategy_names(changes["result_serializers"])
+        self._terms = dataclasses.replace(self._terms, options=self._terms.options.changed(**changes))
 
     def options(
         self,
         *,
         endpoint_id: str | uuid.UUID | None = None,
-        idempotent: bool | None = None,
-        max_attempts: int | None = None,
-        walltime_s: float | _Same | None = _SAME,
-        resource_specification: Mapping[str, Any] | _Same | None = _SAME,
-        user_endpoint_config: Mapping[str, Any] | _Same | None = _SAME,
-        result_serializers: Iterable[object] | _Same | None = _SAME,
-        memoize: bool | _Same | None = _SAME,
-        keep_output: bool | None = None,
-        container_id: str | _Same | None = _SAME,
+        container_id: str | EllipsisType | None = ...,
         raise_original: bool | None = None,
+        **changes: Unpack[TaskOptionsDict],
     ) -> Submitter:
-        """A view of this executor with other terms: ``executor.options(walltime_s=60).submit(f, x)``.
+        """A view of this executor with other options: ``executor.options(walltime_s=60).submit(f, x)``.
 
         What is not given is as it is here now. The view uses this executor's connections and ends with it.
+
+        :param container_id: another name of the option ``container``.
+        :param changes: any of the options that are attributes here.
+        :raises TypeError: for an option that does not exist.
+        :raises ValueError: for a value that an option cannot have.
         """
         view = Submitter(self._engine, self._terms)
-        given = {
-            "endpoint_id": _SAME if endpoint_id is None else endpoint_id,
-            "idempotent": _SAME if idempotent is None else idempotent,
-            "max_attempts": _SAME if max_attempts is None else max_attempts,
-            "walltime_s": walltime_s,
-            "resource_specification": resource_specification,
-            "user_endpoint_config": user_endpoint_config,
-            "result_serializers": result_serializers,
-            "memoize": memoize,
-            "keep_output": _SAME if keep_output is None else keep_output,
-            "container_id": container_id,
-            "raise_original": _SAME if raise_original is None else raise_original,
-        }
-        for name, value in given.items():
-            if value is not _SAME:
-                setattr(view, name, value)
+        if endpoint_id is not None:
+            view.endpoint_id = endpoint_id
+        if raise_original is not None:
+            view.raise_original = raise_original
+        if container_id is not ...:
+            changes["container"] = container_id
+        view._set(**changes)
         return view
 
     # -- submitting ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farcall._submission import TaskOptions
+    from farcall_common.task_options import TaskOptions
 
 __all__ = ["Terms"]
 

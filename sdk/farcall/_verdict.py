@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from farcall._api import Api
 from farcall._calls import FunctionHandle
 from farcall._needs import Needs, Runtime
-from farcall._submission import TaskOptions
 from farcall_common.errors import EndpointIncompatible, FarcallError
 from farcall_common.payload import DEFAULT_CODE, PickleOutOfBand, PureSourceDill, Serializer
+from farcall_common.task_options import TaskOptions
 
 __all__ = ["Judge"]
 
@@ -57,7 +58,7 @@ class Judge:
         and nobody said otherwise."""
         if options.result_serializers or not self.reads_binary(endpoint_id):
             return options
-        return dataclasses.replace(options, result_serializers=(_BINARY,))
+        return msgspec.structs.replace(options, result_serializers=(_BINARY,))
 
     def readable(self, endpoint_id: str, handle: FunctionHandle) -> FunctionHandle:
         """The function as the endpoint can read it: as it is, or written in another way, source text above all.

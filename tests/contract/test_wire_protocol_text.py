@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import Message, TaskState
 from farcall_common.wire import messages as m
 
 TEXT = (Path(__file__).parents[2] / "PROTOCOL.md").read_text()
-STRUCTS = sorted([*Message.__subclasses__(), *m.Part.__subclasses__()], key=lambda cls: cls.__name__)
+STRUCTS: list[type[msgspec.Struct]] = [*Message.__subclasses__(), *m.Part.__subclasses__(), TaskOptions]
 
 
 def _row(name: str) -> str:
@@ -20,7 +21,7 @@ def _row(name: str) -> str:
     return max(rows, key=len, default="")
 
 
-@pytest.mark.parametrize("cls", STRUCTS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", sorted(STRUCTS, key=str), ids=lambda cls: cls.__name__)
 def test_fields_are_written_down(cls: type[msgspec.Struct]) -> None:
     row = _row(cls.__name__)
     missing = [name for name in cls.__struct_fields__ if not re.search(rf"`{name}\b", row)]

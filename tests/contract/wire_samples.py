@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import messages as m
 from farcall_common.wire.states import TaskState
 
@@ -13,6 +14,22 @@ ENDPOINT: Final = "5d0b9c80-0000-4000-8000-000000000003"
 SHA: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 BLOB: Final = m.BlobLocation(blob_key="owner/key", size_bytes=5_000_000, sha256=SHA, url="https://blobs.example/get")
 ERROR: Final = {"code": "TASK_FAILED", "message": "ValueError: no", "fault": "user_code", "retryable": False}
+OPTIONS: Final = TaskOptions(
+    idempotent=False,
+    max_attempts=7,
+    walltime_s=60.0,
+    memory_bytes=2**30,
+    max_output_bytes=4096,
+    num_nodes=2,
+    ranks_per_node=4,
+    num_ranks=8,
+    keep_output=True,
+    memoize=False,
+    container="c-1",
+    result_serializers=("11", "00"),
+    resource_specification={"queue": "short"},
+    user_endpoint_config={"account": "a"},
+)
 
 SAMPLES: Final = {
     type(envelope.message).__name__: envelope
@@ -83,15 +100,17 @@ SAMPLES: Final = {
                         attempt=1,
                         function_id="fn-1",
                         function_hash=SHA,
+                        options=OPTIONS,
                         payload=1,
-                        idempotent=False,
-                        max_attempts=3,
-                        walltime_s=60.0,
-                        container_id="c-1",
-                        result_serializers=("11", "00"),
-                        resource_specification={"num_nodes": 2},
                     ),
-                    m.TaskSpec(task_id=TASK, attempt=1, function_id="fn-1", function_hash=SHA, payload_blob=BLOB),
+                    m.TaskSpec(
+                        task_id=TASK,
+                        attempt=1,
+                        function_id="fn-1",
+                        function_hash=SHA,
+                        options=TaskOptions(),
+                        payload_blob=BLOB,
+                    ),
                 ),
                 functions=(m.FunctionSpec(function_hash=SHA, name="hello", body=0),),
             ),
@@ -212,6 +231,7 @@ LATER_FIELDS: Final = {
                     attempt=1,
                     function_id="fn-1",
                     function_hash=SHA,
+                    options=TaskOptions(),
                     payload=0,
                     traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
                 ),
@@ -227,6 +247,7 @@ LATER_FIELDS: Final = {
                     attempt=1,
                     function_id="fn-1",
                     function_hash=SHA,
+                    options=TaskOptions(),
                     payload=0,
                     submitter="0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10",
                 ),

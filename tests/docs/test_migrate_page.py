@@ -11,6 +11,7 @@ import pytest
 
 import farcall
 from farcall.testing import FakeCloud
+from farcall_common.task_options import TaskOptions
 from farcall_endpoint import config
 from farcall_endpoint.config import EngineConfig
 from tests.docs.pages import DOCS
@@ -62,7 +63,7 @@ def test_the_defaults_are_those_on_the_page() -> None:
     given = inspect.signature(farcall.Executor).parameters
     assert given["batch_size"].default == 500
     assert given["api_burst_limit"].default is None
-    assert given["max_attempts"].default == 3
+    assert TaskOptions().max_attempts == 3
     assert inspect.signature(farcall.Client).parameters["do_version_check"].default is False
 
 

@@ -26,6 +26,7 @@ from farcall_common.wire import TaskState
 from farcall_forwarder.core.policy import Policy
 from farcall_forwarder.service import Service
 from farcall_forwarder.settings import Settings
+from tests.task_fields import with_options
 from tests.waiting import WAIT_S
 
 HEARTBEAT_S = 60.0
@@ -148,7 +149,7 @@ class Cloud:
                 function_id=self.function_id,
                 function_hash=self.function.body_hash,
                 submitted_at=dt.datetime.now(dt.UTC),
-                **({"payload": b"payload %d" % number} | fields),
+                **with_options({"payload": b"payload %d" % number} | fields),
             )
             for number in range(count)
         ]

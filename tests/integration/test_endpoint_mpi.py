@@ -43,9 +43,9 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProce
             yield endpoint
 
 
-def start(endpoint: EndpointProcess, command: str, **asked: int) -> str:
+def start(endpoint: EndpointProcess, command: str, **asked: Any) -> str:
     body = registration(MPIFunction(command, return_dict=True))["function_code"].encode()
-    [task_id] = endpoint.cloud.submit_raw(body, [endpoint.cloud.serializer.pack_call()], resource_specification=asked)
+    [task_id] = endpoint.cloud.submit_raw(body, [endpoint.cloud.serializer.pack_call()], **asked)
     return task_id
 
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_started_says_why(endpoint: EndpointProcess) -> None:
     for asked, code, words in (
         ({"num_nodes": 4}, "LIMIT_INVALID", "a block of this endpoint has 3"),
         ({"num_nodes": 2, "ranks_per_node": 2, "num_ranks": 5}, "LIMIT_INVALID", "5 ranks cannot be"),
-        ({"num_nodes": 0}, "LIMIT_INVALID", "num_nodes as 0"),
+        ({"resource_specification": {"num_nodes": 0}}, "LIMIT_INVALID", "num_nodes as 0"),
         ({}, "TASK_FAILED", "num_nodes"),
     ):
         end = endpoint.cloud.end(start(endpoint, "true", **asked))

@@ -106,7 +106,7 @@ def test_output_of_a_success_is_kept_for_those_who_ask(cloud: FakeCloud) -> None
         return 5
 
     kept, dropped, silent = (
-        cloud.end(cloud.submit(function, argument, resource_specification=wanted)).spec
+        cloud.end(cloud.submit(function, argument, **wanted)).spec
         for function, argument, wanted in (
             (talk, "x" * 5000, {"keep_output": True}),
             (talk, "x", {}),
@@ -441,7 +441,7 @@ def test_result_serializers_are_the_submitters_choice(cloud: FakeCloud) -> None:
 
 def test_a_task_for_a_container_never_runs_outside_of_one(cloud: FakeCloud, tmp_path: Path, release: Path) -> None:
     path = tmp_path / "ran"
-    end = cloud.end(cloud.submit(note_and_wait, str(path), str(release), container_id="c-1"))
+    end = cloud.end(cloud.submit(note_and_wait, str(path), str(release), container="c-1"))
     assert end.error["code"] == "CONTAINER_UNSUPPORTED"
     assert not path.exists()
 

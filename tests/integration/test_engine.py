@@ -503,6 +503,14 @@ def test_a_failing_program_shows_where_the_function_failed(tmp_path: Path) -> No
     assert "ZeroDivisionError: division by zero" in ended.stderr
 
 
+def test_options_that_only_a_cloud_knows_are_no_arguments(engine: Engine) -> None:
+    wrong: Any = {"memoize": True}
+    with pytest.raises(TypeError, match="memoize"):
+        Engine(**wrong)
+    with pytest.raises(TypeError, match="memoize"):
+        engine.options(**wrong)
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -36,6 +36,7 @@ from farcall_common.errors import (
     TaskLost,
 )
 from farcall_common.payload.native import NATIVE
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint import Engine
 from farcall_endpoint.engine.functions import Function
@@ -484,7 +485,7 @@ def test_an_engine_that_dies_of_a_defect_ends_its_futures_and_takes_no_more(tmp_
     with Engine(max_workers=1) as engine:
         held = engine.submit(until, str(tmp_path / "never"))
         future: EngineFuture[Any] = EngineFuture("broken", engine._cancel)
-        spec = TaskSpec("broken", 1, "", "", 0, None, True, 1, None, None, NATIVE, {})
+        spec = TaskSpec("broken", 1, "", "", TaskOptions(max_attempts=1, result_serializers=NATIVE), 0)
         unhashable: Any = []
         engine._loop.submit(Submission(spec, Function("f", b"", unhashable), b"", future))
         for each in (held, future):

@@ -10,6 +10,7 @@ from farcall_common import wire
 from farcall_common.errors import Fault
 from farcall_common.store.model import BlobRef, QueuedTask
 from farcall_common.store.settings import Stores
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from tests.integration.forwarder_peers import (
     FAST,
@@ -298,7 +299,7 @@ def test_results_for_other_endpoints_tasks_are_ignored(cloud: Cloud, forwarder: 
         agent.greet(credit=1)
         [my_task] = cloud.submit_new(mine, 1)
         [spec] = agent.take(1)
-        forged = wire.TaskSpec(task_id=their_task, attempt=1, function_id="f", function_hash="h")
+        forged = wire.TaskSpec(task_id=their_task, attempt=1, function_id="f", function_hash="h", options=TaskOptions())
         agent.finish([forged, spec])
         told, _ = agent.hear(wire.ResultsRecorded)
         assert [ref.task_id for ref in told.tasks] == [my_task]
@@ -333,7 +334,7 @@ def test_unknown_and_impossible_ids_do_no_harm(cloud: Cloud, forwarder: RunningF
         agent.greet(credit=1)
         unknown = wire.new_task_id()
         specs = [
-            wire.TaskSpec(task_id=task_id, attempt=attempt, function_id="f", function_hash="h")
+            wire.TaskSpec(task_id=task_id, attempt=attempt, function_id="f", function_hash="h", options=TaskOptions())
             for task_id, attempt in ((unknown, 1), ("no uuid\0", 1), (wire.new_task_id(), 2**60))
         ]
         agent.finish(specs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import psycopg
 import pytest
 
 from farcall_common.errors import Unavailable
-from farcall_common.store import migrate
+from farcall_common.store import PostgresRecords, migrate
+from farcall_common.task_options import TaskOptions
 from tests.integration.store_servers import execute, free_port
 from tests.waiting import WAIT_S
 
@@ -79,7 +81,7 @@ def test_an_index_that_was_cut_off_is_built_anew(empty_database: str) -> None:
     assert "finished_at" in row[1]
 
 
-@pytest.mark.parametrize("former", ["0004", "0005"])
+@pytest.mark.parametrize("former", ["0004", "0005", "0008"])
 def test_a_revision_that_was_cut_off_can_be_repeated(empty_database: str, former: str) -> None:
     """Those that run outside of a transaction may have done half of their work."""
     migrate.upgrade(empty_database)
@@ -87,7 +89,55 @@ def test_a_revision_that_was_cut_off_can_be_repeated(empty_database: str, former
     assert migrate.upgrade(empty_database)
     query = "SELECT conname FROM pg_constraint WHERE conrelid = 'task'::regclass AND contype = 'c' ORDER BY conname"
     with psycopg.connect(empty_database) as connection:
-        assert [name for (name,) in connection.execute(query)] == ["task_ended_check", "task_payload_check"]
+        assert [name for (name,) in connection.execute(query)] == [
+            "task_ended_check",
+            "task_options_check",
+            "task_payload_check",
+        ]
+
+
+def test_options_of_tasks_are_carried_over(empty_database: str) -> None:
+    """Those that are there, and those that a release before this one adds until it is replaced."""
+    migrate.upgrade(empty_database, revision="0008")
+    columns = "task_id, task_group_id, owner_id, endpoint_id, function_id, function_hash, payload, idempotent, "
+    columns += "max_attempts, walltime_s, container_id, result_serializers, resource_specification, details, "
+    columns += "submitted_at, timings"
+    statement = (
+        f"INSERT INTO task ({columns}) VALUES ('{{}}', 'g', 'a', 'e', 'f', 'h', 'p', {{}}, '{{}}', now(), '{{}}')"
+    )
+    former = {
+        "full": """false, 7, 2.5, 'c1', '["x", "y"]',
+            '{"memory_bytes": 5, "num_nodes": 2, "num_ranks": null, "keep_output": true, "queue": {"a": null}}'""",
+        "plain": "true, 3, NULL, NULL, '[]', '{}'",
+        "wrong": """true, 3, NULL, NULL, '[]', '{"memory_bytes": "2 GB", "num_nodes": 0, "keep_output": 1}'""",
+    }
+    expected = {
+        "full": TaskOptions(
+            idempotent=False,
+            max_attempts=7,
+            walltime_s=2.5,
+            container="c1",
+            result_serializers=("x", "y"),
+            memory_bytes=5,
+            num_nodes=2,
+            keep_output=True,
+            resource_specification={"queue": {"a": None}},
+        ),
+        "plain": TaskOptions(),
+        "wrong": TaskOptions(resource_specification={"memory_bytes": "2 GB", "num_nodes": 0, "keep_output": 1}),
+    }
+    for name, values in former.items():
+        execute(empty_database, statement.format(name, values, "{}", "{}"))
+    assert migrate.upgrade(empty_database)
+    for name, values in former.items():
+        execute(empty_database, statement.format(f"{name}, later", values, "{}", "{}"))
+
+    with contextlib.closing(PostgresRecords(empty_database, timeout_s=5)) as records:
+        found = records.get_tasks([*expected, *(f"{name}, later" for name in expected)])
+    assert {task_id: task.options for task_id, task in found.items()} == {
+        **expected,
+        **{f"{name}, later": options for name, options in expected.items()},
+    }
 
 
 def test_the_head_is_the_newest_revision() -> None:

@@ -16,6 +16,7 @@ from farcall_common.store.model import QueuedTask, Task
 from farcall_common.wire import new_id, new_task_id
 from farcall_lambdas.models.fields import MAX_SMALL_BYTES
 from tests.integration.store_servers import Valkey
+from tests.task_fields import with_options
 from tests.unit.test_store_queue import LEASE_S, make_result
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
@@ -79,7 +80,7 @@ def tasks(count: int = TASKS, *, endpoint_id: str = ENDPOINT_ID, **fields: Any) 
                 endpoint_id=endpoint_id,
                 function_id=function_id,
                 function_hash="0" * 64,
-                **fields,
+                **with_options(fields),
             )
         )
         for _ in range(count)

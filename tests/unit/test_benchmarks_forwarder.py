@@ -7,6 +7,7 @@ from benchmarks.forwarder.__main__ import compared
 from benchmarks.forwarder.peers import SimulatedEndpoint
 from farcall_common import wire
 from farcall_common.store.model import PeerKind
+from farcall_common.task_options import TaskOptions
 
 
 class Endpoint(SimulatedEndpoint):
@@ -18,7 +19,9 @@ class Endpoint(SimulatedEndpoint):
 
 def order(*task_ids: str) -> wire.RunTasks:
     tasks = [
-        wire.TaskSpec(task_id=task_id, attempt=1, function_id="f", function_hash="h", payload=index)
+        wire.TaskSpec(
+            task_id=task_id, attempt=1, function_id="f", function_hash="h", options=TaskOptions(), payload=index
+        )
         for index, task_id in enumerate(task_ids)
     ]
     return wire.RunTasks(tasks=tuple(tasks))

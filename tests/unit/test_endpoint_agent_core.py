@@ -14,6 +14,7 @@ from farcall_endpoint.agent.states import REPORT_AFTER_S
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started
+from tests.task_fields import with_options
 
 BODY = b"a function"
 HASH = hashlib.sha256(BODY).hexdigest()
@@ -41,7 +42,7 @@ def spec(task_id: str, **options: object) -> wire.TaskSpec:
         "payload": 1,
         "max_attempts": 3,
     }
-    return wire.TaskSpec(**{**values, **options})  # type: ignore[arg-type]
+    return wire.TaskSpec(**with_options({**values, **options}))
 
 
 def send(core: AgentCore, *specs: wire.TaskSpec, now: float = 0.0) -> Decisions:

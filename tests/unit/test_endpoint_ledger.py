@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.task_options import TaskOptions
 from farcall_endpoint.manager.launcher import worker_environment
 from farcall_endpoint.manager.ledger import Affinity, Node, Sharing, Slot, partition
 from farcall_endpoint.manager.limits import capped
@@ -194,5 +195,5 @@ def test_on_amd_nothing_counts_again_among_what_is_left() -> None:
     ("wanted", "share", "limit"), [(None, 5, 5), (9, 5, 5), (3, 5, 3), (3, None, 3), (None, None, None)]
 )
 def test_no_task_may_use_more_than_its_workers_share(wanted: int | None, share: int | None, limit: int | None) -> None:
-    order = capped(TaskOrder("t", 1, "h", 0, 2.5, memory_bytes=wanted), share)
-    assert (order.memory_bytes, order.task_id, order.walltime_s) == (limit, "t", 2.5)
+    order = capped(TaskOrder("t", 1, "h", 0, TaskOptions(walltime_s=2.5, memory_bytes=wanted)), share)
+    assert (order.task_id, order.options) == ("t", TaskOptions(walltime_s=2.5, memory_bytes=limit))

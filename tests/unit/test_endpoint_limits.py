@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.fleet import NO_LIMITS, Limits
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
 from farcall_endpoint.manager.limits import breach, has_limits
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks, output_bytes
@@ -19,7 +21,7 @@ from farcall_endpoint.protocol import TaskOrder
 
 
 def order(*, memory_bytes: int | None = None, max_output_bytes: int | None = None) -> TaskOrder:
-    return TaskOrder("t", 1, "h", 0, memory_bytes=memory_bytes, max_output_bytes=max_output_bytes)
+    return TaskOrder("t", 1, "h", 0, TaskOptions(memory_bytes=memory_bytes, max_output_bytes=max_output_bytes))
 
 
 def test_only_tasks_with_limits_are_measured() -> None:
@@ -35,6 +37,19 @@ def test_only_tasks_with_limits_are_measured() -> None:
 def test_a_limit_is_what_may_be_used(memory_bytes: int, output: int, code: str | None) -> None:
     record = breach(order(memory_bytes=100, max_output_bytes=10), memory_bytes=memory_bytes, output_bytes=output)
     assert (record.code if record else None) == code
+
+
+@pytest.mark.parametrize("wanted", [None, 50, 200])
+def test_a_task_may_ask_for_less_than_its_endpoint_permits_and_not_for_more(wanted: int | None) -> None:
+    asked = TaskOptions(
+        walltime_s=wanted, memory_bytes=wanted, max_output_bytes=wanted, idempotent=False, keep_output=True
+    )
+    limit = 50 if wanted == 50 else 100
+    limited = Limits(walltime_s=100, memory_bytes=100, output_bytes=100).applied_to(asked)
+    assert limited == TaskOptions(
+        walltime_s=limit, memory_bytes=limit, max_output_bytes=limit, idempotent=False, keep_output=True
+    )
+    assert NO_LIMITS.applied_to(asked) == asked
 
 
 def test_without_a_limit_anything_goes() -> None:
@@ -112,9 +127,11 @@ def test_a_limit_that_is_none_ends_the_task_and_says_so(value: object) -> None:
     core = AgentCore(endpoint_id="e", policy=RoundRobinPolicy(), slots_hint=1, prefetch=none, window=none, max_window=8)
     core.opened(())
     core.know("h")
-    spec = TaskSpec("t", 1, "f", "h", 0, max_attempts=1, resource_specification={"memory_bytes": value, "num_nodes": 2})
+    options = TaskOptions(max_attempts=1, resource_specification={"memory_bytes": value})
+    spec = TaskSpec("t", 1, "f", "h", options, 0)
     core.accept(spec, b"", now=0.0)
     [task] = core.decide(now=0.0).results
     assert task.end is not None
     assert task.end.error is not None
     assert (task.end.state, task.end.error["code"]) == (TaskState.FAILED, "LIMIT_INVALID")
+    assert f"memory_bytes as {value!r}" in task.end.error["message"]

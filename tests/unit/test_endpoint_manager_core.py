@@ -8,6 +8,7 @@ import random
 import pytest
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.core import STARTED_AFTER_S, Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.prefetch import PrefetchPolicy
@@ -67,7 +68,8 @@ class Rig:
         self.killed: list[int] = []
 
     def jobs(self, *names: str, walltime_s: float | None = None, function: str = "h") -> None:
-        self.core.run([Job(TaskOrder(name, 1, function, 0, walltime_s), b"body", b"payload") for name in names])
+        options = TaskOptions(walltime_s=walltime_s)
+        self.core.run([Job(TaskOrder(name, 1, function, 0, options), b"body", b"payload") for name in names])
 
     def pump(self) -> list[Action]:
         everything: list[Action] = []

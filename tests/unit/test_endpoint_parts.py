@@ -31,6 +31,7 @@ from farcall_common.errors import (
     ProtocolError,
     Unavailable,
 )
+from farcall_common.task_options import TaskOptions
 from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RandomPolicy, RoundRobinPolicy, SchedulingPolicy
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.tasks import Stage, Task
@@ -48,7 +49,13 @@ def tasks(count: int, *, idempotent: bool = True) -> list[Task]:
     return [
         Task(
             number,
-            wire.TaskSpec(task_id=f"t{number}", attempt=1, function_id="f", function_hash="h", idempotent=idempotent),
+            wire.TaskSpec(
+                task_id=f"t{number}",
+                attempt=1,
+                function_id="f",
+                function_hash="h",
+                options=TaskOptions(idempotent=idempotent),
+            ),
             1,
             Stage.QUEUED,
             0.0,
@@ -81,7 +88,7 @@ def test_short_tasks_go_to_one_manager_in_a_row_while_it_has_free_slots(policy: 
 @pytest.mark.parametrize("policy", [RandomPolicy(random.Random(1)), RoundRobinPolicy()])
 def test_a_task_overtakes_only_one_that_nobody_has_the_time_for(policy: SchedulingPolicy) -> None:
     queue = tasks(3)
-    queue[0].spec = msgspec.structs.replace(queue[0].spec, walltime_s=100.0)
+    queue[0].spec = msgspec.structs.replace(queue[0].spec, options=TaskOptions(walltime_s=100.0))
     loads = [ManagerLoad("short", 8, 8, Lifetime(50.0)), ManagerLoad("long", 1, 1, Lifetime(500.0))]
     placed = policy.place(queue, loads, depth=4, now=0.0)
     assert [task.task_id for task, _ in placed] == ["t0", "t1", "t2"]
@@ -377,7 +384,7 @@ def orders(*names: str, payload_bytes: int = 0) -> Run:
 def test_packets_arrive_whole_whatever_their_size(ends: tuple[Channel, Channel], size_bytes: int) -> None:
     manager, worker = ends
     body = os.urandom(size_bytes)
-    run = Run((Order("t", 1, "h", size_bytes, ("JSONData",)),), (("h", 3),), True)
+    run = Run((Order("t", 1, "h", size_bytes, TaskOptions(result_serializers=("JSONData",))),), (("h", 3),), True)
     manager.order(run, (b"fun", body))
     assert worker.receive() == (run, b"fun" + body)
     done = Done("t", 1.0, 2.0, {"code": "X"})

@@ -12,6 +12,7 @@ import pytest
 
 from farcall_common import wire
 from farcall_common.errors import ConfigurationError
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent.pressure import Pressure
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
@@ -22,7 +23,9 @@ from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, connected, finis
 
 
 def a_task(seq: int, *, payload_bytes: int = 1) -> Task:
-    task_spec = wire.TaskSpec(task_id=f"t{seq}", attempt=1, function_id="f", function_hash="h", payload=0)
+    task_spec = wire.TaskSpec(
+        task_id=f"t{seq}", attempt=1, function_id="f", function_hash="h", options=TaskOptions(), payload=0
+    )
     return Task(seq, task_spec, 1, Stage.QUEUED, 12.5, payload=b"p" * payload_bytes)
 
 
@@ -266,7 +269,7 @@ def test_cancels_do_not_wait_for_the_spool() -> None:
 def test_what_nobody_acknowledged_is_given_up_with_its_session() -> None:
     core = connected()
     send(core, spec("kept"))
-    core.take_back(send(core, spec("a"), spec("b", container_id="c")), now=0.0)
+    core.take_back(send(core, spec("a"), spec("b", container="c")), now=0.0)
     core.closed()
     assert [held.task_id for held in core.held()] == ["kept"]
     assert core.report().outstanding_tasks == 1

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from farcall_common import wire
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, Message
 from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.relay import Relay
@@ -253,7 +254,9 @@ class Site:
         self.blobs = Blobs(mode, **parts)
         self.line.relay = self.blobs._relay
         self.blobs.opened(PIECE)
-        spec = wire.TaskSpec(task_id="t1", attempt=1, function_id="f", function_hash="h", payload_blob=BLOB)
+        spec = wire.TaskSpec(
+            task_id="t1", attempt=1, function_id="f", function_hash="h", options=TaskOptions(), payload_blob=BLOB
+        )
         self.task = Task(1, spec, 1, Stage.FETCHING, 0.0)
         self.task.end = End(wire.TaskState.SUCCESS, size_bytes=len(DATA), sha256=BLOB.sha256)
 
@@ -364,7 +367,14 @@ class Crowd:
         self.tasks = [self._task(number) for number in range(10)]
 
     def _task(self, number: int) -> Task:
-        spec = wire.TaskSpec(task_id=f"t{number}", attempt=1, function_id="f", function_hash="h", payload_blob=BLOB)
+        spec = wire.TaskSpec(
+            task_id=f"t{number}",
+            attempt=1,
+            function_id="f",
+            function_hash="h",
+            options=TaskOptions(),
+            payload_blob=BLOB,
+        )
         task = Task(number, spec, 1, Stage.FETCHING, 0.0)
         task.end = End(wire.TaskState.SUCCESS, size_bytes=len(DATA), sha256=BLOB.sha256)
         return task

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RoundRobinPolicy
@@ -16,7 +17,7 @@ HASH = "f" * 64
 
 
 def spec(name: str, walltime_s: float | None = None, *, idempotent: bool = True) -> TaskSpec:
-    return TaskSpec(name, 1, "", HASH, 0, None, idempotent, 3, walltime_s, None, (), {})
+    return TaskSpec(name, 1, "", HASH, TaskOptions(idempotent=idempotent, walltime_s=walltime_s), 0)
 
 
 def task(name: str, walltime_s: float | None = None) -> Task:

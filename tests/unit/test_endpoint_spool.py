@@ -14,6 +14,7 @@ import pytest
 
 from farcall_common import wire
 from farcall_common.errors import ConfigurationError
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
@@ -21,14 +22,18 @@ from farcall_endpoint.shared import Frame, seen
 
 
 def make_task(seq: int, *, payload: bytes | None = b"p", function_hash: str = "h") -> Task:
-    spec = wire.TaskSpec(task_id=f"t{seq}", attempt=1, function_id="f", function_hash=function_hash, payload=0)
+    spec = wire.TaskSpec(
+        task_id=f"t{seq}", attempt=1, function_id="f", function_hash=function_hash, options=TaskOptions(), payload=0
+    )
     stage = Stage.QUEUED if payload is not None else Stage.FETCHING
     return Task(seq, spec, 1, stage, 12.5, payload=payload)
 
 
 def test_a_task_keeps_its_submitter() -> None:
     spool = Spool(None)
-    spec = wire.TaskSpec(task_id="t1", attempt=1, function_id="f", function_hash="h", payload=0, submitter="alice")
+    spec = wire.TaskSpec(
+        task_id="t1", attempt=1, function_id="f", function_hash="h", options=TaskOptions(), payload=0, submitter="alice"
+    )
     task = Task(1, spec, 1, Stage.QUEUED, 12.5, payload=b"p")
     spool.commit(Decisions(accepted=[task]))
     assert [loaded.spec.submitter for loaded in spool.load()[0]] == ["alice"]
@@ -170,7 +175,7 @@ def test_a_turn_that_starts_what_may_not_run_twice_is_flushed_and_counted(tmp_pa
         said: list[str] = []
         spool._database.set_trace_callback(said.append)
         often, once = make_task(1), make_task(2)
-        once.spec = msgspec.structs.replace(once.spec, idempotent=False)
+        once.spec = msgspec.structs.replace(once.spec, options=TaskOptions(idempotent=False))
         spool.commit(Decisions(accepted=[often, once], starts=[often]))
         assert spool.generation == 0
         assert not [statement for statement in said if "PRAGMA" in statement]
@@ -446,17 +451,23 @@ INSERT INTO meta VALUES ('format', '1'), ('spool_id', 'the-same'), ('generation'
 """
 
 
+def former_spec(seq: int, **options: object) -> bytes:
+    """A task as versions with the formats 1 and 2 wrote it."""
+    fields = {"task_id": f"t{seq}", "attempt": 1, "function_id": "f", "function_hash": "h", "payload": 0}
+    return msgspec.msgpack.encode(fields | options)
+
+
 def former_spool(path: Path) -> None:
     """One as versions with format 1 wrote it: a task that waits, one with large arguments, one to fetch, a result."""
-    spec = msgspec.msgpack.encode
+    spec = former_spec
     end = msgspec.msgpack.encode(("success", None, 6, "", 1.0, 2.0, False, None))
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.executescript(FORMER_SCHEMA)
         many = database.executemany
         rows = [(1, 2, 1, 12.5, b"small"), (2, 1, 0, 12.5, b"L" * LARGE), (3, 1, 0, 12.5, None)]
-        values = [(*row[:4], spec(make_task(row[0]).spec), row[4]) for row in rows]
+        values = [(*row[:4], spec(row[0]), row[4]) for row in rows]
         many("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?)", values)
-        result = (4, 1, 12.5, spec(make_task(4).spec), end, b"result")
+        result = (4, 1, 12.5, spec(4), end, b"result")
         database.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?)", result)
         database.execute("INSERT INTO functions VALUES ('h', 'f', x'66')")
 
@@ -479,6 +490,44 @@ def test_a_spool_of_the_former_format_is_taken_over(tmp_path: Path) -> None:
             assert value(spool.body(tasks[3])) == b"result"
             tables = {name for (name,) in spool._database.execute("SELECT name FROM sqlite_master")}
             assert not [name for name in tables if name.startswith("former")]
+
+
+def test_tasks_of_format_2_keep_their_options(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    with contextlib.closing(Spool(path)) as spool:
+        spool.commit(Decisions(accepted=[make_task(1), make_task(2), make_task(3)]))
+        spool.commit(Decisions(ended=[finish(make_task(3))]))
+    many = {
+        "idempotent": False,
+        "max_attempts": 7,
+        "walltime_s": 2.5,
+        "container_id": "c1",
+        "result_serializers": ["f3"],
+        "resource_specification": {"keep_output": True, "num_nodes": 2, "queue": "q"},
+    }
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("UPDATE meta SET value = '2' WHERE key = 'format'")
+        database.execute("UPDATE tasks SET spec = ? WHERE seq = 1", (former_spec(1, submitter="alice", **many),))
+        wrong = {"max_attempts": 3, "resource_specification": {"memory_bytes": "2 GB"}}
+        database.execute("UPDATE tasks SET spec = ? WHERE seq = 2", (former_spec(2, **wrong),))
+        database.execute("UPDATE results SET spec = ?", (former_spec(3),))
+    for _ in range(2):
+        with contextlib.closing(Spool(path)) as spool:
+            first, second, ended = spool.load()[0]
+            assert (first.spec.task_id, first.spec.submitter, value(spool.payload(first))) == ("t1", "alice", b"p")
+            assert first.spec.options == TaskOptions(
+                idempotent=False,
+                max_attempts=7,
+                walltime_s=2.5,
+                container="c1",
+                result_serializers=("f3",),
+                keep_output=True,
+                num_nodes=2,
+                resource_specification={"queue": "q"},
+            )
+            assert second.spec.options == TaskOptions(resource_specification={"memory_bytes": "2 GB"})
+            assert ended.spec.options == TaskOptions(max_attempts=1)
+            assert value(spool.body(ended)) == b"r"
 
 
 def test_a_take_over_that_fails_leaves_the_former_spool_as_it_was(tmp_path: Path) -> None:

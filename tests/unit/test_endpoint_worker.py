@@ -21,6 +21,7 @@ PRELUDE = """
 import ctypes, gc, hashlib, json, os, sys, uuid, weakref
 from farcall_common.payload import Serializer
 from farcall_common.payload.native import NATIVE
+from farcall_common.task_options import TaskOptions
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Order, Run
 from farcall_endpoint.worker.runner import Runner
@@ -30,12 +31,12 @@ os.chdir("home")
 runner = Runner(Capture(), endpoint_id="e", sandboxed="sandboxed" in sys.argv)
 serializer = Serializer()
 
-def run(function, *args, task_id="t", **options):
+def run(function, *args, task_id="t", traceparent="", submitter="", **options):
     body = serializer.pack_function(function)
     function_hash = hashlib.sha256(body).hexdigest()
     if function_hash not in runner._functions:
         runner.learn(Run((), ((function_hash, len(body)),)), body)
-    order = Order(task_id, 1, function_hash, 0, **options)
+    order = Order(task_id, 1, function_hash, 0, TaskOptions(**options), traceparent, submitter)
     runner.begin(order)
     return runner.run(order, serializer.pack_call(args))
 
@@ -160,7 +161,8 @@ runner._functions |= {{"large": large, "refused": refused}}
 gc.disable()
 codes = []
 for name in ["large", "refused"] * 10:
-    done, result = runner.run(Order("t", 1, name, 0, {serializers}), serializer.pack_call())
+    order = Order("t", 1, name, 0, TaskOptions(result_serializers={serializers}))
+    done, result = runner.run(order, serializer.pack_call())
     codes.append((done.error or {{}}).get("code"))
     del result
 tell([codes, sum(reference() is not None for reference in made), len(made)])

@@ -28,6 +28,7 @@ from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.sharing import ShareBuffer
+from tests.task_fields import with_options
 
 ENDPOINT_ID = "00000000-0000-4000-8000-00000000000e"
 OWNER_ID = "00000000-0000-4000-8000-00000000000a"
@@ -69,7 +70,7 @@ def leased(number: int, *, attempt: int = 1, cancel_requested: bool = False, **f
         "payload": b"payload %d" % number,
         "submitted_at": EPOCH - 2,
     }
-    task = QueuedTask(**(values | fields))
+    task = QueuedTask(**with_options({"idempotent": True} | values | fields))
     return LeasedTask(task, attempt, enqueued_at=EPOCH - 1, leased_at=EPOCH, cancel_requested=cancel_requested)
 
 
@@ -78,7 +79,7 @@ def open_task(number: int, **fields: Any) -> Task:
     queued = leased(number).task
     shared = {name: getattr(queued, name) for name in queued.__struct_fields__}
     del shared["submitted_at"]
-    return Task(**(shared | fields))
+    return Task(**with_options(shared | fields))
 
 
 class World:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from farcall_common.store.model import LeasedTask, QueuedTask, TaskResult
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import Reporter, TaskState
 from farcall_forwarder.core.meter import Meter
 
@@ -18,6 +19,7 @@ def _leased(*, attempt: int = 1, waited_s: float = 0.0) -> LeasedTask:
         function_id="function",
         function_hash="hash",
         payload=b"",
+        options=TaskOptions(),
         submitted_at=NOW - waited_s,
     )
     return LeasedTask(task, attempt, enqueued_at=NOW - waited_s, leased_at=NOW)

@@ -33,6 +33,7 @@ from farcall_common.store.model import (
 )
 from farcall_common.store.settings import Stores
 from farcall_common.store.tickets import Tickets
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import EndpointReport, Reporter, TaskState
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
@@ -282,7 +283,7 @@ def test_the_function_cache_is_bounded_by_bytes() -> None:
 def test_orders_are_cut_by_bytes_and_functions_come_first() -> None:
     tasks = [
         LeasedTask(
-            QueuedTask(f"task{number}", "group", "owner", "endpoint", "function", "hash", b"x" * 60),
+            QueuedTask(f"task{number}", "group", "owner", "endpoint", "function", "hash", b"x" * 60, TaskOptions()),
             attempt=1,
             enqueued_at=0.0,
             leased_at=0.0,
@@ -449,7 +450,7 @@ def test_a_forwarder_whose_clock_is_wrong_is_found_and_keeps_its_leases(skew_s: 
     (claimed,) = steps.perform_together([ClaimEndpoint("a", 1, "spool", 45.0)])
     assert isinstance(claimed, EndpointClaimed)
     queue.mark_restored("a", claimed.fence)
-    task = Task("t1", "group", "owner", "a", "function", "hash", b"x", idempotent=False)
+    task = Task("t1", "group", "owner", "a", "function", "hash", b"x", options=TaskOptions(idempotent=False))
     queue.enqueue([QueuedTask.of(task)])
     steps.perform_together([LeaseTasks("a", claimed.fence, 5, 30.0)])
     clock.now += 29

@@ -9,6 +9,7 @@ import pytest
 from farcall_common.store.model import Task
 from farcall_common.wire import TaskState
 from farcall_forwarder.core.resume import Comparison, compare
+from tests.task_fields import with_options
 
 ENDPOINT_ID = "endpoint"
 SPOOL_ID = "this spool"
@@ -37,7 +38,7 @@ def outcome(
         spool_id=SPOOL_ID,
         held={} if held is None else {"task": held},
         leases={} if leased is None else {"task": leased},
-        tasks={} if task is None else {"task": Task(**(record | task))},
+        tasks={} if task is None else {"task": Task(**with_options(record | task))},
         spools={"task": spools},
         accepted={"task"} if accepted else set(),
         expires_at=1.0,

@@ -10,6 +10,7 @@ import pytest
 from farcall_common.errors import ErrorRecord
 from farcall_common.store.fakes import FakeBlobs
 from farcall_common.store.model import BlobRef, TaskResult
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.identity import Identity
@@ -96,7 +97,7 @@ def test_the_owner_of_an_endpoint_sees_everybodys_dead_letters_there(lab: Lab) -
 
 def test_a_retry_is_a_new_task_with_all_that_the_old_one_had(lab: Lab) -> None:
     options: dict[str, Any] = {"max_attempts": 7, "walltime_s": 5.0, "resource_specification": {"cores": 2}}
-    [task_id] = lab.submit(idempotent=True, result_serializers=["00"], **options)
+    [task_id] = lab.submit(idempotent=True, result_serializers=["00"], memory_bytes=5, **options)
     lab.kill(task_id)
 
     answer = lab.retry(task_id)
@@ -106,9 +107,10 @@ def test_a_retry_is_a_new_task_with_all_that_the_old_one_had(lab: Lab) -> None:
     assert answer.body["retry_of"] == task_id != new_id
     found = lab.records.get_tasks([task_id, new_id])
     old, new = found[task_id], found[new_id]
-    for name in ("payload", "endpoint_id", "function_hash", "task_group_id", "max_attempts", "walltime_s"):
+    for name in ("payload", "endpoint_id", "function_hash", "task_group_id"):
         assert getattr(new, name) == getattr(old, name)
-    assert (new.resource_specification, new.result_serializers) == ({"cores": 2}, ("00",))
+    assert old.options == TaskOptions(result_serializers=("00",), memory_bytes=5, memoize=False, **options)
+    assert new.options == old.options
     assert (new.state, new.retry_of) == (TaskState.RECEIVED, task_id)
     assert lab.api.call("GET", f"/v2/tasks/{new_id}").body["retry_of"] == task_id
     assert lab.api.stores.queue.depth(lab.endpoint_id) == 2

@@ -100,7 +100,7 @@ def test_a_task_asks_for_its_container(api: MemoryApi) -> None:
         answer = submit(api, reference, ["docker", "singularity"])
         [[task_id]] = answer.body["tasks"].values()
         task: Task = api.stores.records.get_tasks([task_id])[task_id]
-        assert task.container_id == container_id
+        assert task.options.container == container_id
 
 
 def test_a_container_that_is_not_there(api: MemoryApi) -> None:

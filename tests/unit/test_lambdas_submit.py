@@ -13,6 +13,7 @@ import pytest
 
 from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_common.store.model import BlobRef, ForwarderInfo, TaskResult
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.settings import ApiSettings
@@ -89,11 +90,30 @@ def test_an_accepted_task_is_recorded_and_queued(lab: Lab) -> None:
     assert (task.payload, task.payload_ref) == (PAYLOAD.encode(), None)
     assert (task.owner_id, task.endpoint_id, task.function_id) == (ALICE.identity_id, lab.endpoint_id, lab.function_id)
     assert task.function_hash == hashlib.sha256(b"4\n01\nf").hexdigest()
-    assert (task.idempotent, task.max_attempts, task.walltime_s) == (False, 5, 2.5)
-    assert (task.result_serializers, task.resource_specification) == (("a.B",), {"n": 1})
+    assert task.options == TaskOptions(
+        idempotent=False,
+        max_attempts=5,
+        walltime_s=2.5,
+        result_serializers=("a.B",),
+        resource_specification={"n": 1},
+    )
     assert task.timings == {"submitted_at": lab.api.clock.now}
     assert lab.queue.depth(lab.endpoint_id) == 1
     assert answer.body.keys() == {"request_id", "task_group_id", "endpoint_id", "tasks"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"memory_bytes": 5, "num_nodes": 2, "keep_output": True, "resource_specification": {"n": 1}},
+        {"resource_specification": {"memory_bytes": 5, "num_nodes": 2, "keep_output": True, "n": 1}},
+        {"memory_bytes": 5, "keep_output": True, "resource_specification": {"memory_bytes": 9, "num_nodes": 2, "n": 1}},
+    ],
+)
+def test_a_resource_specification_of_globus_compute_says_options(lab: Lab, fields: dict[str, Any]) -> None:
+    [task_id] = lab.submit(**fields).body["tasks"][lab.function_id]
+    task = lab.records.get_tasks([task_id])[task_id]
+    assert task.options == TaskOptions(memory_bytes=5, num_nodes=2, keep_output=True, resource_specification={"n": 1})
 
 
 SPAN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -381,6 +401,11 @@ class TestRequests:
             {"resource_specification": {"n": "x" * 5000}},
             {"result_serializers": ["x" * 101]},
             {"result_serializers": ["a.B"] * 33},
+            {"memory_bytes": 0},
+            {"num_nodes": "many"},
+            {"resource_specification": {"memory_bytes": "2 GB"}},
+            {"resource_specification": {"num_nodes": 0}},
+            {"resource_specification": {"keep_output": 1}},
         ],
     )
     def test_senseless_options_are_refused(self, lab: Lab, fields: dict[str, Any]) -> None:

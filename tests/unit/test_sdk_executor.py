@@ -667,7 +667,8 @@ def test_what_a_task_printed_is_on_its_future(cloud: FakeCloud, executor: Execut
 
     def with_details(request: httpx.Request) -> httpx.Response | None:
         if request.url.path.endswith("/submit"):
-            sent.append(msgspec.json.decode(request.content).get("resource_specification"))
+            body = msgspec.json.decode(request.content)
+            sent.append((body.get("resource_specification"), body.get("keep_output")))
         if not request.url.path.endswith("/batch_status"):
             return None
         tasks = msgspec.json.decode(cloud.transport.handle_request(request).content)
@@ -681,7 +682,7 @@ def test_what_a_task_printed_is_on_its_future(cloud: FakeCloud, executor: Execut
         assert future.result(WAIT_S) == 2
         assert (future.stdout, future.stderr) == ("printed\n", None)
         keeping.options(keep_output=False).submit(divide, 4, 2).result(WAIT_S)
-    assert sent == [{"num_nodes": 1, "keep_output": True}, {"num_nodes": 1}]
+    assert sent == [({"num_nodes": 1}, True), ({"num_nodes": 1}, None)]
     failed = executor.submit(divide, 1, 0)
     assert failed.exception(WAIT_S)
     assert failed.stdout is None

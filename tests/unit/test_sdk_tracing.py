@@ -15,8 +15,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from farcall import Executor, TaskFailed
 from farcall._spans import Hop, hops, traceparent
-from farcall._submission import Prepared, TaskOptions, encode_submit
+from farcall._submission import Prepared, encode_submit
 from farcall.testing import FakeCloud
+from farcall_common.task_options import TaskOptions
 from tests.waiting import WAIT_S
 
 CLIENT: Final = {"client_submitted_at": 100.0, "client_accepted_at": 100.2, "client_received_at": 110.0}

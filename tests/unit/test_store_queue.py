@@ -26,7 +26,9 @@ from farcall_common.store import (
 )
 from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import Holding, LeasedTask, Tended
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
+from tests.task_fields import with_options
 
 LEASE_S = 30.0
 
@@ -42,8 +44,8 @@ class Clock:
 
 
 def make_queued(task_id: str = "t1", **changes: Any) -> QueuedTask:
-    plain = QueuedTask(task_id, "g1", "alice", "e1", "f1", "hash", b"\x00payload\xff")
-    return msgspec.structs.replace(plain, **changes)
+    plain = QueuedTask(task_id, "g1", "alice", "e1", "f1", "hash", b"\x00payload\xff", TaskOptions())
+    return msgspec.structs.replace(plain, **with_options(changes))
 
 
 def backlog(owner_id: str, count: int) -> list[QueuedTask]:
@@ -94,7 +96,8 @@ class QueueSuite:
         task = make_queued(
             payload=None,
             payload_ref=BlobRef("k", 3, "s"),
-            container_id="c",
+            container="c",
+            keep_output=True,
             walltime_s=1.5,
             result_serializers=("a", "b"),
             resource_specification={"cores": 1},

@@ -32,6 +32,7 @@ from farcall_common.store import (
     cancelled_while_waiting,
 )
 from farcall_common.store.fakes import FakeQueue, FakeRecords
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 from tests.unit.test_store_queue import Clock
 
@@ -121,7 +122,7 @@ class World:
         for _ in range(self.random.randint(1, 5)):
             self._ids += 1
             task = Task(f"t{self._ids:05}", "g1", owner_id, ENDPOINT, "f1", "hash", b"x", submitted_at=self.at())
-            tasks.append(msgspec.structs.replace(task, idempotent=self.random.random() < 0.6))
+            tasks.append(msgspec.structs.replace(task, options=TaskOptions(idempotent=self.random.random() < 0.6)))
         self.records.add_tasks(tasks)
         self.accepted |= {task.task_id: task for task in tasks}
         yield
@@ -227,7 +228,9 @@ class World:
         if not leased:
             return
         for task in leased:
-            assert task.task.idempotent or task.attempt == 1, "the queue gave a second attempt that was not allowed"
+            assert task.task.options.idempotent or task.attempt == 1, (
+                "the queue gave a second attempt that was not allowed"
+            )
         if self.random.random() < 0.1:  # no credit any more
             ids = [task.task.task_id for task in leased]
             self.owned(fence, lambda: self.queue.unlease(ENDPOINT, fence, ids))
@@ -244,7 +247,7 @@ class World:
         for task in leased:
             if task.cancel_requested:
                 ends.append(ended(task, TaskState.CANCELLED))
-            elif not task.task.idempotent and task.task.task_id not in permits:
+            elif not task.task.options.idempotent and task.task.task_id not in permits:
                 ends.append(ended(task, TaskState.LOST))
             elif self.random.random() < 0.9:  # else the frame is lost; also a stale forwarder's frames may still arrive
                 self.agent.receive(task)
@@ -298,7 +301,7 @@ class World:
             if task.cancel_requested:
                 ends.append(ended(task, TaskState.CANCELLED))
             elif task.task.task_id not in never_sent:
-                ends.append(ended(task, TaskState.FAILED if task.task.idempotent else TaskState.LOST))
+                ends.append(ended(task, TaskState.FAILED if task.task.options.idempotent else TaskState.LOST))
         yield from self.record(fence, ends)
 
     def stop(self, name: str, fence: int) -> Process:
@@ -367,7 +370,7 @@ class World:
         for task_id, task in self.accepted.items():
             ends = [event for event in self.records.list_events(task_id) if event.state.is_terminal]
             assert len(ends) == 1, f"{task_id} ended {len(ends)} times"
-            assert task.idempotent or self.agent.starts[task_id] <= 1, f"{task_id} started twice"
+            assert task.options.idempotent or self.agent.starts[task_id] <= 1, f"{task_id} started twice"
 
 
 def end(task_id: str, attempt: int, state: TaskState, reporter: Reporter) -> TaskResult:

@@ -38,6 +38,7 @@ from farcall_common.store import (
 from farcall_common.store.fakes import FakeRecords
 from farcall_common.store.model import Presence, Quota, Quotable, SpoolMark
 from farcall_common.wire.states import Reporter, TaskState
+from tests.task_fields import with_options
 
 T0 = dt.datetime(2026, 11, 20, 12, 0, tzinfo=dt.UTC)
 
@@ -57,7 +58,7 @@ def make_task(task_id: str = "t1", **changes: Any) -> Task:
         payload=b"\x00payload\xff",
         submitted_at=T0,
     )
-    return msgspec.structs.replace(plain, **changes)
+    return msgspec.structs.replace(plain, **with_options(changes))
 
 
 def make_function(function_id: str = "f1", **changes: Any) -> Function:
@@ -241,7 +242,7 @@ class RecordsSuite:
             records.add_tasks(tasks)
         found = records.get_tasks(["a", "b", "c", "d", "e"])
         assert found == {task.task_id: task for task in (*alike, other, *odd)}
-        assert [found[id_].resource_specification["n"] is True for id_ in "de"] == [False, True]
+        assert [(found[id_].options.resource_specification or {})["n"] is True for id_ in "de"] == [False, True]
 
     def test_groups_are_paged_newest_first_with_counts_of_their_tasks(self, records: Records) -> None:
         for number, (group_id, task_id) in enumerate([("g1", "a"), ("g1", "b"), ("g2", "c"), ("g3", "d")]):
@@ -555,8 +556,11 @@ class RecordsSuite:
         task = make_task(
             payload=None,
             payload_ref=BlobRef("alice/abc", 5, "abc"),
-            container_id="c1",
+            container="c1",
             idempotent=False,
+            memory_bytes=2**40,
+            memoize=False,
+            keep_output=True,
             max_attempts=7,
             walltime_s=1.5,
             result_serializers=("a", "b"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from farcall_common.errors import FrameMalformed, ProtocolError, VersionUnsupported
 from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import (
     PROTOCOL_VERSION,
     Credit,
@@ -147,7 +148,7 @@ def test_wrong_headers_are_malformed(body: Any) -> None:
 
 
 def test_an_index_needs_its_frame() -> None:
-    task = TaskSpec(task_id="t", attempt=1, function_id="f", function_hash="h", payload=1)
+    task = TaskSpec(task_id="t", attempt=1, function_id="f", function_hash="h", options=TaskOptions(), payload=1)
     with pytest.raises(FrameMalformed, match="RunTasks"):
         decode(encode(Envelope(RunTasks(tasks=(task,)), (b"only one",))))
     result = ResultSpec(task_id="t", attempt=1, state=TaskState.SUCCESS, result=0)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_common.errors import ProtocolError
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import messages as m
 from farcall_common.wire.session import SILENT_PERIODS, Phase, Role, Session
 
@@ -19,7 +20,7 @@ BEAT = m.Heartbeat(at=0.0)
 
 
 def _run(count: int) -> m.RunTasks:
-    task = m.TaskSpec(task_id="t", attempt=1, function_id="f", function_hash="h", payload=0)
+    task = m.TaskSpec(task_id="t", attempt=1, function_id="f", function_hash="h", options=TaskOptions(), payload=0)
     return m.RunTasks(tasks=(task,) * count)
 
 

@@ -25,6 +25,7 @@ from benchmarks.engine import functions
 from benchmarks.engine.scale.descriptors import allow_descriptors
 from benchmarks.engine.scale.provider import SimulatedProvider
 from farcall_common.payload.native import NATIVE, dump_call
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint.config import LocalProviderConfig
 from farcall_endpoint.engine import EngineFuture
@@ -78,7 +79,7 @@ class Agent(EngineLoop):
         self._workers = managers * SLOTS
         self._function = FunctionTable().get(functions.noop)
         self._payload = dump_call((), {})
-        self._resources: dict[str, Any] = {}
+        self._options = TaskOptions(result_serializers=NATIVE)
         self._cancel = self.cancel
         self._numbers = itertools.count(1)
 
@@ -130,7 +131,7 @@ class Agent(EngineLoop):
 
     def _submit_noop(self) -> EngineFuture[None]:
         task_id = str(next(self._numbers))
-        spec = TaskSpec(task_id, 1, "", self._function.hash, 0, None, True, 3, None, None, NATIVE, self._resources)
+        spec = TaskSpec(task_id, 1, "", self._function.hash, self._options, 0)
         future: EngineFuture[None] = EngineFuture(task_id, self._cancel)
         self.submit(Submission(spec, self._function, self._payload, future))
         return future

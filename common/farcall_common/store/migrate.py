@@ -18,7 +18,7 @@ from farcall_common.store.postgres import unavailable
 __all__ = ["HEAD", "upgrade"]
 
 #: The revision that this code works with. A test holds it to the newest file in ``migrations/versions``.
-HEAD: Final = "0008"
+HEAD: Final = "0009"
 
 _ADVISORY_LOCK: Final = 0x_FA_CA_11
 _LOCK_TIMEOUT_S: Final = 120

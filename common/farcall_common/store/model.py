@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ErrorRecord, QuotaExceeded
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 
 __all__ = [
@@ -243,12 +244,7 @@ class Task(msgspec.Struct, frozen=True):
     function_hash: str
     payload: bytes | None
     payload_ref: BlobRef | None = None
-    container_id: str | None = None
-    idempotent: bool = True
-    max_attempts: int = 3
-    walltime_s: float | None = None
-    result_serializers: Sequence[str] = ()
-    resource_specification: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    options: TaskOptions = TaskOptions()
     state: TaskState = TaskState.RECEIVED
     attempt: int = 0
     result: bytes | None = None
@@ -328,13 +324,8 @@ class QueuedTask(msgspec.Struct, frozen=True):
     function_id: str
     function_hash: str
     payload: bytes | None
+    options: TaskOptions
     payload_ref: BlobRef | None = None
-    container_id: str | None = None
-    idempotent: bool = True
-    max_attempts: int = 3
-    walltime_s: float | None = None
-    result_serializers: tuple[str, ...] = ()
-    resource_specification: Mapping[str, Any] = msgspec.field(default_factory=dict)
     #: Dispatches that the database already knows of; a rebuilt queue goes on counting from here.
     attempt: int = 0
     submitted_at: float | None = None
@@ -352,13 +343,8 @@ class QueuedTask(msgspec.Struct, frozen=True):
             task.function_id,
             task.function_hash,
             payload if payload is None or len(payload) <= MAX_QUEUED_BYTES else None,
+            task.options,
             task.payload_ref,
-            task.container_id,
-            task.idempotent,
-            task.max_attempts,
-            task.walltime_s,
-            tuple(task.result_serializers),
-            task.resource_specification,
             task.attempt,
             at.timestamp() if at else None,
             task.traceparent,

@@ -49,7 +49,6 @@ def written_ahead(task: Task, remembered: Mapping[str, Task] | None, *, now: dt.
     at = task.submitted_at or now
     fresh = msgspec.structs.replace(
         task,
-        result_serializers=tuple(task.result_serializers),
         state=TaskState.RECEIVED,
         attempt=0,
         result=None,
@@ -78,7 +77,6 @@ def _is_fresh(task: Task) -> bool:
         task.submitted_at is not None
         and task.state is TaskState.RECEIVED
         and task.attempt == 0
-        and isinstance(task.result_serializers, tuple)
         and task.result is None
         and task.result_ref is None
         and task.error is None

@@ -407,7 +407,7 @@ def _packed(task: QueuedTask) -> tuple[str | bytes, ...]:
 
 def _terms(task: QueuedTask) -> tuple[str, int, int, int]:
     """Whose a task is, and what decides whether it may start again, as they take it."""
-    return task.owner_id, int(task.idempotent), task.max_attempts, task.attempt
+    return task.owner_id, int(task.options.idempotent), task.options.max_attempts, task.attempt
 
 
 def _end_arguments(fence: int, results: Sequence[TaskResult]) -> list[str | bytes | int]:

@@ -18,6 +18,7 @@ from farcall_common.store import moves
 from farcall_common.store.audit_postgres import AUDIT_OF_BATCH
 from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskGroup, TaskResult
 from farcall_common.store.postgres import to_json
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 
 __all__ = [
@@ -65,12 +66,7 @@ _NEW_TASK: Final = {
     "function_hash": "text",
     "payload": "bytea",
     "payload_ref": "json",
-    "container_id": "text",
-    "idempotent": "boolean",
-    "max_attempts": "integer",
-    "walltime_s": "double precision",
-    "result_serializers": "json",
-    "resource_specification": "json",
+    "options": "jsonb",
     "state": "text",
     "result": "bytea",
     "result_ref": "json",
@@ -350,7 +346,7 @@ def task_from_row(row: Mapping[str, Any]) -> Task:
             **row,
             "payload_ref": _blob_ref(row["payload_ref"]),
             "result_ref": _blob_ref(row["result_ref"]),
-            "result_serializers": tuple(row["result_serializers"]),
+            "options": msgspec.convert(row["options"], TaskOptions),
             "error": row["error"] and ErrorRecord.from_json(row["error"]),
             "state": state_of(row["state"], is_over=row["finished_at"] is not None),
         }

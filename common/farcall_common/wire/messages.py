@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import TaskState
 
 __all__ = [
@@ -129,7 +130,7 @@ class FunctionSpec(Part, frozen=True):
 
 
 class TaskSpec(Part, frozen=True):
-    """One attempt to run. Exactly one of ``payload`` and ``payload_blob`` is set. ``walltime_s`` is per attempt.
+    """One attempt to run. Exactly one of ``payload`` and ``payload_blob`` is set.
     ``traceparent`` is W3C's, of the span below which the function runs; empty if there is none. ``submitter`` is the
     identity that submitted the task; empty: the owner of the endpoint."""
 
@@ -137,14 +138,9 @@ class TaskSpec(Part, frozen=True):
     attempt: Count
     function_id: str
     function_hash: str
+    options: TaskOptions
     payload: Frame | None = None
     payload_blob: BlobLocation | None = None
-    idempotent: bool = True
-    max_attempts: Count = 1
-    walltime_s: Seconds | None = None
-    container_id: str | None = None
-    result_serializers: tuple[str, ...] = ()
-    resource_specification: dict[str, Any] = {}
     traceparent: str = ""
     submitter: str = ""
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import TaskSpec
 from farcall_endpoint import outcomes
-from farcall_endpoint.protocol import RANKS
 
 __all__ = ["refusal"]
 
@@ -20,19 +17,11 @@ def refusal(spec: TaskSpec, *, knows_function: bool, block_s: float | None, no_n
     """
     if not knows_function:
         return outcomes.function_missing(spec.function_hash)
-    if spec.container_id is not None:
-        return outcomes.containers_unsupported(spec.container_id)
-    if spec.resource_specification and (wrong := _wrong_limit(spec.resource_specification)):
+    options = spec.options
+    if options.container is not None:
+        return outcomes.containers_unsupported(options.container)
+    if options.resource_specification and (wrong := options.untranslatable()):
         return outcomes.limit_invalid(*wrong)
-    if block_s is not None and (spec.walltime_s or 0.0) > block_s:
-        return outcomes.walltime_too_long(spec.walltime_s or 0.0, block_s=block_s)
+    if block_s is not None and (options.walltime_s or 0.0) > block_s:
+        return outcomes.walltime_too_long(options.walltime_s or 0.0, block_s=block_s)
     return outcomes.nodes_unavailable(no_nodes) if no_nodes else None
-
-
-def _wrong_limit(specification: Mapping[str, object]) -> tuple[str, object] | None:
-    """The name and value of a limit that is none."""
-    for name in ("memory_bytes", "max_output_bytes", *RANKS):
-        value = specification.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
-            return name, value
-    return None

@@ -117,7 +117,7 @@ class AgentCore:
                 self._ended += 1
             elif task.starts:
                 dispatched.append(task)
-            elif not task.spec.idempotent:
+            elif not task.spec.options.idempotent:
                 self._unconfirmed.append(task)
             elif task.stage is Stage.FETCHING:
                 self._decisions.fetches.append(task)
@@ -472,7 +472,7 @@ class AgentCore:
         for index, task in enumerate(tasks):
             if task.cancelling:
                 self._end(task, self._ends.cancelled(running=True))
-            elif not (task.spec.idempotent or unstarted):
+            elif not (task.spec.options.idempotent or unstarted):
                 self._end(task, self._ends.lost(task, reason))
             elif index >= suspects:
                 task.starts -= 1

@@ -47,12 +47,12 @@ class Ends:
 
     def given_up(self, task: Task, reason: str, *, stdout_tail: str = "", stderr_tail: str = "") -> End:
         """No attempt is left to it, and the last one took down what ran it."""
-        elsewhere = min(task.spec.attempt - 1, task.spec.max_attempts)
+        elsewhere = min(task.spec.attempt - 1, task.spec.options.max_attempts)
         reasons = ("the endpoint that had it went away",) * elsewhere + (*task.deaths, reason)
         record = outcomes.worker_died(
             reason, starts=task.starts, reasons=reasons, stdout_tail=stdout_tail, stderr_tail=stderr_tail
         )
-        return dataclasses.replace(self.failed(task, record), exhausted=task.spec.idempotent)
+        return dataclasses.replace(self.failed(task, record), exhausted=task.spec.options.idempotent)
 
     def lost(self, task: Task, reason: str) -> End:
         """It may have run when what had it went away, and must not run twice."""

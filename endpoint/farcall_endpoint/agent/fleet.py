@@ -6,10 +6,12 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
+import msgspec
 import zmq
 
+from farcall_common.task_options import TaskOptions
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks
 from farcall_endpoint.agent.links import Gap, Links, Network
@@ -47,6 +49,15 @@ class Limits:
     walltime_s: float | None = None
     memory_bytes: int | None = None
     output_bytes: int | None = None
+
+    def applied_to(self, options: TaskOptions) -> TaskOptions:
+        """The options of a task within these limits."""
+        return msgspec.structs.replace(
+            options,
+            walltime_s=_least(options.walltime_s, self.walltime_s),
+            memory_bytes=_least(options.memory_bytes, self.memory_bytes),
+            max_output_bytes=_least(options.max_output_bytes, self.output_bytes),
+        )
 
 
 NO_LIMITS: Final = Limits()
@@ -133,7 +144,7 @@ class Fleet:
         self._demand = demand
         self._heartbeat_s = heartbeat_s
         self._silence_limit_s = silence_limit_s
-        self._limits = limits
+        self._limits = None if limits == NO_LIMITS else limits
         self._results_memory_bytes = results_memory_bytes
         self._batching = batching
         self._tick_s = min(_TICK_S, silence_limit_s / 4)
@@ -408,7 +419,6 @@ class Fleet:
         orders: list[protocol.TaskOrder] = []
         for task in tasks:
             spec = task.spec
-            wanted = spec.resource_specification
             if spec.function_hash not in manager.functions:
                 manager.functions.add(spec.function_hash)
                 functions.append((spec.function_hash, len(bodies)))
@@ -419,13 +429,8 @@ class Fleet:
                     task.attempt,
                     spec.function_hash,
                     len(bodies),
-                    _least(spec.walltime_s, limits.walltime_s),
-                    spec.result_serializers,
-                    _least(wanted.get("memory_bytes"), limits.memory_bytes),
-                    _least(wanted.get("max_output_bytes"), limits.output_bytes),
+                    spec.options if limits is None else limits.applied_to(spec.options),
                     spec.traceparent,
-                    wanted.get("keep_output") is True,
-                    _ranks(wanted),
                     "" if spec.submitter == self.owner_id else spec.submitter,
                 )
             )
@@ -451,14 +456,6 @@ class Fleet:
         block.managers.add(manager_id)
         self._blocks.joined(message.block_id, manager_id, slots=message.slots, now=now)
         return manager
-
-
-def _ranks(wanted: Mapping[str, Any]) -> tuple[int | None, int | None, int | None] | None:
-    """How many nodes, processes on each, and processes in all a task asks for; None if it does not."""
-    if not wanted or wanted.keys().isdisjoint(protocol.RANKS):
-        return None
-    nodes, per_node, total = (wanted.get(name) for name in protocol.RANKS)
-    return nodes, per_node, total
 
 
 def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:

@@ -116,9 +116,9 @@ def _place(
             hopeless.clear()
         # One that may not run twice never waits behind another: should the manager die, it would be lost without ever
         # having been started.
-        if not candidates or overtaken > _MOST_OVERTAKEN or (behind and not task.spec.idempotent):
+        if not candidates or overtaken > _MOST_OVERTAKEN or (behind and not task.spec.options.idempotent):
             break
-        walltime_s = task.spec.walltime_s
+        walltime_s = task.spec.options.walltime_s
         if manager is None or not run or not manager.lasts(walltime_s, now=now):
             manager = None if walltime_s in hopeless else _choose(candidates, walltime_s, now, choose)
             if manager is None:

@@ -30,7 +30,8 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, Unavailable
-from farcall_common.wire import TaskSpec, TaskState, new_id
+from farcall_common.task_options import take_former
+from farcall_common.wire import BlobLocation, TaskSpec, TaskState, new_id
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 from farcall_endpoint.shared import Bytes, Frame, MemoryFile, SharedBytes
 
@@ -39,7 +40,7 @@ __all__ = ["MAX_ROW_BYTES", "Spool", "SpoolUnwritable"]
 _logger = logging.getLogger(__name__)
 
 _MOST_FORGOTTEN: Final = 1000
-_FORMAT: Final = "2"
+_FORMAT: Final = "3"
 MAX_ROW_BYTES: Final = 64 * 1024
 """Larger bodies are files. Arguments and results of that size travel through the blob store too."""
 _META: Final = "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
@@ -55,7 +56,6 @@ CREATE TABLE IF NOT EXISTS bodies (seq INTEGER PRIMARY KEY, size_bytes INTEGER N
 """
 """A body is the payload of a task that has not ended, the result of one that has; NULL if it is a file. A task without
 one has yet to fetch it. Names of files are never used again, so that a copy of a spool finds its own or none."""
-_FORMER_FORMAT: Final = "1"
 _BEGIN_TAKE_OVER: Final = """
 BEGIN IMMEDIATE;
 ALTER TABLE tasks RENAME TO former_tasks;
@@ -71,7 +71,15 @@ DROP TABLE former_results;
 UPDATE meta SET value = '2' WHERE key = 'format';
 COMMIT;
 """
-"""In the former format bodies were columns of ``tasks`` and ``results``."""
+"""In format 1 bodies were columns of ``tasks`` and ``results``."""
+_TAKE_OVER_OPTIONS: Final = """
+BEGIN IMMEDIATE;
+UPDATE tasks SET spec = with_options(spec);
+UPDATE results SET spec = with_options(spec);
+UPDATE meta SET value = '3' WHERE key = 'format';
+COMMIT;
+"""
+"""In format 2 each option was a field of the task itself."""
 
 _NO_ROOM: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
@@ -107,7 +115,27 @@ class _StoredEnd(msgspec.Struct, frozen=True, array_like=True):
     details: dict[str, Any] | None = None
 
 
+class _FormerSpec(msgspec.Struct):
+    """A task as releases before ADR 0057 wrote it into the spool, each option in a field of its own."""
+
+    task_id: str
+    attempt: int
+    function_id: str
+    function_hash: str
+    payload: int | None = None
+    payload_blob: BlobLocation | None = None
+    idempotent: bool = True
+    max_attempts: int = 1
+    walltime_s: float | None = None
+    container_id: str | None = None
+    result_serializers: tuple[str, ...] = ()
+    resource_specification: dict[str, Any] = {}
+    traceparent: str = ""
+    submitter: str = ""
+
+
 _encode: Final = msgspec.msgpack.Encoder().encode
+_decode_former: Final = msgspec.msgpack.Decoder(_FormerSpec).decode
 _decode_spec: Final = msgspec.msgpack.Decoder(TaskSpec).decode
 _decode_end: Final = msgspec.msgpack.Decoder(_StoredEnd).decode
 
@@ -154,8 +182,11 @@ class Spool:
             self._database.execute(f"PRAGMA {statement}").fetchall()
         self._database.executescript(_META)
         known = self._meta()
-        if known.get("format") == _FORMER_FORMAT:
+        if known.get("format") == "1":
             self._database.executescript(_BEGIN_TAKE_OVER + _SCHEMA + _END_TAKE_OVER)
+        if known.get("format") in {"1", "2"}:
+            self._database.create_function("with_options", 1, _with_options)
+            self._database.executescript(_TAKE_OVER_OPTIONS)
         elif known.get("format", _FORMAT) != _FORMAT:
             raise ConfigurationError(
                 f"The spool {path} has format {known['format']}, this version reads {_FORMAT}.",
@@ -279,7 +310,7 @@ class Spool:
         d = decisions
         self._remove([_result_of(seq) for seq in d.forgotten])  # and the rows with the next commit
         forgotten = [*self._forgotten, *[(seq,) for seq in d.forgotten]]
-        once_only = any(not task.spec.idempotent for task in d.starts)
+        once_only = any(not task.spec.options.idempotent for task in d.starts)
         matters = d.functions or d.accepted or d.redelivered or d.fetched or d.starts or d.ended or d.dropped
         if not matters and len(forgotten) < _MOST_FORGOTTEN:
             self._forgotten = forgotten
@@ -428,6 +459,12 @@ class Spool:
         needed = {task.spec.function_hash for task in tasks if task.end is None}
         known = {row[0] for row in self._database.execute("SELECT hash FROM functions")}
         self._tidy("DELETE FROM functions WHERE hash = ?", [(unused,) for unused in known - needed])
+
+
+def _with_options(spec: bytes) -> bytes:
+    """A task as this release writes it."""
+    fields = msgspec.structs.asdict(_decode_former(spec))
+    return _encode(TaskSpec(options=take_former(fields), **fields))
 
 
 def _no_room(error: sqlite3.Error) -> bool:

@@ -83,7 +83,7 @@ class Task:
     @property
     def may_start_again(self) -> bool:
         """Whether an attempt is left. What was delivered elsewhere before, and did not come back, counts as well."""
-        return self.spec.idempotent and self.spec.attempt - 1 + self.starts < self.spec.max_attempts
+        return self.spec.options.idempotent and self.spec.attempt - 1 + self.starts < self.spec.options.max_attempts
 
 
 @dataclasses.dataclass(frozen=True)

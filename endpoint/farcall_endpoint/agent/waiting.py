@@ -61,10 +61,10 @@ class Waiting:
         full = [manager for manager in managers if manager.free < 0]
         while full and (found := self._tasks.take(newcomers_only=True)) is not None:
             task = found[1]
-            lasting = [manager for manager in full if manager.lasts(task.spec.walltime_s, now=now)]
+            lasting = [manager for manager in full if manager.lasts(task.spec.options.walltime_s, now=now)]
             if task.stage is not Stage.QUEUED:
                 self._tasks.done(found[0])
-            elif not lasting or not task.spec.idempotent:
+            elif not lasting or not task.spec.options.idempotent:
                 self._tasks.undo(*found)
                 return
             else:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
-import dataclasses
 import itertools
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack
 
 from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.payload.native import NATIVE, dump_call
+from farcall_common.task_options import AttemptOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint.agent.nodes import expect_workers
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
@@ -24,7 +24,7 @@ from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
 from farcall_endpoint.manager.ledger import Affinity, Sharing
 
-__all__ = ["Engine", "TaskOptions"]
+__all__ = ["Engine"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,47 +37,12 @@ class InvalidArgument(ConfigurationError, ValueError):
     """An argument that can never work, which the standard library's pools report as a ValueError."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskOptions:
-    """What holds for tasks.
-
-    :param idempotent: whether a task may be started again when what ran it died.
-    :param max_attempts: how often it may be started at most.
-    :param walltime_s: seconds that an attempt may run; its processes are ended then.
-    :param memory_bytes: memory that an attempt may use, all of its processes together.
-    :param max_output_bytes: what an attempt may write to standard output and error, each.
-    :param raise_original: whether ``result()`` raises what the function raised. If not, a
-        :class:`~farcall_common.errors.TaskFailed` that is also an instance of the nearest built-in class of that, and
-        has it as its ``__cause__``.
-    """
-
-    idempotent: bool = True
-    max_attempts: int = 3
-    walltime_s: float | None = None
-    memory_bytes: int | None = None
-    max_output_bytes: int | None = None
-    raise_original: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_attempts < 1:
-            raise InvalidArgument(f"max_attempts is {self.max_attempts}; a task needs one attempt at least.")
-        for name in ("walltime_s", "memory_bytes", "max_output_bytes"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise InvalidArgument(f"{name} is {value}; a limit is more than 0, or None.")
-
-    def resources(self) -> dict[str, Any]:
-        """The limits that travel in a task's resource specification."""
-        named = {"memory_bytes": self.memory_bytes, "max_output_bytes": self.max_output_bytes}
-        return {name: value for name, value in named.items() if value is not None}
-
-
 class _Submitter(concurrent.futures.Executor):
     """What an engine and its views with other options have in common."""
 
-    def __init__(self, options: TaskOptions) -> None:
+    def __init__(self, options: TaskOptions, *, raise_original: bool) -> None:
         self._options = options
-        self._resources = options.resources()
+        self._raise_original = raise_original
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> EngineFuture[T]:
         """Run ``fn(*args, **kwargs)`` in a worker.
@@ -123,8 +88,9 @@ class Engine(_Submitter):
     :param batching: whether many tasks may share a message on their way to a worker; for measurements.
     :param scheduling: how managers are chosen: ``random`` or ``round-robin``.
     :param working_dir: where tasks run.
-    :param idempotent, max_attempts, walltime_s, memory_bytes, max_output_bytes: as :class:`TaskOptions`, for all tasks.
-    :param raise_original: the same.
+    :param raise_original: whether ``result()`` raises what the function raised. If not, a
+        :class:`~farcall_common.errors.TaskFailed` that is also an instance of the nearest built-in class of that, and
+        has it as its ``__cause__``.
     :param provider: where nodes come from: a section of an endpoint's configuration, such as
         ``SlurmProviderConfig(partition="debug", max_blocks=4)``; this machine if not given.
     :param max_idletime_s: seconds without a task after which a block of nodes is given back.
@@ -135,6 +101,8 @@ class Engine(_Submitter):
     :param mem_per_worker_bytes: the same for memory; and no task may use more.
     :param accelerators: names of a node's accelerators, or how many to use of them; each worker gets one to itself.
     :param cpu_affinity: ``block`` binds each worker to neighbouring cores, ``alternating`` to every n-th.
+    :param options: of :class:`TaskOptions`, for all tasks: ``idempotent``, ``max_attempts``, ``walltime_s``,
+        ``memory_bytes``, ``max_output_bytes``.
     :raises ConfigurationError: if the provider cannot be used from here, if no port can be had, or if not even one
         worker fits.
     """
@@ -147,11 +115,6 @@ class Engine(_Submitter):
         batching: bool = True,
         scheduling: Literal["random", "round-robin"] = "random",
         working_dir: Path | str | None = None,
-        idempotent: bool = True,
-        max_attempts: int = 3,
-        walltime_s: float | None = None,
-        memory_bytes: int | None = None,
-        max_output_bytes: int | None = None,
         raise_original: bool = False,
         provider: ProviderConfig = _THIS_MACHINE,
         max_idletime_s: float = 120.0,
@@ -162,9 +125,10 @@ class Engine(_Submitter):
         mem_per_worker_bytes: int | None = None,
         accelerators: Sequence[str] | int = (),
         cpu_affinity: Affinity = "none",
+        **options: Unpack[AttemptOptionsDict],
     ) -> None:
         super().__init__(
-            TaskOptions(idempotent, max_attempts, walltime_s, memory_bytes, max_output_bytes, raise_original)
+            _changed(TaskOptions(result_serializers=NATIVE), options, method="Engine"), raise_original=raise_original
         )
         if max_workers is not None and max_workers < 1:
             raise InvalidArgument(f"max_workers must be greater than 0, and is {max_workers}.")
@@ -200,27 +164,17 @@ class Engine(_Submitter):
         self._finalizer.atexit = False
         atexit.register(_end_at_exit, weakref.ref(self))
 
-    def options(
-        self,
-        *,
-        idempotent: bool | None = None,
-        max_attempts: int | None = None,
-        walltime_s: float | None = None,
-        memory_bytes: int | None = None,
-        max_output_bytes: int | None = None,
-        raise_original: bool | None = None,
-    ) -> EngineView:
-        """A view on this engine whose tasks have other options; what is None stays as it is."""
-        given = {
-            "idempotent": idempotent,
-            "max_attempts": max_attempts,
-            "walltime_s": walltime_s,
-            "memory_bytes": memory_bytes,
-            "max_output_bytes": max_output_bytes,
-            "raise_original": raise_original,
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
-        return EngineView(self, dataclasses.replace(self._options, **changes))  # type: ignore[arg-type]
+    def options(self, *, raise_original: bool | None = None, **changes: Unpack[AttemptOptionsDict]) -> EngineView:
+        """A view on this engine whose tasks have other options; what is None stays as it is.
+
+        :param changes: the options that the engine itself takes.
+        """
+        given: Any = {name: value for name, value in changes.items() if value is not None}
+        return EngineView(
+            self,
+            _changed(self._options, given, method="options"),
+            raise_original=self._raise_original if raise_original is None else raise_original,
+        )
 
     @property
     def _max_workers(self) -> int:
@@ -263,12 +217,12 @@ class Engine(_Submitter):
             self._loop.join()
 
     def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
-        return self._submit_with(self._options, self._resources, fn, args, kwargs)
+        return self._submit_with(self._options, self._raise_original, fn, args, kwargs)
 
     def _submit_with(
         self,
         options: TaskOptions,
-        resources: dict[str, Any],
+        raise_original: bool,
         fn: Callable[..., T],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -278,21 +232,8 @@ class Engine(_Submitter):
         if self._over:
             raise RuntimeError("cannot schedule new futures after shutdown")
         task_id = str(next(self._numbers))
-        future: EngineFuture[T] = EngineFuture(task_id, self._cancel, raise_original=options.raise_original)
-        spec = TaskSpec(
-            task_id,
-            1,
-            "",
-            function.hash,
-            0,
-            None,
-            options.idempotent,
-            options.max_attempts,
-            options.walltime_s,
-            None,
-            NATIVE,
-            resources,
-        )
+        future: EngineFuture[T] = EngineFuture(task_id, self._cancel, raise_original=raise_original)
+        spec = TaskSpec(task_id, 1, "", function.hash, options, 0)
         self._loop.submit(Submission(spec, function, payload, future))
         return future
 
@@ -300,15 +241,27 @@ class Engine(_Submitter):
 class EngineView(_Submitter):
     """An engine seen with other task options. It cannot be shut down: the engine is."""
 
-    def __init__(self, engine: Engine, options: TaskOptions) -> None:
-        super().__init__(options)
+    def __init__(self, engine: Engine, options: TaskOptions, *, raise_original: bool) -> None:
+        super().__init__(options, raise_original=raise_original)
         self._engine = engine
 
     def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
-        return self._engine._submit_with(self._options, self._resources, fn, args, kwargs)
+        return self._engine._submit_with(self._options, self._raise_original, fn, args, kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Nothing: the engine goes on."""
+
+
+def _changed(options: TaskOptions, changes: AttemptOptionsDict, *, method: str) -> TaskOptions:
+    """:raises TypeError: for an option that an engine does not know.
+    :raises InvalidArgument: for a value that an option cannot have.
+    """
+    if unknown := changes.keys() - AttemptOptionsDict.__optional_keys__:
+        raise TypeError(f"{method}() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+    try:
+        return options.changed(**changes)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
 
 
 def _chunks(iterables: Sequence[Iterable[Any]], size: int) -> Iterator[list[tuple[Any, ...]]]:

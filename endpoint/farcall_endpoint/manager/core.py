@@ -394,8 +394,9 @@ class ManagerCore:
         if not worker.overdue and (age_s >= _OVERDUE_S or self._is_full) and len(worker.jobs) > 1:
             worker.overdue = True
             self._recall(worker)
-        if head.walltime_s is not None and age_s >= head.walltime_s and head.task_id not in worker.stops:
-            stop = _Stop(TaskState.FAILED, outcomes.walltime_exceeded(head.walltime_s))
+        walltime_s = head.options.walltime_s
+        if walltime_s is not None and age_s >= walltime_s and head.task_id not in worker.stops:
+            stop = _Stop(TaskState.FAILED, outcomes.walltime_exceeded(walltime_s))
             self._stop_task(worker, head.task_id, stop)
 
     def _deadline(self, worker: _Worker) -> float | None:
@@ -407,8 +408,8 @@ class ManagerCore:
         delays = [STARTED_AFTER_S] if not worker.head_reported else []
         if len(worker.jobs) > 1 and not worker.overdue:
             delays.append(_OVERDUE_S)
-        if head.walltime_s is not None and head.task_id not in worker.stops:
-            delays.append(head.walltime_s)
+        if head.options.walltime_s is not None and head.task_id not in worker.stops:
+            delays.append(head.options.walltime_s)
         return worker.since + min(delays) if delays else None
 
     def _launch(self, now: float) -> None:
@@ -470,12 +471,8 @@ class ManagerCore:
                     o.attempt,
                     o.function_hash,
                     len(job.payload),
-                    o.result_serializers,
+                    o.options,
                     o.traceparent,
-                    o.keep_output,
-                    o.ranks,
-                    o.memory_bytes,
-                    o.max_output_bytes,
                     o.submitter,
                 )
                 for job in jobs

@@ -21,21 +21,23 @@ OUTPUT_PERIOD_S: Final = 0.01
 
 def has_limits(order: TaskOrder) -> bool:
     """Whether a task must be measured while it runs."""
-    return order.memory_bytes is not None or order.max_output_bytes is not None
+    return order.options.memory_bytes is not None or order.options.max_output_bytes is not None
 
 
 def capped(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
     """The order with no more memory than its worker's share, if workers have one."""
-    if memory_bytes is None or (order.memory_bytes is not None and order.memory_bytes <= memory_bytes):
+    wanted_bytes = order.options.memory_bytes
+    if memory_bytes is None or (wanted_bytes is not None and wanted_bytes <= memory_bytes):
         return order
-    return msgspec.structs.replace(order, memory_bytes=memory_bytes)
+    options = msgspec.structs.replace(order.options, memory_bytes=memory_bytes)
+    return msgspec.structs.replace(order, options=options)
 
 
 def breach(order: TaskOrder, *, memory_bytes: int, output_bytes: int) -> ErrorRecord | None:
     """The record to end a task with, if it uses more than it may."""
     return outcomes.limit_exceeded(
         memory_bytes=memory_bytes,
-        memory_limit_bytes=order.memory_bytes,
+        memory_limit_bytes=order.options.memory_bytes,
         output_bytes=output_bytes,
-        output_limit_bytes=order.max_output_bytes,
+        output_limit_bytes=order.options.max_output_bytes,
     )

@@ -166,9 +166,9 @@ class Manager:
         if now >= self._measure_memory_at:
             self._measure_memory_at = now + LIMIT_PERIOD_S
             measured = {
-                self._workers[worker_id].pid: MeasuredTask(order.memory_bytes, begun.resident_bytes)
+                self._workers[worker_id].pid: MeasuredTask(order.options.memory_bytes, begun.resident_bytes)
                 for worker_id, order in limited
-                if order.memory_bytes is not None
+                if order.options.memory_bytes is not None
                 and (begun := self._begun.get(worker_id)) is not None
                 and begun.task_id == order.task_id
             }

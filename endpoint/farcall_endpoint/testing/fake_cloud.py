@@ -19,6 +19,7 @@ import zmq.utils.z85
 from farcall_common import wire
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.payload import Serializer
+from farcall_common.task_options import TaskOptions
 from farcall_endpoint.testing.fake_http import ENDPOINT_ID, FakeHttp
 
 __all__ = ["PATIENCE_S", "Ended", "FakeCloud"]
@@ -102,7 +103,7 @@ class FakeCloud:
     # -- what tests do -------------------------------------------------------------------------------------------------
 
     def submit(self, function: Callable[..., Any], *args: object, **options: Any) -> str:
-        """Queue one task; ``options`` are those of a TaskSpec."""
+        """Queue one task; ``options`` are those of tasks, and other fields of a TaskSpec."""
         return self.submit_many(function, [args], **options)[0]
 
     def submit_many(self, function: Callable[..., Any], calls: Iterable[Sequence[object]], **options: Any) -> list[str]:
@@ -114,6 +115,7 @@ class FakeCloud:
     def submit_raw(self, body: bytes, payloads: Sequence[bytes], **options: Any) -> list[str]:
         """Queue tasks with ready bytes."""
         function_hash = hashlib.sha256(body).hexdigest()
+        given = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
         tasks = []
         for payload in payloads:
             task_id = wire.new_task_id()
@@ -123,8 +125,9 @@ class FakeCloud:
                 attempt=0,
                 function_id=wire.new_id(),
                 function_hash=function_hash,
+                options=TaskOptions(**given),
                 payload_blob=blob,
-                **{"max_attempts": 3, "submitter": self.submitter, **options},
+                **{"submitter": self.submitter, **options},
             )
             tasks.append(_Task(spec, payload))
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from farcall_common.task_options import TaskOptions
 from farcall_endpoint.shared import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, descriptors_of, seen
 
 __all__ = ["MALFORMED", "Begun", "Channel", "Done", "Order", "Packet", "Ready", "Run", "Sync", "Synced", "channel_pair"]
@@ -35,21 +36,15 @@ _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A task to run. ``payload_bytes`` of the packet's body are its arguments, ``traceparent`` is the span above it,
-    and ``keep_output`` says that what it prints is wanted even when it succeeds. ``ranks``: how many nodes it wants,
-    how many processes on each, and how many in all, as far as it says. ``memory_bytes`` and ``max_output_bytes``: what
-    it may use, None is no limit. ``submitter``: whose working directory it gets; empty for the endpoint's owner."""
+    """A task to run. ``payload_bytes`` of the packet's body are its arguments, ``traceparent`` is the span above it.
+    ``submitter``: whose working directory it gets; empty for the endpoint's owner."""
 
     task_id: str
     attempt: int
     function_hash: str
     payload_bytes: int
-    result_serializers: tuple[str, ...] = ()
+    options: TaskOptions = TaskOptions()
     traceparent: str = ""
-    keep_output: bool = False
-    ranks: tuple[int | None, int | None, int | None] | None = None
-    memory_bytes: int | None = None
-    max_output_bytes: int | None = None
     submitter: str = ""
 
 

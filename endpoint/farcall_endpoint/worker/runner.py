@@ -77,7 +77,7 @@ class Runner:
 
     def begin(self, order: Order) -> Begun | None:
         """What the manager must know to measure a task, if it has to; call it before :meth:`run`."""
-        return None if order.memory_bytes is None else Begun(order.task_id, self._usage.begin())
+        return None if order.options.memory_bytes is None else Begun(order.task_id, self._usage.begin())
 
     def run(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
         """Run a task. The second half of the answer is its result, or (native only) what it raised, or empty."""
@@ -107,11 +107,11 @@ class Runner:
 
     def _run_placed(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
         """Run a task, with the nodes that it asks for if this endpoint starts ranks on nodes."""
-        launcher = os.environ.get(mpi.LAUNCHER) if order.ranks else None
-        if order.ranks is None or not launcher:
+        launcher = os.environ.get(mpi.LAUNCHER) if order.options.wants_ranks else None
+        if not launcher:
             return self._run(order, payload)
         try:
-            ranks = mpi.Ranks.of(*order.ranks)
+            ranks = mpi.Ranks.of(order.options.num_nodes, order.options.ranks_per_node, order.options.num_ranks)
             if self._nodes is None:
                 lock_file = mpi.lock_file_of_block(os.environ, Path(self._directories.root))
                 self._nodes = mpi.Nodes(mpi.nodes_of_block(os.environ), lock_file)
@@ -146,26 +146,28 @@ class Runner:
             ended_at = time.time()
             record = dataclasses.replace(describe_exception(error), exception_data=self._exception_data(order, error))
             done, _ = self._failed(order, record, started_at, ended_at)
-            return done, (_pickled(error),) if order.result_serializers == NATIVE else ()
+            return done, (_pickled(error),) if order.options.result_serializers == NATIVE else ()
         ended_at = time.time()
         try:
-            result = self._serialized(value, order.result_serializers)
+            result = self._serialized(value, order.options.result_serializers)
         except BaseException as error:  # noqa: BLE001 - reduce methods are user code
             reason = error.record if isinstance(error, _CANNOT_SEND) else describe_exception(error)
             record = outcomes.result_not_serializable(reason)
             return self._failed(order, record, started_at, ended_at)
         size = sum(map(len, result))
-        if size > MAX_PAYLOAD_BYTES and order.result_serializers != NATIVE:
+        if size > MAX_PAYLOAD_BYTES and order.options.result_serializers != NATIVE:
             return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
-        return Done(order.task_id, started_at, ended_at, None, self._output() if order.keep_output else None), result
+        return Done(
+            order.task_id, started_at, ended_at, None, self._output() if order.options.keep_output else None
+        ), result
 
     def _within_limits(self, order: Order, done: Done, result: Sequence[Piece]) -> tuple[Done, Sequence[Piece]]:
         """The end of a task, unless it used more than it may and was too quick for the manager to see that."""
         record = outcomes.limit_exceeded(
-            memory_bytes=0 if order.memory_bytes is None else self._usage.peak_bytes(),
-            memory_limit_bytes=order.memory_bytes,
-            output_bytes=0 if order.max_output_bytes is None else self._capture.written_bytes(),
-            output_limit_bytes=order.max_output_bytes,
+            memory_bytes=0 if order.options.memory_bytes is None else self._usage.peak_bytes(),
+            memory_limit_bytes=order.options.memory_bytes,
+            output_bytes=0 if order.options.max_output_bytes is None else self._capture.written_bytes(),
+            output_limit_bytes=order.options.max_output_bytes,
         )
         if record is None:
             return done, result
@@ -198,7 +200,7 @@ class Runner:
 
     def _exception_data(self, order: Order, error: BaseException) -> str | None:
         """What a function raised, written as its submitter wants results; None if it asks for none of ours."""
-        names = order.result_serializers
+        names = order.options.result_serializers
         if not names or names == NATIVE:
             return None
         if names == _BINARY:

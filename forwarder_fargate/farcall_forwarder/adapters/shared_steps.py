@@ -121,7 +121,7 @@ class SharedSteps:
         deliveries = {
             task_id: delivery_of(self._records, task_id)
             for task_id in step.unheld
-            if (task := tasks.get(task_id)) and not task.idempotent and not task.state.is_terminal
+            if (task := tasks.get(task_id)) and not task.options.idempotent and not task.state.is_terminal
         }
         spools = {task_id: sent_to for task_id, (sent_to, _) in deliveries.items()}
         accepted = frozenset(task_id for task_id, (_, is_accepted) in deliveries.items() if is_accepted)

@@ -37,7 +37,7 @@ def dispatches(tasks: Sequence[LeasedTask], *, spool_id: str, at: float) -> list
             detail={"spool_id": spool_id},
         )
         for leased in tasks
-        if not leased.task.idempotent
+        if not leased.task.options.idempotent
     ]
 
 
@@ -62,7 +62,7 @@ def orders(
     size_bytes = sum(map(len, frames))
     specs: list[TaskSpec] = []
     for leased in tasks:
-        resources = leased.task.resource_specification
+        resources = leased.task.options.resource_specification
         payload_bytes = len(leased.task.payload or b"") + (len(repr(resources)) if resources else 0)
         if specs and size_bytes + payload_bytes > limit_bytes:
             yield RunTasks(tasks=tuple(specs), functions=tuple(functions)), tuple(frames)
@@ -83,14 +83,9 @@ def _spec(leased: LeasedTask, *, frame: int, urls: Mapping[str, str]) -> TaskSpe
         attempt=leased.attempt,
         function_id=task.function_id,
         function_hash=task.function_hash,
+        options=task.options,
         payload=None if task.payload is None else frame,
         payload_blob=locate(ref, urls) if ref else None,
-        idempotent=task.idempotent,
-        max_attempts=task.max_attempts,
-        walltime_s=task.walltime_s,
-        container_id=task.container_id,
-        result_serializers=tuple(task.result_serializers),
-        resource_specification=dict(task.resource_specification),
         traceparent=task.traceparent or "",
         submitter=task.owner_id,
     )

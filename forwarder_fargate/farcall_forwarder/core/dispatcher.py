@@ -84,7 +84,9 @@ class Dispatcher:
                 )
                 continue
             is_ready = (
-                task.idempotent and task.payload is not None and self._served.has_function(session, task.function_hash)
+                task.options.idempotent
+                and task.payload is not None
+                and self._served.has_function(session, task.function_hash)
             )
             stage = Stage.SENT if is_ready else Stage.PREPARING
             self._served.table[task.task_id] = Lease.of_leased(leased, stage=stage, expires_at=expires_at)
@@ -164,7 +166,7 @@ class Dispatcher:
         bodies = {h: body for h in sorted(new) if (body := fetched.get(h) or self._served.shared.functions.get(h))}
         session.functions |= new
         for leased in tasks:
-            if leased.task.idempotent:  # The others' dispatch was committed before.
+            if leased.task.options.idempotent:  # The others' dispatch was committed before.
                 self._served.shared.moves.add(
                     leased.task.task_id,
                     TaskState.WAITING_FOR_NODES,

@@ -203,7 +203,7 @@ def end_reaped(leased: LeasedTask, *, endpoint_id: str) -> TaskResult:
             endpoint_id=endpoint_id,
         )
         return _declared(task.task_id, endpoint_id, leased.attempt, TaskState.CANCELLED, error)
-    if not task.idempotent:
+    if not task.options.idempotent:
         reason = "The endpoint went away while it had the task; whether the task ran is not known."
         return lost(task.task_id, endpoint_id=endpoint_id, attempt=leased.attempt, reason=reason)
     error = ErrorRecord(
@@ -213,7 +213,7 @@ def end_reaped(leased: LeasedTask, *, endpoint_id: str) -> TaskResult:
         fault=Fault.PEER,
         attempt=leased.attempt,
         endpoint_id=endpoint_id,
-        reasons=("the endpoint went away while it had the task",) * min(leased.attempt, task.max_attempts),
+        reasons=("the endpoint went away while it had the task",) * min(leased.attempt, task.options.max_attempts),
     )
     return dead_lettered(_declared(task.task_id, endpoint_id, leased.attempt, TaskState.FAILED, error))
 

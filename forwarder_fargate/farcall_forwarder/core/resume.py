@@ -69,7 +69,7 @@ def compare(
             found.ends.append(recorded_end(task, endpoint_id=endpoint_id))
         elif task_id in held:
             pass
-        elif task.idempotent or not (
+        elif task.options.idempotent or not (
             reason := _may_have_started(
                 spools.get(task_id, frozenset()), spool_id, is_accepted=task_id in accepted or task.state in _ACCEPTED
             )

@@ -168,7 +168,7 @@ class Upkeep:
             lease = self._served.table.get(leased.task.task_id)
             if lease and lease.attempt == leased.attempt and self._is_alive(lease, now):
                 continue  # It expired while the queue did not answer. The next upkeep prolongs it.
-            if leased.task.idempotent or leased.cancel_requested:
+            if leased.task.options.idempotent or leased.cancel_requested:
                 self._served.end(results.end_reaped(leased, endpoint_id=self._served.endpoint_id))
             else:
                 unclear.append(leased)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterable
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, Union, get_args, get_origin, get_type_hints
 
-from pydantic import Base64Bytes, Field
+from pydantic import Base64Bytes, Field, create_model, model_validator
 
+from farcall_common.task_options import TaskOptions
 from farcall_lambdas.models.fields import (
     Id,
     Ids,
@@ -68,16 +71,50 @@ class BinaryShape(Shape):
     base64: Base64Bytes
 
 
+#: Options of tasks with rules of the API's own: what a name is, how much each of many tasks may keep.
+_OWN_RULES: Final = frozenset(
+    {"max_attempts", "container", "result_serializers", "resource_specification", "user_endpoint_config"}
+)
+
 #: A packed buffer, or a reference to an uploaded one.
 Payload = UserBytes | BlobRefShape | BinaryShape
 
 
-class _SubmitOptions(Shape):
+def _fields_of_options(names: Iterable[str]) -> dict[str, tuple[Any, Any]]:
+    """Options of tasks as fields of a shape: the type, the limits and the default that :class:`TaskOptions` has."""
+    types = get_type_hints(TaskOptions, include_extras=True)
+    defaults = TaskOptions()
+    return {name: (_as_pydantic(types[name]), getattr(defaults, name)) for name in names}
+
+
+def _as_pydantic(kind: Any) -> Any:
+    """A type with the limits that msgspec knows, with the same limits as pydantic knows them."""
+    if get_origin(kind) in {Union, UnionType}:
+        return Union[*map(_as_pydantic, get_args(kind))]
+    if get_origin(kind) is not Annotated:
+        return kind
+    base, meta = get_args(kind)
+    finite = False if base is float else None
+    return Annotated[base, Field(gt=meta.gt, ge=meta.ge, le=meta.le, allow_inf_nan=finite)]
+
+
+if TYPE_CHECKING:
+    _PlainOptions = Shape
+else:
+    _PlainOptions = create_model(
+        "_PlainOptions",
+        __base__=Shape,
+        **_fields_of_options(name for name in TaskOptions.__struct_fields__ if name not in _OWN_RULES),
+    )
+
+
+class _SubmitOptions(_PlainOptions):
     """``user_runtime`` is taken and not needed. There is no message broker, so ``create_queue`` is refused from Globus
     Compute's clients.
 
     With ``memoize``, a task whose function and payload have the bytes of an earlier one of yours that succeeded ends at
-    once with the result of that one; null leaves it to the function.
+    once with the result of that one; null leaves it to the function. ``num_nodes``, ``ranks_per_node``, ``num_ranks``,
+    ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may stand in ``resource_specification`` instead.
     """
 
     task_group_id: Id | None = None
@@ -86,11 +123,21 @@ class _SubmitOptions(Shape):
     user_endpoint_config: JsonObject | None = None
     resource_specification: SmallJsonObject | None = None
     result_serializers: Strategies | None = None
-    idempotent: bool = True
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    walltime_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    memoize: bool | None = None
     container: Reference | None = None
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        self.options()
+        return self
+
+    def options(self) -> TaskOptions:
+        """The options of the tasks; what Globus Compute's programs say in the resource specification is translated.
+
+        :raises ValueError: for a value there that an option cannot have.
+        """
+        given = {name: getattr(self, name) for name in TaskOptions.__struct_fields__}  # checked already, by this shape
+        return TaskOptions(**{**given, "result_serializers": tuple(self.result_serializers or ())}).translated()
 
 
 class Submit(_SubmitOptions):

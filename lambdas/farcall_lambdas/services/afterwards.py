@@ -44,17 +44,14 @@ class AfterwardsService:
         if as_task_id == task_id:
             raise InvalidRequest("A task that has ended stays ended.", hint="Choose a new id for the new task.")
         reference = f"{task.function_id}@{task.function_version}"
-        wanted = Submit(
-            task_group_id=task.task_group_id,
-            tasks={reference: [self._payload(task)]},
-            task_ids={reference: [as_task_id or new_task_id()]},
-            idempotent=task.idempotent,
-            max_attempts=task.max_attempts,
-            walltime_s=task.walltime_s,
-            result_serializers=list(task.result_serializers),
-            resource_specification=dict(task.resource_specification),
-            container=task.container_id,
-            memoize=False,  # whoever asks for it again wants it to run
+        wanted = Submit.model_validate(
+            {
+                "task_group_id": task.task_group_id,
+                "tasks": {reference: [self._payload(task)]},
+                "task_ids": {reference: [as_task_id or new_task_id()]},
+                **task.options.to_json(),
+                "memoize": False,  # whoever asks for it again wants it to run
+            }
         )
         return self._submit.submit(identity, task.endpoint_id, wanted, retry_of=task_id)
 

@@ -38,8 +38,9 @@ class Memo:
         What the caller wants its result serialised with is part of it: another form of the result is another result.
         """
         payload = task.payload_ref.sha256 if task.payload_ref else hashlib.sha256(task.payload or b"").hexdigest()
-        environment = [f"container {task.container_id}"] if task.container_id else []
-        parts = [task.function_hash, payload, *environment, *task.result_serializers]
+        options = task.options
+        environment = [f"container {options.container}"] if options.container else []
+        parts = [task.function_hash, payload, *environment, *options.result_serializers]
         return msgspec.structs.replace(task, memo_key=hashlib.sha256("\n".join(parts).encode()).hexdigest())
 
     def recall(self, owner_id: str, tasks: Sequence[Task]) -> Mapping[str, Task]:

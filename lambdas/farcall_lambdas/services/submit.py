@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 from aws_lambda_powertools import Logger
 
 from farcall_common.errors import (
@@ -27,6 +28,7 @@ from farcall_common.limits import MAX_BLOBS_PER_SUBMIT
 from farcall_common.store import Stores
 from farcall_common.store.model import AuditEntry, BlobRef, Container, Endpoint, Function, QueuedTask, Task
 from farcall_common.store.moves import written_ahead
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire.ids import new_id, new_task_id
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
@@ -96,20 +98,22 @@ class SubmitService:
         :raises TaskIdReused: for a task id that already names another task.
         :raises QueueFull: when too many tasks wait for the endpoint already.
         """
-        ids = self._task_ids(wanted)
+        options = wanted.options()
+        ids = self._task_ids(wanted, options)
         # Ids that we just made cannot exist; asking for the caller's own is what makes a repeated submit harmless.
         asked = [task_id for of_function in ids.values() for task_id in of_function] if wanted.task_ids else []
         endpoint, functions, existing = self._access.submission(identity, endpoint_id, list(wanted.tasks), asked)
         _check_allowed(endpoint, functions)
         _check_runnable(endpoint, functions)
-        container = self._containers.get(identity, wanted.container) if wanted.container else None
-        _check_container(endpoint, container)
+        if options.container is not None:
+            container = self._containers.get(identity, options.container)
+            _check_container(endpoint, container)
+            options = msgspec.structs.replace(options, container=container.container_id)
         payloads, uploads = self._payloads(identity, wanted)
         spans = _spans(wanted)
 
         group_id = wanted.task_group_id or _group_of(existing, identity) or new_id()
-        container_id = container.container_id if container else None
-        make_task = self._template(identity, endpoint_id, group_id, container_id, wanted, retry_of)
+        make_task = self._template(identity, endpoint_id, group_id, options, retry_of)
         tasks = [
             make_task(
                 task_id=task_id,
@@ -125,7 +129,7 @@ class SubmitService:
         ]
         _check_repeats(tasks, existing)
 
-        memoized = {(f.function_id, f.version) for f in functions.values() if is_memoized(f, wanted.memoize)}
+        memoized = {(f.function_id, f.version) for f in functions.values() if is_memoized(f, options.memoize)}
         sources: Mapping[str, Task] = {}
         if memoized:
             tasks = [self._memo.marked(task) if _function_of(task) in memoized else task for task in tasks]
@@ -151,13 +155,13 @@ class SubmitService:
         remembered = [task for task in accepted if task.state is TaskState.SUCCESS and _function_of(task) in memoized]
         return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, remembered=remembered)
 
-    def _task_ids(self, wanted: Submit) -> Mapping[str, Sequence[str]]:
+    def _task_ids(self, wanted: Submit, options: TaskOptions) -> Mapping[str, Sequence[str]]:
         """The ids of the tasks: the caller's, checked to run parallel to the payloads, or new ones."""
         count = sum(map(len, wanted.tasks.values()))
         if not all(wanted.tasks.values()):
             raise InvalidRequest("A function is listed without a payload.")
         check_count(count, self._settings)
-        if wanted.user_endpoint_config:
+        if options.user_endpoint_config:
             raise Unsupported("Endpoints here take no user_endpoint_config.", hint="Leave it out.")
         if wanted.task_ids is None:
             return {function_id: [new_task_id() for _ in given] for function_id, given in wanted.tasks.items()}
@@ -191,13 +195,7 @@ class SubmitService:
         return payloads, uploads
 
     def _template(
-        self,
-        identity: Identity,
-        endpoint_id: str,
-        group_id: str,
-        container_id: str | None,
-        wanted: Submit,
-        retry_of: str | None,
+        self, identity: Identity, endpoint_id: str, group_id: str, options: TaskOptions, retry_of: str | None
     ) -> Callable[..., Task]:
         """Makes tasks from what those of one submit do not have in common."""
         now = self._clock()
@@ -206,12 +204,7 @@ class SubmitService:
             task_group_id=group_id,
             owner_id=identity.identity_id,
             endpoint_id=endpoint_id,
-            container_id=container_id,
-            idempotent=wanted.idempotent,
-            max_attempts=wanted.max_attempts,
-            walltime_s=wanted.walltime_s,
-            result_serializers=tuple(wanted.result_serializers or ()),
-            resource_specification=wanted.resource_specification or {},
+            options=options,
             submitted_at=dt.datetime.fromtimestamp(now, dt.UTC),
             timings={"submitted_at": now},
             retry_of=retry_of,
@@ -281,10 +274,8 @@ def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> Non
             raise FunctionNotPermitted(f"Endpoint {endpoint.endpoint_id} does not run function {version}.")
 
 
-def _check_container(endpoint: Endpoint, container: Container | None) -> None:
+def _check_container(endpoint: Endpoint, container: Container) -> None:
     """A task for a container never runs outside of it: an endpoint that says nothing of containers has none."""
-    if container is None:
-        return
     runs = _runtime(endpoint).get("containers")
     if not isinstance(runs, list) or container.technology not in runs:
         said = f"runs {', '.join(map(str, runs))}" if isinstance(runs, list) and runs else "runs no containers"

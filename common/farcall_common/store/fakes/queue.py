@@ -492,7 +492,7 @@ def _refusal(call: Callable[[], object]) -> Fenced | QueueDataLost | None:
 
 
 def _may_start_again(task: QueuedTask, attempt: int) -> bool:
-    return attempt == 0 or (task.idempotent and attempt < task.max_attempts)
+    return attempt == 0 or (task.options.idempotent and attempt < task.options.max_attempts)
 
 
 def _ended(entries: Iterable[_Entry]) -> Iterator[TaskResult]:

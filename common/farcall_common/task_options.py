@@ -1,0 +1,181 @@
+"""Task options: what a submitter asks of the tasks of a submit. The one definition of them.
+
+One :class:`TaskOptions` is a part of each message, row and queue entry about a task, and travels as it is from the
+submitter to the worker. A new option is a field here (and in :class:`OwnOptionsDict`), an attribute of the SDK's
+``Submitter``, and the code that acts on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, TypedDict, Unpack
+
+import msgspec
+
+__all__ = ["AttemptOptionsDict", "OwnOptionsDict", "TaskOptions", "TaskOptionsDict", "take_former"]
+
+#: A number of things or of bytes. What JSON readers take, too.
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+#: The options that programs for Globus Compute put into the resource specification.
+_SPECIFIED: Final = ("num_nodes", "ranks_per_node", "num_ranks", "memory_bytes", "max_output_bytes", "keep_output")
+
+
+class AttemptOptionsDict(TypedDict, total=False):
+    """Options of each attempt to run a task, as keyword arguments; see :class:`TaskOptions`. An engine without a cloud
+    knows these."""
+
+    idempotent: bool
+    max_attempts: int
+    walltime_s: float | None
+    memory_bytes: int | None
+    max_output_bytes: int | None
+
+
+class OwnOptionsDict(AttemptOptionsDict, total=False):
+    """The other options of Farcall's own."""
+
+    num_nodes: int | None
+    ranks_per_node: int | None
+    num_ranks: int | None
+    keep_output: bool
+    memoize: bool | None
+    container: str | None
+
+
+class TaskOptionsDict(OwnOptionsDict, total=False):
+    """The options that Globus Compute has, too: with them, all."""
+
+    result_serializers: Iterable[object] | None
+    resource_specification: Mapping[str, Any] | None
+    user_endpoint_config: Mapping[str, Any] | None
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What holds for every task of a submit. Made by :meth:`of` and :meth:`changed`, which check it.
+
+    :param idempotent: whether the task may be started again when its endpoint vanished. A task that may not ends as
+        lost then.
+    :param max_attempts: how often the task is started at most.
+    :param walltime_s: after how many seconds an attempt is stopped; None = never.
+    :param memory_bytes: how much memory an attempt may use, all of its processes together; None = no limit.
+    :param max_output_bytes: how much an attempt may write to standard output and error, each; None = no limit.
+    :param num_nodes: how many whole nodes of its block the task has for MPI ranks.
+    :param ranks_per_node: how many ranks it starts on each.
+    :param num_ranks: how many ranks it starts in all; two of the three are enough.
+    :param keep_output: whether the end of what a task prints is kept when it succeeds, too.
+    :param memoize: whether the API may answer with the result of an equal call, and remembers this one's; None = as
+        the function was registered.
+    :param container: the container to run in: id or name where it is submitted, its id from the API on.
+    :param result_serializers: strategies that the worker tries in turn on a result; none = its own choice.
+    :param resource_specification: what else a task asks of the endpoint, as its own template knows it.
+    :param user_endpoint_config: values for the endpoint's own template; most endpoints take none.
+    """
+
+    idempotent: bool = True
+    max_attempts: _Count = 3
+    walltime_s: _Seconds | None = None
+    memory_bytes: _Count | None = None
+    max_output_bytes: _Count | None = None
+    num_nodes: _Count | None = None
+    ranks_per_node: _Count | None = None
+    num_ranks: _Count | None = None
+    keep_output: bool = False
+    memoize: bool | None = None
+    container: str | None = None
+    result_serializers: tuple[str, ...] = ()
+    resource_specification: dict[str, Any] | None = None
+    user_endpoint_config: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, **given: Unpack[TaskOptionsDict]) -> TaskOptions:
+        """Options; what is not given has its default.
+
+        :raises TypeError: for an option that does not exist, or an object that is not JSON.
+        :raises ValueError: for a value that an option cannot have; it says which.
+        """
+        return cls().changed(**given)
+
+    def changed(self, **changes: Unpack[TaskOptionsDict]) -> TaskOptions:
+        """These options with others for some of them.
+
+        :raises TypeError, ValueError: as :meth:`of`.
+        """
+        if unknown := changes.keys() - set(self.__struct_fields__):
+            raise TypeError(f"{sorted(unknown)[0]!r} is not an option of tasks")
+        values: dict[str, Any] = {**msgspec.structs.asdict(self), **changes}
+        values["result_serializers"] = tuple(values["result_serializers"] or ())
+        for name in ("resource_specification", "user_endpoint_config"):
+            # A copy: what the caller changes afterwards is for calls to come, when it is set again.
+            values[name] = _json_object(values[name], name)
+        try:
+            options = msgspec.convert(values, TaskOptions)
+        except msgspec.ValidationError as error:
+            reason, _, path = str(error).partition(" - at `$.")
+            raise ValueError(f"{path.rstrip('`') or 'option'}: {reason}") from None
+        if options.walltime_s == math.inf:
+            raise ValueError("walltime_s: Expected a finite number of seconds")
+        return options
+
+    @property
+    def wants_ranks(self) -> bool:
+        """Whether the task starts MPI ranks."""
+        return self.num_nodes is not None or self.num_ranks is not None or self.ranks_per_node is not None
+
+    def translated(self) -> TaskOptions:
+        """The same options, with those that the resource specification names moved to their fields. A field that is
+        set already wins.
+
+        :raises ValueError: as :meth:`of`.
+        """
+        said = self.resource_specification
+        if not said or said.keys().isdisjoint(_SPECIFIED):
+            return self
+        rest = {name: value for name, value in said.items() if name not in _SPECIFIED}
+        found = {
+            name: said[name]
+            for name in _SPECIFIED
+            if said.get(name) is not None and getattr(self, name) in (None, False)
+        }
+        return self.changed(resource_specification=rest or None, **found)
+
+    def untranslatable(self) -> tuple[str, object] | None:
+        """Name and value of an option that is still in the resource specification, because its value is invalid."""
+        said = self.resource_specification
+        return next(((name, said[name]) for name in _SPECIFIED if name in said), None) if said else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The options as the body of a submit has them: those that are set, and always those that every task has."""
+        return {"idempotent": self.idempotent, "max_attempts": self.max_attempts, **msgspec.to_builtins(self)}
+
+
+def take_former(fields: dict[str, Any]) -> TaskOptions:
+    """Take the options out of the fields of a task as releases before ADR 0057 wrote them, each in a field of its own.
+
+    An invalid limit stays in the resource specification: the endpoint refuses the task, and says why.
+    """
+    fields["resource_specification"] = fields["resource_specification"] or None
+    names = [name for name in TaskOptions.__struct_fields__ if name in fields]
+    options = TaskOptions(container=fields.pop("container_id"), **{name: fields.pop(name) for name in names})
+    try:
+        return options.translated()
+    except ValueError:
+        return options
+
+
+def _json_object(value: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:
+    """A copy of a JSON object.
+
+    :raises TypeError: if it is none.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, and this is a {type(value).__name__}")
+    try:
+        copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(value)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be JSON: {error}") from error
+    return copied
