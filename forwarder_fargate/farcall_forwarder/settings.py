@@ -1,4 +1,4 @@
-"""Where a forwarder listens and what it tells others, read once: argument over environment over default.
+"""Settings of a forwarder, read once: argument over environment over default.
 
 =================================  =====================================================  ===========
 variable, argument                 meaning                                                default
@@ -6,17 +6,17 @@ variable, argument                 meaning                                      
 ``FARCALL_FORWARDER_HOST``         address to bind, ``--host``                            ``0.0.0.0``
 ``FARCALL_FORWARDER_PORT``         port for peers, 0 = any, ``--port``                    55001
 ``FARCALL_FORWARDER_HEALTH_PORT``  port of ``/healthz``, 0 = any, ``--health-port``       8080
-``FARCALL_FORWARDER_ADVERTISE``    host that peers are given, ``--advertise``; with       the bound one
+``FARCALL_FORWARDER_ADVERTISE``    host that peers connect to, ``--advertise``; with      the bound one
                                    ``:port`` where a load balancer has another port
-``FARCALL_FORWARDER_CONNECTIONS``  peers that may be connected at once                    10000
-``FARCALL_FORWARDER_`` …           of those, peers that may be connected from one         as many
-``CONNECTIONS_PER_SOURCE``         address
-``FARCALL_FORWARDER_KEY_SEED``     a secret that forwarders behind one address share;     a key pair of
-                                   their CURVE key pair is made from it                   its own
-``FARCALL_FORWARDER_READY_FILE``   JSON is put here once peers can connect,               none
+``FARCALL_FORWARDER_CONNECTIONS``  most connected peers                                  10000
+``FARCALL_FORWARDER_`` …           of those, most peers from one address                  as many
+``CONNECTIONS_PER_SOURCE``
+``FARCALL_FORWARDER_KEY_SEED``     secret that forwarders behind one address share;       a random
+                                   their CURVE key pair is derived from it                key pair
+``FARCALL_FORWARDER_READY_FILE``   path for a JSON file, written once peers can connect,  none
                                    ``--ready-file``
-``FARCALL_FORWARDER_DRAIN_S``      seconds to drain in after SIGTERM                      20
-``FARCALL_FORWARDER_LEASE_S``      seconds that a vanished agent's tasks stay with it     30
+``FARCALL_FORWARDER_DRAIN_S``      longest drain after SIGTERM, in seconds                20
+``FARCALL_FORWARDER_LEASE_S``      lease of tasks without a connected agent, in seconds   30
 ``FARCALL_MAX_PAYLOAD_BYTES``      size of the biggest result                             10485760
 ``FARCALL_LOG_LEVEL``              see :mod:`logging`                                     INFO
 =================================  =====================================================  ===========
@@ -49,12 +49,12 @@ _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 -- the addresses that m
 class Settings:
     """Ports are 0 for "any"; periods are in seconds."""
 
-    host: str = "0.0.0.0"  # noqa: S104 -- peers come from everywhere; CURVE and ZAP decide who may stay
+    host: str = "0.0.0.0"  # noqa: S104 -- peers come from everywhere; CURVE and ZAP authenticate them
     port: int = 55001
     health_port: int = 8080
     advertise: str = ""
     max_connections: int = 10_000
-    #: Where a load balancer hides addresses, all connections come from it: then there is none.
+    #: None for no limit: behind a load balancer that hides addresses, all connections have its address.
     max_connections_of_source: int | None = None
     key_seed: str = dataclasses.field(default="", repr=False)
     ready_file: Path | None = None
@@ -67,7 +67,7 @@ class Settings:
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         """Read arguments and environment.
 
-        :raises ConfigurationError: for a value that is none. Wrong arguments end the process, as usual.
+        :raises ConfigurationError: for an invalid value. Unknown arguments end the process, as argparse does.
         """
         parser = argparse.ArgumentParser(prog="python -m farcall_forwarder", description=cls.__doc__)
         for name in ("host", "port", "health-port", "advertise", "ready-file"):
@@ -79,7 +79,7 @@ class Settings:
 
         level = environ.get("FARCALL_LOG_LEVEL", cls.log_level).upper()
         if level not in logging.getLevelNamesMapping():
-            raise ConfigurationError(f"FARCALL_LOG_LEVEL is {level!r}, which is no level")
+            raise ConfigurationError(f"FARCALL_LOG_LEVEL is {level!r}, which is not a log level")
         ready_file = value("ready_file", "")
         key_seed = environ.get("FARCALL_FORWARDER_KEY_SEED", "")
         if 0 < len(key_seed) < _SEED_LENGTH:
@@ -109,7 +109,7 @@ class Settings:
 
     @property
     def policy(self) -> Policy:
-        """The numbers that the core decides by."""
+        """The policy of the core."""
         return Policy(
             lease_s=self.lease_s,
             upkeep_s=min(Policy.upkeep_s, self.lease_s / 3),
@@ -119,12 +119,12 @@ class Settings:
 
     @property
     def local_host(self) -> str:
-        """Where programs of this machine reach us."""
+        """The address for programs of this machine."""
         return "127.0.0.1" if self.host in _ANY else self.host
 
     def address(self, port: int) -> str:
-        """What peers are told to connect to, ``port`` being ours: as set, or where we listen, which is this machine's
-        own address if that is "any"."""
+        """The address that peers connect to, for the bound ``port``: the advertised host, else the bound one, else this
+        machine's own address."""
         host = self.advertise or self.host
         if host in _ANY:
             host = socket.gethostbyname(socket.gethostname())

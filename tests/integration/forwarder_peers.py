@@ -33,7 +33,7 @@ HEARTBEAT_S = 60.0
 TICKET_KEY = "a ticket key that is long enough for HS256"
 FUNCTION_BODY = b"packed function"
 
-#: Everything fast, so that what takes half a minute in life takes a second here.
+#: Everything fast, so that what takes half a minute in generation takes a second here.
 FAST = Policy(
     return_s=0.0,
     lease_s=1.5,
@@ -42,7 +42,7 @@ FAST = Policy(
     min_heartbeat_s=0.2,
     announce_s=0.2,
     presence_s=0.5,
-    move_spread_s=0.0,
+    redirect_spread_s=0.0,
     drain_s=10.0,
     drain_grace_s=0.3,
 )

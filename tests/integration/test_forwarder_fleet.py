@@ -33,14 +33,14 @@ __all__ = ["cloud", "endpoint_id", "stores"]
 def fleet(stores: Stores) -> Iterator[tuple[RunningForwarder, RunningForwarder]]:
     """Two forwarders that know of each other."""
     with forwarding(stores) as first, forwarding(stores) as second:
-        until(lambda: all(_has_company(forwarder) for forwarder in (first, second)), "they know of each other")
+        until(lambda: all(_has_others(forwarder) for forwarder in (first, second)), "they know of each other")
         yield first, second
 
 
-def _has_company(forwarder: RunningForwarder) -> bool:
+def _has_others(forwarder: RunningForwarder) -> bool:
     shell = forwarder.service._shell
     assert shell is not None
-    return shell._core._recorder.share._has_company
+    return shell._core._recorder.share._has_others
 
 
 # -- pushes ------------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_while_the_queue_is_away_nothing_is_pushed_across_and_streams_know() -> 
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(forwarding(stores))
         there = stack.enter_context(forwarding(stores))
-        until(lambda: _has_company(here), "they know of each other")
+        until(lambda: _has_others(here), "they know of each other")
         agent = stack.enter_context(Agent(cloud, endpoint_id, here))
         client = stack.enter_context(Client(cloud, cloud.owner_id, there))
         agent.greet(credit=10)

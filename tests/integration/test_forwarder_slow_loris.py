@@ -26,7 +26,7 @@ from farcall_common.sockets import RECONNECT_MS
 from farcall_common.store import StoreSettings, open_stores
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
-from farcall_forwarder.adapters.door import Door, _received_bytes, allow_connections
+from farcall_forwarder.adapters.connection_limiter import ConnectionLimiter, _received_bytes, allow_connections
 from tests.integration.forwarder_peers import Agent, Cloud, real_environment, until
 from tests.integration.test_forwarder_process import ForwarderProcess
 from tests.waiting import WAIT_S
@@ -202,14 +202,16 @@ def test_a_crowd_keeps_nobody_out(environ: dict[str, str], stores: Stores, tmp_p
 
 
 class Scene:
-    """A ROUTER with a door, two peers, and a clock that stands still unless it is moved."""
+    """A ROUTER with a connection limiter, peers, and a clock that tests move."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], *, limit: int, of_source: int | None) -> None:
         self.now = 100.0
         self.router = context.socket(zmq.ROUTER)
         self.router.linger = 0
         self.port = self.router.bind_to_random_port("tcp://127.0.0.1")
-        self.door = Door(context, self.router, limit=limit, limit_of_source=of_source, clock=lambda: self.now)
+        self.limiter = ConnectionLimiter(
+            context, self.router, limit=limit, limit_of_source=of_source, clock=lambda: self.now
+        )
         self._context = context
         self._peers: list[zmq.Socket[bytes]] = []
 
@@ -229,8 +231,8 @@ class Scene:
         await self.until(lambda: bool(self.router.poll(0)), "a message comes in")
         first = self.router.recv(zmq.DONTWAIT, copy=False)
         self.router.recv_multipart(zmq.DONTWAIT)
-        self.door.heard(first.bytes, int(first.get(zmq.SRCFD)))
-        self.door.spoke.add(first.bytes)
+        self.limiter.first_message(first.bytes, int(first.get(zmq.SRCFD)))
+        self.limiter.spoke.add(first.bytes)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + WAIT_S
@@ -241,15 +243,15 @@ class Scene:
     def close(self) -> None:
         for peer in self._peers:
             peer.close()
-        self.door.close()
+        self.limiter.close()
         self.router.close()
 
 
-def at_the_door(talk: Callable[[Scene], Any], *, limit: int = 100, of_source: int | None = None) -> None:
+def with_limiter(talk: Callable[[Scene], Any], *, limit: int = 100, of_source: int | None = None) -> None:
     async def play() -> None:
         with zmq.Context() as context:
             scene = Scene(context, limit=limit, of_source=of_source)
-            keeping = asyncio.create_task(scene.door.run())
+            keeping = asyncio.create_task(scene.limiter.run())
             try:
                 await talk(scene)
             finally:
@@ -264,19 +266,19 @@ def test_who_says_nothing_is_cut_off_and_who_spoke_stays() -> None:
         silent, speaking = scene.join(), scene.join()
         speaking.send(b"hello")
         await scene.hear()
-        await scene.until(lambda: scene.door.connections == 2, "both are connected")
+        await scene.until(lambda: scene.limiter.connections == 2, "both are connected")
         scene.now += 21.0
-        await scene.until(lambda: scene.door.silenced == 1, "one is cut off")
-        await scene.until(lambda: scene.door.connections == 1, "one is left")
+        await scene.until(lambda: scene.limiter.silenced == 1, "one is cut off")
+        await scene.until(lambda: scene.limiter.connections == 1, "one is left")
         scene.now += 3600.0
         speaking.send(b"still here")
         await scene.hear()
-        assert (scene.door.connections, scene.door.silenced, len(scene.door.known)) == (1, 1, 1)
+        assert (scene.limiter.connections, scene.limiter.silenced, len(scene.limiter.known)) == (1, 1, 1)
         speaking.close()
-        await scene.until(lambda: not scene.door.known, "nobody is left")
+        await scene.until(lambda: not scene.limiter.known, "nobody is left")
         assert silent.poll(0) == 0
 
-    at_the_door(talk)
+    with_limiter(talk)
 
 
 def test_only_connections_to_this_port_are_cut() -> None:
@@ -288,12 +290,12 @@ def test_only_connections_to_this_port_are_cut() -> None:
             away = socket.create_connection(listener.getsockname())
             with away:
                 for descriptor in (left.fileno(), away.fileno(), 10**6):
-                    scene.door._cut(descriptor)
+                    scene.limiter._close_connection(descriptor)
                 left.send(b"still")
                 away.send(b"here")
                 assert right.recv(10) == b"still"
 
-    at_the_door(talk)
+    with_limiter(talk)
 
 
 def test_the_oldest_of_the_silent_make_room() -> None:
@@ -302,16 +304,16 @@ def test_the_oldest_of_the_silent_make_room() -> None:
         speaking.send(b"hello")
         await scene.hear()
         crowd = [scene.join() for _ in range(5)]
-        await scene.until(lambda: scene.door.crowded_out == 3, "three are cut off")
-        assert scene.door.connections == 3
+        await scene.until(lambda: scene.limiter.crowded_out == 3, "three are cut off")
+        assert scene.limiter.connections == 3
         late = scene.join()
         late.send(b"hello")
         await scene.hear()
-        await scene.until(lambda: scene.door.crowded_out == 4, "another is cut off")
-        assert len(scene.door.known) == 2
+        await scene.until(lambda: scene.limiter.crowded_out == 4, "another is cut off")
+        assert len(scene.limiter.known) == 2
         assert all(peer.poll(0) == 0 for peer in crowd)
 
-    at_the_door(talk, limit=3)
+    with_limiter(talk, limit=3)
 
 
 def test_one_address_has_its_share_and_leaves_the_others_theirs() -> None:
@@ -322,18 +324,18 @@ def test_one_address_has_its_share_and_leaves_the_others_theirs() -> None:
         with contextlib.ExitStack() as crowd:
             for _ in range(9):
                 await asyncio.to_thread(lambda: crowd.enter_context(scene.connect_from("127.0.0.2")))
-            await scene.until(lambda: scene.door.crowded_out == 6, "three of nine are left")
-            assert scene.door.connections == 4
+            await scene.until(lambda: scene.limiter.crowded_out == 6, "three of nine are left")
+            assert scene.limiter.connections == 4
             also_here = crowd.enter_context(scene.connect_from("127.0.0.3"))
-            await scene.until(lambda: scene.door.connections == 5, "another address is let in")
+            await scene.until(lambda: scene.limiter.connections == 5, "another address is let in")
             also_here.close()
-            await scene.until(lambda: scene.door.connections == 4, "and goes")
+            await scene.until(lambda: scene.limiter.connections == 4, "and goes")
             speaking.send(b"still here")
             await scene.hear()
-        await scene.until(lambda: scene.door.connections == 1, "the crowd has gone")
-        assert (scene.door.crowded_out, list(scene.door._sources)) == (6, ["127.0.0.1"])
+        await scene.until(lambda: scene.limiter.connections == 1, "the crowd has gone")
+        assert (scene.limiter.crowded_out, list(scene.limiter._sources)) == (6, ["127.0.0.1"])
 
-    at_the_door(talk, of_source=3)
+    with_limiter(talk, of_source=3)
 
 
 def test_strangers_have_half_of_the_places_and_never_that_of_an_address_that_is_known() -> None:
@@ -345,46 +347,46 @@ def test_strangers_have_half_of_the_places_and_never_that_of_an_address_that_is_
             known = [await asyncio.to_thread(scene.connect_from, "127.0.0.1") for _ in range(3)]
             for each in known:
                 crowd.callback(each.close)
-            await scene.until(lambda: scene.door.connections == 4, "the known ones are connected")
+            await scene.until(lambda: scene.limiter.connections == 4, "the known ones are connected")
             for number in range(40):  # each from an address of its own
                 stranger = await asyncio.to_thread(scene.connect_from, f"127.0.1.{number + 1}")
                 crowd.callback(stranger.close)
-            await scene.until(lambda: scene.door.crowded_out == 35, "all but half of the places are free of them")
-            await scene.until(lambda: scene.door.connections == 9, "with one that speaks and three known ones")
+            await scene.until(lambda: scene.limiter.crowded_out == 35, "all but half of the places are free of them")
+            await scene.until(lambda: scene.limiter.connections == 9, "with one that speaks and three known ones")
             back = [scene.join() for _ in range(3)]  # the tenth place; then strangers make room
             for peer in back:
                 peer.send(b"hello")
             for _ in back:
                 await scene.hear()
-            await scene.until(lambda: scene.door.crowded_out == 37, "two strangers made room")
-            assert scene.door.connections == 10
+            await scene.until(lambda: scene.limiter.crowded_out == 37, "two strangers made room")
+            assert scene.limiter.connections == 10
             assert all(not _is_cut(each) for each in known), "the oldest that are silent, but known"
             late = await asyncio.to_thread(scene.connect_from, "127.0.2.1")
             crowd.callback(late.close)
-            await scene.until(lambda: scene.door.crowded_out == 38, "a stranger makes room for a stranger")
+            await scene.until(lambda: scene.limiter.crowded_out == 38, "a stranger makes room for a stranger")
             assert all(not _is_cut(each) for each in known)
         first.send(b"still here")
         await scene.hear()
-        await scene.until(lambda: scene.door.connections == 4, "the crowd has gone")
-        assert not scene.door._strangers
+        await scene.until(lambda: scene.limiter.connections == 4, "the crowd has gone")
+        assert not scene.limiter._strangers
 
-    at_the_door(talk, limit=10)
+    with_limiter(talk, limit=10)
 
 
 def test_one_stranger_that_speaks_makes_its_address_known() -> None:
     async def talk(scene: Scene) -> None:
         waiting = await asyncio.to_thread(scene.connect_from, "127.0.0.1")
         with waiting:
-            await scene.until(lambda: len(scene.door._strangers) == 1, "it is a stranger")
+            await scene.until(lambda: len(scene.limiter._strangers) == 1, "it is a stranger")
             scene.join().send(b"hello")
             await scene.hear()
-            assert scene.door._strangers == {}
-            assert list(scene.door._known_addresses) == ["127.0.0.1"]
+            assert scene.limiter._strangers == {}
+            assert list(scene.limiter._known_addresses) == ["127.0.0.1"]
         for number in range(1, 9):  # more addresses than are remembered: the oldest is forgotten
-            scene.door._welcome_address(f"10.0.0.{number}")
-        assert len(scene.door._known_addresses) == 8
+            scene.limiter._note_known_address(f"10.0.0.{number}")
+        assert len(scene.limiter._known_addresses) == 8
 
-    at_the_door(talk, limit=2)
+    with_limiter(talk, limit=2)
 
 
 def _is_cut(connection: socket.socket) -> bool:
@@ -438,27 +440,27 @@ def test_a_message_without_an_end_ends_the_connection() -> None:
                     await asyncio.to_thread(busy.send, megabyte, more=False)
                     await scene.hear()
                 scene.now += 2.0
-                await asyncio.sleep(0.05)  # the door's turn
+                await asyncio.sleep(0.05)  # the limiter runs
             endless.send(b"hello", more=False)
             await scene.hear()
             scene.now += 2.0
-            await scene.until(lambda: not scene.door.spoke, "the door has looked")
+            await scene.until(lambda: not scene.limiter.spoke, "the limiter has measured")
             for peer in (endless, fresh):
                 with contextlib.suppress(ConnectionError):
                     for _ in range(80):
                         await asyncio.to_thread(peer.send, megabyte, more=True)
                 scene.now += 2.0
-            await scene.until(lambda: scene.door.endless == 2, "both are cut off")
+            await scene.until(lambda: scene.limiter.endless == 2, "both are cut off")
             honest.send(b"still here")
             await scene.hear()
             busy.send(b"still here", more=False)
             await scene.hear()
-            await scene.until(lambda: scene.door.connections == 2, "two are left")
+            await scene.until(lambda: scene.limiter.connections == 2, "two are left")
         finally:
             for peer in (busy, endless, fresh):
                 peer.close()
 
-    at_the_door(talk)
+    with_limiter(talk)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +478,7 @@ def test_as_many_connections_as_the_machine_permits(
     """In a process of its own: limits that were lowered cannot be raised again."""
     program = (
         "import resource, sys\n"
-        "from farcall_forwarder.adapters.door import allow_connections\n"
+        "from farcall_forwarder.adapters.connection_limiter import allow_connections\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n"
         f"print(allow_connections({wanted}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )

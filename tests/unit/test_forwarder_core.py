@@ -27,7 +27,7 @@ from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant, Policy
-from farcall_forwarder.core.sharing import ShareBuffer
+from farcall_forwarder.core.result_sharing import ShareBuffer
 
 ENDPOINT_ID = "00000000-0000-4000-8000-00000000000e"
 OWNER_ID = "00000000-0000-4000-8000-00000000000a"
@@ -41,7 +41,7 @@ EPOCH = 1_800_000_000.0
 ONLINE = EndpointStatus()
 
 
-class NoChance:
+class FixedIdSource:
     """Ids that count, and the middle of every spread."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class World:
             address="tcp://here:1",
             server_key="server key",
             tickets=TICKETS,
-            chance=NoChance(),
+            id_source=FixedIdSource(),
             now=self.now,
         )
 
@@ -103,7 +103,7 @@ class World:
 
     def on(self, *events: ev.Event) -> list[do.Action]:
         """What the core does, without notes for the log."""
-        return [action for action in self.core.handle(events, self.now) if not isinstance(action, do.Note)]
+        return [action for action in self.core.handle(events, self.now) if not isinstance(action, do.Log)]
 
     def after(self, seconds: float) -> list[do.Action]:
         """What the core does when time passes."""
@@ -135,7 +135,7 @@ class World:
 
     def dispatch(self, *tasks: LeasedTask) -> None:
         """Tasks are leased, sent and accepted."""
-        self.core._shared.functions.add("hash", "name", b"body")
+        self.core._context.functions.add("hash", "name", b"body")
         self.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, tasks))
         refs = tuple(wire.TaskRef(task_id=task.task.task_id, attempt=task.attempt) for task in tasks)
         self.hears(wire.TasksAccepted(tasks=refs))
@@ -211,7 +211,7 @@ def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
     assert world.on(ev.LeasesRead(ENDPOINT_ID, 7, {})) == [
         do.Send(b"agent", Envelope(welcome)),
         do.SetPresence(ENDPOINT_ID, 7, True, ONLINE, POLICY.ownership_ttl_s),
-        do.KeepEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s),
+        do.MaintainEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s),
     ]
 
 
@@ -228,7 +228,7 @@ def test_a_queue_without_data_is_restored_before_the_welcome() -> None:
     ]
     actions = world.on(ev.TasksRead(ENDPOINT_ID, 7, {task_id(1): open_task(1)}, {}))
     assert [type(message) for message in sent(actions)] == [wire.Welcome]
-    [keep] = [action for action in actions if isinstance(action, do.KeepEndpoint)]
+    [keep] = [action for action in actions if isinstance(action, do.MaintainEndpoint)]
     assert keep.renew == [task_id(1)]
 
 
@@ -262,9 +262,9 @@ def test_credit_leases_and_the_lease_is_sent_with_its_function() -> None:
 def test_a_known_function_is_sent_without_being_fetched_and_only_once() -> None:
     world = World()
     world.serve(credit=3)
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     [first] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 3, [leased(1)])))
-    world.on(ev.Woken([ENDPOINT_ID]))
+    world.on(ev.WorkAvailable([ENDPOINT_ID]))
     [second] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(2)])))
     assert isinstance(first, wire.RunTasks)
     assert isinstance(second, wire.RunTasks)
@@ -274,8 +274,8 @@ def test_a_known_function_is_sent_without_being_fetched_and_only_once() -> None:
 def test_there_is_one_lease_under_way_and_it_never_exceeds_the_credit() -> None:
     world = World()
     world.serve(credit=2)
-    assert world.on(ev.Woken([ENDPOINT_ID])) == []
-    world.core._shared.functions.add("hash", "name", b"body")
+    assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == []
+    world.core._context.functions.add("hash", "name", b"body")
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)]))
     assert [type(action) for action in actions] == [do.Send]
     assert world.hears(wire.Credit(tasks=1)) == [do.LeaseTasks(ENDPOINT_ID, 7, 1, POLICY.lease_s)]
@@ -292,27 +292,27 @@ def test_the_reserve_has_a_limit_whatever_the_agent_says() -> None:
 
 def test_newcomers_get_in_without_credit_up_to_the_reserve() -> None:
     world = World()
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     assert leases(world.serve(reserve=2)) == [(0, 2)]
     assert leases(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [], 2))) == []
     assert leases(world.hears(wire.Credit(tasks=1))) == [(1, 0)]  # there may be work, and no newcomer since
     assert leases(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [leased(1)]))) == []
-    assert leases(world.on(ev.Woken([ENDPOINT_ID]))) == [(0, 2)]
+    assert leases(world.on(ev.WorkAvailable([ENDPOINT_ID]))) == [(0, 2)]
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(2, owner_id="bob")], 2))
     assert ([type(message) for message in sent(actions)], leases(actions)) == ([wire.RunTasks], [])
-    assert leases(world.on(ev.Woken([ENDPOINT_ID]))) == [(0, 1)]
+    assert leases(world.on(ev.WorkAvailable([ENDPOINT_ID]))) == [(0, 1)]
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(3, owner_id="carol")], 1))
     assert ([type(message) for message in sent(actions)], leases(actions)) == ([wire.RunTasks], [])
-    assert leases(world.on(ev.Woken([ENDPOINT_ID]))) == []  # the reserve is used up
+    assert leases(world.on(ev.WorkAvailable([ENDPOINT_ID]))) == []  # the reserve is used up
     assert leases(world.hears(wire.Credit(tasks=2))) == [(0, 2)]
 
 
 def test_a_submitter_with_nothing_left_at_the_agent_gets_in_again() -> None:
     world = World()
     world.serve(credit=2, reserve=2)
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)], 2))
-    world.on(ev.Woken([ENDPOINT_ID]))
+    world.on(ev.WorkAvailable([ENDPOINT_ID]))
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(3, owner_id="bob")], 2))
     assert leases(world.on(recorded(the_flush(world.hears(success(1), b"r"))))) == []  # alice has another one there
     assert leases(world.on(recorded(the_flush(world.hears(success(3), b"r"))))) == [(0, 1)]
@@ -329,7 +329,7 @@ def test_an_empty_queue_is_not_asked_again_before_a_wake_up_or_the_sweep() -> No
     world.serve(credit=2)
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, []))
     assert world.hears(wire.Credit(tasks=5)) == []
-    assert world.on(ev.Woken([ENDPOINT_ID])) == [do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s)]
+    assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == [do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s)]
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 7, []))
     sweep = do.SweepQueues({ENDPOINT_ID: 7})
     assert sweep in world.after(POLICY.sweep_s)
@@ -342,7 +342,7 @@ def test_an_empty_queue_is_not_asked_again_before_a_wake_up_or_the_sweep() -> No
 def test_a_task_that_may_run_once_is_on_record_before_it_is_sent() -> None:
     world = World()
     world.serve(credit=2)
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     once, often = leased(1, idempotent=False), leased(2)
     send, prepare = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [once, often]))
     assert [spec.task_id for spec in sent([send])[0].tasks] == [task_id(2)]  # type: ignore[attr-defined]
@@ -358,7 +358,7 @@ def test_a_task_that_may_run_once_is_on_record_before_it_is_sent() -> None:
 def test_without_a_permit_it_is_not_sent_but_lost() -> None:
     world = World()
     world.serve(credit=2)
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1, idempotent=False)]))
     assert isinstance(prepare, do.PrepareTasks)
     [flush] = world.on(ev.TasksPrepared(prepare, {}, {}, frozenset({task_id(1)})))
@@ -394,9 +394,9 @@ def test_what_was_accepted_stays_leased_when_the_session_ends_until_the_lease_is
     world.serve(credit=2)
     world.dispatch(leased(1))
     assert not [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.RequeueTasks)]
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     world.after(POLICY.lease_s + 1)
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
+    assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
     assert world.core.status().endpoints == 0
 
 
@@ -405,15 +405,15 @@ def test_a_lease_that_was_prolonged_while_the_session_ended_is_looked_after_unti
     world = World()
     world.serve(credit=1)
     world.dispatch(leased(1))
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
-    assert any(isinstance(action, do.KeepEndpoint) for action in world.after(POLICY.upkeep_s))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
+    assert any(isinstance(action, do.MaintainEndpoint) for action in world.after(POLICY.upkeep_s))
     world.hears(wire.Goodbye())
     world.mono += POLICY.upkeep_s / 2
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     world.after(POLICY.lease_s - 1)
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == []
+    assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == []
     world.after(POLICY.upkeep_s)
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
+    assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ def test_a_report_of_a_move_is_not_recorded_when_the_task_ends_in_time() -> None
     world.dispatch(leased(1))
     flush = the_flush(world.hears(success(1), b"one"))
     world.on(recorded(flush))
-    assert not [action for action in world.after(5) if isinstance(action, do.RecordMoves)]
+    assert not [action for action in world.after(5) if isinstance(action, do.RecordTransitions)]
 
 
 def test_moves_that_last_are_recorded_together() -> None:
@@ -478,7 +478,7 @@ def test_moves_that_last_are_recorded_together() -> None:
     # An end is no move, whoever says so.
     forged = wire.TaskMove(task_id=task_id(1), attempt=1, state=TaskState.SUCCESS, at=EPOCH)
     world.hears(wire.TasksMoved(moves=(move, forged)))
-    [record] = [action for action in world.after(POLICY.moves_idle_s) if isinstance(action, do.RecordMoves)]
+    [record] = [action for action in world.after(POLICY.transitions_idle_s) if isinstance(action, do.RecordTransitions)]
     assert [(event.task_id, event.state, event.reporter) for event in record.events] == [
         (task_id(1), TaskState.WAITING_FOR_NODES, Reporter.FORWARDER),
         (task_id(2), TaskState.WAITING_FOR_NODES, Reporter.FORWARDER),
@@ -509,7 +509,7 @@ def test_ends_that_others_recorded_are_pushed_and_not_shared_again() -> None:
     world.open_stream("group")
     end = TaskResult(task_id(1), "elsewhere", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"one")
     end = msgspec.structs.replace(end, owner_id=OWNER_ID, task_group_id="group")
-    [push] = world.on(ev.EndsHeard([SharedEnds([end], {}, EPOCH)]))
+    [push] = world.on(ev.ResultsHeard([SharedEnds([end], {}, EPOCH)]))
     assert isinstance(push, do.Send)
     assert push.envelope.frames == (b"one",)
 
@@ -521,31 +521,31 @@ def test_ends_are_shared_one_batch_after_the_other() -> None:
     world.dispatch(leased(1), leased(2), leased(3))
 
     def shares(actions: Sequence[do.Action]) -> list[list[str]]:
-        steps = [action for action in actions if isinstance(action, do.ShareEnds)]
+        steps = [action for action in actions if isinstance(action, do.ShareResults)]
         return [[end.task_id for _, ends in step.groups for end in ends] for step in steps]
 
     assert shares(world.on(recorded(the_flush(world.hears(success(1), b"one"))))) == [[task_id(1)]]
     assert shares(world.on(recorded(the_flush(world.hears(success(2), b"two"))))) == []
     assert shares(world.on(recorded(the_flush(world.hears(success(3), b"three"))))) == []
-    assert shares(world.on(ev.EndsShared())) == [[task_id(2), task_id(3)]]
+    assert shares(world.on(ev.ResultsShared())) == [[task_id(2), task_id(3)]]
 
 
 def test_what_waits_to_be_shared_is_bounded() -> None:
     buffer = ShareBuffer(limit=2)
-    buffer.meet(others=1)
+    buffer.on_announced(others=1)
     ends = [TaskResult(task_id(n), ENDPOINT_ID, 1, TaskState.SUCCESS, Reporter.AGENT) for n in range(3)]
     for end in ends:
         buffer.add([end], recorded_at=EPOCH)
     share = buffer.next_share(url_ttl_s=1)
     assert share is not None
     assert [end for _, group in share.groups for end in group] == ends[1:]
-    buffer.meet(others=0)
+    buffer.on_announced(others=0)
     buffer.add(ends, recorded_at=EPOCH)
-    buffer.shared()
+    buffer.on_shared()
     assert buffer.next_share(url_ttl_s=1) is None
 
 
-@pytest.mark.parametrize("event", [ev.CutOff(), ev.OwnersWatched([OWNER_ID], frozenset({OWNER_ID}))])
+@pytest.mark.parametrize("event", [ev.PubSubLost(), ev.OwnersWatched([OWNER_ID], frozenset({OWNER_ID}))])
 def test_a_stream_does_not_resume_over_a_gap(event: ev.Event) -> None:
     world = World()
     [opened] = sent(world.open_stream("group"))
@@ -580,10 +580,10 @@ def test_an_endpoint_without_a_session_is_kept_for_nobody() -> None:
     world = World()
     world.serve(credit=1)
     world.dispatch(leased(1))
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     [presence] = [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.SetPresence)]
     assert not presence.online
-    [keep] = [action for action in world.after(POLICY.upkeep_s) if isinstance(action, do.KeepEndpoint)]
+    [keep] = [action for action in world.after(POLICY.upkeep_s) if isinstance(action, do.MaintainEndpoint)]
     assert keep.spool_id == ""
 
 
@@ -615,9 +615,9 @@ def test_a_fenced_endpoint_is_let_go_and_its_agent_moves() -> None:
     actions = world.on(ev.StepFenced(do.LeaseTasks(ENDPOINT_ID, 7, 2, 30.0)))
     [move] = sent(actions)
     assert isinstance(move, wire.Move)
-    assert move.retry_after_s == POLICY.move_spread_s / 2
+    assert move.retry_after_s == POLICY.redirect_spread_s / 2
     assert world.hears(success(1), b"one") == []  # what it still says is no offence
-    assert world.on(ev.Woken([ENDPOINT_ID])) == []
+    assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == []
 
 
 def ends_of(actions: Sequence[do.Action]) -> list[tuple[TaskState, str]]:
@@ -628,7 +628,9 @@ def ends_of(actions: Sequence[do.Action]) -> list[tuple[TaskState, str]]:
 def test_expired_leases_end_as_failed_or_cancelled() -> None:
     world = World()
     world.serve()
-    actions = world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [leased(1, attempt=3), leased(2, cancel_requested=True)], []))
+    actions = world.on(
+        ev.EndpointMaintained(ENDPOINT_ID, 7, [leased(1, attempt=3), leased(2, cancel_requested=True)], [])
+    )
     assert ends_of(actions) == [
         (TaskState.DEAD_LETTERED, "TASK_DEAD_LETTERED"),
         (TaskState.CANCELLED, "TASK_CANCELLED"),
@@ -639,8 +641,8 @@ def test_an_expired_lease_of_a_task_that_may_not_run_twice_is_lost_only_if_the_t
     world = World()
     world.serve()
     reaped = [leased(1, idempotent=False), leased(2, idempotent=False)]
-    assert do.ReadAttempts(ENDPOINT_ID, 7, reaped) in world.on(ev.UpkeepDone(ENDPOINT_ID, 7, reaped, []))
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, reaped, [])) == []  # the database is being asked
+    assert do.ReadAttempts(ENDPOINT_ID, 7, reaped) in world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, reaped, []))
+    assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, reaped, [])) == []  # the database is being asked
     actions = world.on(ev.AttemptsRead(ENDPOINT_ID, 7, reaped, {task_id(1): 1, task_id(2): 0}))
     assert do.RequeueTasks(ENDPOINT_ID, 7, [task_id(2)]) in actions
     assert ends_of(actions) == [(TaskState.LOST, "TASK_LOST")]
@@ -653,8 +655,8 @@ def test_leases_of_an_agent_that_is_there_do_not_end_however_long_a_store_does_n
     waits_for_database = leased(2, idempotent=False)
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [waits_for_database]))
     world.mono += 10 * POLICY.lease_s  # and the queue names what has expired meanwhile
-    [moves] = world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [leased(1), waits_for_database], []))
-    assert isinstance(moves, do.RecordMoves)  # of what was sent; nothing ends
+    [moves] = world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [leased(1), waits_for_database], []))
+    assert isinstance(moves, do.RecordTransitions)  # of what was sent; nothing ends
     assert renewed(world.after(POLICY.upkeep_s)) == [task_id(1), task_id(2)]
 
 
@@ -662,7 +664,7 @@ def test_ends_that_did_not_reach_the_database_are_flushed_again() -> None:
     world = World()
     world.serve()
     left = TaskResult(task_id(1), ENDPOINT_ID, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"one")
-    flush = the_flush(world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [left])))
+    flush = the_flush(world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [left])))
     assert flush.batches[0].results == [left]
 
 
@@ -673,7 +675,7 @@ def test_a_request_to_cancel_reaches_the_agent_once() -> None:
     world = World()
     world.serve(credit=5)
     world.dispatch(leased(1))
-    assert do.ReadCancels(ENDPOINT_ID, 7) in world.on(ev.Woken([ENDPOINT_ID]))
+    assert do.ReadCancels(ENDPOINT_ID, 7) in world.on(ev.WorkAvailable([ENDPOINT_ID]))
     assert sent(world.on(ev.CancelsRead(ENDPOINT_ID, 7, [task_id(1)]))) == [wire.CancelTasks(task_ids=(task_id(1),))]
     assert world.on(ev.CancelsRead(ENDPOINT_ID, 7, [task_id(1)])) == []
 
@@ -730,18 +732,18 @@ def test_upkeep_prolongs_what_the_agent_has_or_may_have_and_what_is_being_prepar
     world.serve(credit=5)
     world.dispatch(leased(1))
     more = [leased(2), leased(3, function_hash="unknown")]
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []), ev.TasksLeased(ENDPOINT_ID, 7, 4, more))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []), ev.TasksLeased(ENDPOINT_ID, 7, 4, more))
     assert renewed(world.after(POLICY.upkeep_s)) == [task_id(1), task_id(2), task_id(3)]
 
 
 def renewed(actions: Sequence[do.Action]) -> Sequence[str]:
-    [keep] = [action for action in actions if isinstance(action, do.KeepEndpoint)]
+    [keep] = [action for action in actions if isinstance(action, do.MaintainEndpoint)]
     return keep.renew
 
 
 def send_once_only(world: World, number: int) -> None:
     """A task that may not run twice is leased, permitted and sent."""
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(number, idempotent=False)]))
     [order] = [action for action in actions if isinstance(action, do.PrepareTasks)]
     world.on(ev.TasksPrepared(order, {}, {}, frozenset(), {}))
@@ -754,22 +756,22 @@ def test_what_may_not_run_twice_stays_leased_while_its_agent_may_come_back() -> 
     send_once_only(world, 2)
     send_once_only(world, 3)
     world.hears(wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(3), attempt=1),)))
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     assert not [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.RequeueTasks)]
     until = world.mono + POLICY.return_s
     while world.mono + POLICY.upkeep_s < until:
         assert renewed(world.after(POLICY.upkeep_s)) == [task_id(2), task_id(3)]
-        assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == []
+        assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == []
     assert renewed(world.after(POLICY.upkeep_s)) == []
 
 
 def test_an_agent_that_does_not_answer_gets_no_more_tasks_until_it_is_heard() -> None:
     world = World()
     world.serve(credit=5)
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1)]))
     world.passes(int(POLICY.silence_s) + 1)
-    assert not [action for action in world.on(ev.Woken([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
+    assert not [action for action in world.on(ev.WorkAvailable([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
     actions = world.hears(wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),)))
     assert [action.limit for action in actions if isinstance(action, do.LeaseTasks)] == [4]
 
@@ -779,7 +781,7 @@ def test_an_idle_agent_is_not_taken_for_a_silent_one() -> None:
     world.serve(credit=5)
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, []))
     world.passes(20)
-    assert [action for action in world.on(ev.Woken([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
+    assert [action for action in world.on(ev.WorkAvailable([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
 
 
 def test_a_forwarder_that_was_stopped_takes_nobody_for_silent() -> None:
@@ -787,7 +789,7 @@ def test_a_forwarder_that_was_stopped_takes_nobody_for_silent() -> None:
     world = World()
     world.serve(credit=5)
     send_once_only(world, 1)
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     assert renewed(world.after(300)) == [task_id(1)]
     assert world.core.status().connections == 1
     world.passes(90)
@@ -799,7 +801,7 @@ def test_that_a_task_which_may_not_run_twice_was_accepted_goes_on_record() -> No
     world.serve(credit=5)
     send_once_only(world, 1)
     world.hears(wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),)))
-    [record] = [action for action in world.after(POLICY.moves_idle_s) if isinstance(action, do.RecordMoves)]
+    [record] = [action for action in world.after(POLICY.transitions_idle_s) if isinstance(action, do.RecordTransitions)]
     moved = [(event.task_id, event.state, event.reporter) for event in record.events]
     assert moved == [(task_id(1), TaskState.WAITING_FOR_NODES, Reporter.AGENT)]
 
@@ -808,7 +810,7 @@ def test_that_a_task_which_may_not_run_twice_was_accepted_goes_on_record() -> No
 
 
 def generations(actions: Sequence[do.Action]) -> list[int]:
-    return [action.generation for action in actions if isinstance(action, do.RecordGeneration)]
+    return [action.spool_generation for action in actions if isinstance(action, do.RecordSpoolGeneration)]
 
 
 def test_how_new_a_spool_is_is_recorded_one_step_at_a_time() -> None:
@@ -819,9 +821,9 @@ def test_how_new_a_spool_is_is_recorded_one_step_at_a_time() -> None:
     assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=4))) == [4]
     assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=5))) == []
     assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=6))) == []
-    assert generations(world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, 4))) == []
+    assert generations(world.on(ev.SpoolGenerationRecorded(ENDPOINT_ID, 7, 4))) == []
     assert generations(world.after(POLICY.record_s)) == [6]
-    assert generations(world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, 6))) == []
+    assert generations(world.on(ev.SpoolGenerationRecorded(ENDPOINT_ID, 7, 6))) == []
     assert generations(world.after(POLICY.record_s)) == []
 
 
@@ -835,7 +837,7 @@ def test_an_agent_does_not_make_the_forwarder_write_as_often_as_it_likes() -> No
         written += world.hears(wire.Heartbeat(at=1.0, report=report, spool_generation=number))
         written += world.after(0.1)
         if last := generations(written[-5:]):
-            written += world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, last[-1]))
+            written += world.on(ev.SpoolGenerationRecorded(ENDPOINT_ID, 7, last[-1]))
     written += world.after(POLICY.record_s)
     presences = [action for action in written if isinstance(action, do.SetPresence)]
     assert 2 <= len(generations(written)) <= 12
@@ -849,7 +851,7 @@ def test_an_agent_does_not_make_the_forwarder_write_as_often_as_it_likes() -> No
 def test_a_step_that_fails_ends_the_session_of_its_endpoint() -> None:
     world = World()
     world.serve(credit=1)
-    [lease] = [action for action in world.on(ev.Woken([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)] or [
+    [lease] = [action for action in world.on(ev.WorkAvailable([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)] or [
         do.LeaseTasks(ENDPOINT_ID, 7, 1, POLICY.lease_s)
     ]
     assert world.on(ev.StepFailed(do.LeaseTasks(ENDPOINT_ID, 6, 1, POLICY.lease_s))) == [], "of an earlier fence"
@@ -870,7 +872,7 @@ def test_the_agent_of_an_old_copy_is_refused_and_the_other_one_stays() -> None:
     assert refusal.error["code"] == "SPOOL_OUTDATED"
     assert "--new-spool" in refusal.error["hint"]
     assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=5))) == []  # it is still heard
-    world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, 4))
+    world.on(ev.SpoolGenerationRecorded(ENDPOINT_ID, 7, 4))
     assert generations(world.after(POLICY.record_s)) == [5]
 
 
@@ -889,15 +891,15 @@ def test_an_agent_that_does_not_count_is_let_in_unless_its_spool_was_counted() -
 def test_endpoints_without_tasks_are_kept_together() -> None:
     world = World()
     world.serve(credit=1)
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     refresh = do.RefreshEndpoints({ENDPOINT_ID: (7, SPOOL_ID)}, POLICY.ownership_ttl_s)
     actions = world.after(POLICY.upkeep_s)
     assert refresh in actions
-    assert not [action for action in actions if isinstance(action, do.KeepEndpoint)]
+    assert not [action for action in actions if isinstance(action, do.MaintainEndpoint)]
     assert refresh not in world.after(POLICY.upkeep_s)  # one at a time
     assert world.on(ev.Refreshed(refresh.owned, frozenset())) == []
     assert refresh in world.after(POLICY.upkeep_s)
-    keep = do.KeepEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s)
+    keep = do.MaintainEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s)
     assert keep in world.on(ev.Refreshed(refresh.owned, frozenset({ENDPOINT_ID})))
 
 
@@ -916,7 +918,7 @@ def test_all_queues_are_looked_at_when_wake_ups_may_have_passed_unheard() -> Non
     world.after(1)  # this sweep says when the next one is: in a quarter of an hour
     world.on(ev.Swept([]))
     assert not [action for action in world.after(10) if isinstance(action, do.SweepQueues)]
-    world.on(ev.CutOff())
+    world.on(ev.PubSubLost())
     assert do.SweepQueues({ENDPOINT_ID: 7}) in world.after(1)
 
 
@@ -925,7 +927,7 @@ def test_all_queues_are_looked_at_when_wake_ups_may_have_passed_unheard() -> Non
 
 def test_garbage_is_answered_once() -> None:
     world = World()
-    garbled = ev.Garbled(b"agent", AGENT, FrameMalformed("nonsense"))
+    garbled = ev.MalformedReceived(b"agent", AGENT, FrameMalformed("nonsense"))
     [refused] = sent(world.on(garbled))
     assert isinstance(refused, wire.Refused)
     assert refused.error["code"] == "FRAME_MALFORMED"
@@ -1013,12 +1015,12 @@ def test_a_drain_waits_for_results_but_not_for_ever() -> None:
 
 
 def test_a_drain_takes_no_more_tasks() -> None:
-    world = World(Policy(moves_per_s=0.001))
+    world = World(Policy(redirects_per_s=0.001))
     world.open_stream()
     world.serve(credit=1)
     world.on(ev.DrainOrdered())  # the client is told first, the agent much later
     assert world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [leased(1)])) == [do.RequeueTasks(ENDPOINT_ID, 7, [task_id(1)])]
-    assert world.on(ev.Woken([ENDPOINT_ID])) == []
+    assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == []
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -1032,7 +1034,7 @@ def test_once_a_minute_the_log_gets_the_numbers_that_metrics_are_made_of() -> No
 
     def readings() -> list[Mapping[str, str | int | float]]:
         actions = world.core.handle([ev.Tick()], world.now)
-        return [action.fields for action in actions if isinstance(action, do.Note) and action.message == "minute"]
+        return [action.fields for action in actions if isinstance(action, do.Log) and action.message == "minute"]
 
     assert readings() == []
     world.mono += POLICY.meter_s

@@ -53,7 +53,7 @@ def test_an_agent_cannot_say_so_itself() -> None:
 
 def test_an_endpoint_that_went_away_each_time_makes_one() -> None:
     task = QueuedTask(TASK, "g", "o", "e", "f", "h", b"p", max_attempts=3)
-    end = results.end_reaped(LeasedTask(task, 3, 0.0, 1.0), endpoint_id="e")
+    end = results.reaped_result(LeasedTask(task, 3, 0.0, 1.0), endpoint_id="e")
     assert end.state is TaskState.DEAD_LETTERED
     assert end.error is not None
     assert len(end.error.reasons or ()) == 3
@@ -63,7 +63,7 @@ def test_clients_are_told_in_words_that_each_of_them_knows() -> None:
     streams = StreamHub(forwarder_id="f", policy=Policy())
     streams.open(b"peer", "o", groups=["g"], cursor=None)
     task = QueuedTask(TASK, "g", "o", "e", "f", "h", b"p", max_attempts=1)
-    end = results.end_reaped(LeasedTask(task, 1, 0.0, 1.0), endpoint_id="e")
+    end = results.reaped_result(LeasedTask(task, 1, 0.0, 1.0), endpoint_id="e")
     ended = msgspec.structs.replace(end, task_group_id="g", owner_id="o")
     [push] = streams.publish([ended], {}, recorded_at=1.0)
     [told] = push.message.results

@@ -213,7 +213,7 @@ def event_of(routing_id: bytes, peer: PeerKey, parts: list[bytes]) -> ev.Event:
     try:
         return ev.Received(routing_id, peer, wire.decode(parts))
     except ProtocolError as error:
-        return ev.Garbled(routing_id, peer, error)
+        return ev.MalformedReceived(routing_id, peer, error)
 
 
 def settle(world: World, actions: Sequence[do.Action]) -> None:
@@ -227,12 +227,12 @@ def settle(world: World, actions: Sequence[do.Action]) -> None:
                     for result in batch.results:
                         _check_result(result)
                 settle(world, world.on(recorded(action)))
-            case do.RecordMoves(events=events):
+            case do.RecordTransitions(events=events):
                 for event in events:
                     _check_row(task_rows.event_row(event))
-                settle(world, world.on(ev.MovesRecorded()))
-            case do.ClaimEndpoint(endpoint_id=endpoint_id, life=life):
-                settle(world, world.on(ev.EndpointClaimed(endpoint_id, life, 8)))
+                settle(world, world.on(ev.TransitionsRecorded()))
+            case do.ClaimEndpoint(endpoint_id=endpoint_id, generation=generation):
+                settle(world, world.on(ev.EndpointClaimed(endpoint_id, generation, 8)))
             case do.ReadLeases(endpoint_id=endpoint_id, fence=fence):
                 settle(world, world.on(ev.LeasesRead(endpoint_id, fence, {})))
             case do.SetPresence(status=status):
@@ -278,6 +278,6 @@ def is_served(world: World) -> bool:
     greeting = hello(endpoint_id=OTHER_ID, ticket=ticket, instance_id=OTHER_ID, spool_id=OTHER_ID)
     claimed = world.hears(greeting, peer=HONEST, routing_id=b"honest")
     assert [type(action) for action in claimed] == [do.ClaimEndpoint]
-    world.on(ev.EndpointClaimed(OTHER_ID, claimed[0].life, 9))  # type: ignore[attr-defined]
+    world.on(ev.EndpointClaimed(OTHER_ID, claimed[0].generation, 9))  # type: ignore[attr-defined]
     welcomed = world.on(ev.LeasesRead(OTHER_ID, 9, {}))
     return [type(message) for message in sent(welcomed)] == [wire.Welcome]

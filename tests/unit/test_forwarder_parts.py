@@ -34,44 +34,44 @@ from farcall_common.store.model import (
 from farcall_common.store.settings import Stores
 from farcall_common.store.tickets import Tickets
 from farcall_common.wire import EndpointReport, Reporter, TaskState
+from farcall_forwarder.adapters.batcher import Batcher
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
-from farcall_forwarder.adapters.together import Together
 from farcall_forwarder.adapters.zap import find_peers
 from farcall_forwarder.core.actions import (
     Announce,
     ClaimEndpoint,
     FlushResults,
-    KeepEndpoint,
     LeaseTasks,
+    MaintainEndpoint,
     ReadCancels,
     ReadLeases,
     ReadTasks,
-    RecordGeneration,
+    RecordSpoolGeneration,
     RestoreQueue,
     SetPresence,
     StoreStep,
     Withdraw,
 )
-from farcall_forwarder.core.dispatch import orders
 from farcall_forwarder.core.events import (
     Announced,
     CancelsRead,
     ClaimRefused,
     EndpointClaimed,
+    EndpointMaintained,
     Event,
     LeasesRead,
-    MovesRecorded,
     QueueRestored,
     StepFenced,
     StepLost,
     TasksLeased,
     TasksRead,
-    UpkeepDone,
+    TransitionsRecorded,
 )
 from farcall_forwarder.core.functions import FunctionCache
-from farcall_forwarder.core.moves import MoveBuffer
 from farcall_forwarder.core.outbox import Outbox
+from farcall_forwarder.core.run_tasks import orders
+from farcall_forwarder.core.transitions import TransitionBuffer
 from farcall_forwarder.core.untrusted import (
     MAX_DETAILS,
     clean_details,
@@ -104,7 +104,7 @@ def ids_of(step: FlushResults | None) -> list[list[str]]:
 def two_endpoints() -> Outbox:
     outbox = Outbox()
     for endpoint_id in ("a", "b"):
-        outbox.admit(endpoint_id, life=1)
+        outbox.admit(endpoint_id, generation=1)
         outbox.open(endpoint_id, fence=7)
     return outbox
 
@@ -172,7 +172,7 @@ def test_what_was_not_flushed_waits_again_unless_a_new_life_began() -> None:
     step = land(outbox, flush(outbox))
     outbox.put_back(step.batches[0])
     assert len(outbox) == 1
-    outbox.admit("a", life=2)
+    outbox.admit("a", generation=2)
     assert len(outbox) == 0
     outbox.put_back(step.batches[0])
     assert len(outbox) == 0
@@ -182,7 +182,7 @@ def test_a_report_of_a_new_life_counts_although_the_old_one_is_under_way() -> No
     outbox = two_endpoints()
     outbox.add(end("a0"), verified=True)
     flush(outbox)
-    outbox.admit("a", life=2)
+    outbox.admit("a", generation=2)
     outbox.add(end("a0"), verified=False)
     assert len(outbox) == 1
 
@@ -263,7 +263,7 @@ def test_numbers_fit_a_column_of_integers() -> None:
 
 
 def test_an_agent_cannot_fill_the_memory_with_moves() -> None:
-    moves = MoveBuffer()
+    moves = TransitionBuffer()
     for _ in range(1000):
         moves.add("task", TaskState.RUNNING, Reporter.AGENT, at=0.0, attempt=1, now_mono=0.0)
     assert len(moves.take(10)) < 100
@@ -376,9 +376,9 @@ def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
             performed.append([step.forwarder_id for step in steps if isinstance(step, Withdraw)])
             has_begun.release()
             await may_answer.acquire()
-            return [MovesRecorded() for _ in steps]
+            return [TransitionsRecorded() for _ in steps]
 
-        together = Together(perform, limit=2)
+        together = Batcher(perform, limit=2)
         running = asyncio.create_task(together.run(answers.append))
         async with asyncio.timeout(60):
             together.add(Withdraw("a"))
@@ -413,7 +413,7 @@ def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> No
     async def lease() -> Sequence[Event]:
         pool = StorePool(steps)
         try:
-            leasing = asyncio.create_task(pool.perform_together(wanted))
+            leasing = asyncio.create_task(pool.perform_batch(wanted))
             async with asyncio.timeout(60):
                 while not pool.is_degraded:
                     await asyncio.sleep(0)
@@ -446,15 +446,15 @@ def test_a_forwarder_whose_clock_is_wrong_is_found_and_keeps_its_leases(skew_s: 
     steps = StoreSteps(stores, forwarder_id="skewed", clock=lambda: clock.now + skew_s)
     assert steps.perform(Announce(ForwarderInfo("skewed", "tcp://127.0.0.1:2", "key"), 15.0)) == Announced(1)
     assert [info.forwarder_id for info in queue.forwarders()] == ["other", "skewed"]
-    (claimed,) = steps.perform_together([ClaimEndpoint("a", 1, "spool", 45.0)])
+    (claimed,) = steps.perform_batch([ClaimEndpoint("a", 1, "spool", 45.0)])
     assert isinstance(claimed, EndpointClaimed)
     queue.mark_restored("a", claimed.fence)
     task = Task("t1", "group", "owner", "a", "function", "hash", b"x", idempotent=False)
     queue.enqueue([QueuedTask.of(task)])
-    steps.perform_together([LeaseTasks("a", claimed.fence, 5, 30.0)])
+    steps.perform_batch([LeaseTasks("a", claimed.fence, 5, 30.0)])
     clock.now += 29
-    (kept,) = steps.perform_together([KeepEndpoint("a", claimed.fence, [], "spool", 45.0, 30.0)])
-    assert isinstance(kept, UpkeepDone)
+    (kept,) = steps.perform_batch([MaintainEndpoint("a", claimed.fence, [], "spool", 45.0, 30.0)])
+    assert isinstance(kept, EndpointMaintained)
     assert kept.reaped == []
     with pytest.raises(EndpointInUse):
         queue.claim("a", "other", spool_id="another", ttl_s=45)
@@ -466,11 +466,11 @@ def test_agents_that_come_together_are_let_in_together_and_one_that_may_not_is_r
     records = FakeRecords()
     for endpoint_id in "abc":
         records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
-    steps = [ClaimEndpoint(name, life, "spool", 45.0) for life, name in enumerate(["deleted", *"abc"])]
+    steps = [ClaimEndpoint(name, generation, "spool", 45.0) for generation, name in enumerate(["deleted", *"abc"])]
     became = dict[int, str]()
-    for answer in steps_on(queue, records).perform_together(steps):
+    for answer in steps_on(queue, records).perform_batch(steps):
         assert isinstance(answer, ClaimRefused | EndpointClaimed)
-        became[answer.life] = answer.error.code if isinstance(answer, ClaimRefused) else "let in"
+        became[answer.generation] = answer.error.code if isinstance(answer, ClaimRefused) else "let in"
     assert became == {0: "ENDPOINT_UNKNOWN", 1: "let in", 2: "ENDPOINT_IN_USE", 3: "let in"}
 
 
@@ -479,12 +479,12 @@ def test_the_agent_of_an_old_copy_takes_over_from_nobody() -> None:
     records.put_endpoint(Endpoint("a", "owner", "a"))
     steps = steps_on(queue, records)
 
-    def claim(spool_id: str, generation: int | None) -> str:
-        [answer] = steps.perform_together([ClaimEndpoint("a", 1, spool_id, 45.0, generation=generation)])
+    def claim(spool_id: str, spool_generation: int | None) -> str:
+        [answer] = steps.perform_batch([ClaimEndpoint("a", 1, spool_id, 45.0, spool_generation=spool_generation)])
         return answer.error.code if isinstance(answer, ClaimRefused) else "let in"
 
     assert [claim("spool", None), claim("spool", 1)] == ["let in"] * 2
-    steps.perform_together([RecordGeneration("a", 1, "spool", 3)])
+    steps.perform_batch([RecordSpoolGeneration("a", 1, "spool", 3)])
     fence = queue.claim("a", "other", spool_id="spool", ttl_s=45)
     queue.mark_restored("a", fence)
     assert claim("spool", 2) == "SPOOL_OUTDATED"
@@ -502,7 +502,7 @@ def test_queues_are_restored_together_and_one_that_is_owned_by_others_alone_is_n
     for endpoint_id in ("busy", "gone"):
         records.add_tasks([Task(f"of {endpoint_id}", "group", "owner", endpoint_id, "function", "hash", b"")])
     steps = [RestoreQueue(endpoint_id, fence, {}, 30.0) for endpoint_id, fence in fences.items()]
-    answers = steps_on(queue, records).perform_together(steps)
+    answers = steps_on(queue, records).perform_batch(steps)
     assert answers == [
         QueueRestored("idle", fences["idle"]),
         QueueRestored("busy", fences["busy"]),
@@ -510,14 +510,14 @@ def test_queues_are_restored_together_and_one_that_is_owned_by_others_alone_is_n
     ]
     assert (queue.depth("idle"), queue.depth("busy"), queue.depth("gone")) == (0, 1, 0)
     read = [ReadLeases(endpoint_id, fence) for endpoint_id, fence in fences.items()]
-    assert list(map(type, steps_on(queue, records).perform_together(read))) == [LeasesRead, LeasesRead, StepFenced]
+    assert list(map(type, steps_on(queue, records).perform_batch(read))) == [LeasesRead, LeasesRead, StepFenced]
 
 
 def test_what_is_read_for_many_is_told_to_each_its_own() -> None:
     records = FakeRecords()
     records.add_tasks([Task(f"t{n}", "group", "owner", "a", "function", "hash", b"x") for n in range(3)])
     steps = [ReadTasks("a", 1, ["t0", "t1"], frozenset({"t1"})), ReadTasks("b", 1, ["t2", "nowhere"], frozenset())]
-    first, second = steps_on(FakeQueue(), records).perform_together(steps)
+    first, second = steps_on(FakeQueue(), records).perform_batch(steps)
     assert isinstance(first, TasksRead)
     assert isinstance(second, TasksRead)
     assert (set(first.tasks), set(second.tasks)) == ({"t0", "t1"}, {"t2"})
@@ -533,7 +533,7 @@ def test_requests_to_cancel_are_told_to_each_its_own_and_a_stale_owner_hears_tha
     queue.cancel("a", ["t1"])
     queue.claim("b", "another forwarder", ttl_s=45)
     steps = [ReadCancels(endpoint_id, fence) for endpoint_id, fence in fences.items()]
-    assert steps_on(queue, FakeRecords()).perform_together(steps) == [
+    assert steps_on(queue, FakeRecords()).perform_batch(steps) == [
         CancelsRead("a", fences["a"], ["t1"]),
         StepFenced(steps[1]),
         CancelsRead("c", fences["c"], []),
@@ -555,7 +555,7 @@ def test_a_stale_owner_says_nothing_of_its_endpoint_and_the_others_are_recorded(
         SetPresence("a", fences["a"], False, EndpointStatus(), 45.0),
         SetPresence("c", fences["c"], True, EndpointStatus(managers=1), 45.0),
     ]
-    assert steps_on(queue, records).perform_together(steps) == [StepFenced(steps[1])]
+    assert steps_on(queue, records).perform_batch(steps) == [StepFenced(steps[1])]
     shown = {endpoint_id: records.get_endpoint(endpoint_id) for endpoint_id in fences}
     assert {id_: endpoint.online for id_, endpoint in shown.items() if endpoint} == {"a": False, "b": True, "c": True}
 

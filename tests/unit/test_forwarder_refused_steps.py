@@ -14,8 +14,8 @@ from farcall_common.store.model import SpoolMark, TaskEvent, TaskResult
 from farcall_common.wire import Reporter, TaskState
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
-from farcall_forwarder.core.actions import FlushResults, RecordGeneration, RecordMoves, ResultBatch, Withdraw
-from farcall_forwarder.core.events import Flushed, GenerationRecorded, MovesRecorded, StepFailed
+from farcall_forwarder.core.actions import FlushResults, RecordSpoolGeneration, RecordTransitions, ResultBatch, Withdraw
+from farcall_forwarder.core.events import Flushed, SpoolGenerationRecorded, StepFailed, TransitionsRecorded
 from tests.unit.test_forwarder_parts import queue_of, steps_on
 from tests.unit.test_store_records import at, make_task
 
@@ -54,13 +54,13 @@ def on_pool(steps: StoreSteps, talk: Callable[[StorePool], Awaitable[None]]) -> 
 
 
 def test_what_is_refused_for_one_endpoint_is_done_for_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    good, bad, other = (RecordGeneration(name, 1, "spool", 3) for name in ("good", "bad", "other"))
+    good, bad, other = (RecordSpoolGeneration(name, 1, "spool", 3) for name in ("good", "bad", "other"))
 
     async def talk(pool: StorePool) -> None:
-        assert await pool.perform_together([good, bad, other]) == [
-            GenerationRecorded("good", 1, 3),
+        assert await pool.perform_batch([good, bad, other]) == [
+            SpoolGenerationRecorded("good", 1, 3),
             StepFailed(bad),
-            GenerationRecorded("other", 1, 3),
+            SpoolGenerationRecorded("other", 1, 3),
         ]
         assert not pool.is_degraded
         assert [record.__dict__["endpoint_id"] for record in caplog.records if record.levelno == logging.ERROR] == [
@@ -77,7 +77,7 @@ def test_a_kind_of_step_that_fails_for_all_endpoints_makes_the_forwarder_unhealt
     async def talk(pool: StorePool) -> None:
         degraded = []
         for name in "aabcd":
-            await pool.perform_together([RecordGeneration(name, 1, "spool", 3)])
+            await pool.perform_batch([RecordSpoolGeneration(name, 1, "spool", 3)])
             degraded.append(pool.is_degraded)
         assert degraded == [False, False, False, True, False]
 
@@ -126,7 +126,7 @@ def test_a_state_change_that_cannot_be_recorded_is_left_out() -> None:
     ]
 
     async def talk(pool: StorePool) -> None:
-        assert await pool.perform(RecordMoves(moves)) == MovesRecorded()
+        assert await pool.perform(RecordTransitions(moves)) == TransitionsRecorded()
 
     on_pool(steps_on(FakeQueue(), records), talk)
     assert {task.state for task in records.get_tasks(["t1", "t2"]).values()} == {TaskState.WAITING_FOR_NODES}

@@ -361,7 +361,7 @@ def test_the_forwarder_passes_on_what_it_leased() -> None:
     assert store.ref == BlobRef(f"{OWNER_ID}/{'0' * 64}", 4, "0" * 64)
     world.hears(wire.Goodbye())
     assert sent(world.on(BlobStored(store.transfer_id))) == []
-    assert len(world.core._shared.relay) == 0
+    assert len(world.core._context.relay) == 0
 
 
 def test_a_client_may_not_use_the_relay() -> None:

@@ -47,7 +47,7 @@ def outcome(
 def test_held_and_leased_goes_on_under_the_queues_attempt() -> None:
     found = outcome(held=1, leased=2, task={})
     assert [(lease.task_id, lease.attempt) for lease in found.keep] == [("task", 2)]
-    assert (found.forget, found.requeue, found.ends) == ([], [], [])
+    assert (found.forget, found.requeue, found.results) == ([], [], [])
 
 
 def test_held_but_waiting_stays_in_the_queue() -> None:
@@ -76,7 +76,7 @@ def test_what_may_run_once_is_sent_again_if_it_cannot_have_arrived(spools: froze
 def test_what_may_run_once_is_lost_if_it_went_to_another_spool(spools: frozenset[str]) -> None:
     found = outcome(leased=1, task={"idempotent": False, "attempt": 1}, spools=spools)
     assert found.requeue == []
-    [end] = found.ends
+    [end] = found.results
     assert end.state is TaskState.LOST
     assert end.error is not None
     assert end.error.hint
@@ -87,7 +87,7 @@ def test_what_may_run_once_is_lost_if_it_was_running_in_this_spool_and_is_in_it_
     task = {"idempotent": False, "attempt": 1, "state": TaskState.RUNNING}
     found = outcome(leased=1, task=task, spools=frozenset({SPOOL_ID}))
     assert found.requeue == []
-    assert [end.state for end in found.ends] == [TaskState.LOST]
+    assert [end.state for end in found.results] == [TaskState.LOST]
     assert outcome(leased=1, task=task | {"idempotent": True}, spools=frozenset({SPOOL_ID})).requeue == ["task"]
 
 
@@ -96,14 +96,14 @@ def test_what_may_run_once_is_lost_if_it_was_accepted_and_is_not_held_any_more(s
     task = {"idempotent": False, "attempt": 1, "state": TaskState.WAITING_FOR_NODES}
     found = outcome(leased=1, task=task, spools=spools, accepted=True)
     assert found.requeue == []
-    assert [end.state for end in found.ends] == [TaskState.LOST]
+    assert [end.state for end in found.results] == [TaskState.LOST]
     assert outcome(leased=1, task=task | {"idempotent": True}, spools=spools, accepted=True).requeue == ["task"]
 
 
 def test_leased_but_ended_is_told_to_the_queue() -> None:
-    [end] = outcome(leased=1, task={"state": TaskState.SUCCESS, "result": b"42"}).ends
+    [end] = outcome(leased=1, task={"state": TaskState.SUCCESS, "result": b"42"}).results
     assert (end.state, end.result) == (TaskState.SUCCESS, b"42")
 
 
 def test_leased_without_a_record_is_dropped_from_the_queue() -> None:
-    assert [end.state for end in outcome(leased=1).ends] == [TaskState.LOST]
+    assert [end.state for end in outcome(leased=1).results] == [TaskState.LOST]

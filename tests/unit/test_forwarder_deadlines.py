@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_forwarder.core.agenda import Agenda
+from farcall_forwarder.core.deadlines import DeadlineQueue
 
 SECONDS = st.integers(0, 20).map(float)
 
 
 def test_the_earliest_come_first_and_each_once() -> None:
-    agenda = Agenda[str]()
+    agenda = DeadlineQueue[str]()
     for key, at in (("later", 3.0), ("soon", 1.0), ("between", 2.0)):
         agenda.enter(key, at=at)
     assert agenda.due(0.9) == []
@@ -21,7 +21,7 @@ def test_the_earliest_come_first_and_each_once() -> None:
 
 
 def test_a_sooner_time_counts_and_a_later_one_does_not() -> None:
-    agenda = Agenda[str]()
+    agenda = DeadlineQueue[str]()
     agenda.enter("a", at=5.0)
     agenda.enter("a", at=2.0)
     agenda.enter("a", at=8.0)
@@ -32,7 +32,7 @@ def test_a_sooner_time_counts_and_a_later_one_does_not() -> None:
 
 
 def test_what_is_entered_again_while_it_is_due_waits_for_the_next_look() -> None:
-    agenda = Agenda[str]()
+    agenda = DeadlineQueue[str]()
     agenda.enter("blocked", at=1.0)
     for now in (1.0, 1.5, 2.0):
         assert agenda.due(now) == ["blocked"]
@@ -41,7 +41,7 @@ def test_what_is_entered_again_while_it_is_due_waits_for_the_next_look() -> None
 
 @given(st.lists(st.one_of(st.tuples(st.sampled_from("abc"), SECONDS), SECONDS), max_size=60))
 def test_it_is_the_smallest_time_of_each_key(steps: list[tuple[str, float] | float]) -> None:
-    agenda, expected = Agenda[str](), dict[str, float]()
+    agenda, expected = DeadlineQueue[str](), dict[str, float]()
     for step in steps:
         if isinstance(step, tuple):
             key, at = step
