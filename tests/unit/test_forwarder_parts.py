@@ -1,4 +1,4 @@
-"""The small parts of the core: what waits for the database, what peers' words are cut down to, caches, settings."""
+"""Parts of the forwarder: outbox, sanitising, caches, key look-ups, store steps, settings."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ from tests.waiting import WAIT_S
 # -- outbox ------------------------------------------------------------------------------------------------------------
 
 
-def end(task_id: str, endpoint_id: str = "a") -> TaskResult:
+def result(task_id: str, endpoint_id: str = "a") -> TaskResult:
     return TaskResult(task_id, endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=task_id.encode())
 
 
@@ -110,17 +110,17 @@ def two_endpoints() -> Outbox:
 
 
 def land(outbox: Outbox, step: FlushResults | None) -> FlushResults:
-    """The flush has come back."""
+    """Finish a flush."""
     assert step is not None
     outbox.flushed(step.batches)
     return step
 
 
-def test_one_flush_at_a_time_and_every_endpoint_gets_its_turn() -> None:
+def test_one_flush_at_a_time_and_endpoints_take_turns() -> None:
     outbox = two_endpoints()
     for number in range(5):
-        outbox.add(end(f"a{number}"), verified=True)
-    outbox.add(end("b0", "b"), verified=True)
+        outbox.add(result(f"a{number}"), verified=True)
+    outbox.add(result("b0", "b"), verified=True)
     step = flush(outbox, rows=4)
     assert ids_of(step) == [["a0", "a1", "a2", "a3"]]
     assert flush(outbox, rows=4) is None
@@ -128,17 +128,17 @@ def test_one_flush_at_a_time_and_every_endpoint_gets_its_turn() -> None:
     assert ids_of(flush(outbox, rows=4)) == [["b0"], ["a4"]]
 
 
-def test_a_second_flush_begins_only_when_it_is_full_and_a_third_never() -> None:
+def test_a_second_flush_begins_only_if_full_and_a_third_never() -> None:
     outbox = two_endpoints()
     for number in range(7):
-        outbox.add(end(f"a{number}"), verified=True)
+        outbox.add(result(f"a{number}"), verified=True)
     first, second = flush(outbox, rows=2), flush(outbox, rows=2)
     assert (ids_of(first), ids_of(second)) == ([["a0", "a1"]], [["a2", "a3"]])
     assert flush(outbox, rows=2) is None
     land(outbox, second)
     assert (len(outbox), outbox.is_flushing) == (3, True)
-    outbox.add(end("a0"), verified=True)  # the first one still has it
-    outbox.add(end("a2"), verified=True)  # reported again, after it was recorded
+    outbox.add(result("a0"), verified=True)  # still under way in the first flush
+    outbox.add(result("a2"), verified=True)  # reported again, after it was recorded
     assert len(outbox) == 4
     land(outbox, first)
     assert not outbox.is_flushing
@@ -146,19 +146,19 @@ def test_a_second_flush_begins_only_when_it_is_full_and_a_third_never() -> None:
 
 def test_the_first_report_stays_while_it_waits_and_while_it_is_flushed() -> None:
     outbox = two_endpoints()
-    outbox.add(end("a0"), verified=True)
-    outbox.add(end("a0"), verified=True)
+    outbox.add(result("a0"), verified=True)
+    outbox.add(result("a0"), verified=True)
     assert len(outbox) == 1
     flush(outbox)
-    outbox.add(end("a0"), verified=True)
+    outbox.add(result("a0"), verified=True)
     assert len(outbox) == 0
 
 
-def test_ends_wait_while_their_queue_is_rebuilt() -> None:
+def test_results_wait_while_their_queue_is_rebuilt() -> None:
     outbox = two_endpoints()
     outbox.hold("a")
-    outbox.add(end("a0"), verified=False)
-    outbox.add(end("b0", "b"), verified=True)
+    outbox.add(result("a0"), verified=False)
+    outbox.add(result("b0", "b"), verified=True)
     assert ids_of(land(outbox, flush(outbox))) == [["b0"]]
     outbox.open("a", fence=8)
     step = flush(outbox)
@@ -166,9 +166,9 @@ def test_ends_wait_while_their_queue_is_rebuilt() -> None:
     assert (step.batches[0].fence, set(step.batches[0].unverified)) == (8, {"a0"})
 
 
-def test_what_was_not_flushed_waits_again_unless_a_new_life_began() -> None:
+def test_an_unflushed_batch_waits_again_unless_a_new_generation_began() -> None:
     outbox = two_endpoints()
-    outbox.add(end("a0"), verified=True)
+    outbox.add(result("a0"), verified=True)
     step = land(outbox, flush(outbox))
     outbox.put_back(step.batches[0])
     assert len(outbox) == 1
@@ -178,16 +178,16 @@ def test_what_was_not_flushed_waits_again_unless_a_new_life_began() -> None:
     assert len(outbox) == 0
 
 
-def test_a_report_of_a_new_life_counts_although_the_old_one_is_under_way() -> None:
+def test_a_report_of_a_new_generation_counts_although_the_old_one_is_under_way() -> None:
     outbox = two_endpoints()
-    outbox.add(end("a0"), verified=True)
+    outbox.add(result("a0"), verified=True)
     flush(outbox)
     outbox.admit("a", generation=2)
-    outbox.add(end("a0"), verified=False)
+    outbox.add(result("a0"), verified=False)
     assert len(outbox) == 1
 
 
-# -- words of peers ----------------------------------------------------------------------------------------------------
+# -- sanitising --------------------------------------------------------------------------------------------------------
 
 _json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
@@ -210,7 +210,7 @@ def test_any_error_becomes_a_record(data: dict[str, Any]) -> None:
     assert isinstance(record.code, str)
 
 
-def test_a_good_error_stays_as_it_is() -> None:
+def test_a_valid_error_is_unchanged() -> None:
     data = {"code": "TASK_FAILED", "message": "boom", "fault": "user_code", "traceback": "line 1", "new_field": 1}
     record = clean_error(data, endpoint_id="endpoint", attempt=1)
     assert (record.code, record.message, record.fault, record.traceback) == (
@@ -221,23 +221,23 @@ def test_a_good_error_stays_as_it_is() -> None:
     )
 
 
-def test_what_is_said_of_each_attempt_is_short_text() -> None:
+def test_reasons_of_attempts_are_short_texts() -> None:
     data = {"code": "TASK_FAILED", "message": "boom", "reasons": ["x" * 60_000, {"a": "y" * 60_000}, 1] * 100}
     record = clean_error(data, endpoint_id="endpoint", attempt=1)
     assert all(isinstance(reason, str) for reason in record.reasons or ())
     assert 1_000 < len(json.dumps(record.to_json())) < 300_000
 
 
-def test_too_much_about_one_task_is_not_kept() -> None:
-    told = {"stdout_tail": "x" * 4096, "stderr_tail": "\N{SNOWMAN}" * 4096, "node": {"cores": 64}}
-    assert clean_details(told) == told
+def test_too_large_details_are_dropped() -> None:
+    details = {"stdout_tail": "x" * 4096, "stderr_tail": "\N{SNOWMAN}" * 4096, "node": {"cores": 64}}
+    assert clean_details(details) == details
     filler = MAX_DETAILS - len(json.dumps({"text": ""}))
     assert clean_details({"text": "x" * filler}) == {"text": "x" * filler}
     assert clean_details({"text": "x" * (filler + 1)}) == {}
     assert clean_details({str(number): "x" * 1000 for number in range(100)}) == {}
 
 
-def test_long_and_deep_values_are_cut() -> None:
+def test_long_and_deep_values_are_truncated() -> None:
     deep: dict[str, Any] = {}
     deepest = deep
     for _ in range(50):
@@ -259,15 +259,15 @@ def test_numbers_fit_a_column_of_integers() -> None:
     assert clean_status(EndpointReport(detail={"problem": ["odd"]})).problem == ""
 
 
-# -- moves, functions, orders ------------------------------------------------------------------------------------------
+# -- transitions, functions, RunTasks ----------------------------------------------------------------------------------
 
 
-def test_an_agent_cannot_fill_the_memory_with_moves() -> None:
-    moves = TransitionBuffer()
+def test_transitions_of_one_task_are_bounded() -> None:
+    transitions = TransitionBuffer()
     for _ in range(1000):
-        moves.add("task", TaskState.RUNNING, Reporter.AGENT, at=0.0, attempt=1, now_mono=0.0)
-    assert len(moves.take(10)) < 100
-    assert moves.since is None
+        transitions.add("task", TaskState.RUNNING, Reporter.AGENT, at=0.0, attempt=1, now_mono=0.0)
+    assert len(transitions.take(10)) < 100
+    assert transitions.since is None
 
 
 def test_the_function_cache_is_bounded_by_bytes() -> None:
@@ -279,7 +279,7 @@ def test_the_function_cache_is_bounded_by_bytes() -> None:
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == (("name", b"12345"), None, ("name", b"12345"))
 
 
-def test_orders_are_cut_by_bytes_and_functions_come_first() -> None:
+def test_run_tasks_messages_are_split_by_bytes_and_functions_come_first() -> None:
     tasks = [
         LeasedTask(
             QueuedTask(f"task{number}", "group", "owner", "endpoint", "function", "hash", b"x" * 60),
@@ -300,21 +300,21 @@ def test_orders_are_cut_by_bytes_and_functions_come_first() -> None:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def test_keys_are_looked_for_in_the_queue_then_in_the_database() -> None:
+def test_keys_are_looked_up_in_the_queue_then_in_the_database() -> None:
     queue, records = FakeQueue(), FakeRecords()
     records.put_endpoint(Endpoint("endpoint", "owner", "name"))
     for key in ("agent's", "client's"):
         records.add_endpoint_key("endpoint", key, at=dt.datetime.now(dt.UTC))
     client = PeerKey("client's", PeerKind.CLIENT, "owner")
     queue.admit(client, ttl_s=60)
-    assert find_peers(queue, records, ["client's", "nobody's", "agent's"]) == {
+    assert find_peers(queue, records, ["client's", "unknown", "agent's"]) == {
         "client's": client,
         "agent's": PeerKey("agent's", PeerKind.AGENT, "endpoint"),
-        "nobody's": None,
+        "unknown": None,
     }
 
 
-def test_without_the_queue_endpoints_are_known_and_others_may_not_be_refused_for_good() -> None:
+def test_without_the_queue_only_keys_of_endpoints_are_decided() -> None:
     queue, records = FakeQueue(), FakeRecords()
     records.put_endpoint(Endpoint("endpoint", "owner", "name"))
     records.add_endpoint_key("endpoint", "agent's", at=dt.datetime.now(dt.UTC))
@@ -330,7 +330,7 @@ def test_without_the_queue_endpoints_are_known_and_others_may_not_be_refused_for
 
 
 class SlowSteps(StoreSteps):
-    """Steps that last until they are let go."""
+    """Steps that block until a test releases them."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
@@ -343,7 +343,7 @@ class SlowSteps(StoreSteps):
         self.has_ended = True
 
 
-def test_a_closed_pool_leaves_no_call_under_way() -> None:
+def test_closing_the_pool_waits_for_calls_under_way() -> None:
     steps = SlowSteps()
 
     async def close_in_the_middle() -> None:
@@ -361,10 +361,10 @@ def test_a_closed_pool_leaves_no_call_under_way() -> None:
     assert steps.has_ended
 
 
-# -- steps that travel together ----------------------------------------------------------------------------------------
+# -- batches of steps --------------------------------------------------------------------------------------------------
 
 
-def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
+def test_a_step_is_performed_at_once_and_later_ones_as_a_batch() -> None:
     performed: list[list[str]] = []
     answers: list[Sequence[Event]] = []
 
@@ -378,17 +378,17 @@ def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
             await may_answer.acquire()
             return [TransitionsRecorded() for _ in steps]
 
-        together = Batcher(perform, limit=2)
-        running = asyncio.create_task(together.run(answers.append))
+        batcher = Batcher(perform, limit=2)
+        running = asyncio.create_task(batcher.run(answers.append))
         async with asyncio.timeout(60):
-            together.add(Withdraw("a"))
+            batcher.add(Withdraw("a"))
             await has_begun.acquire()
             for name in "bcd":
-                together.add(Withdraw(name))
+                batcher.add(Withdraw(name))
             for _ in range(2):
                 may_answer.release()
                 await has_begun.acquire()
-            settling = asyncio.create_task(together.settle())
+            settling = asyncio.create_task(batcher.settle())
             await asyncio.sleep(0)
             assert not settling.done()
             may_answer.release()
@@ -401,7 +401,7 @@ def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
     assert list(map(len, answers)) == [1, 2, 1]
 
 
-def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> None:
+def test_leases_wait_for_an_unavailable_queue_and_are_refused_one_by_one() -> None:
     queue = FakeQueue()
     fence = queue.claim("a", "forwarder", ttl_s=45)
     queue.mark_restored("a", fence)
@@ -426,7 +426,7 @@ def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> No
 
 
 def queue_of(*endpoint_ids: str) -> tuple[FakeQueue, dict[str, int]]:
-    """A queue that owns the endpoints under these fences, which nobody has restored."""
+    """A queue with these endpoints, claimed but not restored, and their fences."""
     queue = FakeQueue()
     return queue, {endpoint_id: queue.claim(endpoint_id, "forwarder", ttl_s=45) for endpoint_id in endpoint_ids}
 
@@ -437,7 +437,7 @@ def steps_on(queue: FakeQueue, records: FakeRecords) -> StoreSteps:
 
 
 @pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])
-def test_a_forwarder_whose_clock_is_wrong_is_found_and_keeps_its_leases(skew_s: float) -> None:
+def test_a_forwarder_with_a_wrong_clock_is_registered_and_keeps_its_leases(skew_s: float) -> None:
     clock = Clock(1_000_000.0)
     queue, records = FakeQueue(clock), FakeRecords()
     records.put_endpoint(Endpoint("a", "owner", "a"))
@@ -453,28 +453,28 @@ def test_a_forwarder_whose_clock_is_wrong_is_found_and_keeps_its_leases(skew_s: 
     queue.enqueue([QueuedTask.of(task)])
     steps.perform_batch([LeaseTasks("a", claimed.fence, 5, 30.0)])
     clock.now += 29
-    (kept,) = steps.perform_batch([MaintainEndpoint("a", claimed.fence, [], "spool", 45.0, 30.0)])
-    assert isinstance(kept, EndpointMaintained)
-    assert kept.reaped == []
+    (maintained,) = steps.perform_batch([MaintainEndpoint("a", claimed.fence, [], "spool", 45.0, 30.0)])
+    assert isinstance(maintained, EndpointMaintained)
+    assert maintained.reaped == []
     with pytest.raises(EndpointInUse):
         queue.claim("a", "other", spool_id="another", ttl_s=45)
 
 
-def test_agents_that_come_together_are_let_in_together_and_one_that_may_not_is_refused_alone() -> None:
+def test_claims_are_batched_and_refused_one_by_one() -> None:
     queue, _ = queue_of("a")
     queue.claim("b", "another forwarder", spool_id="another", ttl_s=45)
     records = FakeRecords()
     for endpoint_id in "abc":
         records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
     steps = [ClaimEndpoint(name, generation, "spool", 45.0) for generation, name in enumerate(["deleted", *"abc"])]
-    became = dict[int, str]()
+    outcomes = dict[int, str]()
     for answer in steps_on(queue, records).perform_batch(steps):
         assert isinstance(answer, ClaimRefused | EndpointClaimed)
-        became[answer.generation] = answer.error.code if isinstance(answer, ClaimRefused) else "let in"
-    assert became == {0: "ENDPOINT_UNKNOWN", 1: "let in", 2: "ENDPOINT_IN_USE", 3: "let in"}
+        outcomes[answer.generation] = answer.error.code if isinstance(answer, ClaimRefused) else "let in"
+    assert outcomes == {0: "ENDPOINT_UNKNOWN", 1: "let in", 2: "ENDPOINT_IN_USE", 3: "let in"}
 
 
-def test_the_agent_of_an_old_copy_takes_over_from_nobody() -> None:
+def test_a_claim_with_an_old_copy_of_the_spool_is_refused() -> None:
     queue, records = FakeQueue(), FakeRecords()
     records.put_endpoint(Endpoint("a", "owner", "a"))
     steps = steps_on(queue, records)
@@ -495,7 +495,7 @@ def test_the_agent_of_an_old_copy_takes_over_from_nobody() -> None:
     assert [claim("new", 0), claim("new", 0)] == ["let in", "let in"]
 
 
-def test_queues_are_restored_together_and_one_that_is_owned_by_others_alone_is_not() -> None:
+def test_restores_are_batched_and_fenced_one_by_one() -> None:
     queue, fences = queue_of("idle", "busy", "gone")
     queue.claim("gone", "another forwarder", ttl_s=45)
     records = FakeRecords()
@@ -513,7 +513,7 @@ def test_queues_are_restored_together_and_one_that_is_owned_by_others_alone_is_n
     assert list(map(type, steps_on(queue, records).perform_batch(read))) == [LeasesRead, LeasesRead, StepFenced]
 
 
-def test_what_is_read_for_many_is_told_to_each_its_own() -> None:
+def test_task_reads_are_batched_and_answered_per_endpoint() -> None:
     records = FakeRecords()
     records.add_tasks([Task(f"t{n}", "group", "owner", "a", "function", "hash", b"x") for n in range(3)])
     steps = [ReadTasks("a", 1, ["t0", "t1"], frozenset({"t1"})), ReadTasks("b", 1, ["t2", "nowhere"], frozenset())]
@@ -521,10 +521,10 @@ def test_what_is_read_for_many_is_told_to_each_its_own() -> None:
     assert isinstance(first, TasksRead)
     assert isinstance(second, TasksRead)
     assert (set(first.tasks), set(second.tasks)) == ({"t0", "t1"}, {"t2"})
-    assert first.tasks["t0"].payload is None  # nobody needs it here
+    assert first.tasks["t0"].payload is None  # not needed here
 
 
-def test_requests_to_cancel_are_told_to_each_its_own_and_a_stale_owner_hears_that() -> None:
+def test_cancel_reads_are_batched_and_fenced_one_by_one() -> None:
     queue, fences = queue_of("a", "b", "c")
     for endpoint_id, fence in fences.items():
         queue.mark_restored(endpoint_id, fence)
@@ -540,7 +540,7 @@ def test_requests_to_cancel_are_told_to_each_its_own_and_a_stale_owner_hears_tha
     ]
 
 
-def test_a_stale_owner_says_nothing_of_its_endpoint_and_the_others_are_recorded() -> None:
+def test_presence_of_a_stale_owner_is_fenced_and_the_others_are_recorded() -> None:
     queue, fences = queue_of("a", "b", "c")
     for endpoint_id, fence in fences.items():
         queue.mark_restored(endpoint_id, fence)
@@ -563,7 +563,7 @@ def test_a_stale_owner_says_nothing_of_its_endpoint_and_the_others_are_recorded(
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-def test_arguments_beat_the_environment_and_that_the_defaults() -> None:
+def test_arguments_override_the_environment_which_overrides_defaults() -> None:
     environ = {"FARCALL_FORWARDER_PORT": "1", "FARCALL_FORWARDER_HEALTH_PORT": "2", "FARCALL_LOG_LEVEL": "debug"}
     settings = Settings.read(["--port", "3", "--ready-file", "/tmp/ready"], environ)
     assert (settings.port, settings.health_port, settings.log_level) == (3, 2, "DEBUG")
@@ -582,12 +582,12 @@ def test_arguments_beat_the_environment_and_that_the_defaults() -> None:
         {"FARCALL_MAX_PAYLOAD_BYTES": "-1"},
     ],
 )
-def test_wrong_settings_are_named(environ: dict[str, str]) -> None:
+def test_invalid_settings_are_rejected(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         Settings.read([], environ)
 
 
-def test_forwarders_behind_one_address_have_one_key_and_others_their_own() -> None:
+def test_a_key_seed_gives_one_key_pair_and_no_seed_a_random_one() -> None:
     seed = Settings.read([], {"FARCALL_FORWARDER_KEY_SEED": "s" * 64}).key_seed
     public_key, secret_key = key_pair(seed)
     assert key_pair(seed) == (public_key, secret_key)
@@ -597,7 +597,7 @@ def test_forwarders_behind_one_address_have_one_key_and_others_their_own() -> No
     assert seed not in repr(Settings(key_seed=seed))
 
 
-def test_leases_are_prolonged_well_before_they_end() -> None:
+def test_leases_are_renewed_within_a_third_of_their_time() -> None:
     policy = Settings(lease_s=3.0).policy
     assert policy.upkeep_s <= policy.lease_s / 3
 
