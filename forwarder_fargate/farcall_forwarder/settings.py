@@ -6,17 +6,17 @@ variable, argument                 meaning                                      
 ``FARCALL_FORWARDER_HOST``         address to bind, ``--host``                            ``0.0.0.0``
 ``FARCALL_FORWARDER_PORT``         port for peers, 0 = any, ``--port``                    55001
 ``FARCALL_FORWARDER_HEALTH_PORT``  port of ``/healthz``, 0 = any, ``--health-port``       8080
-``FARCALL_FORWARDER_ADVERTISE``    host that peers connect to, ``--advertise``; with      the bound one
+``FARCALL_FORWARDER_ADVERTISE``    host that peers are given, ``--advertise``; with       the bound one
                                    ``:port`` where a load balancer has another port
-``FARCALL_FORWARDER_CONNECTIONS``  most connected peers                                  10000
-``FARCALL_FORWARDER_`` …           of those, most peers from one address                  as many
-``CONNECTIONS_PER_SOURCE``
-``FARCALL_FORWARDER_KEY_SEED``     secret that forwarders behind one address share;       a random
-                                   their CURVE key pair is derived from it                key pair
-``FARCALL_FORWARDER_READY_FILE``   path for a JSON file, written once peers can connect,  none
+``FARCALL_FORWARDER_CONNECTIONS``  peers that may be connected at once                    10000
+``FARCALL_FORWARDER_`` …           of those, peers that may be connected from one         as many
+``CONNECTIONS_PER_SOURCE``         address
+``FARCALL_FORWARDER_KEY_SEED``     a secret that forwarders behind one address share;     a key pair of
+                                   their CURVE key pair is made from it                   its own
+``FARCALL_FORWARDER_READY_FILE``   JSON is put here once peers can connect,               none
                                    ``--ready-file``
-``FARCALL_FORWARDER_DRAIN_S``      longest drain after SIGTERM, in seconds                20
-``FARCALL_FORWARDER_LEASE_S``      lease of tasks without a connected agent, in seconds   30
+``FARCALL_FORWARDER_DRAIN_S``      seconds to drain in after SIGTERM                      20
+``FARCALL_FORWARDER_LEASE_S``      seconds that a vanished agent's tasks stay with it     30
 ``FARCALL_MAX_PAYLOAD_BYTES``      size of the biggest result                             10485760
 ``FARCALL_LOG_LEVEL``              see :mod:`logging`                                     INFO
 =================================  =====================================================  ===========

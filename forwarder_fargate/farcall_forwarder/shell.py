@@ -200,7 +200,7 @@ class Shell:
         """Health of the process: whether it is healthy, and its numbers."""
         status = self._core.status()
         is_degraded = self._pool.is_degraded
-        word = "draining" if status.draining else "degraded" if is_degraded else "ok"
+        status_text = "draining" if status.draining else "degraded" if is_degraded else "ok"
         limiter = self._router.limiter
         refused = {
             "keys": self._authenticator.refused,
@@ -209,7 +209,7 @@ class Shell:
             "crowded_out": limiter.crowded_out,
             "endless": limiter.endless,
         }
-        return word == "ok", {"status": word, "refused": refused, **dataclasses.asdict(status)}
+        return status_text == "ok", {"status": status_text, "refused": refused, **dataclasses.asdict(status)}
 
 
 def _now() -> Instant:

@@ -1,5 +1,4 @@
-"""Connections that cost the forwarder a place and nothing else: those that never finish a handshake, and those that do
-and then say nothing."""
+"""Connection limits: half-open handshakes, silent connections, crowds and endless messages."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ def where(address: str) -> tuple[str, int]:
 
 
 def curve_hello(server_key: str) -> bytes:
-    """How a real peer begins its CURVE handshake, caught on the wire. It may be said any number of times."""
+    """The recorded begin of a real peer's CURVE handshake. It can be replayed any number of times."""
     with (
         zmq.Context() as context,
         context.socket(zmq.DEALER) as dealer,
@@ -92,7 +91,7 @@ Connect = Callable[[str, int, bytes], list[socket.socket]]
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """Makes so many connections that say something, or fewer when the forwarder takes no more."""
+    """Opens so many connections that send data, or fewer if the forwarder accepts no more."""
     connections: list[socket.socket] = []
 
     def make(address: str, count: int, first_words: bytes) -> list[socket.socket]:
@@ -110,7 +109,7 @@ def connect() -> Iterator[Connect]:
 
 
 def open_ones(connections: Sequence[socket.socket], *, drip: bytes = b"") -> list[socket.socket]:
-    """Those that the forwarder has not ended; each says one byte more."""
+    """Connections that the forwarder has not closed; each sends one more byte."""
     still_open = []
     for connection in connections:
         with contextlib.suppress(BlockingIOError):
@@ -128,7 +127,7 @@ def open_ones(connections: Sequence[socket.socket], *, drip: bytes = b"") -> lis
 
 
 @pytest.mark.slow
-def test_hundreds_of_half_open_connections_hold_up_nobody(
+def test_hundreds_of_half_open_connections_do_not_delay_other_peers(
     environ: dict[str, str], stores: Stores, tmp_path: Path, connect: Connect
 ) -> None:
     cloud = Cloud(stores)
@@ -144,7 +143,7 @@ def test_hundreds_of_half_open_connections_hold_up_nobody(
         served = threading.Event()
 
         def crowd() -> None:
-            """Connections that are cut off are made again: there are hundreds however slow the machine is."""
+            """Replace closed connections, so that there are hundreds even on a slow machine."""
             while not served.wait(0.05):
                 lazy[:], dripping[:] = open_ones(lazy), open_ones(dripping)
                 for _ in range((CROWD - len(lazy) - len(dripping)) // 4):
@@ -152,8 +151,8 @@ def test_hundreds_of_half_open_connections_hold_up_nobody(
                         lazy.extend(connect(forwarder.address, 1, first_words))
                     dripping.extend(connect(forwarder.address, 1, SIGNATURE[:1]))
 
-        with ThreadPoolExecutor(1) as beside:
-            crowding = beside.submit(crowd)
+        with ThreadPoolExecutor(1) as executor:
+            crowding = executor.submit(crowd)
             try:
                 until(lambda: process.num_fds() >= descriptors + CROWD * 3 // 4, "hundreds are connected")
                 with Agent(cloud, endpoint_id, forwarder) as agent:
@@ -174,7 +173,7 @@ def test_hundreds_of_half_open_connections_hold_up_nobody(
             lazy = open_ones(lazy)
             dripping = open_ones(dripping, drip=GREETING[sent : sent + 1])
             sent += 1
-            time.sleep(0.25)  # the pace of the slow ones
+            time.sleep(0.25)  # the period of the slow bytes
         until(lambda: process.num_fds() <= descriptors + 20, "their descriptors are free again")
 
 
@@ -182,8 +181,10 @@ def health(forwarder: ForwarderProcess) -> dict[str, Any]:
     return dict(httpx.get(forwarder.health_url, timeout=WAIT_S, trust_env=False).json())
 
 
-def test_a_crowd_keeps_nobody_out(environ: dict[str, str], stores: Stores, tmp_path: Path, connect: Connect) -> None:
-    """More connections than there may be: who is in is served, who comes gets in, and descriptors do not run out."""
+def test_a_crowd_does_not_lock_peers_out(
+    environ: dict[str, str], stores: Stores, tmp_path: Path, connect: Connect
+) -> None:
+    """More connections than permitted: connected peers are served, new ones get in, and descriptors do not run out."""
     cloud = Cloud(stores)
     served_id, late_id = cloud.add_endpoint(), cloud.add_endpoint()
     with running(environ, tmp_path, FARCALL_FORWARDER_CONNECTIONS="100") as forwarder:
@@ -227,11 +228,11 @@ class Scene:
         return socket.create_connection(("127.0.0.1", self.port), source_address=(address, 0))
 
     async def hear(self) -> None:
-        """Take a message, as the forwarder does."""
+        """Receive a message, as the forwarder does."""
         await self.until(lambda: bool(self.router.poll(0)), "a message comes in")
         first = self.router.recv(zmq.DONTWAIT, copy=False)
         self.router.recv_multipart(zmq.DONTWAIT)
-        self.limiter.first_message(first.bytes, int(first.get(zmq.SRCFD)))
+        self.limiter.note_first_message(first.bytes, int(first.get(zmq.SRCFD)))
         self.limiter.spoke.add(first.bytes)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -261,28 +262,28 @@ def with_limiter(talk: Callable[[Scene], Any], *, limit: int = 100, of_source: i
     asyncio.run(play())
 
 
-def test_who_says_nothing_is_cut_off_and_who_spoke_stays() -> None:
+def test_silent_connections_are_closed_and_others_stay() -> None:
     async def talk(scene: Scene) -> None:
         silent, speaking = scene.join(), scene.join()
         speaking.send(b"hello")
         await scene.hear()
         await scene.until(lambda: scene.limiter.connections == 2, "both are connected")
         scene.now += 21.0
-        await scene.until(lambda: scene.limiter.silenced == 1, "one is cut off")
+        await scene.until(lambda: scene.limiter.silenced == 1, "one is closed")
         await scene.until(lambda: scene.limiter.connections == 1, "one is left")
         scene.now += 3600.0
         speaking.send(b"still here")
         await scene.hear()
         assert (scene.limiter.connections, scene.limiter.silenced, len(scene.limiter.known)) == (1, 1, 1)
         speaking.close()
-        await scene.until(lambda: not scene.limiter.known, "nobody is left")
+        await scene.until(lambda: not scene.limiter.known, "no connection is left")
         assert silent.poll(0) == 0
 
     with_limiter(talk)
 
 
-def test_only_connections_to_this_port_are_cut() -> None:
-    """A descriptor may have become another connection's in the instant between the two."""
+def test_only_connections_to_this_port_are_closed() -> None:
+    """A descriptor may have been reused meanwhile."""
 
     async def talk(scene: Scene) -> None:
         left, right = socket.socketpair()
@@ -298,25 +299,25 @@ def test_only_connections_to_this_port_are_cut() -> None:
     with_limiter(talk)
 
 
-def test_the_oldest_of_the_silent_make_room() -> None:
+def test_the_oldest_silent_connections_are_closed_first() -> None:
     async def talk(scene: Scene) -> None:
         speaking = scene.join()
         speaking.send(b"hello")
         await scene.hear()
         crowd = [scene.join() for _ in range(5)]
-        await scene.until(lambda: scene.limiter.crowded_out == 3, "three are cut off")
+        await scene.until(lambda: scene.limiter.crowded_out == 3, "three are closed")
         assert scene.limiter.connections == 3
         late = scene.join()
         late.send(b"hello")
         await scene.hear()
-        await scene.until(lambda: scene.limiter.crowded_out == 4, "another is cut off")
+        await scene.until(lambda: scene.limiter.crowded_out == 4, "another is closed")
         assert len(scene.limiter.known) == 2
         assert all(peer.poll(0) == 0 for peer in crowd)
 
     with_limiter(talk, limit=3)
 
 
-def test_one_address_has_its_share_and_leaves_the_others_theirs() -> None:
+def test_connections_per_address_are_limited() -> None:
     async def talk(scene: Scene) -> None:
         speaking = scene.join()
         speaking.send(b"hello")
@@ -338,7 +339,7 @@ def test_one_address_has_its_share_and_leaves_the_others_theirs() -> None:
     with_limiter(talk, of_source=3)
 
 
-def test_strangers_have_half_of_the_places_and_never_that_of_an_address_that_is_known() -> None:
+def test_unknown_addresses_have_half_of_the_places_and_yield_to_known_ones() -> None:
     async def talk(scene: Scene) -> None:
         first = scene.join()
         first.send(b"hello")
@@ -351,7 +352,7 @@ def test_strangers_have_half_of_the_places_and_never_that_of_an_address_that_is_
             for number in range(40):  # each from an address of its own
                 stranger = await asyncio.to_thread(scene.connect_from, f"127.0.1.{number + 1}")
                 crowd.callback(stranger.close)
-            await scene.until(lambda: scene.limiter.crowded_out == 35, "all but half of the places are free of them")
+            await scene.until(lambda: scene.limiter.crowded_out == 35, "half of the places are free of them")
             await scene.until(lambda: scene.limiter.connections == 9, "with one that speaks and three known ones")
             back = [scene.join() for _ in range(3)]  # the tenth place; then strangers make room
             for peer in back:
@@ -360,11 +361,11 @@ def test_strangers_have_half_of_the_places_and_never_that_of_an_address_that_is_
                 await scene.hear()
             await scene.until(lambda: scene.limiter.crowded_out == 37, "two strangers made room")
             assert scene.limiter.connections == 10
-            assert all(not _is_cut(each) for each in known), "the oldest that are silent, but known"
+            assert all(not _is_closed(each) for each in known), "the oldest that are silent, but known"
             late = await asyncio.to_thread(scene.connect_from, "127.0.2.1")
             crowd.callback(late.close)
             await scene.until(lambda: scene.limiter.crowded_out == 38, "a stranger makes room for a stranger")
-            assert all(not _is_cut(each) for each in known)
+            assert all(not _is_closed(each) for each in known)
         first.send(b"still here")
         await scene.hear()
         await scene.until(lambda: scene.limiter.connections == 4, "the crowd has gone")
@@ -373,7 +374,7 @@ def test_strangers_have_half_of_the_places_and_never_that_of_an_address_that_is_
     with_limiter(talk, limit=10)
 
 
-def test_one_stranger_that_speaks_makes_its_address_known() -> None:
+def test_a_message_makes_an_address_known() -> None:
     async def talk(scene: Scene) -> None:
         waiting = await asyncio.to_thread(scene.connect_from, "127.0.0.1")
         with waiting:
@@ -389,7 +390,7 @@ def test_one_stranger_that_speaks_makes_its_address_known() -> None:
     with_limiter(talk, limit=2)
 
 
-def _is_cut(connection: socket.socket) -> bool:
+def _is_closed(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
         while connection.recv(4096):
@@ -402,7 +403,7 @@ def _is_cut(connection: socket.socket) -> bool:
 
 
 class RawPeer:
-    """A peer that speaks ZMTP 3.0 by itself, without a mechanism: no library would send half a message."""
+    """A peer that writes ZMTP 3.0 itself, without a mechanism: no library sends half a message."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
@@ -417,18 +418,18 @@ class RawPeer:
         self._socket.close()
 
 
-def test_a_descriptor_that_is_closed_or_no_connection_says_nothing() -> None:
-    ends = os.pipe()
-    closed = os.dup(ends[0])
+def test_a_closed_descriptor_has_no_received_bytes() -> None:
+    pipe = os.pipe()
+    closed = os.dup(pipe[0])
     os.close(closed)
     with socket.socket(socket.AF_UNIX) as other:
-        assert [_received_bytes(each) for each in (*ends, closed, other.fileno())] == [0, 0, 0, 0]
-        other.getsockname()  # still ours
-    for end in ends:
+        assert [_received_bytes(each) for each in (*pipe, closed, other.fileno())] == [0, 0, 0, 0]
+        other.getsockname()  # still open
+    for end in pipe:
         os.close(end)
 
 
-def test_a_message_without_an_end_ends_the_connection() -> None:
+def test_an_endless_message_closes_the_connection() -> None:
     megabyte = bytes(2**20)
 
     async def talk(scene: Scene) -> None:
@@ -450,7 +451,7 @@ def test_a_message_without_an_end_ends_the_connection() -> None:
                     for _ in range(80):
                         await asyncio.to_thread(peer.send, megabyte, more=True)
                 scene.now += 2.0
-            await scene.until(lambda: scene.limiter.endless == 2, "both are cut off")
+            await scene.until(lambda: scene.limiter.endless == 2, "both are closed")
             honest.send(b"still here")
             await scene.hear()
             busy.send(b"still here", more=False)
@@ -472,10 +473,10 @@ def test_a_message_without_an_end_ends_the_connection() -> None:
         ((1024, 1024), 10_000, 512, 1024),
     ],
 )
-def test_as_many_connections_as_the_machine_permits(
+def test_connections_are_limited_to_the_machines_descriptors(
     limits: tuple[int, int], wanted: int, allowed: int, soft: int
 ) -> None:
-    """In a process of its own: limits that were lowered cannot be raised again."""
+    """In a process of its own: lowered limits cannot be raised again."""
     program = (
         "import resource, sys\n"
         "from farcall_forwarder.adapters.connection_limiter import allow_connections\n"
@@ -484,5 +485,7 @@ def test_as_many_connections_as_the_machine_permits(
     )
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < limits[1]:
         pytest.skip("this machine permits fewer")
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WAIT_S)
-    assert told.stdout.split() == [str(allowed), str(soft)]
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WAIT_S
+    )
+    assert finished.stdout.split() == [str(allowed), str(soft)]

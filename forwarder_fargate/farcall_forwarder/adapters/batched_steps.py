@@ -171,7 +171,7 @@ class BatchedSteps:
 def _deleted(endpoint_id: str) -> EndpointUnknown:
     return EndpointUnknown(
         f"Endpoint {endpoint_id} was deleted.",
-        hint="Move endpoint.json out of the endpoint's directory and start it: it is registered anew.",
+        hint="Move endpoint.json out of the endpoint's directory and start it: it is registered as a new endpoint.",
     )
 
 

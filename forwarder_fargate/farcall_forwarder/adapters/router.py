@@ -26,7 +26,7 @@ _HANDSHAKE_MS: Final = 10_000
 #: Connections that the kernel holds until they are accepted: when a forwarder dies, all its peers reconnect at once.
 _BACKLOG: Final = 4096
 _HEARTBEAT_MS: Final = 15_000
-#: What CURVE adds to a frame: nonce, authenticator, flags.
+#: Bytes that CURVE adds to a frame: nonce, authenticator, flags.
 _CURVE_BYTES: Final = 33
 _LINGER_MS: Final = 1_000
 #: Routing ids that the socket assigns: a zero byte and a random number. A peer with an id of its own choice could
@@ -144,7 +144,7 @@ class Router:
                 self.dropped += 1
                 continue
             if routing_id not in self.limiter.known:
-                self.limiter.first_message(routing_id, int(first.get(zmq.SRCFD)))
+                self.limiter.note_first_message(routing_id, int(first.get(zmq.SRCFD)))
             self.limiter.spoke.add(routing_id)
             received.append(Inbound(routing_id, _unpack_peer(str(first.get("User-Id"))), frames))
         return received

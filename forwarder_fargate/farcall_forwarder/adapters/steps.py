@@ -118,7 +118,7 @@ class StoreSteps:
         )
 
     def _payloads(self, tasks: Sequence[LeasedTask]) -> Mapping[str, bytes]:
-        """The payloads of tasks whose payloads are too large for the queue."""
+        """The payloads that were too large for the queue."""
         spilled = [leased.task.task_id for leased in tasks if leased.task.is_spilled]
         rows = self._records.get_tasks(spilled).values() if spilled else ()
         return {row.task_id: row.payload for row in rows if row.payload is not None}

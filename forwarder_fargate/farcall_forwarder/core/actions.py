@@ -138,7 +138,7 @@ class RestoreQueue(EndpointStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaseTasks(EndpointStep):
-    """Lease up to ``limit`` tasks, and up to ``reserve`` more of submitters of whose tasks the agent has none, or fewer
+    """Lease up to ``limit`` tasks, and up to ``reserve`` more of submitters with no tasks at the agent, or with fewer
     than their weight."""
 
     limit: int

@@ -1,4 +1,4 @@
-"""Connections: sessions by routing id, their begin, and their three ends (closed, refused, redirected)."""
+"""Connections: sessions of peers by routing id; admits, closes, refuses and redirects them."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ __all__ = ["Dispatcher"]
 class Dispatcher:
     """Leases tasks while the agent has credit and the queue may have some; one step at a time.
 
-    Without credit, tasks of newcomers are leased up to the agent's reserve. Newcomers are submitters of whose tasks the
-    agent has none, or fewer than their weight.
+    Without credit, tasks of newcomers are leased up to the agent's reserve. Newcomers are submitters
+    with no tasks at the agent, or with fewer than their weight.
     """
 
     def __init__(self, state: EndpointState) -> None:
@@ -31,7 +31,7 @@ class Dispatcher:
         self._is_leasing = False
         self._may_have_work = True
         self._may_have_newcomers = True
-        #: How many tasks are being prepared for this session: they will take their credit.
+        #: Number of tasks in preparation for this session: they will use its credit.
         self._preparing = 0
 
     def expect_work(self) -> None:

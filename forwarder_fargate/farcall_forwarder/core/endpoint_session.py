@@ -239,7 +239,7 @@ class EndpointSession:
         return [do.RecordSpoolGeneration(state.endpoint_id, state.fence, state.spool_id, state.spool_generation)]
 
     def record_delayed(self, now: Instant) -> list[Action]:
-        """Record what was delayed by ``policy.record_s``, if that time is over."""
+        """Record delayed data, if ``policy.record_s`` is over."""
         return [*self._record_spool_generation(now), *self.upkeep.record_delayed(now)]
 
     def on_spool_generation_recorded(self, event: ev.SpoolGenerationRecorded, now: Instant) -> list[Action]:

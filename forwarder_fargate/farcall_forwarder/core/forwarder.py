@@ -197,15 +197,15 @@ class Forwarder:
             session.wire.received(message, now=now.mono)
         except ProtocolError as error:
             return actions + self._connections.illegal(session, error, now)
-        return actions + self._heard(session, message, event.envelope.frames, now)
+        return actions + self._on_message(session, message, event.envelope.frames, now)
 
-    def _heard(
+    def _on_message(
         self, session: PeerSession, message: wire.Message, frames: Sequence[bytes], now: Instant
     ) -> list[Action]:
         """Handle a legal message of a peer."""
         match message:
             case wire.Hello() | wire.OpenStream():
-                return self._greeted(session, message, now)
+                return self._on_greeting(session, message, now)
             case wire.Goodbye():
                 return self._connections.close(session, now)
             case wire.Subscribe(task_group_ids=groups):
@@ -214,7 +214,7 @@ class Forwarder:
                 endpoint = self._endpoints.of(session)
                 return endpoint.on_message(message, frames, now) if endpoint else []
 
-    def _greeted(self, session: PeerSession, greeting: wire.Hello | wire.OpenStream, now: Instant) -> list[Action]:
+    def _on_greeting(self, session: PeerSession, greeting: wire.Hello | wire.OpenStream, now: Instant) -> list[Action]:
         """Admit a peer that greets, or refuse it with the reason."""
         try:
             check_greeting(greeting, session.peer, tickets=self._tickets, now=now)
@@ -239,7 +239,7 @@ class Forwarder:
         endpoint = self._endpoints.of(session)
         return actions + endpoint.lose_session(now) if endpoint else actions
 
-    # -- what is recorded ----------------------------------------------------------------------------------------------
+    # -- recording -----------------------------------------------------------------------------------------------------
 
     def _flushed(self, event: ev.Flushed, now: Instant) -> list[Action]:
         results = event.first.values()

@@ -114,10 +114,10 @@ def check_blob(result: TaskResult, *, owner_id: str) -> TaskResult:
     return result if ref is None or ref.blob_key == blob_key(owner_id, ref.sha256) else _malformed(result)
 
 
-def _malformed(result: TaskResult, what: str = "a result that the protocol does not allow") -> TaskResult:
+def _malformed(result: TaskResult, problem: str = "a result that the protocol does not allow") -> TaskResult:
     error = ErrorRecord(
         code="RESULT_MALFORMED",
-        message=f"The endpoint reported {what}.",
+        message=f"The endpoint reported {problem}.",
         hint="Upgrade the endpoint's software, then run the task again.",
         fault=Fault.PEER,
         attempt=result.attempt,
@@ -197,7 +197,7 @@ def reaped_result(leased: LeasedTask, *, endpoint_id: str) -> TaskResult:
     if leased.cancel_requested:
         error = ErrorRecord(
             code=TaskCancelled.code,
-            message="The task was cancelled while its endpoint was away.",
+            message="The task was cancelled while its endpoint was disconnected.",
             fault=Fault.CALLER,
             attempt=leased.attempt,
             endpoint_id=endpoint_id,
