@@ -1,1 +1,1 @@
-"""One forwarder process with thousands of simulated endpoints: what a session and a task cost it."""
+"""Forwarder benchmark: the cost of sessions and tasks for one process with thousands of simulated endpoints."""

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.forwarder``: what one forwarder process can carry; a table, and figures into ``results/``.
+"""``python -m benchmarks.forwarder``: capacity of one forwarder process; prints a table, and writes to ``results/``.
 
 A local tier (PostgreSQL whose commits reach the disk, Valkey, a forwarder) and up to 4,000 simulated endpoints in the
 process that measures. Everything shares the cores of this machine. The tasks wait in their queues before the clock
-starts: what is measured is the way from there to the agent and back into the database.
+starts: the measured part is the way from there to the agent and back into the database.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ __all__ = ["main"]
 _RESULTS: Final = Path(__file__).parents[1] / "results"
 _OWNER_ID: Final = wire.new_id()
 _BODY: Final = b"01\nnobody reads this"
-#: How many tasks an endpoint takes at a time where numbers of endpoints are compared: what a message costs, its tasks
-#: share, so that other batches would be another cost.
+#: Tasks per message where numbers of endpoints are compared: tasks share the cost of their message, so that the cost
+#: of a task depends on this number.
 _BATCH: Final = 16
-#: Endpoints of a point, and how many tasks each of them takes at a time.
+#: Measured points: number of endpoints, and tasks that each of them takes at a time.
 _POINTS: Final = ((1, 1000), (1, _BATCH), (256, 64), (256, _BATCH), (4000, _BATCH))
-#: A batch waits for the one before it: few endpoints with small ones take long, and need no more of them.
+#: Most batches of an endpoint: batches follow one another, and few endpoints with small ones would take long.
 _BATCHES: Final = 500
-#: What is called flat.
+#: Largest ratio that counts as flat.
 _FLAT: Final = 1.25
 _PAGE: Final = 1000
-_PATIENCE_S: Final = 300.0
-#: A peer that was not let in for so long connects anew.
-_TRY_AGAIN_S: Final = 30.0
+_TIMEOUT_S: Final = 300.0
+#: A peer that was not admitted for so long connects again.
+_RECONNECT_S: Final = 30.0
 
 
 class Bench:
-    """A tier, its stores, and whoever is connected to its forwarder."""
+    """A tier, its stores, and the simulated peers of its forwarder."""
 
     def __init__(self, tier: LocalTier, stores: Stores, crowd: Crowd) -> None:
         self.tier = tier
@@ -78,7 +78,7 @@ class Bench:
         return psutil.Process(self.tier.wait_up("forwarder"))
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor time so far of all who share in the work, in seconds."""
+        """Processor time of all processes of the tier and of this one so far, in seconds."""
         here = psutil.Process()
         engines = [(child.name(), cpu_s(child)) for child in here.children(recursive=True)]
         return {
@@ -89,7 +89,7 @@ class Bench:
         }
 
     def address(self, *, other_than: str = "") -> ForwarderInfo:
-        """The forwarder that takes connections, or the next one after ``other_than``."""
+        """The running forwarder, or the next one after ``other_than``."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             for info in self.stores.queue.forwarders():
@@ -99,7 +99,7 @@ class Bench:
         raise TimeoutError("no forwarder")
 
     def add_endpoints(self, count: int) -> list[SimulatedEndpoint]:
-        """Endpoints that are registered and may connect."""
+        """Register endpoints that may connect."""
         added = []
         for _ in range(count):
             endpoint = SimulatedEndpoint(wire.new_id(), PeerKind.AGENT, tally=self.tally)
@@ -110,25 +110,25 @@ class Bench:
         return added
 
     def open_all(self, peers: Sequence[SimulatedPeer], forwarder: ForwarderInfo) -> float:
-        """Connect all of these at once; seconds until the last one was let in.
+        """Connect all of these at once; seconds until the last one was admitted.
 
-        Who was not let in for a while tries again, as an agent does: on a busy machine handshakes take longer than
-        libzmq permits.
+        A peer that is not admitted for a while tries again, as an agent does: on a busy machine handshakes take longer
+        than libzmq permits.
         """
         started_at = time.monotonic()
         waiting = peers
-        while waiting and time.monotonic() - started_at < _PATIENCE_S:
+        while waiting and time.monotonic() - started_at < _TIMEOUT_S:
             self.crowd.disconnect(waiting)
             self.crowd.connect(waiting, forwarder)
             with contextlib.suppress(TimeoutError):
-                self.crowd.until(lambda: all(peer.is_open for peer in peers), "all are let in", within_s=_TRY_AGAIN_S)
+                self.crowd.until(lambda: all(peer.is_open for peer in peers), "all are admitted", within_s=_RECONNECT_S)
             waiting = [peer for peer in peers if not peer.is_open]
         if waiting:
-            raise TimeoutError(f"{len(waiting)} peers were not let in")
+            raise TimeoutError(f"{len(waiting)} peers were not admitted")
         return time.monotonic() - started_at
 
     def submit(self, endpoints: Sequence[SimulatedEndpoint], each: int) -> list[str]:
-        """Write tasks ahead and queue them, so many for each endpoint."""
+        """Record and enqueue tasks, so many for each endpoint."""
         at = dt.datetime.now(dt.UTC)
         tasks = [self._task(endpoint.subject, at) for endpoint in endpoints for _ in range(each)]
         for start in range(0, len(tasks), _PAGE):
@@ -152,8 +152,8 @@ class Bench:
             submitted_at=at,
         )
 
-    def all_succeeded(self, task_ids: Sequence[str]) -> int:
-        """How many of these tasks did not."""
+    def count_failed(self, task_ids: Sequence[str]) -> int:
+        """Number of these tasks that did not succeed."""
         found = 0
         for start in range(0, len(task_ids), _PAGE):
             tasks = self.stores.records.get_tasks(task_ids[start : start + _PAGE])
@@ -162,7 +162,7 @@ class Bench:
 
 
 def measure_handshakes(bench: Bench, count: int) -> list[Figure]:
-    """Streams of one owner: CURVE, the look-up of the key, the ticket, the answer."""
+    """Measure handshakes of clients of one owner: CURVE, key look-up, ticket, answer."""
     clients = [SimulatedClient(_OWNER_ID, PeerKind.CLIENT) for _ in range(count)]
     for client in clients:
         bench.stores.queue.admit(client.key, ttl_s=3600)
@@ -178,23 +178,23 @@ def measure_handshakes(bench: Bench, count: int) -> list[Figure]:
 
 
 def measure_tasks(bench: Bench, endpoints: Sequence[SimulatedEndpoint], credit: int, tasks: int) -> list[Figure]:
-    """Tasks that wait, taken by connected endpoints as fast as they come."""
+    """Measure queued tasks, which connected endpoints take as fast as they arrive."""
     task_ids = bench.submit(endpoints, -(-tasks // len(endpoints)))
     wanted = bench.tally.recorded + len(task_ids)
     before, started_at = bench.cpu_s(), time.monotonic()
     for endpoint in endpoints:
         endpoint.give_credit(credit)
-    bench.crowd.until(lambda: bench.tally.recorded >= wanted, "all are recorded", within_s=_PATIENCE_S)
+    bench.crowd.until(lambda: bench.tally.recorded >= wanted, "all are recorded", within_s=_TIMEOUT_S)
     took_s, after = time.monotonic() - started_at, bench.cpu_s()
-    if missing := bench.all_succeeded(task_ids):
+    if missing := bench.count_failed(task_ids):
         raise RuntimeError(f"{missing} tasks did not succeed")
     name = _point(len(endpoints), credit)
     rate = len(task_ids) / took_s
     waits = len(endpoints) * credit < _POINTS[0][1]  # for answers, most of the time
-    wish = ("", None) if waits else (">= 10,000", rate >= 10_000)
+    goal = ("", None) if waits else (">= 10,000", rate >= 10_000)
     times = {who: (after[who] - before[who]) / len(task_ids) * 1e6 for who in after}
     return [
-        Figure(f"{name}: tasks", rate, "/s", *wish),
+        Figure(f"{name}: tasks", rate, "/s", *goal),
         *(Figure(f"{name}: {who} time for each", time_us, "us") for who, time_us in times.items()),
     ]
 
@@ -204,9 +204,9 @@ def _point(endpoints: int, credit: int) -> str:
 
 
 def compared(figures: Sequence[Figure], counts: Sequence[int]) -> list[Figure]:
-    """How much more a task costs the forwarder with the most endpoints than with fewer, in batches of one size.
+    """Ratio of a task's cost with the most endpoints to that with fewer, in batches of one size.
 
-    One endpoint alone pays for every step; the others share them. So it is told beside some in between, too.
+    A single endpoint does not share its steps with others, so that numbers in between are compared, too.
     """
     times_us = {figure.name: figure.value for figure in figures}
     *fewer, most = (times_us[f"{_point(count, _BATCH)}: forwarder's time for each"] for count in counts)
@@ -223,7 +223,7 @@ def compared(figures: Sequence[Figure], counts: Sequence[int]) -> list[Figure]:
 
 
 def measure_storm(bench: Bench, tasks: int) -> list[Figure]:
-    """Kill the forwarder while every endpoint has tasks and more wait; all come back at once."""
+    """Measure a restart: kill the forwarder while every endpoint has tasks and more wait; all reconnect at once."""
     endpoints = bench.endpoints
     for endpoint in endpoints:
         endpoint.is_holding = True
@@ -232,7 +232,7 @@ def measure_storm(bench: Bench, tasks: int) -> list[Figure]:
     bench.crowd.until(
         lambda: sum(bool(endpoint.spool) for endpoint in endpoints) >= len(endpoints),
         "all hold some",
-        within_s=_PATIENCE_S,
+        within_s=_TIMEOUT_S,
     )
     killed = bench.address().forwarder_id
     started_at = time.monotonic()
@@ -246,9 +246,9 @@ def measure_storm(bench: Bench, tasks: int) -> list[Figure]:
         endpoint.is_holding = False
         if endpoint.spool:
             endpoint.finish(list(endpoint.spool.items()))
-    bench.crowd.until(lambda: bench.tally.recorded >= wanted, "all are recorded", within_s=_PATIENCE_S)
+    bench.crowd.until(lambda: bench.tally.recorded >= wanted, "all are recorded", within_s=_TIMEOUT_S)
     settled_s = time.monotonic() - started_at
-    lost = bench.all_succeeded(task_ids)
+    lost = bench.count_failed(task_ids)
     twice = sum(count > 1 for endpoint in endpoints for count in endpoint.starts.values())
     name = f"kill -9 with {len(endpoints):,} endpoints"
     return [
@@ -261,7 +261,7 @@ def measure_storm(bench: Bench, tasks: int) -> list[Figure]:
 
 
 def measure_idle(bench: Bench, for_s: float) -> list[Figure]:
-    """What connected endpoints cost that have nothing to do."""
+    """Measure the cost of idle connected endpoints."""
     process = bench.forwarder
     cpu_before, started_at = cpu_s(process), time.monotonic()
     with contextlib.suppress(TimeoutError):
@@ -283,7 +283,7 @@ def cpu_s(process: psutil.Process) -> float:
 
 @contextlib.contextmanager
 def deployment(directory: Path) -> Iterator[Bench]:
-    """A tier of its own with nobody connected."""
+    """A new tier without connections."""
     with LocalTier(directory) as tier, contextlib.ExitStack() as stack:
         secrets = json.loads((directory / "secrets.json").read_text())
         environment = {
@@ -297,19 +297,19 @@ def deployment(directory: Path) -> Iterator[Bench]:
         yield Bench(tier, stores, stack.enter_context(Crowd(stores.tickets)))
 
 
-def measure(points: Sequence[tuple[int, int]], tasks: int, say: Callable[[Figure], None]) -> list[Figure]:
+def measure(points: Sequence[tuple[int, int]], tasks: int, report: Callable[[Figure], None]) -> list[Figure]:
     """All figures, in the order in which they are measured."""
     figures: list[Figure] = []
 
-    def note(measured: Sequence[Figure]) -> None:
+    def add(measured: Sequence[Figure]) -> None:
         for figure in measured:
             figures.append(figure)
-            say(figure)
+            report(figure)
 
     with tempfile.TemporaryDirectory(prefix="farcall-bench-") as directory, deployment(Path(directory)) as bench:
         most = max(endpoints for endpoints, _ in points)
-        note([Figure("memory of a forwarder with nobody connected", pss_mib(bench.forwarder.pid), "MiB")])
-        note(measure_handshakes(bench, most))
+        add([Figure("memory of a forwarder with nobody connected", pss_mib(bench.forwarder.pid), "MiB")])
+        add(measure_handshakes(bench, most))
         for endpoints, credit in points:
             new = bench.add_endpoints(endpoints - len(bench.endpoints))
             bench.crowd.disconnect()
@@ -317,13 +317,13 @@ def measure(points: Sequence[tuple[int, int]], tasks: int, say: Callable[[Figure
                 endpoint.credit = 0
             took_s = bench.open_all(bench.endpoints, bench.address())
             if new and endpoints == most:
-                note([Figure(f"{endpoints:,} endpoints at once: let in", endpoints / took_s, "/s")])
-                note(measure_idle(bench, for_s=10.0))
+                add([Figure(f"{endpoints:,} endpoints at once: let in", endpoints / took_s, "/s")])
+                add(measure_idle(bench, for_s=10.0))
             at_once = endpoints * credit
-            note(measure_tasks(bench, bench.endpoints, credit, max(at_once, min(tasks, at_once * _BATCHES))))
-        note(compared(figures, sorted({endpoints for endpoints, credit in points if credit == _BATCH})))
-        note([Figure(f"{most:,} endpoints after work: memory of the forwarder", pss_mib(bench.forwarder.pid), "MiB")])
-        note(measure_storm(bench, tasks))
+            add(measure_tasks(bench, bench.endpoints, credit, max(at_once, min(tasks, at_once * _BATCHES))))
+        add(compared(figures, sorted({endpoints for endpoints, credit in points if credit == _BATCH})))
+        add([Figure(f"{most:,} endpoints after work: memory of the forwarder", pss_mib(bench.forwarder.pid), "MiB")])
+        add(measure_storm(bench, tasks))
     return figures
 
 
@@ -337,11 +337,11 @@ def main() -> None:
     points = dict.fromkeys((min(endpoints, options.endpoints), credit) for endpoints, credit in _POINTS)
     machine = facts()
 
-    def say(figure: Figure) -> None:
-        wish = "" if figure.reached is None else f"  (wish {figure.wish}: {'yes' if figure.reached else 'NO'})"
-        print(f"{figure.name:75} {figure.value:>12,.2f} {figure.unit}{wish}", flush=True)
+    def echo(figure: Figure) -> None:
+        goal = "" if figure.reached is None else f"  (goal {figure.wish}: {'yes' if figure.reached else 'NO'})"
+        print(f"{figure.name:75} {figure.value:>12,.2f} {figure.unit}{goal}", flush=True)
 
-    figures = measure(list(points), options.tasks, say)
+    figures = measure(list(points), options.tasks, echo)
     report: dict[str, Any] = {
         "measured_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "machine": machine,

@@ -1,7 +1,7 @@
 """Simulated endpoints and clients: real sockets, real CURVE, the real protocol, and nothing behind it.
 
 Each has a DEALER socket and a key pair of its own, as if it came from its own machine. All of them live in one thread
-that waits for their file descriptors; what a simulated endpoint does with a task is to say that it took none.
+that waits for their file descriptors; a simulated endpoint reports each task as finished at once.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class SimulatedPeer:
 
 @dataclasses.dataclass
 class Tally:
-    """How many ends the database has, of all endpoints: who waits for a number asks after every message."""
+    """Number of recorded results of all endpoints, in one place because it is read after every message."""
 
     recorded: int = 0
 
 
 @dataclasses.dataclass(eq=False)
 class SimulatedEndpoint(SimulatedPeer):
-    """An agent whose workers take no time. While ``is_holding`` it accepts tasks and does not finish them."""
+    """An agent that finishes tasks at once. While ``is_holding`` it accepts tasks and does not finish them."""
 
     credit: int = 0
     is_holding: bool = False
@@ -109,12 +109,12 @@ class SimulatedEndpoint(SimulatedPeer):
                 pass
 
     def give_credit(self, tasks: int) -> None:
-        """Take so many tasks at a time, from now on."""
+        """Give the forwarder credit for so many tasks."""
         self.credit = tasks
         self.say(wire.Credit(tasks=tasks))
 
     def finish(self, tasks: Sequence[tuple[str, int]]) -> None:
-        """Report success, and take as many more."""
+        """Report success, and return the credit."""
         results = tuple(
             wire.ResultSpec(task_id=task_id, attempt=attempt, state=wire.TaskState.SUCCESS, result=index)
             for index, (task_id, attempt) in enumerate(tasks)
@@ -158,7 +158,7 @@ class Crowd:
         self._context.term()
 
     def disconnect(self, peers: Sequence[SimulatedPeer] | None = None) -> None:
-        """Close the sockets of these, or of all, without a word."""
+        """Close the sockets of these peers, or of all, without a message."""
         closing = None if peers is None else set(map(id, peers))
         for descriptor, peer in list(self._peers.items()):
             if closing is None or id(peer) in closing:
@@ -191,14 +191,14 @@ class Crowd:
         """
         deadline = time.monotonic() + within_s
         for peer in list(self._peers.values()):
-            self._drain(peer)  # a send may have swallowed what the descriptor would have told
+            self._drain(peer)  # a send may have consumed the edge of the descriptor
         while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {within_s} s: {what}")
             self.serve(0.05)
 
     def serve(self, timeout_s: float) -> None:
-        """Hear and answer what has come in, or comes in time; say that everybody is alive, when that is due."""
+        """Receive and answer messages until the time is over, and send heartbeats when they are due."""
         if (now := time.monotonic()) >= self._beat_at:
             self._beat_at = now + _HEARTBEAT_S / 2
             for peer in list(self._peers.values()):

@@ -13,7 +13,7 @@ import sys
 from farcall_common.errors import ConfigurationError
 from farcall_common.store.settings import StoreSettings, open_stores
 from farcall_forwarder import logs
-from farcall_forwarder.adapters.door import allow_connections
+from farcall_forwarder.adapters.connection_limiter import allow_connections
 from farcall_forwarder.service import Service
 from farcall_forwarder.settings import Settings
 
@@ -25,8 +25,8 @@ else:
     new_event_loop = uvloop.new_event_loop
 
 _DATABASE_CONNECTIONS = 6
-#: Allocations between two looks for garbage in cycles. What tasks leave is in none, so that references are counted and
-#: little is found; but each look at the oldest generation goes over every connection and every task under way.
+#: Allocations between two runs of the cyclic garbage collector. Tasks leave no cycles, so that reference counts free
+#: almost everything; but each run on the oldest generation visits every connection and every task under way.
 _GC_THRESHOLDS = (50_000, 20, 100)
 
 
@@ -38,7 +38,7 @@ async def _serve(service: Service) -> None:
 
 
 def main() -> int:
-    """Run; the process' exit status: 0 after a drain, 1 after an error, 2 for a wrong setting."""
+    """Run the process; its exit status is 0 after a drain, 1 after an error, 2 for a wrong setting."""
     try:
         settings = Settings.read(sys.argv[1:], os.environ)
         logs.set_up(settings.log_level)
@@ -47,7 +47,7 @@ def main() -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    gc.freeze()  # modules and settings stay
+    gc.freeze()  # modules and settings live as long as the process
     gc.set_threshold(*_GC_THRESHOLDS)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:

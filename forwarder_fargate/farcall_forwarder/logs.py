@@ -1,4 +1,4 @@
-"""Logs for machines: one JSON object per line, on stderr."""
+"""Structured logs: one JSON object per line, on stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class JsonFormatter(logging.Formatter):
-    """A record's time, level, logger and message, and whatever was passed as ``extra``."""
+    """A record's time, level, logger and message, and the fields of ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

@@ -1,4 +1,4 @@
-"""One forwarder process: makes the parts, runs them, takes them apart."""
+"""Service: assembles the parts of one forwarder process, runs them, and closes them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from farcall_forwarder.adapters.zap import Authenticator, find_peers
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.settings import Settings
-from farcall_forwarder.shell import Chance, Shell
+from farcall_forwarder.shell import IdSource, Shell
 
 __all__ = ["Service", "key_pair"]
 
 _BACKLOG_BYTES: Final = 16 * 1024 * 1024
 
 _logger = logging.getLogger(__name__)
-_Told = TypeVarTuple("_Told")
+Ts = TypeVarTuple("Ts")
 
 
 class Service:
@@ -45,13 +45,13 @@ class Service:
         self._policy = policy
         self._stores = stores
         self.forwarder_id = new_id()
-        #: What the ready file says; empty until peers can connect.
+        #: Content of the ready file; empty until peers can connect.
         self.ready: Mapping[str, str] = {}
         self._shell: Shell | None = None
         self._port = 0
 
     async def run(self) -> None:
-        """Serve until :meth:`drain`, and until that is done. Any error that nobody expected ends it, loudly."""
+        """Serve until a :meth:`drain` is over. Unexpected errors propagate."""
         with contextlib.ExitStack() as stack:
             shell = self._shell = self._assemble(stack)
             health = HealthServer(shell.health)
@@ -64,15 +64,15 @@ class Service:
         _logger.info("ended", extra={"forwarder_id": self.forwarder_id})
 
     def drain(self) -> None:
-        """Send all peers away and end :meth:`run`. To be called in its loop."""
+        """Redirect all peers, then end :meth:`run`. Call it in the loop of :meth:`run`."""
         if self._shell:
             self._shell.drain()
 
     def _assemble(self, stack: contextlib.ExitStack) -> Shell:
-        """Make the parts; ``stack`` takes them apart in reverse."""
+        """Create the parts; ``stack`` closes them in reverse order."""
         settings, stores = self._settings, self._stores
         loop = asyncio.get_running_loop()
-        public_key, secret_key = key_pair(settings.key_seed)  # the API tells peers which to expect
+        public_key, secret_key = key_pair(settings.key_seed)  # the API gives peers the public key
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.term)
         pool = StorePool(StoreSteps(stores, forwarder_id=self.forwarder_id, clock=time.time))
@@ -97,17 +97,17 @@ class Service:
             address=settings.address(router.port),
             server_key=public_key.decode(),
             tickets=stores.tickets,
-            chance=Chance(),
+            id_source=IdSource(),
             now=Instant(time.monotonic(), time.time()),
         )
         shell = Shell(core, router, authenticator, pool)
         wake_ups = WakeUpThread(
             stores.queue,
             self.forwarder_id,
-            on_woken=lambda endpoint_ids: _call(loop, shell.woken, endpoint_ids),
-            on_shared=lambda shared: _call(loop, shell.heard, shared),
-            on_cut=lambda: _call(loop, shell.cut_off),
-            on_death=lambda error: _call(loop, shell.fail, error),
+            on_work_available=lambda endpoint_ids: _call(loop, shell.work_available, endpoint_ids),
+            on_results=lambda shared_results: _call(loop, shell.results_heard, shared_results),
+            on_pubsub_lost=lambda: _call(loop, shell.pubsub_lost),
+            on_error=lambda error: _call(loop, shell.fail, error),
         )
         wake_ups.start()
         stack.callback(wake_ups.stop)
@@ -128,14 +128,14 @@ class Service:
 
 
 def key_pair(seed: str) -> tuple[bytes, bytes]:
-    """Public and secret CURVE key in Z85: always the same ones for a seed, new ones without."""
+    """Public and secret CURVE key in Z85: derived from the seed, or random without one."""
     if not seed:
         return zmq.curve_keypair()
     secret_key = z85.encode(hashlib.sha256(f"farcall forwarder key {seed}".encode()).digest())
     return zmq.curve_public(secret_key), secret_key
 
 
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[Unpack[_Told]], None], *told: *_Told) -> None:
-    """Call a function in the loop, from another thread. A loop that has ended needs no calls."""
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[Unpack[Ts]], None], *arguments: *Ts) -> None:
+    """Call a function in the loop, from another thread. A closed loop ignores the call."""
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function, *told)
+        loop.call_soon_threadsafe(function, *arguments)

@@ -1,4 +1,4 @@
-"""Where a forwarder listens and what it tells others, read once: argument over environment over default.
+"""Settings of a forwarder, read once: argument over environment over default.
 
 =================================  =====================================================  ===========
 variable, argument                 meaning                                                default
@@ -50,12 +50,12 @@ _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 -- the addresses that m
 class Settings:
     """Ports are 0 for "any"; periods are in seconds."""
 
-    host: str = "0.0.0.0"  # noqa: S104 -- peers come from everywhere; CURVE and ZAP decide who may stay
+    host: str = "0.0.0.0"  # noqa: S104 -- peers come from everywhere; CURVE and ZAP authenticate them
     port: int = 55001
     health_port: int = 8080
     advertise: str = ""
     max_connections: int = 10_000
-    #: Where a load balancer hides addresses, all connections come from it: then there is none.
+    #: None for no limit: behind a load balancer that hides addresses, all connections have its address.
     max_connections_of_source: int | None = None
     key_seed: str = dataclasses.field(default="", repr=False)
     ready_file: Path | None = None
@@ -68,7 +68,7 @@ class Settings:
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         """Read arguments and environment.
 
-        :raises ConfigurationError: for a value that is none. Wrong arguments end the process, as usual.
+        :raises ConfigurationError: for an invalid value. Unknown arguments end the process, as argparse does.
         """
         parser = argparse.ArgumentParser(prog="python -m farcall_forwarder", description=cls.__doc__)
         for name in ("host", "port", "health-port", "advertise", "ready-file"):
@@ -80,7 +80,7 @@ class Settings:
 
         level = environ.get("FARCALL_LOG_LEVEL", cls.log_level).upper()
         if level not in logging.getLevelNamesMapping():
-            raise ConfigurationError(f"FARCALL_LOG_LEVEL is {level!r}, which is no level")
+            raise ConfigurationError(f"FARCALL_LOG_LEVEL is {level!r}, which is not a log level")
         ready_file = value("ready_file", "")
         key_seed = environ.get("FARCALL_FORWARDER_KEY_SEED", "")
         if 0 < len(key_seed) < _SEED_LENGTH:
@@ -110,7 +110,7 @@ class Settings:
 
     @property
     def policy(self) -> Policy:
-        """The numbers that the core decides by."""
+        """The policy of the core."""
         return Policy(
             lease_s=self.lease_s,
             upkeep_s=min(Policy.upkeep_s, self.lease_s / 3),
@@ -120,12 +120,12 @@ class Settings:
 
     @property
     def local_host(self) -> str:
-        """Where programs of this machine reach us."""
+        """The address for programs of this machine."""
         return "127.0.0.1" if self.host in _ANY else self.host
 
     def address(self, port: int) -> str:
-        """What peers are told to connect to, ``port`` being ours: as set, or where we listen, which is this machine's
-        own address if that is "any"."""
+        """The address that peers connect to, for the bound ``port``: the advertised host, else the bound one, else this
+        machine's own address."""
         host = self.advertise or self.host
         if host in _ANY:
             host = socket.gethostbyname(socket.gethostname())

@@ -1,4 +1,4 @@
-"""Between the core and the world: events are handed in, what comes out is performed. Owns the event loop's time."""
+"""Shell: feeds events to the core and performs its actions, in one event loop."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from typing import Any, Final
 from farcall_common.errors import ProtocolError
 from farcall_common.store.model import ForwarderInfo, SharedEnds
 from farcall_common.wire import decode, encode, new_id
+from farcall_forwarder.adapters.batcher import Batcher
 from farcall_forwarder.adapters.memory import release_free_memory
 from farcall_forwarder.adapters.pool import StorePool
-from farcall_forwarder.adapters.router import Inbound, Router, Trouble
-from farcall_forwarder.adapters.together import Together
+from farcall_forwarder.adapters.router import Inbound, Router, SendFailure
 from farcall_forwarder.adapters.zap import Authenticator
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant
 
-__all__ = ["Chance", "Shell"]
+__all__ = ["IdSource", "Shell"]
 
-#: Messages that are taken from the socket before anything is done about them.
+#: Messages that are received from the socket before they are handled.
 _BATCH: Final = 500
-#: Steps that many endpoints have at once, and how many of them are done in one.
-_TOGETHER: Final[Mapping[type[do.StoreStep], int]] = {
+#: Kinds of steps that many endpoints need at once, and the most that are performed in one batch.
+_BATCH_LIMITS: Final[Mapping[type[do.StoreStep], int]] = {
     do.ClaimEndpoint: 64,
-    do.RecordGeneration: 256,
+    do.RecordSpoolGeneration: 256,
     do.ReadLeases: 64,
     do.RestoreQueue: 64,
     do.ReadTasks: 64,
     do.SetPresence: 256,
     do.LeaseTasks: 64,
     do.ReadCancels: 64,
-    do.KeepEndpoint: 64,
+    do.MaintainEndpoint: 64,
 }
-#: A ROUTER does not say which peer can take more; those that could not are tried again this often.
+#: Period of the retries for slow peers: a ROUTER does not report which peer can take more.
 _BACKLOG_RETRY_S: Final = 0.005
-#: After a drain, store steps that are still under way have this long.
+#: Time for store steps that are still under way after a drain.
 _LAST_STEPS_S: Final = 5.0
 
 _logger = logging.getLogger(__name__)
 
 
-class Chance:
-    """Ids and random spreads."""
+class IdSource:
+    """Session ids and random fractions."""
 
     def new_id(self) -> str:
         return new_id()
@@ -58,7 +58,7 @@ class Chance:
 
 
 class Shell:
-    """Runs a core on a socket and a pool of threads. Everything but the pool's steps happens in one event loop."""
+    """Runs a core on a socket and a pool of threads. Only the pool's steps run outside of the event loop."""
 
     def __init__(self, core: Forwarder, router: Router, authenticator: Authenticator, pool: StorePool) -> None:
         self._core = core
@@ -67,7 +67,7 @@ class Shell:
         self._pool = pool
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._steps: set[asyncio.Task[None]] = set()
-        self._together = {kind: Together(pool.perform_together, limit=limit) for kind, limit in _TOGETHER.items()}
+        self._batchers = {kind: Batcher(pool.perform_batch, limit=limit) for kind, limit in _BATCH_LIMITS.items()}
         self._rearm = asyncio.Event()
         self._has_backlog = asyncio.Event()
         self._deadline = 0.0
@@ -76,7 +76,7 @@ class Shell:
 
     @property
     def info(self) -> ForwarderInfo:
-        """How this forwarder is announced."""
+        """Entry of this forwarder in the registry."""
         return self._core.info(_now())
 
     async def run(self) -> None:
@@ -84,47 +84,47 @@ class Shell:
         async with asyncio.TaskGroup() as group:
             loops = (
                 self._authenticator.run(),
-                self._router.door.run(),
+                self._router.limiter.run(),
                 self._serve_peers(),
                 self._serve_backlogs(),
                 self._keep_time(),
-                *(together.run(self._handle) for together in self._together.values()),
+                *(batcher.run(self._handle) for batcher in self._batchers.values()),
             )
             self._group = group
             tasks = [group.create_task(loop) for loop in loops]
             try:
                 await self._end
-                settling = [group.create_task(together.settle()) for together in self._together.values()]
+                settling = [group.create_task(batcher.settle()) for batcher in self._batchers.values()]
                 tasks += settling
                 await asyncio.wait([*self._steps, *settling], timeout=_LAST_STEPS_S)
             finally:
-                self._is_over = True  # what is heard from now on begins nothing
+                self._is_over = True  # later events are ignored
             for task in (*tasks, *self._steps):
                 task.cancel()
 
-    # -- what happens --------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Send all peers away, then end; at once when nothing has begun."""
+        """Redirect all peers, then end; at once if :meth:`run` has not begun."""
         if self._group is not None:
             self._handle([ev.DrainOrdered()])
         elif not self._end.done():
             self._end.set_result(None)
 
-    def woken(self, endpoint_ids: Sequence[str]) -> None:
-        """Endpoints have work."""
-        self._handle([ev.Woken(endpoint_ids)])
+    def work_available(self, endpoint_ids: Sequence[str]) -> None:
+        """Wake-ups: endpoints have work."""
+        self._handle([ev.WorkAvailable(endpoint_ids)])
 
-    def heard(self, shared: Sequence[SharedEnds]) -> None:
-        """Other forwarders have recorded ends."""
-        self._handle([ev.EndsHeard(shared)])
+    def results_heard(self, shared_results: Sequence[SharedEnds]) -> None:
+        """Other forwarders have recorded results."""
+        self._handle([ev.ResultsHeard(shared_results)])
 
-    def cut_off(self) -> None:
-        """Other forwarders may have said something unheard."""
-        self._handle([ev.CutOff()])
+    def pubsub_lost(self) -> None:
+        """Wake-ups and shared results may have been missed."""
+        self._handle([ev.PubSubLost()])
 
     def fail(self, error: BaseException) -> None:
-        """Something that must not die has died."""
+        """End :meth:`run` with an error of another thread."""
         if not self._end.done():
             self._end.set_exception(error)
 
@@ -132,7 +132,7 @@ class Shell:
         while True:
             if batch := self._router.receive(limit=_BATCH):
                 self._handle([_event(message) for message in batch])
-                await asyncio.sleep(0)  # the others' turn
+                await asyncio.sleep(0)  # let the other tasks run
             else:
                 await self._router.readiness.wait()
 
@@ -140,7 +140,7 @@ class Shell:
         while True:
             await self._has_backlog.wait()
             await asyncio.sleep(_BACKLOG_RETRY_S)
-            self._handle(list(map(_trouble_event, self._router.retry())))
+            self._handle(list(map(_failure_event, self._router.retry())))
             if not self._router.has_backlog:
                 self._has_backlog.clear()
 
@@ -154,15 +154,15 @@ class Shell:
             except TimeoutError:
                 self._handle([ev.Tick()])
 
-    # -- what is done --------------------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------------------
 
     def _handle(self, events: Iterable[ev.Event]) -> None:
-        """Hand events to the core and perform what it answers; troubles in doing so are events too."""
+        """Give events to the core and perform its actions. Failures of these are events, too."""
         if self._is_over:
             return
         while events:
             actions = self._core.handle(events, _now())
-            events = [_trouble_event(trouble) for action in actions if (trouble := self._act(action))]
+            events = [_failure_event(failure) for action in actions if (failure := self._perform(action))]
         self._router.readiness.poke()
         if self._router.has_backlog:
             self._has_backlog.set()
@@ -171,22 +171,22 @@ class Shell:
         if self._core.is_drained and not self._end.done():
             self._end.set_result(None)
 
-    def _act(self, action: do.Action) -> Trouble | None:
+    def _perform(self, action: do.Action) -> SendFailure | None:
         match action:
             case do.Send(routing_id=routing_id, envelope=envelope):
                 return self._router.send(routing_id, encode(envelope))
             case do.DropBacklog(routing_id=routing_id):
                 self._router.drop(routing_id)
-            case do.StoreStep() if together := self._together.get(type(action)):
-                together.add(action)
+            case do.StoreStep() if batcher := self._batchers.get(type(action)):
+                batcher.add(action)
             case do.StoreStep():
-                assert self._group is not None, "nothing happens before run() does"
+                assert self._group is not None, "the core acts only during run()"
                 task = self._group.create_task(self._step(action))
                 self._steps.add(task)
                 task.add_done_callback(self._steps.discard)
             case do.ReleaseMemory():
                 release_free_memory()
-            case do.Note(message=message, fields=fields):
+            case do.Log(message=message, fields=fields):
                 _logger.info(message, extra=dict(fields))
             case _:
                 raise TypeError(f"no rule for {action}")
@@ -197,19 +197,19 @@ class Shell:
             self._handle([event])
 
     def health(self) -> tuple[bool, Mapping[str, Any]]:
-        """Whether all is well, and numbers."""
+        """Health of the process: whether it is healthy, and its numbers."""
         status = self._core.status()
         is_degraded = self._pool.is_degraded
-        word = "draining" if status.draining else "degraded" if is_degraded else "ok"
-        door = self._router.door
+        status_text = "draining" if status.draining else "degraded" if is_degraded else "ok"
+        limiter = self._router.limiter
         refused = {
             "keys": self._authenticator.refused,
             "routing_ids": self._router.dropped,
-            "silent": door.silenced,
-            "crowded_out": door.crowded_out,
-            "endless": door.endless,
+            "silent": limiter.silenced,
+            "crowded_out": limiter.crowded_out,
+            "endless": limiter.endless,
         }
-        return word == "ok", {"status": word, "refused": refused, **dataclasses.asdict(status)}
+        return status_text == "ok", {"status": status_text, "refused": refused, **dataclasses.asdict(status)}
 
 
 def _now() -> Instant:
@@ -220,8 +220,8 @@ def _event(message: Inbound) -> ev.Event:
     try:
         return ev.Received(message.routing_id, message.peer, decode(message.frames))
     except ProtocolError as error:
-        return ev.Garbled(message.routing_id, message.peer, error)
+        return ev.MalformedReceived(message.routing_id, message.peer, error)
 
 
-def _trouble_event(trouble: Trouble) -> ev.Event:
-    return ev.PeerBehind(trouble.routing_id) if trouble.is_behind else ev.PeerGone(trouble.routing_id)
+def _failure_event(failure: SendFailure) -> ev.Event:
+    return ev.SlowConsumer(failure.routing_id) if failure.is_slow else ev.PeerGone(failure.routing_id)

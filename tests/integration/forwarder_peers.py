@@ -1,5 +1,4 @@
-"""Peers for forwarders under test: a cloud to submit to, agents and clients that say what a test wants, forwarders in
-threads."""
+"""Scripted peers for forwarders under test: a cloud that submits tasks, agents, clients, and forwarders in threads."""
 
 from __future__ import annotations
 
@@ -30,11 +29,11 @@ from tests.task_fields import with_options
 from tests.waiting import WAIT_S
 
 HEARTBEAT_S = 60.0
-"""Peers here speak when a test wants, and would be taken for dead."""
+"""These peers send messages only on a test's request, and would seem dead with a shorter one."""
 TICKET_KEY = "a ticket key that is long enough for HS256"
 FUNCTION_BODY = b"packed function"
 
-#: Everything fast, so that what takes half a minute in life takes a second here.
+#: Short periods, so that half a minute in production takes a second here.
 FAST = Policy(
     return_s=0.0,
     lease_s=1.5,
@@ -43,7 +42,7 @@ FAST = Policy(
     min_heartbeat_s=0.2,
     announce_s=0.2,
     presence_s=0.5,
-    move_spread_s=0.0,
+    redirect_spread_s=0.0,
     drain_s=10.0,
     drain_grace_s=0.3,
 )
@@ -86,7 +85,7 @@ class RunningForwarder:
             self._loop.run_until_complete(self._task)
         except asyncio.CancelledError:
             pass
-        except BaseException as error:  # noqa: BLE001 -- told to the test that waits for it
+        except BaseException as error:  # noqa: BLE001 -- raised in the test that waits for it
             self.error = error
         finally:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
@@ -105,11 +104,11 @@ class RunningForwarder:
         return self._thread.is_alive()
 
     def drain(self) -> None:
-        """What SIGTERM does."""
+        """Drain, as SIGTERM does."""
         self._loop.call_soon_threadsafe(self.service.drain)
 
     def kill(self) -> None:
-        """End without a word to anybody, as far as a thread can."""
+        """End without any message, as far as a thread can."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._task.cancel)
         self.join()
@@ -121,7 +120,7 @@ class RunningForwarder:
 
 @dataclasses.dataclass
 class Cloud:
-    """What the API does, as far as forwarders notice."""
+    """The part of the API that forwarders depend on."""
 
     stores: Stores
     owner_id: str = dataclasses.field(default_factory=wire.new_id)
@@ -138,7 +137,7 @@ class Cloud:
         return endpoint_id
 
     def tasks(self, endpoint_id: str, count: int, **fields: Any) -> list[Task]:
-        """Tasks that nobody has submitted yet."""
+        """Tasks that are not submitted yet."""
         group_id = fields.pop("task_group_id", wire.new_id())
         return [
             Task(
@@ -193,7 +192,7 @@ class Peer:
         self.connect(forwarder)
 
     def connect(self, forwarder: Listening) -> None:
-        """Open a fresh connection and begin a session."""
+        """Open a new connection and begin a session."""
         self.disconnect()
         socket = client_socket(
             self._context,
@@ -242,7 +241,7 @@ class Peer:
         return envelope
 
     def on_message(self, envelope: wire.Envelope) -> None:
-        """What a peer does by itself."""
+        """Automatic reaction of a peer to a message."""
 
     def hear(self, kind: type[M], *, timeout_s: float = WAIT_S) -> tuple[M, tuple[bytes, ...]]:
         """The next message of a kind; others are kept for later."""
@@ -259,7 +258,7 @@ class Peer:
         raise AssertionError(f"no {kind.__name__} within {timeout_s} s, but {[e.message for e in self._unread][:5]}")
 
     def hears_no(self, kind: type[wire.Message], *, for_s: float) -> bool:
-        """Whether nothing of this kind comes in for a while."""
+        """Whether no message of this kind arrives for a while."""
         try:
             self.hear(kind, timeout_s=for_s)
         except AssertionError:
@@ -308,7 +307,7 @@ class Agent(Peer):
         return welcome
 
     def is_let_in(self, forwarder: Listening) -> bool:
-        """Whether a greeting on a fresh connection is welcome, and not refused."""
+        """Whether a greeting on a new connection is welcomed, not refused."""
         self.connect(forwarder)
         self.say(self.hello())
         deadline = time.monotonic() + WAIT_S
@@ -333,13 +332,13 @@ class Agent(Peer):
                     self.spool.pop(ref.task_id, None)
 
     def accept(self, specs: Sequence[wire.TaskSpec]) -> None:
-        """Put tasks into the spool, and say so."""
+        """Put tasks into the spool, and report that."""
         self.spool |= {spec.task_id: spec for spec in specs}
         refs = tuple(wire.TaskRef(task_id=spec.task_id, attempt=spec.attempt) for spec in specs)
         self.say(wire.TasksAccepted(tasks=refs))
 
     def take(self, count: int, *, timeout_s: float = WAIT_S) -> list[wire.TaskSpec]:
-        """Receive until ``count`` tasks came in since the session's start or the last take."""
+        """Receive until ``count`` tasks have arrived since the session's start or the last take."""
         deadline = time.monotonic() + timeout_s
         while len(self.received) < count:
             assert time.monotonic() < deadline, f"{len(self.received)} of {count} tasks within {timeout_s} s"
@@ -358,14 +357,14 @@ class Agent(Peer):
         self.say(wire.TaskResults(results=results), *[body] * len(specs))
 
     def until_recorded(self, task_ids: Sequence[str]) -> None:
-        """Until the forwarder has said that the database has these ends."""
+        """Wait until the forwarder has acknowledged the record of these results."""
         missing = set(task_ids)
         while missing:
             recorded, _ = self.hear(wire.ResultsRecorded)
             missing -= {ref.task_id for ref in recorded.tasks}
 
     def serve(self, count: int) -> None:
-        """Run tasks as they come, giving credit back, until ``count`` are recorded."""
+        """Run tasks as they arrive, and return their credit, until ``count`` are recorded."""
         recorded: set[str] = set()
         deadline = time.monotonic() + 2 * WAIT_S
         while len(recorded) < count:
@@ -403,7 +402,7 @@ class Client(Peer):
         return opened
 
     def results(self, count: int) -> dict[str, tuple[wire.StreamResult, bytes | None]]:
-        """Ends by task id, with their bodies, as soon as ``count`` came in."""
+        """Results by task id, with their bodies, as soon as ``count`` have arrived."""
         found: dict[str, tuple[wire.StreamResult, bytes | None]] = {}
         while len(found) < count:
             ready, frames = self.hear(wire.ResultsReady)
@@ -415,7 +414,7 @@ class Client(Peer):
 
 @contextlib.contextmanager
 def forwarding(stores: Stores, policy: Policy = FAST) -> Iterator[RunningForwarder]:
-    """A forwarder that ends with the block, and must not have died before."""
+    """A forwarder that ends with the block, and must still run by then."""
     forwarder = RunningForwarder(stores, policy)
     try:
         yield forwarder
@@ -433,7 +432,7 @@ def fake_stores() -> Stores:
 
 
 def real_environment(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Where the real stores of this test are."""
+    """Settings of this test's real stores."""
     request.getfixturevalue("s3_environment")
     return {
         "FARCALL_DATABASE_URL": request.getfixturevalue("postgres_url"),

@@ -1,4 +1,4 @@
-"""Many endpoints that come, stay and go at the same moment: they share round trips, and nothing else."""
+"""Many endpoints that connect, work and disconnect at the same moment: they share only round trips."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CROWD = 60
 
 @pytest.fixture
 def agents(cloud: Cloud, forwarder: RunningForwarder) -> Iterator[Mapping[str, Agent]]:
-    """Agents whose connections are open and who have not said anything."""
+    """Connected agents that have not greeted."""
     with contextlib.ExitStack() as stack:
         ids = [cloud.add_endpoint() for _ in range(CROWD)]
         yield {id_: stack.enter_context(Agent(cloud, id_, forwarder)) for id_ in ids}
@@ -30,7 +30,9 @@ def online(stores: Stores, endpoint_ids: Mapping[str, Agent]) -> set[str]:
     return {endpoint.endpoint_id for endpoint in found if endpoint and endpoint.online}
 
 
-def test_all_are_let_in_but_those_who_may_not_be(stores: Stores, cloud: Cloud, agents: Mapping[str, Agent]) -> None:
+def test_all_agents_are_admitted_except_those_that_are_refused(
+    stores: Stores, cloud: Cloud, agents: Mapping[str, Agent]
+) -> None:
     taken, deleted, restored, *_ = agents
     stores.queue.claim(taken, "another forwarder", spool_id="another", ttl_s=60)
     stores.records.delete_endpoint(deleted)
@@ -44,17 +46,17 @@ def test_all_are_let_in_but_those_who_may_not_be(stores: Stores, cloud: Cloud, a
     there = agents.keys() - {taken, deleted}
     for endpoint_id in there:
         agents[endpoint_id].hear(wire.Welcome)
-    until(lambda: online(stores, agents) == there, "those who were let in are shown as online")
+    until(lambda: online(stores, agents) == there, "the admitted ones are online")
     agents[restored].say(wire.Credit(tasks=5))
     assert [spec.task_id for spec in agents[restored].take(3)] == waiting
-    # Half of them go: they are shown as gone, and nobody else is.
+    # Half of them leave: exactly these become offline.
     going = sorted(there)[::2]
     for endpoint_id in going:
         agents[endpoint_id].say(wire.Goodbye())
-    until(lambda: online(stores, agents) == there - set(going), "those who have left are shown as offline")
+    until(lambda: online(stores, agents) == there - set(going), "the others are offline")
 
 
-def test_all_have_their_tasks_done_and_come_back_with_what_they_hold(
+def test_all_agents_finish_their_tasks_and_reconnect_with_held_tasks(
     cloud: Cloud, forwarder: RunningForwarder, agents: Mapping[str, Agent]
 ) -> None:
     for agent in agents.values():

@@ -24,12 +24,12 @@ from tests.integration.forwarder_peers import (
 __all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
 
 
-def test_an_agent_of_a_deleted_endpoint_is_shown_out_and_not_let_in_again(
+def test_an_agent_of_a_deleted_endpoint_is_refused_and_not_admitted_again(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         public_key = agent.key.public_key
-        # As the API does when it hands out a ticket.
+        # As the API does when it issues a ticket.
         stores.records.add_endpoint_key(endpoint_id, public_key, at=dt.datetime.now(dt.UTC))
         stores.queue.admit(agent.key, ttl_s=3600)
         agent.greet(credit=10)
@@ -38,8 +38,8 @@ def test_an_agent_of_a_deleted_endpoint_is_shown_out_and_not_let_in_again(
         assert MemoryApi(stores=stores).call("DELETE", f"/v2/endpoints/{endpoint_id}", caller=owner).status == 200
 
         agent.hear(wire.Move)
-        # It might stay on its line, with a ticket that is good for a day.
-        for code in ("PROTOCOL_ERROR", "ENDPOINT_UNKNOWN"):  # the first ends the session that was shown out
+        # It could keep its connection, with a ticket that is valid for a day.
+        for code in ("PROTOCOL_ERROR", "ENDPOINT_UNKNOWN"):  # the first ends the refused session
             agent.session = wire.Session(agent.role, heartbeat_s=HEARTBEAT_S, now=time.monotonic())
             agent.say(agent.hello())
             refused, _ = agent.hear(wire.Refused)

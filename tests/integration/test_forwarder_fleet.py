@@ -31,16 +31,16 @@ __all__ = ["cloud", "endpoint_id", "stores"]
 
 @pytest.fixture
 def fleet(stores: Stores) -> Iterator[tuple[RunningForwarder, RunningForwarder]]:
-    """Two forwarders that know of each other."""
+    """Two forwarders that know each other."""
     with forwarding(stores) as first, forwarding(stores) as second:
-        until(lambda: all(_has_company(forwarder) for forwarder in (first, second)), "they know of each other")
+        until(lambda: all(_has_others(forwarder) for forwarder in (first, second)), "they know each other")
         yield first, second
 
 
-def _has_company(forwarder: RunningForwarder) -> bool:
+def _has_others(forwarder: RunningForwarder) -> bool:
     shell = forwarder.service._shell
     assert shell is not None
-    return shell._core._recorder.share._has_company
+    return shell._core._recorder.share._has_others
 
 
 # -- pushes ------------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_results_reach_clients_at_another_forwarder(
     with (
         Agent(cloud, endpoint_id, here) as agent,
         Client(cloud, cloud.owner_id, there) as client,
-        Client(cloud, "somebody else", there) as stranger,
+        Client(cloud, "another owner", there) as stranger,
     ):
         agent.greet(credit=1000)
         assert not client.open("group").resumed
@@ -67,7 +67,7 @@ def test_results_reach_clients_at_another_forwarder(
         assert not stranger._unread
 
 
-def test_a_blob_that_ended_elsewhere_comes_with_its_address(
+def test_a_blob_result_of_another_forwarder_is_pushed_with_its_url(
     cloud: Cloud, fleet: tuple[RunningForwarder, RunningForwarder], endpoint_id: str
 ) -> None:
     here, there = fleet
@@ -87,7 +87,7 @@ def test_a_blob_that_ended_elsewhere_comes_with_its_address(
     assert sha256 in result.result_blob.url
 
 
-def test_while_the_queue_is_away_nothing_is_pushed_across_and_streams_know() -> None:
+def test_streams_do_not_resume_over_an_outage_of_the_queue() -> None:
     stores = fake_stores()
     queue = stores.queue
     assert isinstance(queue, FakeQueue)
@@ -96,32 +96,32 @@ def test_while_the_queue_is_away_nothing_is_pushed_across_and_streams_know() -> 
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(forwarding(stores))
         there = stack.enter_context(forwarding(stores))
-        until(lambda: _has_company(here), "they know of each other")
+        until(lambda: _has_others(here), "they know each other")
         agent = stack.enter_context(Agent(cloud, endpoint_id, here))
         client = stack.enter_context(Client(cloud, cloud.owner_id, there))
         agent.greet(credit=10)
         before = client.open("group")
         queue.reachable = False
-        until(lambda: not queue._listeners[there.service.forwarder_id], "the cut was noticed")
+        until(lambda: not queue._listeners[there.service.forwarder_id], "the interruption is noticed")
         queue.reachable = True
-        until(lambda: bool(queue._listeners[there.service.forwarder_id]), "there is a line again")
+        until(lambda: bool(queue._listeners[there.service.forwarder_id]), "the subscription is back")
         client.connect(there)
         assert not client.open("group", cursor=before.cursor).resumed
         task_ids = cloud.submit_new(endpoint_id, 5, task_group_id="group")
         agent.finish(agent.take(5))
-        assert set(client.results(5)) == set(task_ids)  # and pushes come again
+        assert set(client.results(5)) == set(task_ids)  # and pushes work again
 
 
 # -- one agent per endpoint --------------------------------------------------------------------------------------------
 
 
-def test_another_agent_is_refused_at_any_forwarder_while_the_first_one_lives(
+def test_a_second_agent_is_refused_at_any_forwarder_while_the_first_is_connected(
     cloud: Cloud, fleet: tuple[RunningForwarder, RunningForwarder], endpoint_id: str
 ) -> None:
     here, there = fleet
     with Agent(cloud, endpoint_id, here) as first, Agent(cloud, endpoint_id, there) as second:
         first.greet(credit=10)
-        for _ in range(3):  # it goes on being refused, also behind an upkeep
+        for _ in range(3):  # it is still refused, also after an upkeep
             second.connect(there)
             second.say(second.hello())
             refused, _ = second.hear(wire.Refused)
@@ -138,7 +138,7 @@ def test_another_agent_is_refused_at_any_forwarder_while_the_first_one_lives(
         second.until_recorded(task_ids)
 
 
-def test_another_agent_may_come_when_a_dead_forwarder_has_not_been_heard_of_for_long_enough(
+def test_a_second_agent_is_admitted_after_the_claim_of_a_dead_forwarder_expires(
     stores: Stores, cloud: Cloud, endpoint_id: str
 ) -> None:
     policy = dataclasses.replace(FAST, ownership_ttl_s=2.5)
@@ -163,7 +163,7 @@ def test_another_agent_may_come_when_a_dead_forwarder_has_not_been_heard_of_for_
         cloud.until_all([once], TaskState.LOST)
 
 
-def test_an_agent_whose_forwarder_dies_goes_on_at_another_one_at_once(
+def test_an_agent_whose_forwarder_dies_continues_at_another_one_at_once(
     stores: Stores, cloud: Cloud, endpoint_id: str
 ) -> None:
     doomed = RunningForwarder(stores)
@@ -176,7 +176,7 @@ def test_an_agent_whose_forwarder_dies_goes_on_at_another_one_at_once(
         agent.connect(heir)
         agent.greet(credit=10)
         assert {spec.task_id for spec in agent.take(4)} == set(more)
-        assert agent.hears_no(wire.RunTasks, for_s=2 * FAST.lease_s)  # nothing is reaped that the agent has
+        assert agent.hears_no(wire.RunTasks, for_s=2 * FAST.lease_s)  # no task that the agent holds is reaped
         agent.finish(held)
         agent.until_recorded(task_ids)
     assert {cloud.task(task_id).attempt for task_id in task_ids} == {1}

@@ -1,4 +1,4 @@
-"""A forwarder is killed while its peer is busy: the peer's process lives, reads what came, and connects again.
+"""Killed forwarders: a busy peer's process survives, reads the messages that arrived, and connects again.
 
 libzmq ends a process whose socket loses its pipe between two frames of one message. A peer that is busy meanwhile (one
 long C call that keeps the interpreter lock) has a backlog of such messages when the loss is noticed.
@@ -25,7 +25,7 @@ KILLS = 4
 SECRET_KEY = zmq.curve_keypair()[1].decode()
 
 #: Takes a port (0: any) and its secret key.
-#: Greets its first peer, floods it with messages of 500 frames when asked to, and then waits for its end.
+#: Greets its first peer, floods it with messages of 500 frames on request, and then waits to be killed.
 FORWARDER = """
 import json, sys
 import zmq
@@ -51,8 +51,8 @@ with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
     sys.stdin.readline()
 """
 
-#: Opens a connection, in a thread, at the forwarder that a file names. Its main thread does one C call after the other,
-#: each of which keeps the interpreter lock until the test writes a byte.
+#: Opens a connection, in a thread, to the forwarder named by a file. Its main thread makes C calls, each of which
+#: keeps the interpreter lock until the test writes a byte.
 PROGRAM = """
 import ctypes, json, os, pathlib, sys, threading
 from farcall_common import sockets
@@ -159,7 +159,7 @@ def is_connected(process: Process, port: int) -> bool:
 def test_a_busy_process_survives_each_kill_of_its_forwarder(
     start: Start, tmp_path: Path, connection: str, libzmq_reconnects: bool
 ) -> None:
-    """``libzmq_reconnects``: the process is busy for so long that libzmq has a connection again before it looks."""
+    """``libzmq_reconnects``: the process is busy until libzmq has reconnected."""
     way = tmp_path / "way.json"
     forwarder, port = start_forwarder(start, way)
     reconnect_ms = 1 if libzmq_reconnects else RECONNECT_MS
@@ -181,7 +181,7 @@ def test_a_busy_process_survives_each_kill_of_its_forwarder(
 
 
 def start_forwarder(start: Start, way: Path, *, port: int = 0) -> tuple[Process, int]:
-    """A fresh forwarder and its port. ``way`` names it from now on."""
+    """A new forwarder and its port. The file ``way`` names it from now on."""
     forwarder = start(FORWARDER, str(port), SECRET_KEY)
     line = forwarder.says()
     way.with_suffix(".new").write_text(line)

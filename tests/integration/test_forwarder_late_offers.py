@@ -1,6 +1,6 @@
-"""Tasks that are offered to the queue after their end, when even the marker of the end is gone from it.
+"""Late enqueues: tasks that are enqueued after their end, when the queue has lost the marker of their result.
 
-Whoever offers them saw them open in the database, and was away since.
+They come from a process that read them as open from the database, and was delayed since.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
 
 @pytest.fixture
 def forget_ends(stores: Stores, request: pytest.FixtureRequest) -> Callable[[], None]:
-    """Makes the queue forget what it knows of recorded ends."""
+    """Makes the queue forget recorded results."""
     if isinstance(stores.queue, FakeQueue):
         return stores.queue.forget_ends
     url = request.getfixturevalue("valkey").url
@@ -43,7 +43,7 @@ def forget_ends(stores: Stores, request: pytest.FixtureRequest) -> Callable[[], 
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["same session", "new session"])
-def test_a_task_that_may_not_run_twice_is_not_sent_again(
+def test_a_recorded_non_idempotent_task_is_not_sent_again(
     is_back: bool,
     cloud: Cloud,
     forwarder: RunningForwarder,
@@ -56,27 +56,27 @@ def test_a_task_that_may_not_run_twice_is_not_sent_again(
         cloud.submit([task])
         agent.finish(agent.take(1), b"the result")
         agent.until_recorded([task.task_id])
-        until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the end is marked as recorded")
+        until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the result is marked as recorded")
         forget_ends()
         if is_back:
             agent.connect(forwarder)
             agent.greet(credit=5)
         before = cloud.stores.records.list_events(task.task_id)
         cloud.enqueue([task])
-        # What was submitted after it comes, so it had its turn.
+        # A task submitted after it arrives, so the late one was processed.
         cloud.submit_new(endpoint_id, 1)
         [spec] = agent.take(1)
         assert spec.task_id != task.task_id
         assert agent.hears_no(wire.RunTasks, for_s=0.5)
-        until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has let go of it")
+        until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has removed it")
     ended = cloud.task(task.task_id)
     assert (ended.state, ended.result) == (TaskState.SUCCESS, b"the result")
     events = cloud.stores.records.list_events(task.task_id)
     assert [event.state for event in events if event.state.is_terminal] == [TaskState.SUCCESS]
-    assert len(events) <= len(before) + 1  # that it was about to be sent
+    assert len(events) <= len(before) + 1  # its dispatch
 
 
-def test_the_first_end_stays_of_a_task_that_may_run_again(
+def test_the_first_result_of_an_idempotent_task_is_kept(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str, forget_ends: Callable[[], None]
 ) -> None:
     [task] = cloud.tasks(endpoint_id, 1)
@@ -85,12 +85,12 @@ def test_the_first_end_stays_of_a_task_that_may_run_again(
         cloud.submit([task])
         agent.finish(agent.take(1), b"first")
         agent.until_recorded([task.task_id])
-        until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the end is marked as recorded")
+        until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the result is marked as recorded")
         forget_ends()
         cloud.enqueue([task])
         agent.finish(agent.take(1), b"second")
         agent.until_recorded([task.task_id])
-        until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has let go of it")
+        until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has removed it")
     ended = cloud.task(task.task_id)
     assert (ended.state, ended.result) == (TaskState.SUCCESS, b"first")
 

@@ -1,4 +1,4 @@
-"""More than a peer may say at once: it costs the peer its session or its connection, and nobody else anything."""
+"""Oversized messages: they end the session or the connection of their sender, and of no other peer."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_an_envelope_over_the_limits_is_refused(frames: list[bytes], cloud: Clou
         serves_others(cloud, forwarder)
 
 
-def test_a_frame_over_the_limit_costs_the_connection(cloud: Cloud, forwarder: RunningForwarder) -> None:
-    """The socket ends the connection at the length that the frame announces; its bytes are not taken."""
+def test_a_frame_over_the_limit_ends_the_connection(cloud: Cloud, forwarder: RunningForwarder) -> None:
+    """The socket ends the connection because of the frame's announced length; its bytes are not read."""
     endpoint_id = cloud.add_endpoint()
     with Agent(cloud, endpoint_id, forwarder) as agent, agent.socket.get_monitor_socket() as monitor:
         agent.greet()
@@ -61,17 +61,17 @@ def test_a_frame_over_the_limit_costs_the_connection(cloud: Cloud, forwarder: Ru
         until(lambda: bool(monitor.poll(50)) and monitor.recv_multipart() is not None, "the connection ends")
         agent.socket.disable_monitor()
         serves_others(cloud, forwarder)
-        agent.connect(forwarder)  # the agent itself may come back
+        agent.connect(forwarder)  # the agent may reconnect
         agent.greet()
 
 
-def test_the_largest_frame_that_is_allowed_arrives(cloud: Cloud, forwarder: RunningForwarder) -> None:
+def test_the_largest_allowed_frame_arrives(cloud: Cloud, forwarder: RunningForwarder) -> None:
     endpoint_id = cloud.add_endpoint()
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=1)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         agent.finish(agent.take(1), body=bytes(MAX_FRAME_BYTES))
         agent.until_recorded([task_id])
-    error = cloud.task(task_id).error  # what arrives is too much for a result, which is another limit
+    error = cloud.task(task_id).error  # the frame is too large for a result, which has a limit of its own
     assert error is not None
     assert f"{MAX_FRAME_BYTES:,} bytes inline" in error.message

@@ -1,4 +1,4 @@
-"""The forwarder as a process: how it starts, ends, and dies."""
+"""The forwarder as a process: start, drain, crash."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ForwarderProcess:
         self.health_url = ready["health_url"]
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal; the exit status."""
+        """Send a signal; returns the exit status."""
         self.process.send_signal(number)
         return self.process.wait(WAIT_S)
 
@@ -83,7 +83,7 @@ def stores(environ: dict[str, str]) -> Iterator[Stores]:
 
 @pytest.fixture
 def start(environ: dict[str, str], tmp_path: Path) -> Iterator[Callable[[], ForwarderProcess]]:
-    """Starts forwarders; those that still run at the end are killed."""
+    """Starts forwarders; kills those that still run at the end."""
     started: list[ForwarderProcess] = []
 
     def start_one() -> ForwarderProcess:
@@ -100,7 +100,7 @@ def log_lines(forwarder: ForwarderProcess) -> Sequence[dict[str, object]]:
     return [json.loads(line) for line in forwarder.log.read_text().splitlines()]
 
 
-def test_a_process_serves_drains_and_ends_well(stores: Stores, start: Callable[[], ForwarderProcess]) -> None:
+def test_a_process_serves_drains_and_exits_with_0(stores: Stores, start: Callable[[], ForwarderProcess]) -> None:
     cloud = Cloud(stores)
     endpoint_id = cloud.add_endpoint()
     forwarder = start()
@@ -121,9 +121,7 @@ def test_a_process_serves_drains_and_ends_well(stores: Stores, start: Callable[[
     assert agent.ticket[:20] not in text
 
 
-def test_a_drain_ends_although_the_queue_is_dead(
-    valkey: Valkey, stores: Stores, start: Callable[[], ForwarderProcess]
-) -> None:
+def test_a_drain_ends_without_the_queue(valkey: Valkey, stores: Stores, start: Callable[[], ForwarderProcess]) -> None:
     forwarder = start()
     valkey.kill()
     try:
@@ -148,7 +146,7 @@ def test_two_killed_forwarders_lose_nothing(stores: Stores, start: Callable[[], 
                 agent.finish(unfinished)
             agent.say(wire.Credit(tasks=100))
             if kills < 2:
-                agent.take(50)  # and nothing of it is reported before the forwarder dies
+                agent.take(50)  # none of them is reported before the forwarder dies
         deadline = time.monotonic() + 2 * WAIT_S
         while cloud.states(task_ids) != {TaskState.SUCCESS}:
             assert time.monotonic() < deadline, "tasks are left"
@@ -162,9 +160,9 @@ def test_two_killed_forwarders_lose_nothing(stores: Stores, start: Callable[[], 
 @pytest.mark.parametrize(
     ("missing", "arguments"), [("FARCALL_DATABASE_URL", ()), ("FARCALL_TICKET_KEY", ()), ("", ("--port", "x"))]
 )
-def test_a_wrong_setting_is_named_and_ends_the_process(missing: str, arguments: tuple[str, ...]) -> None:
+def test_a_wrong_setting_ends_the_process_with_a_message(missing: str, arguments: tuple[str, ...]) -> None:
     environ = {
-        "FARCALL_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
+        "FARCALL_DATABASE_URL": "postgresql://unused@127.0.0.1:1/none",
         "FARCALL_QUEUE_URL": "redis://127.0.0.1:1/0",
         "FARCALL_BLOB_BUCKET": "bucket",
         "FARCALL_TICKET_KEY": "x" * 32,
@@ -178,11 +176,11 @@ def test_a_wrong_setting_is_named_and_ends_the_process(missing: str, arguments: 
     assert missing in ended.stderr
 
 
-# -- dying loudly ------------------------------------------------------------------------------------------------------
+# -- bugs --------------------------------------------------------------------------------------------------------------
 
 
 class BrokenQueue(FakeQueue):
-    """A queue with a bug that shows at one endpoint."""
+    """A queue with a bug that affects one endpoint."""
 
     broken_at = ""
 
@@ -216,7 +214,7 @@ def test_a_bug_in_a_step_ends_the_session_of_its_endpoint_and_no_other() -> None
     forwarder.kill()
 
 
-def test_a_bug_in_the_thread_that_listens_ends_the_forwarder() -> None:
+def test_a_bug_in_the_wake_up_thread_ends_the_forwarder() -> None:
     working = fake_stores()
     forwarder = RunningForwarder(Stores(working.records, DeafQueue(), working.blobs, working.tickets))
     forwarder.join()

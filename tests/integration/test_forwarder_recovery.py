@@ -1,4 +1,4 @@
-"""What forwarders survive: wiped queues, dead forwarders, lost agents, stores that are away."""
+"""Recovery: wiped queues, dead forwarders, lost agents, store outages."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from tests.integration.forwarder_peers import (
 __all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
 
 
-#: The heartbeat of agents that are lost: this process may stand still for two seconds before they are.
+#: Heartbeat of agents that get lost; long enough for a pause of two seconds of this process.
 BRIEF_S = 0.7
 
 
 def wipe(stores: Stores, request: pytest.FixtureRequest) -> None:
-    """The queue loses everything."""
+    """Wipe the queue."""
     if isinstance(stores.queue, FakeQueue):
         stores.queue.wipe()
     else:
         request.getfixturevalue("valkey").wipe()
 
 
-# -- the queue loses everything ----------------------------------------------------------------------------------------
+# -- wiped queues ------------------------------------------------------------------------------------------------------
 
 
 def test_waiting_tasks_survive_a_wipe(
@@ -75,7 +75,7 @@ def test_tasks_that_the_agent_holds_are_not_sent_again_after_a_wipe(
 
 
 def _restored(forwarder: RunningForwarder) -> int:
-    """How often a queue was restored; a new endpoint's first claim counts."""
+    """Number of restored queues; a new endpoint's first claim counts."""
     shell = forwarder.service._shell
     assert shell is not None
     report = shell.health()[1]
@@ -105,7 +105,7 @@ def test_a_thousand_tasks_and_three_wipes(
     cloud.until_all(task_ids, TaskState.SUCCESS)
 
 
-def test_a_stream_goes_on_through_a_wipe(
+def test_a_stream_survives_a_wipe(
     request: pytest.FixtureRequest, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
@@ -122,7 +122,7 @@ def test_a_stream_goes_on_through_a_wipe(
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_the_next_forwarder_goes_on_with_what_the_agent_holds(
+def test_the_next_forwarder_keeps_the_tasks_that_the_agent_holds(
     idempotent: bool, stores: Stores, cloud: Cloud, endpoint_id: str
 ) -> None:
     first = RunningForwarder(stores)
@@ -141,7 +141,7 @@ def test_the_next_forwarder_goes_on_with_what_the_agent_holds(
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_what_never_reached_the_agents_spool_is_sent_again(
+def test_tasks_that_never_reached_the_agents_spool_are_sent_again(
     idempotent: bool, stores: Stores, cloud: Cloud, endpoint_id: str
 ) -> None:
     first = RunningForwarder(stores)
@@ -149,7 +149,7 @@ def test_what_never_reached_the_agents_spool_is_sent_again(
         agent.accepts = False
         agent.greet(credit=10)
         [task_id] = cloud.submit_new(endpoint_id, 1, idempotent=idempotent)
-        agent.take(1)  # and the agent died before it had written it down
+        agent.take(1)  # and the agent died before it had stored the task
         first.kill()
         with forwarding(stores) as second:
             agent.accepts = True
@@ -161,7 +161,7 @@ def test_what_never_reached_the_agents_spool_is_sent_again(
             agent.until_recorded([task_id])
 
 
-def test_what_ended_meanwhile_is_forgotten(stores: Stores, cloud: Cloud, endpoint_id: str) -> None:
+def test_held_tasks_that_ended_meanwhile_are_forgotten(stores: Stores, cloud: Cloud, endpoint_id: str) -> None:
     first = RunningForwarder(stores)
     with Agent(cloud, endpoint_id, first) as agent:
         agent.greet(credit=10)
@@ -170,7 +170,7 @@ def test_what_ended_meanwhile_is_forgotten(stores: Stores, cloud: Cloud, endpoin
         agent.finish(specs)
         cloud.until_all([task_id], TaskState.SUCCESS)
         first.kill()
-        agent.spool = {spec.task_id: spec for spec in specs}  # it has not heard that the result is recorded
+        agent.spool = {spec.task_id: spec for spec in specs}  # the acknowledgement of its result was lost
         with forwarding(stores) as second:
             agent.connect(second)
             welcome = agent.greet(credit=10)
@@ -178,10 +178,10 @@ def test_what_ended_meanwhile_is_forgotten(stores: Stores, cloud: Cloud, endpoin
             assert agent.hears_no(wire.RunTasks, for_s=0.5)
 
 
-def test_what_the_database_does_not_have_is_dropped_and_noted(
+def test_tasks_that_the_database_does_not_have_are_dropped_and_logged(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was restored from before these tasks were submitted."""
+    """The database was restored to a time before these tasks were submitted."""
     caplog.set_level("INFO")
     held, reported = (wire.new_task_id() for _ in range(2))
     known = cloud.submit_new(endpoint_id, 1)
@@ -190,18 +190,16 @@ def test_what_the_database_does_not_have_is_dropped_and_noted(
         assert [ref.task_id for ref in welcome.forget] == [held]
         result = wire.ResultSpec(task_id=reported, attempt=1, state=TaskState.SUCCESS, result=0)
         agent.say(wire.TaskResults(results=(result,)), b"result")
-        agent.until_recorded([reported])  # nobody else would ever take it, and the agent must be rid of it
+        agent.until_recorded([reported])  # otherwise the agent would keep the result for ever
         agent.say(wire.Credit(tasks=1))
         agent.serve(1)
     cloud.until_all(known, TaskState.SUCCESS)
-    noted = {record.message: vars(record) for record in caplog.records}
-    assert noted["the endpoint drops tasks that the database does not have"]["tasks"] == 1
-    assert noted["dropped results of tasks that the database does not have"]["results"] == 1
+    logged = {record.message: vars(record) for record in caplog.records}
+    assert logged["the endpoint drops tasks that the database does not have"]["tasks"] == 1
+    assert logged["dropped results of tasks that the database does not have"]["results"] == 1
 
 
-def test_an_agent_that_moved_is_served_by_the_new_forwarder_alone(
-    stores: Stores, cloud: Cloud, endpoint_id: str
-) -> None:
+def test_a_redirected_agent_is_served_by_the_new_forwarder_only(stores: Stores, cloud: Cloud, endpoint_id: str) -> None:
     with (
         forwarding(stores) as first,
         forwarding(stores) as second,
@@ -220,7 +218,7 @@ def test_an_agent_that_moved_is_served_by_the_new_forwarder_alone(
 # -- an agent dies -----------------------------------------------------------------------------------------------------
 
 
-def test_a_new_spool_means_that_what_was_sent_is_gone(
+def test_tasks_sent_to_a_lost_spool_are_sent_again_or_lost(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as old:
@@ -274,7 +272,7 @@ def test_a_live_agent_keeps_its_tasks_beyond_any_lease(
     assert {cloud.task(task_id).attempt for task_id in task_ids} == {1}
 
 
-def test_a_task_that_kills_its_endpoint_is_given_up(
+def test_a_task_that_kills_its_endpoint_becomes_a_dead_letter(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     [task_id] = cloud.submit_new(endpoint_id, 1, max_attempts=2)
@@ -295,11 +293,11 @@ def test_a_task_that_kills_its_endpoint_is_given_up(
     assert f"farcall tasks retry {task_id}" in error.hint
 
 
-# -- a store is away ---------------------------------------------------------------------------------------------------
+# -- store outages -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("away", ["queue", "records"])
-def test_sessions_and_results_outlast_a_store_that_is_away(away: str) -> None:
+def test_sessions_and_results_survive_a_store_outage(away: str) -> None:
     stores = fake_stores()
     cloud = Cloud(stores)
     endpoint_id = cloud.add_endpoint()
@@ -320,7 +318,7 @@ def test_sessions_and_results_outlast_a_store_that_is_away(away: str) -> None:
     assert cloud.states(task_ids + more) == {TaskState.SUCCESS}
 
 
-def test_a_late_enqueue_does_not_start_again_what_may_run_once(
+def test_a_late_enqueue_does_not_restart_a_non_idempotent_task(
     request: pytest.FixtureRequest, stores: Stores, cloud: Cloud, endpoint_id: str
 ) -> None:
     tasks = cloud.tasks(endpoint_id, 1, idempotent=False)
@@ -331,14 +329,14 @@ def test_a_late_enqueue_does_not_start_again_what_may_run_once(
         agent.take(1)
         first.kill()
     wipe(stores, request)
-    cloud.enqueue(tasks)  # by somebody who read the record before the task was dispatched
+    cloud.enqueue(tasks)  # by a process that read the record before the task was dispatched
     with forwarding(stores) as second, Agent(cloud, endpoint_id, second) as agent:
         agent.greet(credit=1)
         assert agent.hears_no(wire.RunTasks, for_s=0.5)
         cloud.until_all([tasks[0].task_id], TaskState.LOST)
 
 
-def test_no_task_that_may_run_once_is_ever_sent_twice(
+def test_no_non_idempotent_task_is_sent_twice(
     request: pytest.FixtureRequest, stores: Stores, cloud: Cloud, endpoint_id: str
 ) -> None:
     """Wipes and dead forwarders at bad moments, and an agent that loses its spool."""
@@ -364,7 +362,7 @@ def test_no_task_that_may_run_once_is_ever_sent_twice(
         until(lambda: bool(agent._receive(0.1)) or sum(sent.values()) + len(agent.received) >= 60, "all were sent")
 
         def have_all_ended() -> bool:
-            """What was sent and not read stays leased to the agent while it has a session: it reads on."""
+            """Receive tasks that were sent and not read: they stay leased to the agent while it has a session."""
             agent._receive(0.05)
             received = agent.take(len(agent.received))
             sent.update(spec.task_id for spec in received)
@@ -376,14 +374,14 @@ def test_no_task_that_may_run_once_is_ever_sent_twice(
     assert cloud.states(task_ids) <= {TaskState.SUCCESS, TaskState.LOST}
 
 
-# -- an agent is silent for longer than a lease, and comes back --------------------------------------------------------
+# -- an agent is silent for longer than a lease ------------------------------------------------------------------------
 
-#: Leases of 1.5 s, silence after 0.3 s, and a session that lives as long as the test wants.
+#: Leases of 1.5 s, silence after 0.3 s, and a session as long as the test.
 PATIENT = dataclasses.replace(FAST, silence_s=0.3, return_s=60.0)
 
 
 def outlast_a_lease(cloud: Cloud, endpoint_id: str, task_ids: list[str]) -> None:
-    """Wait until Valkey has had time to end leases that nobody prolongs, twice over."""
+    """Wait for twice the time after which Valkey ends leases that are not renewed."""
     queue = cloud.stores.queue
     start = queue.take(f"clock-{endpoint_id}", 1, rate_per_s=1 / (2 * PATIENT.lease_s), burst=1)
     assert start.tokens == 1
@@ -394,7 +392,7 @@ def outlast_a_lease(cloud: Cloud, endpoint_id: str, task_ids: list[str]) -> None
     assert cloud.states(task_ids) <= {TaskState.WAITING_FOR_EP, TaskState.WAITING_FOR_NODES, TaskState.RECEIVED}
 
 
-def test_what_a_silent_agent_was_sent_is_not_lost(cloud: Cloud, endpoint_id: str) -> None:
+def test_tasks_sent_to_a_silent_agent_are_not_lost(cloud: Cloud, endpoint_id: str) -> None:
     with forwarding(cloud.stores, PATIENT) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=10)
         task_ids = cloud.submit_new(endpoint_id, 2, idempotent=False)
@@ -402,7 +400,7 @@ def test_what_a_silent_agent_was_sent_is_not_lost(cloud: Cloud, endpoint_id: str
         specs = agent.take(2)
         outlast_a_lease(cloud, endpoint_id, task_ids)
         more = cloud.submit_new(endpoint_id, 2)
-        assert agent.hears_no(wire.RunTasks, for_s=0.5), "it has not answered yet"
+        assert agent.hears_no(wire.RunTasks, for_s=0.5), "the agent is silent"
         agent.accepts = True
         agent.accept(specs)
         agent.finish(specs)
@@ -410,7 +408,7 @@ def test_what_a_silent_agent_was_sent_is_not_lost(cloud: Cloud, endpoint_id: str
         cloud.until_all([*task_ids, *more], TaskState.SUCCESS)
 
 
-def test_a_returning_agent_says_what_it_has(cloud: Cloud, endpoint_id: str) -> None:
+def test_a_returning_agent_keeps_held_tasks_and_gets_the_others_again(cloud: Cloud, endpoint_id: str) -> None:
     with forwarding(cloud.stores, PATIENT) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=10)
         arrived, never_arrived = cloud.submit_new(endpoint_id, 2, idempotent=False)

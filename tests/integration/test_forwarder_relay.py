@@ -1,4 +1,4 @@
-"""Blobs through a real forwarder, to and from real S3."""
+"""Blob relay through a real forwarder, to and from real S3."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PIECE_BYTES = Policy.relay_piece_bytes
 
 
 class RelayingAgent(Agent):
-    """An agent that reaches the forwarder only."""
+    """An agent that can reach only the forwarder."""
 
     def download(self, spec: wire.TaskSpec) -> bytes:
         assert spec.payload_blob is not None
@@ -64,7 +64,7 @@ class RelayingAgent(Agent):
         return BlobLocation(blob_key=taken.blob_key, size_bytes=len(data), sha256=sha256)
 
     def work(self) -> str:
-        """Turn the payload of one task around."""
+        """Return the reversed payload of one task as its result."""
         self.greet(credit=1)
         [spec] = self.take(1, timeout_s=WAIT_S)
         blob = self.upload(spec, self.download(spec)[::-1])
@@ -109,7 +109,7 @@ def give(cloud: Cloud, endpoint_id: str, data: bytes) -> str:
 
 
 class Gauge:
-    """The most memory that a process has while this is looked at."""
+    """Peak memory of a process, while the block runs."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -131,7 +131,7 @@ class Gauge:
 
 
 @pytest.mark.slow
-def test_twenty_agents_at_once_take_no_more_memory_than_is_set_aside(cloud: Cloud, forwarder: ForwarderProcess) -> None:
+def test_twenty_agents_at_once_stay_within_the_relay_memory(cloud: Cloud, forwarder: ForwarderProcess) -> None:
     endpoint_ids = [cloud.add_endpoint() for _ in range(AGENTS)]
     payloads = {
         give(cloud, endpoint_id, data): data for endpoint_id in endpoint_ids for data in [os.urandom(SIZE_BYTES)]
@@ -150,11 +150,11 @@ def test_twenty_agents_at_once_take_no_more_memory_than_is_set_aside(cloud: Clou
         assert cloud.stores.blobs.read(ref.blob_key) == data[::-1]
     grown = gauge.most_bytes - gauge.before_bytes
     print(f"{2 * AGENTS * SIZE_BYTES / 1e6:.0f} MB passed through; memory grew by {grown / 1e6:.0f} MB")
-    # What is set aside, in pieces and once more as the whole that is stored; and boto3, which is loaded meanwhile.
+    # The reserved memory, in pieces and once more as the stored whole; and boto3, which is loaded meanwhile.
     assert grown < 2 * Policy.relay_bytes + 64 * 2**20
 
 
-def test_only_blobs_of_ones_own_tasks(cloud: Cloud, forwarder: ForwarderProcess) -> None:
+def test_only_blobs_of_the_endpoints_own_tasks_are_relayed(cloud: Cloud, forwarder: ForwarderProcess) -> None:
     mine, theirs = cloud.add_endpoint(), cloud.add_endpoint()
     with RelayingAgent(cloud, mine, forwarder) as agent, RelayingAgent(cloud, theirs, forwarder) as victim:
         agent.greet(credit=1)
@@ -171,7 +171,7 @@ def test_only_blobs_of_ones_own_tasks(cloud: Cloud, forwarder: ForwarderProcess)
         assert len(victim.download(spec)) == SIZE_BYTES
 
 
-def test_an_upload_that_was_cut_begins_again_at_another_forwarder(
+def test_an_interrupted_upload_restarts_at_another_forwarder(
     cloud: Cloud, forwarder: ForwarderProcess, environ: dict[str, str], tmp_path: Path
 ) -> None:
     endpoint_id = cloud.add_endpoint()
@@ -189,7 +189,9 @@ def test_an_upload_that_was_cut_begins_again_at_another_forwarder(
             forwarder.process.wait()
             agent.connect(other)
             agent.greet()
-            error = agent.push(spec, data, sha256, offset=PIECE_BYTES).error  # it knows nothing of the first piece
+            error = agent.push(
+                spec, data, sha256, offset=PIECE_BYTES
+            ).error  # this forwarder does not have the first piece
             assert error is not None
             assert error["retryable"]
             assert agent.download(spec) == data

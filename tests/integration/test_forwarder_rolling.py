@@ -44,7 +44,7 @@ class Worker(Agent):
 
 
 class Roamer(threading.Thread):
-    """A peer that stays with one forwarder for as long as that wants it, and then goes to another one."""
+    """A peer that stays with one forwarder until it is redirected, and then connects to another one."""
 
     def __init__(self, cloud: Cloud, peer: Callable[[ForwarderInfo], Peer]) -> None:
         super().__init__(name="roamer")
@@ -63,7 +63,7 @@ class Roamer(threading.Thread):
                     self._visit(random.choice(forwarders))
                 else:
                     self._over.wait(0.05)
-        except BaseException as error:  # noqa: BLE001 -- told to the test
+        except BaseException as error:  # noqa: BLE001 -- raised in the test
             self.error = error
         finally:
             if self.peer:
@@ -109,7 +109,7 @@ class Roamer(threading.Thread):
 
 
 class RoamingWorker(Roamer):
-    """Serves an endpoint wherever it is."""
+    """An agent that follows redirects."""
 
     def greet(self, peer: Peer) -> None:
         assert isinstance(peer, Worker)
@@ -130,7 +130,7 @@ class RoamingWorker(Roamer):
 
 
 class RoamingClient(Roamer):
-    """Follows a group wherever it is."""
+    """A client that follows redirects, and one task group."""
 
     group = "group"
     cursor: str | None = None
@@ -165,7 +165,7 @@ class RoamingClient(Roamer):
 
 
 class Load:
-    """Endpoints at work, a client that listens, and tasks that keep coming until the block ends."""
+    """Busy endpoints, a client with a stream, and tasks that are submitted until the block ends."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
@@ -201,9 +201,9 @@ class Load:
             self._over.set()
             self._submitter.join()
             self.cloud.until_all(self.task_ids, TaskState.SUCCESS)
-            until(lambda: self.client.is_open, "the client listens")
+            until(lambda: self.client.is_open, "the client has a stream")
             last = {task_id for number in range(ENDPOINTS) for task_id in self.submit(number)}
-            until(lambda: last <= self.client.seen, "the client hears of every endpoint, wherever it is")
+            until(lambda: last <= self.client.seen, "the client gets results of every endpoint")
         finally:
             self._over.set()
             self._submitter.join()

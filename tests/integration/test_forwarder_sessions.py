@@ -1,4 +1,4 @@
-"""Who may connect to a forwarder and what it puts up with: real ZeroMQ with CURVE, stores in memory."""
+"""Sessions: authentication, protocol errors, heartbeats, streams, health and drain. Real ZeroMQ, stores in memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def refusal(peer: Agent | Client) -> str:
 # -- keys and tickets --------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_key_is_refused_before_it_can_say_anything(
+def test_an_unknown_key_is_refused_during_the_handshake(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder, admitted=False) as stranger:
@@ -94,7 +94,7 @@ def test_a_key_that_only_the_database_knows_may_connect(
         agent.greet()
 
 
-def test_a_refused_key_can_be_registered_and_come_back(
+def test_a_refused_key_is_accepted_after_its_registration(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder, admitted=False) as agent:
@@ -105,7 +105,7 @@ def test_a_refused_key_can_be_registered_and_come_back(
 
 
 def _can_greet(agent: Agent, forwarder: RunningForwarder, *, within_s: float) -> bool:
-    agent.connect(forwarder)  # ZeroMQ does not try again by itself after a refusal
+    agent.connect(forwarder)  # ZeroMQ does not reconnect after a refusal
     agent.socket.sndtimeo = 300
     try:
         agent.say(agent.hello())
@@ -121,7 +121,9 @@ def test_a_key_cannot_claim_another_endpoint(cloud: Cloud, forwarder: RunningFor
         assert refusal(agent) == "ENDPOINT_MISMATCH"
 
 
-def test_a_ticket_has_to_be_good_and_ones_own(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_a_ticket_must_be_valid_and_belong_to_the_key(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         issue = cloud.stores.tickets.issue
         for ticket in (
@@ -146,12 +148,12 @@ def test_a_refused_peer_may_greet_again_on_the_same_connection(
         agent.greet()
 
 
-def test_a_routing_id_of_the_peers_own_is_not_accepted(
+def test_a_routing_id_chosen_by_the_peer_is_not_accepted(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     class Poser(Agent):
         def prepare(self, socket: zmq.Socket[bytes]) -> None:
-            socket.routing_id = b"somebody"
+            socket.routing_id = b"chosen"
 
     with Poser(cloud, endpoint_id, forwarder) as agent:
         agent.say(agent.hello())
@@ -167,7 +169,7 @@ def test_a_client_cannot_speak_as_an_agent(cloud: Cloud, forwarder: RunningForwa
         assert refusal(agent) == "PROTOCOL_ERROR"
 
 
-def test_lookups_that_fail_are_tried_again(
+def test_failed_lookups_are_repeated(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     assert isinstance(stores.queue, FakeQueue)
@@ -177,10 +179,10 @@ def test_lookups_that_fail_are_tried_again(
         until(lambda: health(forwarder)[0] == 503, "the forwarder is degraded")
         stores.queue.reachable = True
         agent.greet()
-        until(lambda: health(forwarder)[0] == 200, "the forwarder is well again")
+        until(lambda: health(forwarder)[0] == 200, "the forwarder is healthy again")
 
 
-# -- nonsense ----------------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_lookups_that_fail_are_tried_again(
         [b"\x01" + msgspec.msgpack.encode({"kind": "RunTasks", "tasks": []})],
     ],
 )
-def test_garbage_ends_the_session_and_nothing_else(
+def test_malformed_messages_end_only_their_session(
     frames: list[bytes], cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     other = cloud.add_endpoint()
@@ -208,7 +210,7 @@ def test_garbage_ends_the_session_and_nothing_else(
         bystander.greet(credit=1)
         agent.socket.send_multipart(frames)
         assert refusal(agent) in {"FRAME_MALFORMED", "VERSION_UNSUPPORTED", "PROTOCOL_ERROR"}
-        for _ in range(10):  # told once is enough
+        for _ in range(10):  # one refusal is enough
             agent.socket.send_multipart(frames)
         [task_id] = cloud.submit_new(other, 1)
         bystander.finish(bystander.take(1))
@@ -217,20 +219,20 @@ def test_garbage_ends_the_session_and_nothing_else(
     assert counter(forwarder, "protocol_errors") == 11
 
 
-def test_talking_before_greeting_is_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_a_message_before_the_greeting_is_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.socket.send_multipart(wire.encode(wire.Envelope(wire.Credit(tasks=10))))
         agent.session.sent(agent.hello(), now=0.0)
         assert refusal(agent) == "PROTOCOL_ERROR"
 
 
-def test_a_version_that_nobody_speaks_is_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_an_unknown_protocol_version_is_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.say(agent.hello(protocol_versions=(99,)))
         assert refusal(agent) == "VERSION_UNSUPPORTED"
 
 
-def test_ids_that_are_no_ids_are_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_malformed_ids_are_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.say(agent.hello(held=(wire.HeldTask(task_id="\0", attempt=1),)))
         assert refusal(agent) == "PROTOCOL_ERROR"
@@ -239,7 +241,7 @@ def test_ids_that_are_no_ids_are_refused(cloud: Cloud, forwarder: RunningForward
 # -- one agent per endpoint --------------------------------------------------------------------------------------------
 
 
-def test_a_second_agent_is_refused_while_the_first_lives(
+def test_a_second_agent_is_refused_while_the_first_is_connected(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as first, Agent(cloud, endpoint_id, forwarder) as second:
@@ -253,7 +255,7 @@ def test_a_second_agent_is_refused_while_the_first_lives(
         first.until_recorded([task_id])
 
 
-def test_a_second_agent_may_come_when_the_first_has_said_goodbye(
+def test_a_second_agent_is_admitted_after_the_firsts_goodbye(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as first, Agent(cloud, endpoint_id, forwarder) as second:
@@ -276,7 +278,7 @@ def test_a_restarted_agent_takes_over(cloud: Cloud, forwarder: RunningForwarder,
         new.until_recorded([task_id])
 
 
-def test_an_agent_that_reconnects_is_not_told_that_it_was_taken_over(
+def test_a_reconnecting_agent_gets_no_taken_over_refusal(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with (
@@ -293,7 +295,7 @@ def test_an_agent_that_reconnects_is_not_told_that_it_was_taken_over(
 
 
 def test_heartbeats_keep_a_session_and_silence_ends_it(cloud: Cloud, endpoint_id: str) -> None:
-    policy = dataclasses.replace(FAST, min_heartbeat_s=0.7)  # so that this process may stand still for two seconds
+    policy = dataclasses.replace(FAST, min_heartbeat_s=0.7)  # so that this process may pause for two seconds
     with forwarding(cloud.stores, policy) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
         assert agent.greet(heartbeat_s=0.01).heartbeat_s == policy.min_heartbeat_s
         for _ in range(wire.SILENT_PERIODS + 1):
@@ -316,7 +318,7 @@ def run_tasks(cloud: Cloud, agent: Agent, group: str, count: int = 1, body: byte
     return task_ids
 
 
-def test_a_stream_has_only_its_own_groups(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_a_stream_has_only_results_of_its_groups(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
         agent.greet()
         assert not client.open("mine").resumed
@@ -325,7 +327,7 @@ def test_a_stream_has_only_its_own_groups(cloud: Cloud, forwarder: RunningForwar
         assert list(client.results(1)) == mine
 
 
-def test_a_stream_never_has_somebody_elses_tasks(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_a_stream_never_has_another_owners_tasks(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, wire.new_id(), forwarder) as spy:
         agent.greet()
         spy.open("group")
@@ -333,9 +335,7 @@ def test_a_stream_never_has_somebody_elses_tasks(cloud: Cloud, forwarder: Runnin
         assert spy.hears_no(wire.ResultsReady, for_s=0.3)
 
 
-def test_subscribing_late_brings_what_has_just_ended(
-    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
-) -> None:
+def test_a_late_subscription_pushes_recent_results(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
         agent.greet()
         client.open()
@@ -360,12 +360,12 @@ def test_a_broken_stream_resumes_where_it_was(cloud: Cloud, forwarder: RunningFo
 
 
 @pytest.mark.parametrize("cursor", ["", "rubbish", "another-forwarder:0", "another-forwarder:999999"])
-def test_a_cursor_from_elsewhere_begins_afresh(cursor: str, cloud: Cloud, forwarder: RunningForwarder) -> None:
+def test_a_foreign_cursor_does_not_resume(cursor: str, cloud: Cloud, forwarder: RunningForwarder) -> None:
     with Client(cloud, cloud.owner_id, forwarder) as client:
         assert not client.open("group", cursor=cursor).resumed
 
 
-def test_a_client_that_does_not_read_is_sent_away(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_a_client_that_does_not_read_is_redirected(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
         agent.greet()
         client.socket.rcvhwm = 1
@@ -376,7 +376,7 @@ def test_a_client_that_does_not_read_is_sent_away(cloud: Cloud, forwarder: Runni
             if counter(forwarder, "peers_behind"):
                 break
         assert counter(forwarder, "peers_behind") == 1
-        # Others are served as before, and the client learns of it as soon as it reads again.
+        # Others are served as before, and the client receives the redirect when it reads again.
         run_tasks(cloud, agent, "group")
         move, _ = client.hear(wire.Move)
         assert "slow" in move.reason
@@ -392,7 +392,7 @@ def test_too_many_groups_are_refused(stores: Stores, cloud: Cloud) -> None:
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
-def test_health_tells_what_is_connected(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_health_reports_the_connections(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
         agent.greet()
         client.open()
@@ -402,7 +402,7 @@ def test_health_tells_what_is_connected(cloud: Cloud, forwarder: RunningForwarde
 
 
 @pytest.mark.parametrize(("path", "method", "code"), [("/", "GET", 404), ("/healthz", "POST", 405)])
-def test_health_knows_one_request(path: str, method: str, code: int, forwarder: RunningForwarder) -> None:
+def test_health_refuses_other_requests(path: str, method: str, code: int, forwarder: RunningForwarder) -> None:
     url = forwarder.service.ready["health_url"].replace("/healthz", path)
     request = urllib.request.Request(url, method=method)
     with pytest.raises(urllib.error.HTTPError) as raised:
@@ -411,7 +411,7 @@ def test_health_knows_one_request(path: str, method: str, code: int, forwarder: 
     raised.value.close()
 
 
-def test_a_forwarder_is_in_the_registry_while_it_lives(stores: Stores, forwarder: RunningForwarder) -> None:
+def test_a_running_forwarder_is_in_the_registry(stores: Stores, forwarder: RunningForwarder) -> None:
     until(lambda: bool(stores.queue.forwarders()), "the forwarder is announced")
     [info] = stores.queue.forwarders()
     assert (info.address, info.server_key) == (forwarder.address, forwarder.server_key)
@@ -420,7 +420,7 @@ def test_a_forwarder_is_in_the_registry_while_it_lives(stores: Stores, forwarder
 # -- drain -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_drain_sends_everybody_away_and_ends(cloud: Cloud, endpoint_id: str) -> None:
+def test_a_drain_redirects_all_peers_and_ends(cloud: Cloud, endpoint_id: str) -> None:
     stores = cloud.stores
     forwarder = RunningForwarder(stores)
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
@@ -433,7 +433,7 @@ def test_a_drain_sends_everybody_away_and_ends(cloud: Cloud, endpoint_id: str) -
         agent.hear(wire.Move)
         client.hear(wire.Move)
         assert not stores.queue.forwarders()
-        agent.finish([first])  # what is on the way still goes through
+        agent.finish([first])  # results under way are still recorded
         agent.until_recorded([first.task_id])
         assert list(client.results(1)) == [first.task_id]
         agent.say(wire.Goodbye())
@@ -447,7 +447,7 @@ def test_a_drain_sends_everybody_away_and_ends(cloud: Cloud, endpoint_id: str) -
         again.until_recorded([second.task_id])
 
 
-def test_a_drain_ends_although_nobody_leaves(cloud: Cloud, endpoint_id: str) -> None:
+def test_a_drain_ends_although_no_peer_leaves(cloud: Cloud, endpoint_id: str) -> None:
     forwarder = RunningForwarder(cloud.stores)
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet()
@@ -456,7 +456,7 @@ def test_a_drain_ends_although_nobody_leaves(cloud: Cloud, endpoint_id: str) -> 
     assert forwarder.error is None
 
 
-def test_who_comes_during_a_drain_is_sent_on(cloud: Cloud, endpoint_id: str) -> None:
+def test_a_peer_that_connects_during_a_drain_is_redirected(cloud: Cloud, endpoint_id: str) -> None:
     forwarder = RunningForwarder(cloud.stores)
     with (
         Agent(cloud, endpoint_id, forwarder) as agent,

@@ -1,5 +1,4 @@
-"""Connections that cost the forwarder a place and nothing else: those that never finish a handshake, and those that do
-and then say nothing."""
+"""Connection limits: half-open handshakes, silent connections, crowds and endless messages."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from farcall_common.sockets import RECONNECT_MS
 from farcall_common.store import StoreSettings, open_stores
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
-from farcall_forwarder.adapters.door import Door, _received_bytes, allow_connections
+from farcall_forwarder.adapters.connection_limiter import ConnectionLimiter, _received_bytes, allow_connections
 from tests.integration.forwarder_peers import Agent, Cloud, real_environment, until
 from tests.integration.test_forwarder_process import ForwarderProcess
 from tests.waiting import WAIT_S
@@ -66,7 +65,7 @@ def where(address: str) -> tuple[str, int]:
 
 
 def curve_hello(server_key: str) -> bytes:
-    """How a real peer begins its CURVE handshake, caught on the wire. It may be said any number of times."""
+    """The recorded begin of a real peer's CURVE handshake. It can be replayed any number of times."""
     with (
         zmq.Context() as context,
         context.socket(zmq.DEALER) as dealer,
@@ -92,7 +91,7 @@ Connect = Callable[[str, int, bytes], list[socket.socket]]
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """Makes so many connections that say something, or fewer when the forwarder takes no more."""
+    """Opens so many connections that send data, or fewer if the forwarder accepts no more."""
     connections: list[socket.socket] = []
 
     def make(address: str, count: int, first_words: bytes) -> list[socket.socket]:
@@ -110,7 +109,7 @@ def connect() -> Iterator[Connect]:
 
 
 def open_ones(connections: Sequence[socket.socket], *, drip: bytes = b"") -> list[socket.socket]:
-    """Those that the forwarder has not ended; each says one byte more."""
+    """Connections that the forwarder has not closed; each sends one more byte."""
     still_open = []
     for connection in connections:
         with contextlib.suppress(BlockingIOError):
@@ -128,7 +127,7 @@ def open_ones(connections: Sequence[socket.socket], *, drip: bytes = b"") -> lis
 
 
 @pytest.mark.slow
-def test_hundreds_of_half_open_connections_hold_up_nobody(
+def test_hundreds_of_half_open_connections_do_not_delay_other_peers(
     environ: dict[str, str], stores: Stores, tmp_path: Path, connect: Connect
 ) -> None:
     cloud = Cloud(stores)
@@ -144,7 +143,7 @@ def test_hundreds_of_half_open_connections_hold_up_nobody(
         served = threading.Event()
 
         def crowd() -> None:
-            """Connections that are cut off are made again: there are hundreds however slow the machine is."""
+            """Replace closed connections, so that there are hundreds even on a slow machine."""
             while not served.wait(0.05):
                 lazy[:], dripping[:] = open_ones(lazy), open_ones(dripping)
                 for _ in range((CROWD - len(lazy) - len(dripping)) // 4):
@@ -152,8 +151,8 @@ def test_hundreds_of_half_open_connections_hold_up_nobody(
                         lazy.extend(connect(forwarder.address, 1, first_words))
                     dripping.extend(connect(forwarder.address, 1, SIGNATURE[:1]))
 
-        with ThreadPoolExecutor(1) as beside:
-            crowding = beside.submit(crowd)
+        with ThreadPoolExecutor(1) as executor:
+            crowding = executor.submit(crowd)
             try:
                 until(lambda: process.num_fds() >= descriptors + CROWD * 3 // 4, "hundreds are connected")
                 with Agent(cloud, endpoint_id, forwarder) as agent:
@@ -174,7 +173,7 @@ def test_hundreds_of_half_open_connections_hold_up_nobody(
             lazy = open_ones(lazy)
             dripping = open_ones(dripping, drip=GREETING[sent : sent + 1])
             sent += 1
-            time.sleep(0.25)  # the pace of the slow ones
+            time.sleep(0.25)  # the period of the slow bytes
         until(lambda: process.num_fds() <= descriptors + 20, "their descriptors are free again")
 
 
@@ -182,8 +181,10 @@ def health(forwarder: ForwarderProcess) -> dict[str, Any]:
     return dict(httpx.get(forwarder.health_url, timeout=WAIT_S, trust_env=False).json())
 
 
-def test_a_crowd_keeps_nobody_out(environ: dict[str, str], stores: Stores, tmp_path: Path, connect: Connect) -> None:
-    """More connections than there may be: who is in is served, who comes gets in, and descriptors do not run out."""
+def test_a_crowd_does_not_lock_peers_out(
+    environ: dict[str, str], stores: Stores, tmp_path: Path, connect: Connect
+) -> None:
+    """More connections than permitted: connected peers are served, new ones get in, and descriptors do not run out."""
     cloud = Cloud(stores)
     served_id, late_id = cloud.add_endpoint(), cloud.add_endpoint()
     with running(environ, tmp_path, FARCALL_FORWARDER_CONNECTIONS="100") as forwarder:
@@ -202,14 +203,16 @@ def test_a_crowd_keeps_nobody_out(environ: dict[str, str], stores: Stores, tmp_p
 
 
 class Scene:
-    """A ROUTER with a door, two peers, and a clock that stands still unless it is moved."""
+    """A ROUTER with a connection limiter, peers, and a clock that tests move."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], *, limit: int, of_source: int | None) -> None:
         self.now = 100.0
         self.router = context.socket(zmq.ROUTER)
         self.router.linger = 0
         self.port = self.router.bind_to_random_port("tcp://127.0.0.1")
-        self.door = Door(context, self.router, limit=limit, limit_of_source=of_source, clock=lambda: self.now)
+        self.limiter = ConnectionLimiter(
+            context, self.router, limit=limit, limit_of_source=of_source, clock=lambda: self.now
+        )
         self._context = context
         self._peers: list[zmq.Socket[bytes]] = []
 
@@ -225,12 +228,12 @@ class Scene:
         return socket.create_connection(("127.0.0.1", self.port), source_address=(address, 0))
 
     async def hear(self) -> None:
-        """Take a message, as the forwarder does."""
+        """Receive a message, as the forwarder does."""
         await self.until(lambda: bool(self.router.poll(0)), "a message comes in")
         first = self.router.recv(zmq.DONTWAIT, copy=False)
         self.router.recv_multipart(zmq.DONTWAIT)
-        self.door.heard(first.bytes, int(first.get(zmq.SRCFD)))
-        self.door.spoke.add(first.bytes)
+        self.limiter.note_first_message(first.bytes, int(first.get(zmq.SRCFD)))
+        self.limiter.spoke.add(first.bytes)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + WAIT_S
@@ -241,15 +244,15 @@ class Scene:
     def close(self) -> None:
         for peer in self._peers:
             peer.close()
-        self.door.close()
+        self.limiter.close()
         self.router.close()
 
 
-def at_the_door(talk: Callable[[Scene], Any], *, limit: int = 100, of_source: int | None = None) -> None:
+def with_limiter(talk: Callable[[Scene], Any], *, limit: int = 100, of_source: int | None = None) -> None:
     async def play() -> None:
         with zmq.Context() as context:
             scene = Scene(context, limit=limit, of_source=of_source)
-            keeping = asyncio.create_task(scene.door.run())
+            keeping = asyncio.create_task(scene.limiter.run())
             try:
                 await talk(scene)
             finally:
@@ -259,28 +262,28 @@ def at_the_door(talk: Callable[[Scene], Any], *, limit: int = 100, of_source: in
     asyncio.run(play())
 
 
-def test_who_says_nothing_is_cut_off_and_who_spoke_stays() -> None:
+def test_silent_connections_are_closed_and_others_stay() -> None:
     async def talk(scene: Scene) -> None:
         silent, speaking = scene.join(), scene.join()
         speaking.send(b"hello")
         await scene.hear()
-        await scene.until(lambda: scene.door.connections == 2, "both are connected")
+        await scene.until(lambda: scene.limiter.connections == 2, "both are connected")
         scene.now += 21.0
-        await scene.until(lambda: scene.door.silenced == 1, "one is cut off")
-        await scene.until(lambda: scene.door.connections == 1, "one is left")
+        await scene.until(lambda: scene.limiter.silenced == 1, "one is closed")
+        await scene.until(lambda: scene.limiter.connections == 1, "one is left")
         scene.now += 3600.0
         speaking.send(b"still here")
         await scene.hear()
-        assert (scene.door.connections, scene.door.silenced, len(scene.door.known)) == (1, 1, 1)
+        assert (scene.limiter.connections, scene.limiter.silenced, len(scene.limiter.known)) == (1, 1, 1)
         speaking.close()
-        await scene.until(lambda: not scene.door.known, "nobody is left")
+        await scene.until(lambda: not scene.limiter.known, "no connection is left")
         assert silent.poll(0) == 0
 
-    at_the_door(talk)
+    with_limiter(talk)
 
 
-def test_only_connections_to_this_port_are_cut() -> None:
-    """A descriptor may have become another connection's in the instant between the two."""
+def test_only_connections_to_this_port_are_closed() -> None:
+    """A descriptor may have been reused meanwhile."""
 
     async def talk(scene: Scene) -> None:
         left, right = socket.socketpair()
@@ -288,33 +291,33 @@ def test_only_connections_to_this_port_are_cut() -> None:
             away = socket.create_connection(listener.getsockname())
             with away:
                 for descriptor in (left.fileno(), away.fileno(), 10**6):
-                    scene.door._cut(descriptor)
+                    scene.limiter._close_connection(descriptor)
                 left.send(b"still")
                 away.send(b"here")
                 assert right.recv(10) == b"still"
 
-    at_the_door(talk)
+    with_limiter(talk)
 
 
-def test_the_oldest_of_the_silent_make_room() -> None:
+def test_the_oldest_silent_connections_are_closed_first() -> None:
     async def talk(scene: Scene) -> None:
         speaking = scene.join()
         speaking.send(b"hello")
         await scene.hear()
         crowd = [scene.join() for _ in range(5)]
-        await scene.until(lambda: scene.door.crowded_out == 3, "three are cut off")
-        assert scene.door.connections == 3
+        await scene.until(lambda: scene.limiter.crowded_out == 3, "three are closed")
+        assert scene.limiter.connections == 3
         late = scene.join()
         late.send(b"hello")
         await scene.hear()
-        await scene.until(lambda: scene.door.crowded_out == 4, "another is cut off")
-        assert len(scene.door.known) == 2
+        await scene.until(lambda: scene.limiter.crowded_out == 4, "another is closed")
+        assert len(scene.limiter.known) == 2
         assert all(peer.poll(0) == 0 for peer in crowd)
 
-    at_the_door(talk, limit=3)
+    with_limiter(talk, limit=3)
 
 
-def test_one_address_has_its_share_and_leaves_the_others_theirs() -> None:
+def test_connections_per_address_are_limited() -> None:
     async def talk(scene: Scene) -> None:
         speaking = scene.join()
         speaking.send(b"hello")
@@ -322,21 +325,21 @@ def test_one_address_has_its_share_and_leaves_the_others_theirs() -> None:
         with contextlib.ExitStack() as crowd:
             for _ in range(9):
                 await asyncio.to_thread(lambda: crowd.enter_context(scene.connect_from("127.0.0.2")))
-            await scene.until(lambda: scene.door.crowded_out == 6, "three of nine are left")
-            assert scene.door.connections == 4
+            await scene.until(lambda: scene.limiter.crowded_out == 6, "three of nine are left")
+            assert scene.limiter.connections == 4
             also_here = crowd.enter_context(scene.connect_from("127.0.0.3"))
-            await scene.until(lambda: scene.door.connections == 5, "another address is let in")
+            await scene.until(lambda: scene.limiter.connections == 5, "another address is let in")
             also_here.close()
-            await scene.until(lambda: scene.door.connections == 4, "and goes")
+            await scene.until(lambda: scene.limiter.connections == 4, "and goes")
             speaking.send(b"still here")
             await scene.hear()
-        await scene.until(lambda: scene.door.connections == 1, "the crowd has gone")
-        assert (scene.door.crowded_out, list(scene.door._sources)) == (6, ["127.0.0.1"])
+        await scene.until(lambda: scene.limiter.connections == 1, "the crowd has gone")
+        assert (scene.limiter.crowded_out, list(scene.limiter._sources)) == (6, ["127.0.0.1"])
 
-    at_the_door(talk, of_source=3)
+    with_limiter(talk, of_source=3)
 
 
-def test_strangers_have_half_of_the_places_and_never_that_of_an_address_that_is_known() -> None:
+def test_unknown_addresses_have_half_of_the_places_and_yield_to_known_ones() -> None:
     async def talk(scene: Scene) -> None:
         first = scene.join()
         first.send(b"hello")
@@ -345,49 +348,49 @@ def test_strangers_have_half_of_the_places_and_never_that_of_an_address_that_is_
             known = [await asyncio.to_thread(scene.connect_from, "127.0.0.1") for _ in range(3)]
             for each in known:
                 crowd.callback(each.close)
-            await scene.until(lambda: scene.door.connections == 4, "the known ones are connected")
+            await scene.until(lambda: scene.limiter.connections == 4, "the known ones are connected")
             for number in range(40):  # each from an address of its own
                 stranger = await asyncio.to_thread(scene.connect_from, f"127.0.1.{number + 1}")
                 crowd.callback(stranger.close)
-            await scene.until(lambda: scene.door.crowded_out == 35, "all but half of the places are free of them")
-            await scene.until(lambda: scene.door.connections == 9, "with one that speaks and three known ones")
+            await scene.until(lambda: scene.limiter.crowded_out == 35, "half of the places are free of them")
+            await scene.until(lambda: scene.limiter.connections == 9, "with one that speaks and three known ones")
             back = [scene.join() for _ in range(3)]  # the tenth place; then strangers make room
             for peer in back:
                 peer.send(b"hello")
             for _ in back:
                 await scene.hear()
-            await scene.until(lambda: scene.door.crowded_out == 37, "two strangers made room")
-            assert scene.door.connections == 10
-            assert all(not _is_cut(each) for each in known), "the oldest that are silent, but known"
+            await scene.until(lambda: scene.limiter.crowded_out == 37, "two strangers made room")
+            assert scene.limiter.connections == 10
+            assert all(not _is_closed(each) for each in known), "the oldest that are silent, but known"
             late = await asyncio.to_thread(scene.connect_from, "127.0.2.1")
             crowd.callback(late.close)
-            await scene.until(lambda: scene.door.crowded_out == 38, "a stranger makes room for a stranger")
-            assert all(not _is_cut(each) for each in known)
+            await scene.until(lambda: scene.limiter.crowded_out == 38, "a stranger makes room for a stranger")
+            assert all(not _is_closed(each) for each in known)
         first.send(b"still here")
         await scene.hear()
-        await scene.until(lambda: scene.door.connections == 4, "the crowd has gone")
-        assert not scene.door._strangers
+        await scene.until(lambda: scene.limiter.connections == 4, "the crowd has gone")
+        assert not scene.limiter._strangers
 
-    at_the_door(talk, limit=10)
+    with_limiter(talk, limit=10)
 
 
-def test_one_stranger_that_speaks_makes_its_address_known() -> None:
+def test_a_message_makes_an_address_known() -> None:
     async def talk(scene: Scene) -> None:
         waiting = await asyncio.to_thread(scene.connect_from, "127.0.0.1")
         with waiting:
-            await scene.until(lambda: len(scene.door._strangers) == 1, "it is a stranger")
+            await scene.until(lambda: len(scene.limiter._strangers) == 1, "it is a stranger")
             scene.join().send(b"hello")
             await scene.hear()
-            assert scene.door._strangers == {}
-            assert list(scene.door._known_addresses) == ["127.0.0.1"]
+            assert scene.limiter._strangers == {}
+            assert list(scene.limiter._known_addresses) == ["127.0.0.1"]
         for number in range(1, 9):  # more addresses than are remembered: the oldest is forgotten
-            scene.door._welcome_address(f"10.0.0.{number}")
-        assert len(scene.door._known_addresses) == 8
+            scene.limiter._note_known_address(f"10.0.0.{number}")
+        assert len(scene.limiter._known_addresses) == 8
 
-    at_the_door(talk, limit=2)
+    with_limiter(talk, limit=2)
 
 
-def _is_cut(connection: socket.socket) -> bool:
+def _is_closed(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
         while connection.recv(4096):
@@ -400,7 +403,7 @@ def _is_cut(connection: socket.socket) -> bool:
 
 
 class RawPeer:
-    """A peer that speaks ZMTP 3.0 by itself, without a mechanism: no library would send half a message."""
+    """A peer that writes ZMTP 3.0 itself, without a mechanism: no library sends half a message."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
@@ -415,18 +418,18 @@ class RawPeer:
         self._socket.close()
 
 
-def test_a_descriptor_that_is_closed_or_no_connection_says_nothing() -> None:
-    ends = os.pipe()
-    closed = os.dup(ends[0])
+def test_a_closed_descriptor_has_no_received_bytes() -> None:
+    pipe = os.pipe()
+    closed = os.dup(pipe[0])
     os.close(closed)
     with socket.socket(socket.AF_UNIX) as other:
-        assert [_received_bytes(each) for each in (*ends, closed, other.fileno())] == [0, 0, 0, 0]
-        other.getsockname()  # still ours
-    for end in ends:
+        assert [_received_bytes(each) for each in (*pipe, closed, other.fileno())] == [0, 0, 0, 0]
+        other.getsockname()  # still open
+    for end in pipe:
         os.close(end)
 
 
-def test_a_message_without_an_end_ends_the_connection() -> None:
+def test_an_endless_message_closes_the_connection() -> None:
     megabyte = bytes(2**20)
 
     async def talk(scene: Scene) -> None:
@@ -438,27 +441,27 @@ def test_a_message_without_an_end_ends_the_connection() -> None:
                     await asyncio.to_thread(busy.send, megabyte, more=False)
                     await scene.hear()
                 scene.now += 2.0
-                await asyncio.sleep(0.05)  # the door's turn
+                await asyncio.sleep(0.05)  # the limiter runs
             endless.send(b"hello", more=False)
             await scene.hear()
             scene.now += 2.0
-            await scene.until(lambda: not scene.door.spoke, "the door has looked")
+            await scene.until(lambda: not scene.limiter.spoke, "the limiter has measured")
             for peer in (endless, fresh):
                 with contextlib.suppress(ConnectionError):
                     for _ in range(80):
                         await asyncio.to_thread(peer.send, megabyte, more=True)
                 scene.now += 2.0
-            await scene.until(lambda: scene.door.endless == 2, "both are cut off")
+            await scene.until(lambda: scene.limiter.endless == 2, "both are closed")
             honest.send(b"still here")
             await scene.hear()
             busy.send(b"still here", more=False)
             await scene.hear()
-            await scene.until(lambda: scene.door.connections == 2, "two are left")
+            await scene.until(lambda: scene.limiter.connections == 2, "two are left")
         finally:
             for peer in (busy, endless, fresh):
                 peer.close()
 
-    at_the_door(talk)
+    with_limiter(talk)
 
 
 @pytest.mark.parametrize(
@@ -470,17 +473,19 @@ def test_a_message_without_an_end_ends_the_connection() -> None:
         ((1024, 1024), 10_000, 512, 1024),
     ],
 )
-def test_as_many_connections_as_the_machine_permits(
+def test_connections_are_limited_to_the_machines_descriptors(
     limits: tuple[int, int], wanted: int, allowed: int, soft: int
 ) -> None:
-    """In a process of its own: limits that were lowered cannot be raised again."""
+    """In a process of its own: lowered limits cannot be raised again."""
     program = (
         "import resource, sys\n"
-        "from farcall_forwarder.adapters.door import allow_connections\n"
+        "from farcall_forwarder.adapters.connection_limiter import allow_connections\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n"
         f"print(allow_connections({wanted}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < limits[1]:
         pytest.skip("this machine permits fewer")
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WAIT_S)
-    assert told.stdout.split() == [str(allowed), str(soft)]
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WAIT_S
+    )
+    assert finished.stdout.split() == [str(allowed), str(soft)]

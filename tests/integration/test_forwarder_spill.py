@@ -1,4 +1,4 @@
-"""Arguments that are too large for the queue: they are in the database, and with the agent in time."""
+"""Spilled arguments: too large for the queue, stored in the database, and sent to the agent."""
 
 from __future__ import annotations
 
@@ -41,18 +41,16 @@ def test_arguments_of_any_size_arrive(
     cloud.until_all(task_ids, TaskState.SUCCESS)
 
 
-def test_they_arrive_again_after_the_queue_was_rebuilt(cloud: Cloud, endpoint_id: str) -> None:
+def test_arguments_arrive_after_a_rebuild_of_the_queue(cloud: Cloud, endpoint_id: str) -> None:
     [task] = cloud.tasks(endpoint_id, 1, payload=os.urandom(64 * 1024))
-    cloud.stores.records.add_tasks([task])  # and never queued: as after a wipe
+    cloud.stores.records.add_tasks([task])  # and never enqueued: as after a wipe
     with forwarding(cloud.stores) as running, Agent(cloud, endpoint_id, running) as agent:
         agent.greet(credit=1)
         agent.serve(1)
         assert agent.payloads == {task.task_id: task.payload}
 
 
-def test_a_task_that_the_database_does_not_know_leaves_the_queue(
-    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
-) -> None:
+def test_a_task_without_a_record_leaves_the_queue(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     [phantom] = cloud.tasks(endpoint_id, 1, payload=os.urandom(64 * 1024))
     [real] = cloud.tasks(endpoint_id, 1, payload=b"real")
     with Agent(cloud, endpoint_id, forwarder) as agent:

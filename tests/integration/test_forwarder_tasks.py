@@ -29,7 +29,9 @@ from tests.integration.forwarder_peers import (
 __all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
 
 
-def test_a_task_goes_there_and_back(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_a_task_reaches_the_agent_and_its_result_the_client(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
         agent.greet(credit=10)
         client.open("group")
@@ -49,11 +51,11 @@ def test_a_task_goes_there_and_back(cloud: Cloud, forwarder: RunningForwarder, e
     assert (task.state, task.result, task.attempt) == (TaskState.SUCCESS, b"42", 1)
 
 
-def test_a_thousand_tasks_within_the_credit(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_a_thousand_tasks_run_within_the_credit(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=64)
         task_ids = cloud.submit_new(endpoint_id, 1000)
-        # The session machine on our side raises when more comes than the credit allows.
+        # The session of this side raises if more tasks arrive than its credit allows.
         agent.serve(1000)
     cloud.until_all(task_ids, TaskState.SUCCESS)
 
@@ -67,7 +69,7 @@ def test_tasks_submitted_before_the_agent_came_are_delivered(
         assert [spec.task_id for spec in agent.take(3)] == task_ids
 
 
-def test_a_wake_up_that_is_lost_is_made_up_for(
+def test_a_sweep_finds_work_after_a_lost_wake_up(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
@@ -78,9 +80,7 @@ def test_a_wake_up_that_is_lost_is_made_up_for(
         assert agent.take(1)[0].task_id == tasks[0].task_id
 
 
-def test_moves_on_the_way_are_recorded_when_they_last(
-    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
-) -> None:
+def test_transitions_are_recorded(stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=10)
         [task_id] = cloud.submit_new(endpoint_id, 1)
@@ -166,7 +166,7 @@ def test_a_cancelled_task_is_stopped_at_the_endpoint(
     assert cloud.task(task_id).state is TaskState.CANCELLED
 
 
-def test_a_task_that_was_cancelled_while_it_waited_is_never_sent(
+def test_a_task_cancelled_in_the_queue_is_never_sent(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     cancelled, other = cloud.submit_new(endpoint_id, 2)
@@ -175,14 +175,14 @@ def test_a_task_that_was_cancelled_while_it_waited_is_never_sent(
         agent.greet(credit=10)
         assert [spec.task_id for spec in agent.take(1)] == [other]
         assert agent.hears_no(wire.RunTasks, for_s=0.6)
-    # The API would have recorded this end; here it died first, and the forwarder finds it in the outbox.
+    # The API would have recorded this result; here it died first, and the forwarder finds it in the outbox.
     cloud.until_all([cancelled], TaskState.CANCELLED)
 
 
 # -- blobs -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_big_payload_comes_as_a_reference(
+def test_a_big_payload_is_sent_as_a_reference(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     ref = BlobRef(f"{cloud.owner_id}/{'0' * 64}", 5_000_000, "0" * 64)
@@ -236,7 +236,7 @@ def test_a_result_over_the_limit_is_not_granted(cloud: Cloud, forwarder: Running
 def test_a_result_over_the_inline_limit_ends_its_task_and_no_other(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
-    """An agent that does not keep the limit must not fill the database, or leave its tasks without an end."""
+    """An agent that exceeds the limit must not fill the database, or leave its tasks without a result."""
     limit = FAST.max_inline_bytes
     sizes = (limit, limit + 1, 16 * 1024 * 1024)
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
@@ -245,7 +245,7 @@ def test_a_result_over_the_inline_limit_ends_its_task_and_no_other(
         task_ids = cloud.submit_new(endpoint_id, 3, task_group_id="group")
         for spec, size in zip(agent.take(3), sizes, strict=True):
             agent.finish([spec], bytes(size))
-        agent.until_recorded(task_ids)  # and so the agent forgets them, and does not repeat what is refused
+        agent.until_recorded(task_ids)  # so that the agent forgets them and does not repeat refused results
         pushed = client.results(3)
     just_right, over, huge = (cloud.task(task_id) for task_id in task_ids)
     assert (just_right.state, just_right.result) == (TaskState.SUCCESS, bytes(limit))
@@ -261,14 +261,14 @@ def test_a_result_over_the_inline_limit_ends_its_task_and_no_other(
         assert (result.state, body) == (TaskState.FAILED, None)
 
 
-def test_an_agent_cannot_give_away_somebody_elses_blob(
+def test_an_agent_cannot_give_away_another_owners_blob(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=1)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         agent.take(1)
-        theirs = wire.BlobLocation(blob_key=f"somebody-else/{'0' * 64}", size_bytes=3, sha256="0" * 64)
+        theirs = wire.BlobLocation(blob_key=f"another-owner/{'0' * 64}", size_bytes=3, sha256="0" * 64)
         result = wire.ResultSpec(task_id=task_id, attempt=1, state=TaskState.SUCCESS, result_blob=theirs)
         agent.say(wire.TaskResults(results=(result,)))
         agent.until_recorded([task_id])
@@ -279,7 +279,7 @@ def test_an_agent_cannot_give_away_somebody_elses_blob(
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_end_wins_and_a_repetition_is_answered(
+def test_the_first_result_counts_and_a_repetition_is_acknowledged(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
@@ -301,15 +301,13 @@ def test_results_for_other_endpoints_tasks_are_ignored(cloud: Cloud, forwarder: 
         [spec] = agent.take(1)
         forged = wire.TaskSpec(task_id=their_task, attempt=1, function_id="f", function_hash="h", options=TaskOptions())
         agent.finish([forged, spec])
-        told, _ = agent.hear(wire.ResultsRecorded)
-        assert [ref.task_id for ref in told.tasks] == [my_task]
+        acknowledged, _ = agent.hear(wire.ResultsRecorded)
+        assert [ref.task_id for ref in acknowledged.tasks] == [my_task]
     assert cloud.task(my_task).state is TaskState.SUCCESS
     assert not cloud.task(their_task).state.is_terminal
 
 
-def test_a_result_that_says_nothing_ends_the_task_all_the_same(
-    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
-) -> None:
+def test_an_unusable_result_fails_its_task(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=3)
         task_ids = cloud.submit_new(endpoint_id, 3)
@@ -329,7 +327,7 @@ def test_a_result_that_says_nothing_ends_the_task_all_the_same(
         assert error.code == "RESULT_MALFORMED"
 
 
-def test_unknown_and_impossible_ids_do_no_harm(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_unknown_and_impossible_ids_are_ignored(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=1)
         unknown = wire.new_task_id()
@@ -338,7 +336,7 @@ def test_unknown_and_impossible_ids_do_no_harm(cloud: Cloud, forwarder: RunningF
             for task_id, attempt in ((unknown, 1), ("no uuid\0", 1), (wire.new_task_id(), 2**60))
         ]
         agent.finish(specs)
-        # What the database does not know, the agent may forget.
+        # The agent may forget tasks that the database does not have.
         agent.until_recorded([unknown])
         agent.say(wire.TasksAccepted(tasks=(wire.TaskRef(task_id="no uuid\0", attempt=1),)))
         [task_id] = cloud.submit_new(endpoint_id, 1)

@@ -31,7 +31,7 @@ from farcall_common.store import (
     open_stores,
 )
 from farcall_common.wire import Reporter, TaskState
-from farcall_forwarder.adapters.shared_steps import delivery_of
+from farcall_forwarder.adapters.batched_steps import delivery_of
 from tests.integration.forwarder_peers import Agent, Cloud, forwarding, real_environment, until
 from tests.integration.store_servers import Valkey
 from tests.unit.test_store_queue import lease, make_queued, make_result, own

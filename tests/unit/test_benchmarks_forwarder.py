@@ -1,4 +1,4 @@
-"""The simulated endpoints of the forwarder's benchmark say what real ones would."""
+"""Simulated endpoints of the forwarder's benchmark: they send the messages of real ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farcall_common.task_options import TaskOptions
 
 
 class Endpoint(SimulatedEndpoint):
-    """One that keeps what it says."""
+    """A simulated endpoint that collects its messages."""
 
     def say(self, message: wire.Message, *_: bytes) -> None:
         self.__dict__.setdefault("said", []).append(message)
@@ -31,7 +31,7 @@ def recorded(*task_ids: str) -> wire.ResultsRecorded:
     return wire.ResultsRecorded(tasks=tuple(wire.TaskRef(task_id=task_id, attempt=1) for task_id in task_ids))
 
 
-def test_a_task_counts_once_it_is_recorded_and_starts_once_while_it_is_held() -> None:
+def test_a_task_is_counted_when_recorded_and_starts_once_while_held() -> None:
     endpoint = Endpoint(wire.new_id(), PeerKind.AGENT)
     endpoint.hear(order("a", "b"))
     said = endpoint.__dict__["said"]
@@ -45,7 +45,7 @@ def test_a_task_counts_once_it_is_recorded_and_starts_once_while_it_is_held() ->
     assert endpoint.starts["a"] == 2
 
 
-def test_one_that_holds_its_tasks_brings_them_along() -> None:
+def test_a_holding_endpoint_greets_with_its_held_tasks() -> None:
     endpoint = Endpoint(wire.new_id(), PeerKind.AGENT, is_holding=True)
     endpoint.hear(order("a", "b"))
     endpoint.greet("ticket")
@@ -55,7 +55,7 @@ def test_one_that_holds_its_tasks_brings_them_along() -> None:
     assert endpoint.is_open
 
 
-def test_the_cost_of_many_endpoints_is_told_beside_that_of_fewer() -> None:
+def test_the_cost_of_many_endpoints_is_compared_with_that_of_fewer() -> None:
     times_us = {1: 200.0, 256: 100.0, 4000: 150.0}
     measured = [
         Figure(f"{point}: forwarder's time for each", time_us, "us")

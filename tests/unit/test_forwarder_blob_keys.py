@@ -1,4 +1,4 @@
-"""Blobs that an agent says are its result: only the one that its task's owner was granted is believed."""
+"""Blob keys in results of agents: only the key that was granted to the task's owner is accepted."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SHA256 = "0f" * 32
 OTHER_ID = "00000000-0000-4000-8000-0000000000bb"
 
 
-def ends_with(blob_key: str, sha256: str = SHA256) -> TaskState:
+def state_of(blob_key: str, sha256: str = SHA256) -> TaskState:
     lease = Lease(task_id(1), 1, OWNER_ID, "group", True, Stage.ACCEPTED, EPOCH + 30, {})
     blob = wire.BlobLocation(blob_key=blob_key, size_bytes=3, sha256=sha256)
     spec = wire.ResultSpec(task_id=task_id(1), attempt=1, state=TaskState.SUCCESS, result_blob=blob)
-    end = read_result(spec, (), endpoint_id=ENDPOINT_ID, lease=lease, returned_at=EPOCH, max_inline_bytes=9)
-    assert (end.result_ref is None) == (end.state is TaskState.FAILED)
-    return end.state
+    result = read_result(spec, (), endpoint_id=ENDPOINT_ID, lease=lease, returned_at=EPOCH, max_inline_bytes=9)
+    assert (result.result_ref is None) == (result.state is TaskState.FAILED)
+    return result.state
 
 
-def test_the_granted_one_is_a_result() -> None:
-    assert ends_with(f"{OWNER_ID}/{SHA256}") is TaskState.SUCCESS
+def test_the_granted_blob_key_is_accepted() -> None:
+    assert state_of(f"{OWNER_ID}/{SHA256}") is TaskState.SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_the_granted_one_is_a_result() -> None:
         "",
     ],
 )
-def test_any_other_key_is_no_result(blob_key: str) -> None:
-    assert ends_with(blob_key) is TaskState.FAILED
+def test_any_other_blob_key_is_malformed(blob_key: str) -> None:
+    assert state_of(blob_key) is TaskState.FAILED
 
 
 @pytest.mark.parametrize("sha256", ["", "../" * 21 + "x", SHA256.upper(), SHA256 + "\n", "0" * 63, "\0" * 64])
-def test_a_hash_is_a_hash(sha256: str) -> None:
-    assert ends_with(f"{OWNER_ID}/{sha256}", sha256) is TaskState.FAILED
+def test_a_malformed_hash_is_rejected(sha256: str) -> None:
+    assert state_of(f"{OWNER_ID}/{sha256}", sha256) is TaskState.FAILED

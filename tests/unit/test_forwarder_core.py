@@ -1,4 +1,4 @@
-"""The forwarder's decisions: events in, lists of actions out."""
+"""Core of the forwarder: events in, lists of actions out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant, Policy
-from farcall_forwarder.core.sharing import ShareBuffer
+from farcall_forwarder.core.result_sharing import ShareBuffer
 from tests.task_fields import with_options
 
 ENDPOINT_ID = "00000000-0000-4000-8000-00000000000e"
@@ -42,8 +42,8 @@ EPOCH = 1_800_000_000.0
 ONLINE = EndpointStatus()
 
 
-class NoChance:
-    """Ids that count, and the middle of every spread."""
+class FixedIdSource:
+    """Counts ids, and returns the middle of every range."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
@@ -75,7 +75,7 @@ def leased(number: int, *, attempt: int = 1, cancel_requested: bool = False, **f
 
 
 def open_task(number: int, **fields: Any) -> Task:
-    """A task as the database has it."""
+    """An open task, as the database has it."""
     queued = leased(number).task
     shared = {name: getattr(queued, name) for name in queued.__struct_fields__}
     del shared["submitted_at"]
@@ -94,7 +94,7 @@ class World:
             address="tcp://here:1",
             server_key="server key",
             tickets=TICKETS,
-            chance=NoChance(),
+            id_source=FixedIdSource(),
             now=self.now,
         )
 
@@ -103,16 +103,16 @@ class World:
         return Instant(self.mono, EPOCH + self.epoch_offset + self.mono - 100.0)
 
     def on(self, *events: ev.Event) -> list[do.Action]:
-        """What the core does, without notes for the log."""
-        return [action for action in self.core.handle(events, self.now) if not isinstance(action, do.Note)]
+        """The actions of the core, without log lines."""
+        return [action for action in self.core.handle(events, self.now) if not isinstance(action, do.Log)]
 
     def after(self, seconds: float) -> list[do.Action]:
-        """What the core does when time passes."""
+        """The actions of the core when time passes."""
         self.mono += seconds
         return self.on(ev.Tick())
 
     def passes(self, seconds: int) -> list[do.Action]:
-        """What the core does when time passes and it is called as often as it wants."""
+        """The actions of the core when time passes, with a tick every half second."""
         return [action for _ in range(2 * seconds) for action in self.after(0.5)]
 
     def hears(
@@ -123,10 +123,10 @@ class World:
     def is_drained(self) -> bool:
         return self.core.is_drained
 
-    # -- shortcuts to a state
+    # -- shortcuts
 
     def serve(self, *, credit: int = 0, fence: int = 7, **hello_fields: Any) -> list[do.Action]:
-        """An agent is connected and its endpoint served; what the last step did."""
+        """Connect an agent and serve its endpoint; the actions of the last event."""
         self.hears(hello(**hello_fields))
         self.on(ev.EndpointClaimed(ENDPOINT_ID, 1, fence))
         actions = self.on(ev.LeasesRead(ENDPOINT_ID, fence, {}))
@@ -135,8 +135,8 @@ class World:
         return actions
 
     def dispatch(self, *tasks: LeasedTask) -> None:
-        """Tasks are leased, sent and accepted."""
-        self.core._shared.functions.add("hash", "name", b"body")
+        """Lease, send and accept tasks."""
+        self.core._context.functions.add("hash", "name", b"body")
         self.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, tasks))
         refs = tuple(wire.TaskRef(task_id=task.task.task_id, attempt=task.attempt) for task in tasks)
         self.hears(wire.TasksAccepted(tasks=refs))
@@ -182,7 +182,7 @@ def the_flush(actions: Sequence[do.Action]) -> do.FlushResults:
 
 
 def recorded(flush: do.FlushResults) -> ev.Flushed:
-    """The answer to a flush that went well, and was first for all."""
+    """The answer to a flush that made all of its results final."""
     first = {
         result.task_id: msgspec.structs.replace(result, owner_id=OWNER_ID, task_group_id="group")
         for batch in flush.batches
@@ -191,7 +191,7 @@ def recorded(flush: do.FlushResults) -> ev.Flushed:
     return ev.Flushed([ev.BatchFlushed(batch) for batch in flush.batches], first, {}, EPOCH + 1)
 
 
-# -- the way of an agent's session -------------------------------------------------------------------------------------
+# -- endpoint sessions -------------------------------------------------------------------------------------------------
 
 
 def test_a_hello_claims_the_endpoint() -> None:
@@ -212,7 +212,7 @@ def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
     assert world.on(ev.LeasesRead(ENDPOINT_ID, 7, {})) == [
         do.Send(b"agent", Envelope(welcome)),
         do.SetPresence(ENDPOINT_ID, 7, True, ONLINE, POLICY.ownership_ttl_s),
-        do.KeepEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s),
+        do.MaintainEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s),
     ]
 
 
@@ -229,11 +229,11 @@ def test_a_queue_without_data_is_restored_before_the_welcome() -> None:
     ]
     actions = world.on(ev.TasksRead(ENDPOINT_ID, 7, {task_id(1): open_task(1)}, {}))
     assert [type(message) for message in sent(actions)] == [wire.Welcome]
-    [keep] = [action for action in actions if isinstance(action, do.KeepEndpoint)]
-    assert keep.renew == [task_id(1)]
+    [step] = [action for action in actions if isinstance(action, do.MaintainEndpoint)]
+    assert step.renew == [task_id(1)]
 
 
-def test_answers_of_an_earlier_life_or_fence_are_ignored() -> None:
+def test_answers_of_an_earlier_generation_or_fence_are_ignored() -> None:
     world = World()
     world.serve(credit=5)
     assert world.on(ev.EndpointClaimed(ENDPOINT_ID, 99, 99)) == []
@@ -244,7 +244,7 @@ def test_answers_of_an_earlier_life_or_fence_are_ignored() -> None:
 # -- dispatch ----------------------------------------------------------------------------------------------------------
 
 
-def test_credit_leases_and_the_lease_is_sent_with_its_function() -> None:
+def test_credit_leases_tasks_and_sends_them_with_their_function() -> None:
     world = World()
     assert world.serve(credit=3) == [do.LeaseTasks(ENDPOINT_ID, 7, 3, POLICY.lease_s)]
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 3, [leased(1)]))
@@ -260,23 +260,23 @@ def test_credit_leases_and_the_lease_is_sent_with_its_function() -> None:
     assert [spec.submitter for spec in order.tasks] == [OWNER_ID]
 
 
-def test_a_known_function_is_sent_without_being_fetched_and_only_once() -> None:
+def test_a_cached_function_is_not_fetched_and_is_sent_once() -> None:
     world = World()
     world.serve(credit=3)
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     [first] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 3, [leased(1)])))
-    world.on(ev.Woken([ENDPOINT_ID]))
+    world.on(ev.WorkAvailable([ENDPOINT_ID]))
     [second] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(2)])))
     assert isinstance(first, wire.RunTasks)
     assert isinstance(second, wire.RunTasks)
     assert (len(first.functions), len(second.functions)) == (1, 0)
 
 
-def test_there_is_one_lease_under_way_and_it_never_exceeds_the_credit() -> None:
+def test_one_lease_step_is_under_way_and_never_exceeds_the_credit() -> None:
     world = World()
     world.serve(credit=2)
-    assert world.on(ev.Woken([ENDPOINT_ID])) == []
-    world.core._shared.functions.add("hash", "name", b"body")
+    assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == []
+    world.core._context.functions.add("hash", "name", b"body")
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)]))
     assert [type(action) for action in actions] == [do.Send]
     assert world.hears(wire.Credit(tasks=1)) == [do.LeaseTasks(ENDPOINT_ID, 7, 1, POLICY.lease_s)]
@@ -287,63 +287,63 @@ def leases(actions: Sequence[do.Action]) -> list[tuple[int, int]]:
     return [(action.limit, action.reserve) for action in actions if isinstance(action, do.LeaseTasks)]
 
 
-def test_the_reserve_has_a_limit_whatever_the_agent_says() -> None:
+def test_the_reserve_is_limited() -> None:
     assert leases(World().serve(reserve=2**40)) == [(0, 64)]
 
 
-def test_newcomers_get_in_without_credit_up_to_the_reserve() -> None:
+def test_newcomers_are_leased_without_credit_up_to_the_reserve() -> None:
     world = World()
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     assert leases(world.serve(reserve=2)) == [(0, 2)]
     assert leases(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [], 2))) == []
     assert leases(world.hears(wire.Credit(tasks=1))) == [(1, 0)]  # there may be work, and no newcomer since
     assert leases(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [leased(1)]))) == []
-    assert leases(world.on(ev.Woken([ENDPOINT_ID]))) == [(0, 2)]
+    assert leases(world.on(ev.WorkAvailable([ENDPOINT_ID]))) == [(0, 2)]
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(2, owner_id="bob")], 2))
     assert ([type(message) for message in sent(actions)], leases(actions)) == ([wire.RunTasks], [])
-    assert leases(world.on(ev.Woken([ENDPOINT_ID]))) == [(0, 1)]
+    assert leases(world.on(ev.WorkAvailable([ENDPOINT_ID]))) == [(0, 1)]
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(3, owner_id="carol")], 1))
     assert ([type(message) for message in sent(actions)], leases(actions)) == ([wire.RunTasks], [])
-    assert leases(world.on(ev.Woken([ENDPOINT_ID]))) == []  # the reserve is used up
+    assert leases(world.on(ev.WorkAvailable([ENDPOINT_ID]))) == []  # the reserve is used up
     assert leases(world.hears(wire.Credit(tasks=2))) == [(0, 2)]
 
 
-def test_a_submitter_with_nothing_left_at_the_agent_gets_in_again() -> None:
+def test_a_submitter_without_tasks_at_the_agent_is_a_newcomer_again() -> None:
     world = World()
     world.serve(credit=2, reserve=2)
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)], 2))
-    world.on(ev.Woken([ENDPOINT_ID]))
+    world.on(ev.WorkAvailable([ENDPOINT_ID]))
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(3, owner_id="bob")], 2))
-    assert leases(world.on(recorded(the_flush(world.hears(success(1), b"r"))))) == []  # alice has another one there
+    assert leases(world.on(recorded(the_flush(world.hears(success(1), b"r"))))) == []  # alice has another task there
     assert leases(world.on(recorded(the_flush(world.hears(success(3), b"r"))))) == [(0, 1)]
 
 
-def test_weights_of_submitters_are_in_force_from_the_claim() -> None:
+def test_weights_of_submitters_are_sent_with_the_claim() -> None:
     [claim] = World().hears(hello(weights={"bob": 3}))
     assert isinstance(claim, do.ClaimEndpoint)
     assert claim.weights == {"bob": 3}
 
 
-def test_an_empty_queue_is_not_asked_again_before_a_wake_up_or_the_sweep() -> None:
+def test_an_empty_queue_is_not_leased_from_before_a_wake_up_or_the_sweep() -> None:
     world = World()
     world.serve(credit=2)
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, []))
     assert world.hears(wire.Credit(tasks=5)) == []
-    assert world.on(ev.Woken([ENDPOINT_ID])) == [do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s)]
+    assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == [do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s)]
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 7, []))
     sweep = do.SweepQueues({ENDPOINT_ID: 7})
     assert sweep in world.after(POLICY.sweep_s)
     assert sweep not in world.after(POLICY.sweep_s)  # one at a time
-    assert do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s) in world.on(ev.Swept([ENDPOINT_ID, "somebody else's"]))
+    assert do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s) in world.on(ev.Swept([ENDPOINT_ID, "other-endpoint"]))
     assert sweep in world.after(POLICY.sweep_s)
     assert world.on(ev.Swept([])) == []
 
 
-def test_a_task_that_may_run_once_is_on_record_before_it_is_sent() -> None:
+def test_the_dispatch_of_a_non_idempotent_task_is_recorded_before_it_is_sent() -> None:
     world = World()
     world.serve(credit=2)
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     once, often = leased(1, idempotent=False), leased(2)
     send, prepare = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [once, often]))
     assert [spec.task_id for spec in sent([send])[0].tasks] == [task_id(2)]  # type: ignore[attr-defined]
@@ -356,10 +356,10 @@ def test_a_task_that_may_run_once_is_on_record_before_it_is_sent() -> None:
     assert [spec.task_id for spec in order.tasks] == [task_id(1)]
 
 
-def test_without_a_permit_it_is_not_sent_but_lost() -> None:
+def test_a_non_idempotent_task_without_a_permit_is_lost() -> None:
     world = World()
     world.serve(credit=2)
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1, idempotent=False)]))
     assert isinstance(prepare, do.PrepareTasks)
     [flush] = world.on(ev.TasksPrepared(prepare, {}, {}, frozenset({task_id(1)})))
@@ -374,14 +374,14 @@ def test_a_cancelled_task_is_not_sent() -> None:
     assert [result.state for result in flush.batches[0].results] == [TaskState.CANCELLED]
 
 
-def test_leases_that_come_when_nobody_can_take_them_go_back() -> None:
+def test_leases_for_a_disconnected_agent_are_requeued() -> None:
     world = World()
     world.serve(credit=2)
     world.hears(wire.Goodbye())
     assert world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)])) == [do.RequeueTasks(ENDPOINT_ID, 7, [task_id(1)])]
 
 
-def test_what_was_being_prepared_goes_back_when_the_session_ends() -> None:
+def test_tasks_in_preparation_are_requeued_when_the_session_ends() -> None:
     world = World()
     world.serve(credit=2)
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)]))
@@ -390,34 +390,34 @@ def test_what_was_being_prepared_goes_back_when_the_session_ends() -> None:
     assert world.on(ev.TasksPrepared(prepare, {"hash": ("name", b"body")}, {}, frozenset())) == []
 
 
-def test_what_was_accepted_stays_leased_when_the_session_ends_until_the_lease_is_over() -> None:
+def test_accepted_tasks_stay_leased_after_the_session_until_the_lease_expires() -> None:
     world = World()
     world.serve(credit=2)
     world.dispatch(leased(1))
     assert not [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.RequeueTasks)]
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     world.after(POLICY.lease_s + 1)
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
+    assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
     assert world.core.status().endpoints == 0
 
 
-def test_a_lease_that_was_prolonged_while_the_session_ended_is_looked_after_until_it_is_over() -> None:
-    """The queue took its time: the lease ends so long after that moment, and whoever lets go before would lose it."""
+def test_a_lease_renewed_while_the_session_ended_is_kept_until_it_expires() -> None:
+    """The queue answers late, and the lease runs from then on: a forwarder that releases earlier would lose it."""
     world = World()
     world.serve(credit=1)
     world.dispatch(leased(1))
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
-    assert any(isinstance(action, do.KeepEndpoint) for action in world.after(POLICY.upkeep_s))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
+    assert any(isinstance(action, do.MaintainEndpoint) for action in world.after(POLICY.upkeep_s))
     world.hears(wire.Goodbye())
     world.mono += POLICY.upkeep_s / 2
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     world.after(POLICY.lease_s - 1)
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == []
+    assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == []
     world.after(POLICY.upkeep_s)
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
+    assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_result_is_flushed_at_once_and_later_ones_collect() -> None:
@@ -431,22 +431,22 @@ def test_the_first_result_is_flushed_at_once_and_later_ones_collect() -> None:
     assert [result.result for result in second.batches[0].results] == [b"two", b"three"]
 
 
-def test_a_recorded_end_is_pushed_marked_and_told_to_the_agent() -> None:
+def test_a_recorded_result_is_pushed_acknowledged_and_marked() -> None:
     world = World()
     world.serve(credit=1)
     world.dispatch(leased(1))
     world.open_stream("group")
     flush = the_flush(world.hears(success(1), b"one"))
     assert flush.watchers == {OWNER_ID}
-    push, told, mark = world.on(recorded(flush))
+    push, acknowledged, mark = world.on(recorded(flush))
     assert isinstance(push, do.Send)
     assert push.routing_id == b"client"
     assert push.envelope.frames == (b"one",)
-    assert sent([told]) == [wire.ResultsRecorded(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),))]
+    assert sent([acknowledged]) == [wire.ResultsRecorded(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),))]
     assert mark == do.MarkFlushed({ENDPOINT_ID: [task_id(1)]})
 
 
-def test_a_result_of_an_unknown_task_has_to_be_looked_up() -> None:
+def test_a_result_of_an_unknown_task_is_unverified() -> None:
     world = World()
     world.serve()
     [batch] = the_flush(world.hears(success(1), b"one")).batches
@@ -462,24 +462,24 @@ def test_foreign_results_are_not_acknowledged() -> None:
     assert world.core.counters["foreign_results"] == 1
 
 
-def test_a_report_of_a_move_is_not_recorded_when_the_task_ends_in_time() -> None:
+def test_a_transition_is_not_recorded_if_the_task_ends_in_time() -> None:
     world = World()
     world.serve(credit=1)
     world.dispatch(leased(1))
     flush = the_flush(world.hears(success(1), b"one"))
     world.on(recorded(flush))
-    assert not [action for action in world.after(5) if isinstance(action, do.RecordMoves)]
+    assert not [action for action in world.after(5) if isinstance(action, do.RecordTransitions)]
 
 
-def test_moves_that_last_are_recorded_together() -> None:
+def test_waiting_transitions_are_recorded_together() -> None:
     world = World()
     world.serve(credit=2)
     world.dispatch(leased(1), leased(2))
     move = wire.TaskMove(task_id=task_id(2), attempt=1, state=TaskState.RUNNING, at=EPOCH)
-    # An end is no move, whoever says so.
+    # A terminal state is not a transition that an agent may report.
     forged = wire.TaskMove(task_id=task_id(1), attempt=1, state=TaskState.SUCCESS, at=EPOCH)
     world.hears(wire.TasksMoved(moves=(move, forged)))
-    [record] = [action for action in world.after(POLICY.moves_idle_s) if isinstance(action, do.RecordMoves)]
+    [record] = [action for action in world.after(POLICY.transitions_idle_s) if isinstance(action, do.RecordTransitions)]
     assert [(event.task_id, event.state, event.reporter) for event in record.events] == [
         (task_id(1), TaskState.WAITING_FOR_NODES, Reporter.FORWARDER),
         (task_id(2), TaskState.WAITING_FOR_NODES, Reporter.FORWARDER),
@@ -487,10 +487,10 @@ def test_moves_that_last_are_recorded_together() -> None:
     ]
 
 
-# -- one of several forwarders -----------------------------------------------------------------------------------------
+# -- several forwarders ------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_opens_when_other_forwarders_know_that_its_owner_waits_here() -> None:
+def test_a_stream_opens_after_its_owner_is_watched() -> None:
     world = World()
     request = wire.OpenStream(
         ticket=TICKETS.issue(CLIENT, expires_at=EPOCH + 60), protocol_versions=(1,), heartbeat_s=30.0
@@ -504,49 +504,49 @@ def test_a_stream_opens_when_other_forwarders_know_that_its_owner_waits_here() -
     assert watch in world.after(POLICY.watch_s)
 
 
-def test_ends_that_others_recorded_are_pushed_and_not_shared_again() -> None:
+def test_results_of_other_forwarders_are_pushed_and_not_shared_again() -> None:
     world = World()
     world.on(ev.Announced(others=1))
     world.open_stream("group")
-    end = TaskResult(task_id(1), "elsewhere", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"one")
-    end = msgspec.structs.replace(end, owner_id=OWNER_ID, task_group_id="group")
-    [push] = world.on(ev.EndsHeard([SharedEnds([end], {}, EPOCH)]))
+    result = TaskResult(task_id(1), "elsewhere", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"one")
+    result = msgspec.structs.replace(result, owner_id=OWNER_ID, task_group_id="group")
+    [push] = world.on(ev.ResultsHeard([SharedEnds([result], {}, EPOCH)]))
     assert isinstance(push, do.Send)
     assert push.envelope.frames == (b"one",)
 
 
-def test_ends_are_shared_one_batch_after_the_other() -> None:
+def test_results_are_shared_one_batch_at_a_time() -> None:
     world = World()
     world.on(ev.Announced(others=1))
     world.serve(credit=3)
     world.dispatch(leased(1), leased(2), leased(3))
 
     def shares(actions: Sequence[do.Action]) -> list[list[str]]:
-        steps = [action for action in actions if isinstance(action, do.ShareEnds)]
-        return [[end.task_id for _, ends in step.groups for end in ends] for step in steps]
+        steps = [action for action in actions if isinstance(action, do.ShareResults)]
+        return [[result.task_id for _, results in step.groups for result in results] for step in steps]
 
     assert shares(world.on(recorded(the_flush(world.hears(success(1), b"one"))))) == [[task_id(1)]]
     assert shares(world.on(recorded(the_flush(world.hears(success(2), b"two"))))) == []
     assert shares(world.on(recorded(the_flush(world.hears(success(3), b"three"))))) == []
-    assert shares(world.on(ev.EndsShared())) == [[task_id(2), task_id(3)]]
+    assert shares(world.on(ev.ResultsShared())) == [[task_id(2), task_id(3)]]
 
 
-def test_what_waits_to_be_shared_is_bounded() -> None:
+def test_the_share_buffer_is_bounded() -> None:
     buffer = ShareBuffer(limit=2)
-    buffer.meet(others=1)
-    ends = [TaskResult(task_id(n), ENDPOINT_ID, 1, TaskState.SUCCESS, Reporter.AGENT) for n in range(3)]
-    for end in ends:
-        buffer.add([end], recorded_at=EPOCH)
+    buffer.on_announced(others=1)
+    results = [TaskResult(task_id(n), ENDPOINT_ID, 1, TaskState.SUCCESS, Reporter.AGENT) for n in range(3)]
+    for result in results:
+        buffer.add([result], recorded_at=EPOCH)
     share = buffer.next_share(url_ttl_s=1)
     assert share is not None
-    assert [end for _, group in share.groups for end in group] == ends[1:]
-    buffer.meet(others=0)
-    buffer.add(ends, recorded_at=EPOCH)
-    buffer.shared()
+    assert [result for _, group in share.groups for result in group] == results[1:]
+    buffer.on_announced(others=0)
+    buffer.add(results, recorded_at=EPOCH)
+    buffer.on_shared()
     assert buffer.next_share(url_ttl_s=1) is None
 
 
-@pytest.mark.parametrize("event", [ev.CutOff(), ev.OwnersWatched([OWNER_ID], frozenset({OWNER_ID}))])
+@pytest.mark.parametrize("event", [ev.PubSubLost(), ev.OwnersWatched([OWNER_ID], frozenset({OWNER_ID}))])
 def test_a_stream_does_not_resume_over_a_gap(event: ev.Event) -> None:
     world = World()
     [opened] = sent(world.open_stream("group"))
@@ -577,15 +577,15 @@ def test_an_endpoint_that_another_forwarder_serves_for_another_agent_is_in_use()
     assert (world.core.status().endpoints, world.core.status().connections) == (0, 0)
 
 
-def test_an_endpoint_without_a_session_is_kept_for_nobody() -> None:
+def test_an_endpoint_without_a_session_is_maintained_without_a_spool() -> None:
     world = World()
     world.serve(credit=1)
     world.dispatch(leased(1))
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     [presence] = [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.SetPresence)]
     assert not presence.online
-    [keep] = [action for action in world.after(POLICY.upkeep_s) if isinstance(action, do.KeepEndpoint)]
-    assert keep.spool_id == ""
+    [step] = [action for action in world.after(POLICY.upkeep_s) if isinstance(action, do.MaintainEndpoint)]
+    assert step.spool_id == ""
 
 
 # -- losing the queue, or the endpoint ---------------------------------------------------------------------------------
@@ -610,18 +610,18 @@ def test_after_a_wipe_the_session_stays_and_results_wait_for_the_rebuilt_queue()
     assert (batch.fence, [result.task_id for result in batch.results]) == (8, [task_id(1)])
 
 
-def test_a_fenced_endpoint_is_let_go_and_its_agent_moves() -> None:
+def test_a_fenced_endpoint_is_forgotten_and_its_agent_redirected() -> None:
     world = World()
     world.serve(credit=2)
     actions = world.on(ev.StepFenced(do.LeaseTasks(ENDPOINT_ID, 7, 2, 30.0)))
     [move] = sent(actions)
     assert isinstance(move, wire.Move)
-    assert move.retry_after_s == POLICY.move_spread_s / 2
-    assert world.hears(success(1), b"one") == []  # what it still says is no offence
-    assert world.on(ev.Woken([ENDPOINT_ID])) == []
+    assert move.retry_after_s == POLICY.redirect_spread_s / 2
+    assert world.hears(success(1), b"one") == []  # late messages of the agent are ignored
+    assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == []
 
 
-def ends_of(actions: Sequence[do.Action]) -> list[tuple[TaskState, str]]:
+def errors_of(actions: Sequence[do.Action]) -> list[tuple[TaskState, str]]:
     [batch] = the_flush(actions).batches
     return [(result.state, result.error.code) for result in batch.results if result.error]
 
@@ -629,8 +629,10 @@ def ends_of(actions: Sequence[do.Action]) -> list[tuple[TaskState, str]]:
 def test_expired_leases_end_as_failed_or_cancelled() -> None:
     world = World()
     world.serve()
-    actions = world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [leased(1, attempt=3), leased(2, cancel_requested=True)], []))
-    assert ends_of(actions) == [
+    actions = world.on(
+        ev.EndpointMaintained(ENDPOINT_ID, 7, [leased(1, attempt=3), leased(2, cancel_requested=True)], [])
+    )
+    assert errors_of(actions) == [
         (TaskState.DEAD_LETTERED, "TASK_DEAD_LETTERED"),
         (TaskState.CANCELLED, "TASK_CANCELLED"),
     ]
@@ -640,46 +642,46 @@ def test_an_expired_lease_of_a_task_that_may_not_run_twice_is_lost_only_if_the_t
     world = World()
     world.serve()
     reaped = [leased(1, idempotent=False), leased(2, idempotent=False)]
-    assert do.ReadAttempts(ENDPOINT_ID, 7, reaped) in world.on(ev.UpkeepDone(ENDPOINT_ID, 7, reaped, []))
-    assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, reaped, [])) == []  # the database is being asked
+    assert do.ReadAttempts(ENDPOINT_ID, 7, reaped) in world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, reaped, []))
+    assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, reaped, [])) == []  # the database is being asked
     actions = world.on(ev.AttemptsRead(ENDPOINT_ID, 7, reaped, {task_id(1): 1, task_id(2): 0}))
     assert do.RequeueTasks(ENDPOINT_ID, 7, [task_id(2)]) in actions
-    assert ends_of(actions) == [(TaskState.LOST, "TASK_LOST")]
+    assert errors_of(actions) == [(TaskState.LOST, "TASK_LOST")]
 
 
-def test_leases_of_an_agent_that_is_there_do_not_end_however_long_a_store_does_not_answer() -> None:
+def test_leases_of_a_connected_agent_outlast_any_store_outage() -> None:
     world = World()
     world.serve(credit=5)
     world.dispatch(leased(1))
     waits_for_database = leased(2, idempotent=False)
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [waits_for_database]))
-    world.mono += 10 * POLICY.lease_s  # and the queue names what has expired meanwhile
-    [moves] = world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [leased(1), waits_for_database], []))
-    assert isinstance(moves, do.RecordMoves)  # of what was sent; nothing ends
+    world.mono += 10 * POLICY.lease_s  # and the queue reports the expired leases
+    [record] = world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [leased(1), waits_for_database], []))
+    assert isinstance(record, do.RecordTransitions)  # of the sent task; no task ends
     assert renewed(world.after(POLICY.upkeep_s)) == [task_id(1), task_id(2)]
 
 
-def test_ends_that_did_not_reach_the_database_are_flushed_again() -> None:
+def test_results_that_did_not_reach_the_database_are_flushed_again() -> None:
     world = World()
     world.serve()
     left = TaskResult(task_id(1), ENDPOINT_ID, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"one")
-    flush = the_flush(world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [left])))
+    flush = the_flush(world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [left])))
     assert flush.batches[0].results == [left]
 
 
 # -- cancelling --------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_to_cancel_reaches_the_agent_once() -> None:
+def test_a_cancel_request_reaches_the_agent_once() -> None:
     world = World()
     world.serve(credit=5)
     world.dispatch(leased(1))
-    assert do.ReadCancels(ENDPOINT_ID, 7) in world.on(ev.Woken([ENDPOINT_ID]))
+    assert do.ReadCancels(ENDPOINT_ID, 7) in world.on(ev.WorkAvailable([ENDPOINT_ID]))
     assert sent(world.on(ev.CancelsRead(ENDPOINT_ID, 7, [task_id(1)]))) == [wire.CancelTasks(task_ids=(task_id(1),))]
     assert world.on(ev.CancelsRead(ENDPOINT_ID, 7, [task_id(1)])) == []
 
 
-def test_a_task_that_is_cancelled_while_it_is_prepared_is_not_sent() -> None:
+def test_a_task_cancelled_during_preparation_is_not_sent() -> None:
     world = World()
     world.serve(credit=5)
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1)]))
@@ -692,7 +694,7 @@ def test_a_task_that_is_cancelled_while_it_is_prepared_is_not_sent() -> None:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def test_heartbeats_go_out_when_nothing_else_does_and_silence_ends_a_session() -> None:
+def test_heartbeats_are_sent_when_idle_and_silence_ends_a_session() -> None:
     world = World()
     world.serve(heartbeat_s=30.0)
     assert wire.Heartbeat(at=EPOCH + 30) in sent(world.passes(30))
@@ -701,7 +703,7 @@ def test_heartbeats_go_out_when_nothing_else_does_and_silence_ends_a_session() -
     assert world.core.status().connections == 0
 
 
-def test_a_forwarder_tells_for_how_long_nobody_has_been_connected_by_its_monotonic_clock() -> None:
+def test_the_announced_idle_time_follows_the_monotonic_clock() -> None:
     world = World()
 
     def idle_s() -> float | None:
@@ -726,81 +728,81 @@ def test_a_forwarder_tells_for_how_long_nobody_has_been_connected_by_its_monoton
     assert left < later < left + 3600
 
 
-def test_upkeep_prolongs_what_the_agent_has_or_may_have_and_what_is_being_prepared_for_it() -> None:
+def test_upkeep_renews_leases_of_sent_accepted_and_prepared_tasks() -> None:
     world = World()
     world.serve(credit=5)
     world.dispatch(leased(1))
     more = [leased(2), leased(3, function_hash="unknown")]
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []), ev.TasksLeased(ENDPOINT_ID, 7, 4, more))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []), ev.TasksLeased(ENDPOINT_ID, 7, 4, more))
     assert renewed(world.after(POLICY.upkeep_s)) == [task_id(1), task_id(2), task_id(3)]
 
 
 def renewed(actions: Sequence[do.Action]) -> Sequence[str]:
-    [keep] = [action for action in actions if isinstance(action, do.KeepEndpoint)]
-    return keep.renew
+    [step] = [action for action in actions if isinstance(action, do.MaintainEndpoint)]
+    return step.renew
 
 
 def send_once_only(world: World, number: int) -> None:
     """A task that may not run twice is leased, permitted and sent."""
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(number, idempotent=False)]))
     [order] = [action for action in actions if isinstance(action, do.PrepareTasks)]
     world.on(ev.TasksPrepared(order, {}, {}, frozenset(), {}))
 
 
-def test_what_may_not_run_twice_stays_leased_while_its_agent_may_come_back() -> None:
+def test_non_idempotent_tasks_stay_leased_while_their_agent_may_return() -> None:
     world = World()
     world.serve(credit=5)
     world.dispatch(leased(1))
     send_once_only(world, 2)
     send_once_only(world, 3)
     world.hears(wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(3), attempt=1),)))
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     assert not [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.RequeueTasks)]
     until = world.mono + POLICY.return_s
     while world.mono + POLICY.upkeep_s < until:
         assert renewed(world.after(POLICY.upkeep_s)) == [task_id(2), task_id(3)]
-        assert world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], [])) == []
+        assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == []
     assert renewed(world.after(POLICY.upkeep_s)) == []
 
 
-def test_an_agent_that_does_not_answer_gets_no_more_tasks_until_it_is_heard() -> None:
+def test_a_silent_agent_gets_no_more_tasks_until_its_next_message() -> None:
     world = World()
     world.serve(credit=5)
-    world.core._shared.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("hash", "name", b"body")
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1)]))
     world.passes(int(POLICY.silence_s) + 1)
-    assert not [action for action in world.on(ev.Woken([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
+    assert not [action for action in world.on(ev.WorkAvailable([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
     actions = world.hears(wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),)))
     assert [action.limit for action in actions if isinstance(action, do.LeaseTasks)] == [4]
 
 
-def test_an_idle_agent_is_not_taken_for_a_silent_one() -> None:
+def test_an_idle_agent_is_not_silent() -> None:
     world = World()
     world.serve(credit=5)
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, []))
     world.passes(20)
-    assert [action for action in world.on(ev.Woken([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
+    assert [action for action in world.on(ev.WorkAvailable([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
 
 
-def test_a_forwarder_that_was_stopped_takes_nobody_for_silent() -> None:
-    """What the peers said meanwhile is in its socket, or on the way into it."""
+def test_a_forwarder_that_was_suspended_closes_no_session_for_silence() -> None:
+    """Messages that the peers sent meanwhile are unread in its socket, or under way."""
     world = World()
     world.serve(credit=5)
     send_once_only(world, 1)
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     assert renewed(world.after(300)) == [task_id(1)]
     assert world.core.status().connections == 1
     world.passes(90)
     assert world.core.status().connections == 0
 
 
-def test_that_a_task_which_may_not_run_twice_was_accepted_goes_on_record() -> None:
+def test_the_acceptance_of_a_non_idempotent_task_is_recorded() -> None:
     world = World()
     world.serve(credit=5)
     send_once_only(world, 1)
     world.hears(wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),)))
-    [record] = [action for action in world.after(POLICY.moves_idle_s) if isinstance(action, do.RecordMoves)]
+    [record] = [action for action in world.after(POLICY.transitions_idle_s) if isinstance(action, do.RecordTransitions)]
     moved = [(event.task_id, event.state, event.reporter) for event in record.events]
     assert moved == [(task_id(1), TaskState.WAITING_FOR_NODES, Reporter.AGENT)]
 
@@ -808,25 +810,25 @@ def test_that_a_task_which_may_not_run_twice_was_accepted_goes_on_record() -> No
 # -- old copies of a spool ---------------------------------------------------------------------------------------------
 
 
-def generations(actions: Sequence[do.Action]) -> list[int]:
-    return [action.generation for action in actions if isinstance(action, do.RecordGeneration)]
+def spool_generations(actions: Sequence[do.Action]) -> list[int]:
+    return [action.spool_generation for action in actions if isinstance(action, do.RecordSpoolGeneration)]
 
 
-def test_how_new_a_spool_is_is_recorded_one_step_at_a_time() -> None:
+def test_spool_generations_are_recorded_one_step_at_a_time() -> None:
     world = World()
     world.hears(hello(spool_generation=3))
     world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7), ev.LeasesRead(ENDPOINT_ID, 7, {}))
-    assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=3))) == []
-    assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=4))) == [4]
-    assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=5))) == []
-    assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=6))) == []
-    assert generations(world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, 4))) == []
-    assert generations(world.after(POLICY.record_s)) == [6]
-    assert generations(world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, 6))) == []
-    assert generations(world.after(POLICY.record_s)) == []
+    assert spool_generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=3))) == []
+    assert spool_generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=4))) == [4]
+    assert spool_generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=5))) == []
+    assert spool_generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=6))) == []
+    assert spool_generations(world.on(ev.SpoolGenerationRecorded(ENDPOINT_ID, 7, 4))) == []
+    assert spool_generations(world.after(POLICY.record_s)) == [6]
+    assert spool_generations(world.on(ev.SpoolGenerationRecorded(ENDPOINT_ID, 7, 6))) == []
+    assert spool_generations(world.after(POLICY.record_s)) == []
 
 
-def test_an_agent_does_not_make_the_forwarder_write_as_often_as_it_likes() -> None:
+def test_writes_caused_by_heartbeats_are_rate_limited() -> None:
     world = World()
     world.serve(spool_generation=0)
     world.after(POLICY.record_s)
@@ -835,25 +837,25 @@ def test_an_agent_does_not_make_the_forwarder_write_as_often_as_it_likes() -> No
         report = wire.EndpointReport(total_workers=number)
         written += world.hears(wire.Heartbeat(at=1.0, report=report, spool_generation=number))
         written += world.after(0.1)
-        if last := generations(written[-5:]):
-            written += world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, last[-1]))
+        if last := spool_generations(written[-5:]):
+            written += world.on(ev.SpoolGenerationRecorded(ENDPOINT_ID, 7, last[-1]))
     written += world.after(POLICY.record_s)
     presences = [action for action in written if isinstance(action, do.SetPresence)]
-    assert 2 <= len(generations(written)) <= 12
+    assert 2 <= len(spool_generations(written)) <= 12
     assert 2 <= len(presences) <= 12
-    assert generations(written)[-1] == presences[-1].status.total_workers == 100, "the last word is not lost"
+    assert spool_generations(written)[-1] == presences[-1].status.total_workers == 100, "the last value is recorded"
 
 
-# -- what a store refuses for one endpoint -----------------------------------------------------------------------------
+# -- steps that a store refuses ----------------------------------------------------------------------------------------
 
 
 def test_a_step_that_fails_ends_the_session_of_its_endpoint() -> None:
     world = World()
     world.serve(credit=1)
-    [lease] = [action for action in world.on(ev.Woken([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)] or [
+    [lease] = [action for action in world.on(ev.WorkAvailable([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)] or [
         do.LeaseTasks(ENDPOINT_ID, 7, 1, POLICY.lease_s)
     ]
-    assert world.on(ev.StepFailed(do.LeaseTasks(ENDPOINT_ID, 6, 1, POLICY.lease_s))) == [], "of an earlier fence"
+    assert world.on(ev.StepFailed(do.LeaseTasks(ENDPOINT_ID, 6, 1, POLICY.lease_s))) == [], "earlier fence"
     actions = world.on(ev.StepFailed(lease))
     assert do.ReleaseEndpoint(ENDPOINT_ID, 7) in actions
     assert [type(message) for message in sent(actions)] == [wire.Move]
@@ -861,7 +863,7 @@ def test_a_step_that_fails_ends_the_session_of_its_endpoint() -> None:
     assert world.on(ev.StepFailed(lease)) == []
 
 
-def test_the_agent_of_an_old_copy_is_refused_and_the_other_one_stays() -> None:
+def test_an_agent_with_an_old_copy_of_the_spool_is_refused_and_the_other_one_stays() -> None:
     world = World()
     world.serve(spool_generation=3)
     world.hears(wire.Heartbeat(at=1.0, spool_generation=4))
@@ -870,13 +872,13 @@ def test_the_agent_of_an_old_copy_is_refused_and_the_other_one_stays() -> None:
     assert isinstance(refusal, wire.Refused)
     assert refusal.error["code"] == "SPOOL_OUTDATED"
     assert "--new-spool" in refusal.error["hint"]
-    assert generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=5))) == []  # it is still heard
-    world.on(ev.GenerationRecorded(ENDPOINT_ID, 7, 4))
-    assert generations(world.after(POLICY.record_s)) == [5]
+    assert spool_generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=5))) == []  # it is still connected
+    world.on(ev.SpoolGenerationRecorded(ENDPOINT_ID, 7, 4))
+    assert spool_generations(world.after(POLICY.record_s)) == [5]
 
 
-def test_an_agent_that_does_not_count_is_let_in_unless_its_spool_was_counted() -> None:
-    """One that was counted is read by no release that does not count: what such an agent has is a backup of it."""
+def test_an_agent_without_a_spool_generation_is_admitted_unless_its_spool_had_one() -> None:
+    """Older releases cannot read a spool with a generation: an agent without one has a backup of it."""
     world = World()
     world.serve(spool_generation=0)
     assert any(isinstance(action, do.ClaimEndpoint) for action in world.hears(hello(), routing_id=b"older release"))
@@ -887,54 +889,54 @@ def test_an_agent_that_does_not_count_is_let_in_unless_its_spool_was_counted() -
     assert refusal.error["code"] == "SPOOL_OUTDATED"
 
 
-def test_endpoints_without_tasks_are_kept_together() -> None:
+def test_endpoints_without_tasks_are_refreshed_in_one_step() -> None:
     world = World()
     world.serve(credit=1)
-    world.on(ev.UpkeepDone(ENDPOINT_ID, 7, [], []))
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     refresh = do.RefreshEndpoints({ENDPOINT_ID: (7, SPOOL_ID)}, POLICY.ownership_ttl_s)
     actions = world.after(POLICY.upkeep_s)
     assert refresh in actions
-    assert not [action for action in actions if isinstance(action, do.KeepEndpoint)]
+    assert not [action for action in actions if isinstance(action, do.MaintainEndpoint)]
     assert refresh not in world.after(POLICY.upkeep_s)  # one at a time
     assert world.on(ev.Refreshed(refresh.owned, frozenset())) == []
     assert refresh in world.after(POLICY.upkeep_s)
-    keep = do.KeepEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s)
-    assert keep in world.on(ev.Refreshed(refresh.owned, frozenset({ENDPOINT_ID})))
+    maintain = do.MaintainEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s)
+    assert maintain in world.on(ev.Refreshed(refresh.owned, frozenset({ENDPOINT_ID})))
 
 
 def test_many_endpoints_are_swept_less_often() -> None:
     world = World(Policy(sweeps_per_s=0.5))
     world.serve(credit=1)
-    world.after(1)  # this sweep says when the next one is: in two seconds
+    world.after(1)  # this sweep schedules the next one: in two seconds
     world.on(ev.Swept([]))
     assert not [action for action in world.after(1.5) if isinstance(action, do.SweepQueues)]
     assert [action for action in world.after(1) if isinstance(action, do.SweepQueues)]
 
 
-def test_all_queues_are_looked_at_when_wake_ups_may_have_passed_unheard() -> None:
+def test_all_queues_are_swept_when_wake_ups_may_have_been_missed() -> None:
     world = World(Policy(sweeps_per_s=0.001))
     world.serve()
-    world.after(1)  # this sweep says when the next one is: in a quarter of an hour
+    world.after(1)  # this sweep schedules the next one: in a quarter of an hour
     world.on(ev.Swept([]))
     assert not [action for action in world.after(10) if isinstance(action, do.SweepQueues)]
-    world.on(ev.CutOff())
+    world.on(ev.PubSubLost())
     assert do.SweepQueues({ENDPOINT_ID: 7}) in world.after(1)
 
 
-# -- who may say what --------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_garbage_is_answered_once() -> None:
+def test_malformed_messages_are_refused_once() -> None:
     world = World()
-    garbled = ev.Garbled(b"agent", AGENT, FrameMalformed("nonsense"))
-    [refused] = sent(world.on(garbled))
+    malformed = ev.MalformedReceived(b"agent", AGENT, FrameMalformed("nonsense"))
+    [refused] = sent(world.on(malformed))
     assert isinstance(refused, wire.Refused)
     assert refused.error["code"] == "FRAME_MALFORMED"
-    assert world.on(garbled) == []
+    assert world.on(malformed) == []
     assert world.core.counters["protocol_errors"] == 2
 
 
-def test_another_peer_on_a_known_routing_id_gets_nothing_of_the_first_ones() -> None:
+def test_another_peer_on_a_reused_routing_id_does_not_get_the_session() -> None:
     world = World()
     world.serve(credit=1)
     other = PeerKey("other key", PeerKind.AGENT, "00000000-0000-4000-8000-00000000000f")
@@ -953,13 +955,11 @@ def test_another_peer_on_a_known_routing_id_gets_nothing_of_the_first_ones() -> 
         ({"spool_id": "\0"}, "PROTOCOL_ERROR"),
     ],
 )
-def test_a_second_hello_that_is_not_right_is_refused_and_the_first_session_stays(
-    fields: dict[str, Any], code: str
-) -> None:
+def test_an_invalid_second_hello_is_refused_and_the_first_session_stays(fields: dict[str, Any], code: str) -> None:
     world = World()
     world.serve(credit=1)
     refused, *probes = sent(world.hears(hello(**fields), routing_id=b"second"))
-    assert probes == [wire.Heartbeat(at=EPOCH)] * (code == "ENDPOINT_IN_USE")  # does the first one still live?
+    assert probes == [wire.Heartbeat(at=EPOCH)] * (code == "ENDPOINT_IN_USE")  # probes the first connection
     assert isinstance(refused, wire.Refused)
     assert refused.error["code"] == code
     assert world.core.status().endpoints == 1
@@ -975,7 +975,7 @@ def test_a_restarted_agent_takes_over_from_its_former_process() -> None:
     assert refused.routing_id == b"agent"
 
 
-def test_a_silent_agent_does_not_keep_another_one_out() -> None:
+def test_a_dead_agent_does_not_block_another_one() -> None:
     world = World()
     world.serve(credit=1)
     world.mono += 90  # and no tick has noticed yet
@@ -986,21 +986,21 @@ def test_a_silent_agent_does_not_keep_another_one_out() -> None:
 # -- drain -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_drain_moves_everybody_then_lets_go() -> None:
+def test_a_drain_redirects_all_peers_then_releases_endpoints() -> None:
     world = World()
     world.serve(credit=1)
     world.open_stream()
     actions = world.on(ev.DrainOrdered())
     assert [action.info.draining for action in actions if isinstance(action, do.Announce)] == [True]
-    moves = [*sent(actions), *sent(world.after(0.2))]
-    assert [type(message) for message in moves] == [wire.Move, wire.Move]
+    redirects = [*sent(actions), *sent(world.after(0.2))]
+    assert [type(message) for message in redirects] == [wire.Move, wire.Move]
     assert not world.is_drained()
     actions = world.hears(wire.Goodbye()) + world.after(0.2)
     assert world.is_drained()
     assert actions[-2:] == [do.ReleaseEndpoint(ENDPOINT_ID, 7), do.Withdraw("forwarder")]
 
 
-def test_a_drain_waits_for_results_but_not_for_ever() -> None:
+def test_a_drain_waits_for_results_up_to_its_limit() -> None:
     world = World()
     world.serve(credit=1)
     world.dispatch(leased(1))
@@ -1013,19 +1013,19 @@ def test_a_drain_waits_for_results_but_not_for_ever() -> None:
     assert world.is_drained()
 
 
-def test_a_drain_takes_no_more_tasks() -> None:
-    world = World(Policy(moves_per_s=0.001))
+def test_a_drain_leases_no_more_tasks() -> None:
+    world = World(Policy(redirects_per_s=0.001))
     world.open_stream()
     world.serve(credit=1)
-    world.on(ev.DrainOrdered())  # the client is told first, the agent much later
+    world.on(ev.DrainOrdered())  # the client is redirected first, the agent much later
     assert world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [leased(1)])) == [do.RequeueTasks(ENDPOINT_ID, 7, [task_id(1)])]
-    assert world.on(ev.Woken([ENDPOINT_ID])) == []
+    assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == []
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def test_once_a_minute_the_log_gets_the_numbers_that_metrics_are_made_of() -> None:
+def test_metrics_are_logged_once_a_minute() -> None:
     world = World()
     world.serve(credit=2)
     world.dispatch(leased(1), leased(2, attempt=2))
@@ -1033,7 +1033,7 @@ def test_once_a_minute_the_log_gets_the_numbers_that_metrics_are_made_of() -> No
 
     def readings() -> list[Mapping[str, str | int | float]]:
         actions = world.core.handle([ev.Tick()], world.now)
-        return [action.fields for action in actions if isinstance(action, do.Note) and action.message == "minute"]
+        return [action.fields for action in actions if isinstance(action, do.Log) and action.message == "minute"]
 
     assert readings() == []
     world.mono += POLICY.meter_s

@@ -1,4 +1,4 @@
-"""What the forwarder makes of a task that has no attempt left."""
+"""Dead letters: results of tasks without attempts left."""
 
 from __future__ import annotations
 
@@ -25,51 +25,55 @@ def read(**changes: Any) -> TaskResult:
     return results.read_result(spec, [], endpoint_id="e", lease=None, returned_at=1.0, max_inline_bytes=9)
 
 
-def test_the_last_death_makes_a_dead_letter() -> None:
-    end = read()
-    assert (end.state, end.reporter) == (TaskState.DEAD_LETTERED, Reporter.FORWARDER)
-    assert end.error is not None
-    assert (end.error.code, end.error.message, end.error.stderr_tail) == ("TASK_DEAD_LETTERED", "it died", "oops")
-    assert end.error.reasons == ("signal 9", "7")
-    assert end.error.hint.startswith("Look. ")
-    assert f"`farcall tasks retry {TASK}`" in end.error.hint
-    assert f"`farcall tasks discard {TASK}`" in end.error.hint
+def test_the_last_failed_attempt_makes_a_dead_letter() -> None:
+    result = read()
+    assert (result.state, result.reporter) == (TaskState.DEAD_LETTERED, Reporter.FORWARDER)
+    assert result.error is not None
+    assert (result.error.code, result.error.message, result.error.stderr_tail) == (
+        "TASK_DEAD_LETTERED",
+        "it died",
+        "oops",
+    )
+    assert result.error.reasons == ("signal 9", "7")
+    assert result.error.hint.startswith("Look. ")
+    assert f"`farcall tasks retry {TASK}`" in result.error.hint
+    assert f"`farcall tasks discard {TASK}`" in result.error.hint
 
 
 @pytest.mark.parametrize("changes", [{"exhausted": False}, {"state": TaskState.LOST}, {"state": TaskState.CANCELLED}])
-def test_no_other_end_is_one(changes: dict[str, Any]) -> None:
-    end = read(**changes)
-    assert end.state is changes.get("state", TaskState.FAILED)
-    assert end.reporter is Reporter.AGENT
-    assert end.error is not None
-    assert end.error.code == "WORKER_DIED"
+def test_no_other_result_is_a_dead_letter(changes: dict[str, Any]) -> None:
+    result = read(**changes)
+    assert result.state is changes.get("state", TaskState.FAILED)
+    assert result.reporter is Reporter.AGENT
+    assert result.error is not None
+    assert result.error.code == "WORKER_DIED"
 
 
-def test_an_agent_cannot_say_so_itself() -> None:
-    """It is the cloud's word: a peer that writes the state has written something that the protocol does not allow."""
-    end = read(state=TaskState.DEAD_LETTERED)
-    assert end.error is not None
-    assert (end.state, end.error.code) == (TaskState.FAILED, "RESULT_MALFORMED")
+def test_an_agent_cannot_report_a_dead_letter() -> None:
+    """Only the forwarder sets this state. A report with it is malformed."""
+    result = read(state=TaskState.DEAD_LETTERED)
+    assert result.error is not None
+    assert (result.state, result.error.code) == (TaskState.FAILED, "RESULT_MALFORMED")
 
 
-def test_an_endpoint_that_went_away_each_time_makes_one() -> None:
+def test_an_endpoint_that_went_away_in_each_attempt_makes_a_dead_letter() -> None:
     task = QueuedTask(TASK, "g", "o", "e", "f", "h", b"p", TaskOptions(max_attempts=3))
-    end = results.end_reaped(LeasedTask(task, 3, 0.0, 1.0), endpoint_id="e")
-    assert end.state is TaskState.DEAD_LETTERED
-    assert end.error is not None
-    assert len(end.error.reasons or ()) == 3
+    result = results.reaped_result(LeasedTask(task, 3, 0.0, 1.0), endpoint_id="e")
+    assert result.state is TaskState.DEAD_LETTERED
+    assert result.error is not None
+    assert len(result.error.reasons or ()) == 3
 
 
-def test_clients_are_told_in_words_that_each_of_them_knows() -> None:
+def test_clients_receive_dead_letters_in_a_state_of_version_1() -> None:
     streams = StreamHub(forwarder_id="f", policy=Policy())
     streams.open(b"peer", "o", groups=["g"], cursor=None)
     task = QueuedTask(TASK, "g", "o", "e", "f", "h", b"p", TaskOptions(max_attempts=1))
-    end = results.end_reaped(LeasedTask(task, 1, 0.0, 1.0), endpoint_id="e")
-    ended = msgspec.structs.replace(end, task_group_id="g", owner_id="o")
-    [push] = streams.publish([ended], {}, recorded_at=1.0)
-    [told] = push.message.results
-    assert told.state is TaskState.FAILED
-    assert told.error is not None
-    assert ended.error is not None
-    assert isinstance(error_from_record(ended.error), TaskDeadLettered)
-    assert told.error["code"] == "TASK_DEAD_LETTERED"
+    result = results.reaped_result(LeasedTask(task, 1, 0.0, 1.0), endpoint_id="e")
+    reaped = msgspec.structs.replace(result, task_group_id="g", owner_id="o")
+    [push] = streams.publish([reaped], {}, recorded_at=1.0)
+    [received] = push.message.results
+    assert received.state is TaskState.FAILED
+    assert received.error is not None
+    assert reaped.error is not None
+    assert isinstance(error_from_record(reaped.error), TaskDeadLettered)
+    assert received.error["code"] == "TASK_DEAD_LETTERED"

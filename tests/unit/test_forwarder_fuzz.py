@@ -1,5 +1,5 @@
-"""Frames that were real once, and then changed: nothing that a peer sends stops the forwarder or reaches a store as
-something that it cannot hold. The same changes are made each time."""
+"""Fuzzing of the forwarder: mutated frames of peers neither stop it nor reach a store as values that the store cannot
+hold. The mutations are the same in each run."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from tests.unit.test_forwarder_core import (
 )
 
 OTHER_ID: Final = "00000000-0000-4000-8000-0000000000ee"
-#: The agent of another endpoint, which does nothing wrong.
+#: The agent of another endpoint, which sends valid messages only.
 HONEST: Final = PeerKey("honest key", PeerKind.AGENT, OTHER_ID)
 STRANGER: Final = PeerKey("stranger key", PeerKind.AGENT, "00000000-0000-4000-8000-0000000000ff")
 RECORDED_AT: Final = dt.datetime.fromtimestamp(EPOCH, dt.UTC)
-#: Who sends on which connection; a stranger may get a routing id that somebody else had.
+#: Senders and their connections; a stranger may get a routing id that another peer had.
 PEERS: Final = [(AGENT, b"agent")] * 4 + [(CLIENT, b"client")] * 2 + [(STRANGER, b"stranger"), (STRANGER, b"agent")]
 
-#: What the peers of the world below could really say.
+#: Valid messages of the peers in these tests.
 REAL: Final = [
     hello(),
     hello(
@@ -89,7 +89,7 @@ REAL: Final = [
     ),
     wire.Subscribe(task_group_ids=("group", "other")),
 ]
-#: What somebody says who has the roles mixed up, or other ids.
+#: Messages with other ids, and of other roles.
 ANY: Final = [*REAL, *(envelope.message for envelope in SAMPLES.values())]
 
 JUNK: Final[Sequence[Any]] = [
@@ -116,7 +116,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class Tape:
-    """Choices, read off bytes; a tape that has ended chooses 0. Bytes are what hypothesis makes and shrinks fastest."""
+    """Choices, read from bytes; at the end of the tape each choice is 0. Hypothesis makes and shrinks bytes fastest."""
 
     def __init__(self, data: bytes) -> None:
         self._bytes = iter(data)
@@ -128,7 +128,7 @@ class Tape:
         return choices[self.below(len(choices))]
 
     def frames(self) -> list[bytes]:
-        """The frames of a real message, changed in its values, in its bytes, or not at all."""
+        """The frames of a valid message, changed in its values, in its bytes, or not at all."""
         tree = msgspec.msgpack.decode(_ENCODER.encode(self.one_of(REAL if self.below(8) else ANY)))
         for _ in range(self.one_of([0, 0, 0, 1, 1, 1, 2, 3])):
             self._change(tree)
@@ -160,7 +160,7 @@ class Tape:
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place in a tree, as what holds it and the key or index there."""
+    """Every place in a tree, as its container and its key or index."""
     keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else []
     for key in keys:
         yield tree, key
@@ -175,7 +175,7 @@ def settings(examples: int) -> hypothesis.settings:
 
 @settings(2000)
 @hypothesis.given(st.binary(max_size=30))
-def test_what_cannot_be_read_is_malformed_and_nothing_else(choices: bytes) -> None:
+def test_unreadable_frames_raise_only_protocol_errors(choices: bytes) -> None:
     try:
         envelope = wire.decode(Tape(choices).frames())
     except ProtocolError:
@@ -193,7 +193,7 @@ def test_no_peer_stops_the_forwarder(choices: bytes) -> None:
     world.open_stream("group")
 
     for _ in range(40):
-        if not is_connected(world):  # sent away, and back again
+        if not is_connected(world):  # redirected, and connected again
             settle(world, world.hears(hello()))
         peer, routing_id = tape.one_of(PEERS)
         settle(world, world.on(event_of(routing_id, peer, tape.frames())))
@@ -209,15 +209,15 @@ def is_connected(world: World) -> bool:
 
 
 def event_of(routing_id: bytes, peer: PeerKey, parts: list[bytes]) -> ev.Event:
-    """As the shell makes it from what a socket delivers."""
+    """The event that the shell makes from frames of a socket."""
     try:
         return ev.Received(routing_id, peer, wire.decode(parts))
     except ProtocolError as error:
-        return ev.Garbled(routing_id, peer, error)
+        return ev.MalformedReceived(routing_id, peer, error)
 
 
 def settle(world: World, actions: Sequence[do.Action]) -> None:
-    """Check what the core wants done, and answer what the stores would answer."""
+    """Check the core's actions, and give it the answers of the stores."""
     for action in actions:
         match action:
             case do.Send(envelope=envelope):
@@ -227,12 +227,12 @@ def settle(world: World, actions: Sequence[do.Action]) -> None:
                     for result in batch.results:
                         _check_result(result)
                 settle(world, world.on(recorded(action)))
-            case do.RecordMoves(events=events):
+            case do.RecordTransitions(events=events):
                 for event in events:
                     _check_row(task_rows.event_row(event))
-                settle(world, world.on(ev.MovesRecorded()))
-            case do.ClaimEndpoint(endpoint_id=endpoint_id, life=life):
-                settle(world, world.on(ev.EndpointClaimed(endpoint_id, life, 8)))
+                settle(world, world.on(ev.TransitionsRecorded()))
+            case do.ClaimEndpoint(endpoint_id=endpoint_id, generation=generation):
+                settle(world, world.on(ev.EndpointClaimed(endpoint_id, generation, 8)))
             case do.ReadLeases(endpoint_id=endpoint_id, fence=fence):
                 settle(world, world.on(ev.LeasesRead(endpoint_id, fence, {})))
             case do.SetPresence(status=status):
@@ -257,7 +257,7 @@ def _check_result(result: TaskResult) -> None:
 
 
 def _check_row(row: dict[str, Any]) -> None:
-    """A row that PostgreSQL takes: text without NUL, JSON that is JSON, integers that fit."""
+    """Check that PostgreSQL accepts a row: text without NUL, valid JSON, integers in range."""
     for name, value in row.items():
         if isinstance(value, str):
             assert "\0" not in value, name
@@ -269,15 +269,15 @@ def _check_row(row: dict[str, Any]) -> None:
 
 
 def _no_constant(text: str) -> None:
-    raise AssertionError(f"{text} is no JSON")
+    raise AssertionError(f"{text} is not JSON")
 
 
 def is_served(world: World) -> bool:
-    """Whether an agent that did nothing wrong is let in and has its results recorded."""
+    """Whether an agent with valid messages is admitted."""
     ticket = TICKETS.issue(HONEST, expires_at=EPOCH + 1_000_000)
     greeting = hello(endpoint_id=OTHER_ID, ticket=ticket, instance_id=OTHER_ID, spool_id=OTHER_ID)
     claimed = world.hears(greeting, peer=HONEST, routing_id=b"honest")
     assert [type(action) for action in claimed] == [do.ClaimEndpoint]
-    world.on(ev.EndpointClaimed(OTHER_ID, claimed[0].life, 9))  # type: ignore[attr-defined]
+    world.on(ev.EndpointClaimed(OTHER_ID, claimed[0].generation, 9))  # type: ignore[attr-defined]
     welcomed = world.on(ev.LeasesRead(OTHER_ID, 9, {}))
     return [type(message) for message in sent(welcomed)] == [wire.Welcome]

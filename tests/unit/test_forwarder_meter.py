@@ -1,4 +1,4 @@
-"""The numbers that metrics are made of."""
+"""Metrics of the forwarder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_reading_has_the_sums_and_the_longest_waits() -> None:
     }
 
 
-def test_a_reading_begins_anew() -> None:
+def test_a_reading_resets_the_counts() -> None:
     meter = Meter()
     meter.leased([_leased(waited_s=3.0)])
     meter.recorded([_ended(TaskState.LOST)], recorded_at=NOW)

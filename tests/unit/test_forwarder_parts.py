@@ -1,4 +1,4 @@
-"""The small parts of the core: what waits for the database, what peers' words are cut down to, caches, settings."""
+"""Parts of the forwarder: outbox, sanitising, caches, key look-ups, store steps, settings."""
 
 from __future__ import annotations
 
@@ -35,44 +35,44 @@ from farcall_common.store.settings import Stores
 from farcall_common.store.tickets import Tickets
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import EndpointReport, Reporter, TaskState
+from farcall_forwarder.adapters.batcher import Batcher
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
-from farcall_forwarder.adapters.together import Together
 from farcall_forwarder.adapters.zap import find_peers
 from farcall_forwarder.core.actions import (
     Announce,
     ClaimEndpoint,
     FlushResults,
-    KeepEndpoint,
     LeaseTasks,
+    MaintainEndpoint,
     ReadCancels,
     ReadLeases,
     ReadTasks,
-    RecordGeneration,
+    RecordSpoolGeneration,
     RestoreQueue,
     SetPresence,
     StoreStep,
     Withdraw,
 )
-from farcall_forwarder.core.dispatch import orders
 from farcall_forwarder.core.events import (
     Announced,
     CancelsRead,
     ClaimRefused,
     EndpointClaimed,
+    EndpointMaintained,
     Event,
     LeasesRead,
-    MovesRecorded,
     QueueRestored,
     StepFenced,
     StepLost,
     TasksLeased,
     TasksRead,
-    UpkeepDone,
+    TransitionsRecorded,
 )
 from farcall_forwarder.core.functions import FunctionCache
-from farcall_forwarder.core.moves import MoveBuffer
 from farcall_forwarder.core.outbox import Outbox
+from farcall_forwarder.core.run_tasks import orders
+from farcall_forwarder.core.transitions import TransitionBuffer
 from farcall_forwarder.core.untrusted import (
     MAX_DETAILS,
     clean_details,
@@ -89,7 +89,7 @@ from tests.waiting import WAIT_S
 # -- outbox ------------------------------------------------------------------------------------------------------------
 
 
-def end(task_id: str, endpoint_id: str = "a") -> TaskResult:
+def result(task_id: str, endpoint_id: str = "a") -> TaskResult:
     return TaskResult(task_id, endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=task_id.encode())
 
 
@@ -105,23 +105,23 @@ def ids_of(step: FlushResults | None) -> list[list[str]]:
 def two_endpoints() -> Outbox:
     outbox = Outbox()
     for endpoint_id in ("a", "b"):
-        outbox.admit(endpoint_id, life=1)
+        outbox.admit(endpoint_id, generation=1)
         outbox.open(endpoint_id, fence=7)
     return outbox
 
 
 def land(outbox: Outbox, step: FlushResults | None) -> FlushResults:
-    """The flush has come back."""
+    """Finish a flush."""
     assert step is not None
     outbox.flushed(step.batches)
     return step
 
 
-def test_one_flush_at_a_time_and_every_endpoint_gets_its_turn() -> None:
+def test_one_flush_at_a_time_and_endpoints_take_turns() -> None:
     outbox = two_endpoints()
     for number in range(5):
-        outbox.add(end(f"a{number}"), verified=True)
-    outbox.add(end("b0", "b"), verified=True)
+        outbox.add(result(f"a{number}"), verified=True)
+    outbox.add(result("b0", "b"), verified=True)
     step = flush(outbox, rows=4)
     assert ids_of(step) == [["a0", "a1", "a2", "a3"]]
     assert flush(outbox, rows=4) is None
@@ -129,17 +129,17 @@ def test_one_flush_at_a_time_and_every_endpoint_gets_its_turn() -> None:
     assert ids_of(flush(outbox, rows=4)) == [["b0"], ["a4"]]
 
 
-def test_a_second_flush_begins_only_when_it_is_full_and_a_third_never() -> None:
+def test_a_second_flush_begins_only_if_full_and_a_third_never() -> None:
     outbox = two_endpoints()
     for number in range(7):
-        outbox.add(end(f"a{number}"), verified=True)
+        outbox.add(result(f"a{number}"), verified=True)
     first, second = flush(outbox, rows=2), flush(outbox, rows=2)
     assert (ids_of(first), ids_of(second)) == ([["a0", "a1"]], [["a2", "a3"]])
     assert flush(outbox, rows=2) is None
     land(outbox, second)
     assert (len(outbox), outbox.is_flushing) == (3, True)
-    outbox.add(end("a0"), verified=True)  # the first one still has it
-    outbox.add(end("a2"), verified=True)  # reported again, after it was recorded
+    outbox.add(result("a0"), verified=True)  # still under way in the first flush
+    outbox.add(result("a2"), verified=True)  # reported again, after it was recorded
     assert len(outbox) == 4
     land(outbox, first)
     assert not outbox.is_flushing
@@ -147,19 +147,19 @@ def test_a_second_flush_begins_only_when_it_is_full_and_a_third_never() -> None:
 
 def test_the_first_report_stays_while_it_waits_and_while_it_is_flushed() -> None:
     outbox = two_endpoints()
-    outbox.add(end("a0"), verified=True)
-    outbox.add(end("a0"), verified=True)
+    outbox.add(result("a0"), verified=True)
+    outbox.add(result("a0"), verified=True)
     assert len(outbox) == 1
     flush(outbox)
-    outbox.add(end("a0"), verified=True)
+    outbox.add(result("a0"), verified=True)
     assert len(outbox) == 0
 
 
-def test_ends_wait_while_their_queue_is_rebuilt() -> None:
+def test_results_wait_while_their_queue_is_rebuilt() -> None:
     outbox = two_endpoints()
     outbox.hold("a")
-    outbox.add(end("a0"), verified=False)
-    outbox.add(end("b0", "b"), verified=True)
+    outbox.add(result("a0"), verified=False)
+    outbox.add(result("b0", "b"), verified=True)
     assert ids_of(land(outbox, flush(outbox))) == [["b0"]]
     outbox.open("a", fence=8)
     step = flush(outbox)
@@ -167,28 +167,28 @@ def test_ends_wait_while_their_queue_is_rebuilt() -> None:
     assert (step.batches[0].fence, set(step.batches[0].unverified)) == (8, {"a0"})
 
 
-def test_what_was_not_flushed_waits_again_unless_a_new_life_began() -> None:
+def test_an_unflushed_batch_waits_again_unless_a_new_generation_began() -> None:
     outbox = two_endpoints()
-    outbox.add(end("a0"), verified=True)
+    outbox.add(result("a0"), verified=True)
     step = land(outbox, flush(outbox))
     outbox.put_back(step.batches[0])
     assert len(outbox) == 1
-    outbox.admit("a", life=2)
+    outbox.admit("a", generation=2)
     assert len(outbox) == 0
     outbox.put_back(step.batches[0])
     assert len(outbox) == 0
 
 
-def test_a_report_of_a_new_life_counts_although_the_old_one_is_under_way() -> None:
+def test_a_report_of_a_new_generation_counts_although_the_old_one_is_under_way() -> None:
     outbox = two_endpoints()
-    outbox.add(end("a0"), verified=True)
+    outbox.add(result("a0"), verified=True)
     flush(outbox)
-    outbox.admit("a", life=2)
-    outbox.add(end("a0"), verified=False)
+    outbox.admit("a", generation=2)
+    outbox.add(result("a0"), verified=False)
     assert len(outbox) == 1
 
 
-# -- words of peers ----------------------------------------------------------------------------------------------------
+# -- sanitising --------------------------------------------------------------------------------------------------------
 
 _json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
@@ -211,7 +211,7 @@ def test_any_error_becomes_a_record(data: dict[str, Any]) -> None:
     assert isinstance(record.code, str)
 
 
-def test_a_good_error_stays_as_it_is() -> None:
+def test_a_valid_error_is_unchanged() -> None:
     data = {"code": "TASK_FAILED", "message": "boom", "fault": "user_code", "traceback": "line 1", "new_field": 1}
     record = clean_error(data, endpoint_id="endpoint", attempt=1)
     assert (record.code, record.message, record.fault, record.traceback) == (
@@ -222,23 +222,23 @@ def test_a_good_error_stays_as_it_is() -> None:
     )
 
 
-def test_what_is_said_of_each_attempt_is_short_text() -> None:
+def test_reasons_of_attempts_are_short_texts() -> None:
     data = {"code": "TASK_FAILED", "message": "boom", "reasons": ["x" * 60_000, {"a": "y" * 60_000}, 1] * 100}
     record = clean_error(data, endpoint_id="endpoint", attempt=1)
     assert all(isinstance(reason, str) for reason in record.reasons or ())
     assert 1_000 < len(json.dumps(record.to_json())) < 300_000
 
 
-def test_too_much_about_one_task_is_not_kept() -> None:
-    told = {"stdout_tail": "x" * 4096, "stderr_tail": "\N{SNOWMAN}" * 4096, "node": {"cores": 64}}
-    assert clean_details(told) == told
+def test_too_large_details_are_dropped() -> None:
+    details = {"stdout_tail": "x" * 4096, "stderr_tail": "\N{SNOWMAN}" * 4096, "node": {"cores": 64}}
+    assert clean_details(details) == details
     filler = MAX_DETAILS - len(json.dumps({"text": ""}))
     assert clean_details({"text": "x" * filler}) == {"text": "x" * filler}
     assert clean_details({"text": "x" * (filler + 1)}) == {}
     assert clean_details({str(number): "x" * 1000 for number in range(100)}) == {}
 
 
-def test_long_and_deep_values_are_cut() -> None:
+def test_long_and_deep_values_are_truncated() -> None:
     deep: dict[str, Any] = {}
     deepest = deep
     for _ in range(50):
@@ -260,15 +260,15 @@ def test_numbers_fit_a_column_of_integers() -> None:
     assert clean_status(EndpointReport(detail={"problem": ["odd"]})).problem == ""
 
 
-# -- moves, functions, orders ------------------------------------------------------------------------------------------
+# -- transitions, functions, RunTasks ----------------------------------------------------------------------------------
 
 
-def test_an_agent_cannot_fill_the_memory_with_moves() -> None:
-    moves = MoveBuffer()
+def test_transitions_of_one_task_are_bounded() -> None:
+    transitions = TransitionBuffer()
     for _ in range(1000):
-        moves.add("task", TaskState.RUNNING, Reporter.AGENT, at=0.0, attempt=1, now_mono=0.0)
-    assert len(moves.take(10)) < 100
-    assert moves.since is None
+        transitions.add("task", TaskState.RUNNING, Reporter.AGENT, at=0.0, attempt=1, now_mono=0.0)
+    assert len(transitions.take(10)) < 100
+    assert transitions.since is None
 
 
 def test_the_function_cache_is_bounded_by_bytes() -> None:
@@ -280,7 +280,7 @@ def test_the_function_cache_is_bounded_by_bytes() -> None:
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == (("name", b"12345"), None, ("name", b"12345"))
 
 
-def test_orders_are_cut_by_bytes_and_functions_come_first() -> None:
+def test_run_tasks_messages_are_split_by_bytes_and_functions_come_first() -> None:
     tasks = [
         LeasedTask(
             QueuedTask(f"task{number}", "group", "owner", "endpoint", "function", "hash", b"x" * 60, TaskOptions()),
@@ -301,21 +301,21 @@ def test_orders_are_cut_by_bytes_and_functions_come_first() -> None:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def test_keys_are_looked_for_in_the_queue_then_in_the_database() -> None:
+def test_keys_are_looked_up_in_the_queue_then_in_the_database() -> None:
     queue, records = FakeQueue(), FakeRecords()
     records.put_endpoint(Endpoint("endpoint", "owner", "name"))
     for key in ("agent's", "client's"):
         records.add_endpoint_key("endpoint", key, at=dt.datetime.now(dt.UTC))
     client = PeerKey("client's", PeerKind.CLIENT, "owner")
     queue.admit(client, ttl_s=60)
-    assert find_peers(queue, records, ["client's", "nobody's", "agent's"]) == {
+    assert find_peers(queue, records, ["client's", "unknown", "agent's"]) == {
         "client's": client,
         "agent's": PeerKey("agent's", PeerKind.AGENT, "endpoint"),
-        "nobody's": None,
+        "unknown": None,
     }
 
 
-def test_without_the_queue_endpoints_are_known_and_others_may_not_be_refused_for_good() -> None:
+def test_without_the_queue_only_keys_of_endpoints_are_decided() -> None:
     queue, records = FakeQueue(), FakeRecords()
     records.put_endpoint(Endpoint("endpoint", "owner", "name"))
     records.add_endpoint_key("endpoint", "agent's", at=dt.datetime.now(dt.UTC))
@@ -331,7 +331,7 @@ def test_without_the_queue_endpoints_are_known_and_others_may_not_be_refused_for
 
 
 class SlowSteps(StoreSteps):
-    """Steps that last until they are let go."""
+    """Steps that block until a test releases them."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
@@ -344,7 +344,7 @@ class SlowSteps(StoreSteps):
         self.has_ended = True
 
 
-def test_a_closed_pool_leaves_no_call_under_way() -> None:
+def test_closing_the_pool_waits_for_calls_under_way() -> None:
     steps = SlowSteps()
 
     async def close_in_the_middle() -> None:
@@ -362,10 +362,10 @@ def test_a_closed_pool_leaves_no_call_under_way() -> None:
     assert steps.has_ended
 
 
-# -- steps that travel together ----------------------------------------------------------------------------------------
+# -- batches of steps --------------------------------------------------------------------------------------------------
 
 
-def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
+def test_a_step_is_performed_at_once_and_later_ones_as_a_batch() -> None:
     performed: list[list[str]] = []
     answers: list[Sequence[Event]] = []
 
@@ -377,19 +377,19 @@ def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
             performed.append([step.forwarder_id for step in steps if isinstance(step, Withdraw)])
             has_begun.release()
             await may_answer.acquire()
-            return [MovesRecorded() for _ in steps]
+            return [TransitionsRecorded() for _ in steps]
 
-        together = Together(perform, limit=2)
-        running = asyncio.create_task(together.run(answers.append))
+        batcher = Batcher(perform, limit=2)
+        running = asyncio.create_task(batcher.run(answers.append))
         async with asyncio.timeout(60):
-            together.add(Withdraw("a"))
+            batcher.add(Withdraw("a"))
             await has_begun.acquire()
             for name in "bcd":
-                together.add(Withdraw(name))
+                batcher.add(Withdraw(name))
             for _ in range(2):
                 may_answer.release()
                 await has_begun.acquire()
-            settling = asyncio.create_task(together.settle())
+            settling = asyncio.create_task(batcher.settle())
             await asyncio.sleep(0)
             assert not settling.done()
             may_answer.release()
@@ -402,7 +402,7 @@ def test_a_step_goes_at_once_and_what_comes_meanwhile_goes_together() -> None:
     assert list(map(len, answers)) == [1, 2, 1]
 
 
-def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> None:
+def test_leases_wait_for_an_unavailable_queue_and_are_refused_one_by_one() -> None:
     queue = FakeQueue()
     fence = queue.claim("a", "forwarder", ttl_s=45)
     queue.mark_restored("a", fence)
@@ -414,7 +414,7 @@ def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> No
     async def lease() -> Sequence[Event]:
         pool = StorePool(steps)
         try:
-            leasing = asyncio.create_task(pool.perform_together(wanted))
+            leasing = asyncio.create_task(pool.perform_batch(wanted))
             async with asyncio.timeout(60):
                 while not pool.is_degraded:
                     await asyncio.sleep(0)
@@ -427,7 +427,7 @@ def test_leases_wait_for_a_queue_that_is_away_and_are_refused_one_by_one() -> No
 
 
 def queue_of(*endpoint_ids: str) -> tuple[FakeQueue, dict[str, int]]:
-    """A queue that owns the endpoints under these fences, which nobody has restored."""
+    """A queue with these endpoints, claimed but not restored, and their fences."""
     queue = FakeQueue()
     return queue, {endpoint_id: queue.claim(endpoint_id, "forwarder", ttl_s=45) for endpoint_id in endpoint_ids}
 
@@ -438,7 +438,7 @@ def steps_on(queue: FakeQueue, records: FakeRecords) -> StoreSteps:
 
 
 @pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])
-def test_a_forwarder_whose_clock_is_wrong_is_found_and_keeps_its_leases(skew_s: float) -> None:
+def test_a_forwarder_with_a_wrong_clock_is_registered_and_keeps_its_leases(skew_s: float) -> None:
     clock = Clock(1_000_000.0)
     queue, records = FakeQueue(clock), FakeRecords()
     records.put_endpoint(Endpoint("a", "owner", "a"))
@@ -447,45 +447,45 @@ def test_a_forwarder_whose_clock_is_wrong_is_found_and_keeps_its_leases(skew_s: 
     steps = StoreSteps(stores, forwarder_id="skewed", clock=lambda: clock.now + skew_s)
     assert steps.perform(Announce(ForwarderInfo("skewed", "tcp://127.0.0.1:2", "key"), 15.0)) == Announced(1)
     assert [info.forwarder_id for info in queue.forwarders()] == ["other", "skewed"]
-    (claimed,) = steps.perform_together([ClaimEndpoint("a", 1, "spool", 45.0)])
+    (claimed,) = steps.perform_batch([ClaimEndpoint("a", 1, "spool", 45.0)])
     assert isinstance(claimed, EndpointClaimed)
     queue.mark_restored("a", claimed.fence)
     task = Task("t1", "group", "owner", "a", "function", "hash", b"x", options=TaskOptions(idempotent=False))
     queue.enqueue([QueuedTask.of(task)])
-    steps.perform_together([LeaseTasks("a", claimed.fence, 5, 30.0)])
+    steps.perform_batch([LeaseTasks("a", claimed.fence, 5, 30.0)])
     clock.now += 29
-    (kept,) = steps.perform_together([KeepEndpoint("a", claimed.fence, [], "spool", 45.0, 30.0)])
-    assert isinstance(kept, UpkeepDone)
-    assert kept.reaped == []
+    (maintained,) = steps.perform_batch([MaintainEndpoint("a", claimed.fence, [], "spool", 45.0, 30.0)])
+    assert isinstance(maintained, EndpointMaintained)
+    assert maintained.reaped == []
     with pytest.raises(EndpointInUse):
         queue.claim("a", "other", spool_id="another", ttl_s=45)
 
 
-def test_agents_that_come_together_are_let_in_together_and_one_that_may_not_is_refused_alone() -> None:
+def test_claims_are_batched_and_refused_one_by_one() -> None:
     queue, _ = queue_of("a")
     queue.claim("b", "another forwarder", spool_id="another", ttl_s=45)
     records = FakeRecords()
     for endpoint_id in "abc":
         records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
-    steps = [ClaimEndpoint(name, life, "spool", 45.0) for life, name in enumerate(["deleted", *"abc"])]
-    became = dict[int, str]()
-    for answer in steps_on(queue, records).perform_together(steps):
+    steps = [ClaimEndpoint(name, generation, "spool", 45.0) for generation, name in enumerate(["deleted", *"abc"])]
+    outcomes = dict[int, str]()
+    for answer in steps_on(queue, records).perform_batch(steps):
         assert isinstance(answer, ClaimRefused | EndpointClaimed)
-        became[answer.life] = answer.error.code if isinstance(answer, ClaimRefused) else "let in"
-    assert became == {0: "ENDPOINT_UNKNOWN", 1: "let in", 2: "ENDPOINT_IN_USE", 3: "let in"}
+        outcomes[answer.generation] = answer.error.code if isinstance(answer, ClaimRefused) else "let in"
+    assert outcomes == {0: "ENDPOINT_UNKNOWN", 1: "let in", 2: "ENDPOINT_IN_USE", 3: "let in"}
 
 
-def test_the_agent_of_an_old_copy_takes_over_from_nobody() -> None:
+def test_a_claim_with_an_old_copy_of_the_spool_is_refused() -> None:
     queue, records = FakeQueue(), FakeRecords()
     records.put_endpoint(Endpoint("a", "owner", "a"))
     steps = steps_on(queue, records)
 
-    def claim(spool_id: str, generation: int | None) -> str:
-        [answer] = steps.perform_together([ClaimEndpoint("a", 1, spool_id, 45.0, generation=generation)])
+    def claim(spool_id: str, spool_generation: int | None) -> str:
+        [answer] = steps.perform_batch([ClaimEndpoint("a", 1, spool_id, 45.0, spool_generation=spool_generation)])
         return answer.error.code if isinstance(answer, ClaimRefused) else "let in"
 
     assert [claim("spool", None), claim("spool", 1)] == ["let in"] * 2
-    steps.perform_together([RecordGeneration("a", 1, "spool", 3)])
+    steps.perform_batch([RecordSpoolGeneration("a", 1, "spool", 3)])
     fence = queue.claim("a", "other", spool_id="spool", ttl_s=45)
     queue.mark_restored("a", fence)
     assert claim("spool", 2) == "SPOOL_OUTDATED"
@@ -496,14 +496,14 @@ def test_the_agent_of_an_old_copy_takes_over_from_nobody() -> None:
     assert [claim("new", 0), claim("new", 0)] == ["let in", "let in"]
 
 
-def test_queues_are_restored_together_and_one_that_is_owned_by_others_alone_is_not() -> None:
+def test_restores_are_batched_and_fenced_one_by_one() -> None:
     queue, fences = queue_of("idle", "busy", "gone")
     queue.claim("gone", "another forwarder", ttl_s=45)
     records = FakeRecords()
     for endpoint_id in ("busy", "gone"):
         records.add_tasks([Task(f"of {endpoint_id}", "group", "owner", endpoint_id, "function", "hash", b"")])
     steps = [RestoreQueue(endpoint_id, fence, {}, 30.0) for endpoint_id, fence in fences.items()]
-    answers = steps_on(queue, records).perform_together(steps)
+    answers = steps_on(queue, records).perform_batch(steps)
     assert answers == [
         QueueRestored("idle", fences["idle"]),
         QueueRestored("busy", fences["busy"]),
@@ -511,21 +511,21 @@ def test_queues_are_restored_together_and_one_that_is_owned_by_others_alone_is_n
     ]
     assert (queue.depth("idle"), queue.depth("busy"), queue.depth("gone")) == (0, 1, 0)
     read = [ReadLeases(endpoint_id, fence) for endpoint_id, fence in fences.items()]
-    assert list(map(type, steps_on(queue, records).perform_together(read))) == [LeasesRead, LeasesRead, StepFenced]
+    assert list(map(type, steps_on(queue, records).perform_batch(read))) == [LeasesRead, LeasesRead, StepFenced]
 
 
-def test_what_is_read_for_many_is_told_to_each_its_own() -> None:
+def test_task_reads_are_batched_and_answered_per_endpoint() -> None:
     records = FakeRecords()
     records.add_tasks([Task(f"t{n}", "group", "owner", "a", "function", "hash", b"x") for n in range(3)])
     steps = [ReadTasks("a", 1, ["t0", "t1"], frozenset({"t1"})), ReadTasks("b", 1, ["t2", "nowhere"], frozenset())]
-    first, second = steps_on(FakeQueue(), records).perform_together(steps)
+    first, second = steps_on(FakeQueue(), records).perform_batch(steps)
     assert isinstance(first, TasksRead)
     assert isinstance(second, TasksRead)
     assert (set(first.tasks), set(second.tasks)) == ({"t0", "t1"}, {"t2"})
-    assert first.tasks["t0"].payload is None  # nobody needs it here
+    assert first.tasks["t0"].payload is None  # not needed here
 
 
-def test_requests_to_cancel_are_told_to_each_its_own_and_a_stale_owner_hears_that() -> None:
+def test_cancel_reads_are_batched_and_fenced_one_by_one() -> None:
     queue, fences = queue_of("a", "b", "c")
     for endpoint_id, fence in fences.items():
         queue.mark_restored(endpoint_id, fence)
@@ -534,14 +534,14 @@ def test_requests_to_cancel_are_told_to_each_its_own_and_a_stale_owner_hears_tha
     queue.cancel("a", ["t1"])
     queue.claim("b", "another forwarder", ttl_s=45)
     steps = [ReadCancels(endpoint_id, fence) for endpoint_id, fence in fences.items()]
-    assert steps_on(queue, FakeRecords()).perform_together(steps) == [
+    assert steps_on(queue, FakeRecords()).perform_batch(steps) == [
         CancelsRead("a", fences["a"], ["t1"]),
         StepFenced(steps[1]),
         CancelsRead("c", fences["c"], []),
     ]
 
 
-def test_a_stale_owner_says_nothing_of_its_endpoint_and_the_others_are_recorded() -> None:
+def test_presence_of_a_stale_owner_is_fenced_and_the_others_are_recorded() -> None:
     queue, fences = queue_of("a", "b", "c")
     for endpoint_id, fence in fences.items():
         queue.mark_restored(endpoint_id, fence)
@@ -556,7 +556,7 @@ def test_a_stale_owner_says_nothing_of_its_endpoint_and_the_others_are_recorded(
         SetPresence("a", fences["a"], False, EndpointStatus(), 45.0),
         SetPresence("c", fences["c"], True, EndpointStatus(managers=1), 45.0),
     ]
-    assert steps_on(queue, records).perform_together(steps) == [StepFenced(steps[1])]
+    assert steps_on(queue, records).perform_batch(steps) == [StepFenced(steps[1])]
     shown = {endpoint_id: records.get_endpoint(endpoint_id) for endpoint_id in fences}
     assert {id_: endpoint.online for id_, endpoint in shown.items() if endpoint} == {"a": False, "b": True, "c": True}
 
@@ -564,7 +564,7 @@ def test_a_stale_owner_says_nothing_of_its_endpoint_and_the_others_are_recorded(
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-def test_arguments_beat_the_environment_and_that_the_defaults() -> None:
+def test_arguments_override_the_environment_which_overrides_defaults() -> None:
     environ = {"FARCALL_FORWARDER_PORT": "1", "FARCALL_FORWARDER_HEALTH_PORT": "2", "FARCALL_LOG_LEVEL": "debug"}
     settings = Settings.read(["--port", "3", "--ready-file", "/tmp/ready"], environ)
     assert (settings.port, settings.health_port, settings.log_level) == (3, 2, "DEBUG")
@@ -583,12 +583,12 @@ def test_arguments_beat_the_environment_and_that_the_defaults() -> None:
         {"FARCALL_MAX_PAYLOAD_BYTES": "-1"},
     ],
 )
-def test_wrong_settings_are_named(environ: dict[str, str]) -> None:
+def test_invalid_settings_are_rejected(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         Settings.read([], environ)
 
 
-def test_forwarders_behind_one_address_have_one_key_and_others_their_own() -> None:
+def test_a_key_seed_gives_one_key_pair_and_no_seed_a_random_one() -> None:
     seed = Settings.read([], {"FARCALL_FORWARDER_KEY_SEED": "s" * 64}).key_seed
     public_key, secret_key = key_pair(seed)
     assert key_pair(seed) == (public_key, secret_key)
@@ -598,7 +598,7 @@ def test_forwarders_behind_one_address_have_one_key_and_others_their_own() -> No
     assert seed not in repr(Settings(key_seed=seed))
 
 
-def test_leases_are_prolonged_well_before_they_end() -> None:
+def test_leases_are_renewed_within_a_third_of_their_time() -> None:
     policy = Settings(lease_s=3.0).policy
     assert policy.upkeep_s <= policy.lease_s / 3
 

@@ -1,4 +1,4 @@
-"""Store steps that a store refuses for one endpoint: the others are served, and a fault of all is told."""
+"""Refused store steps: one endpoint's fails alone, and a kind that fails for all makes the forwarder unhealthy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from farcall_common.store.model import SpoolMark, TaskEvent, TaskResult
 from farcall_common.wire import Reporter, TaskState
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
-from farcall_forwarder.core.actions import FlushResults, RecordGeneration, RecordMoves, ResultBatch, Withdraw
-from farcall_forwarder.core.events import Flushed, GenerationRecorded, MovesRecorded, StepFailed
+from farcall_forwarder.core.actions import FlushResults, RecordSpoolGeneration, RecordTransitions, ResultBatch, Withdraw
+from farcall_forwarder.core.events import Flushed, SpoolGenerationRecorded, StepFailed, TransitionsRecorded
 from tests.unit.test_forwarder_parts import queue_of, steps_on
 from tests.unit.test_store_records import at, make_task
 
 
 class PickyRecords(FakeRecords):
-    """Refuses what is about the endpoint "bad", as a server does with a value that it cannot store."""
+    """Refuses rows of the endpoint "bad", as a server refuses a value that it cannot store."""
 
     bad = frozenset({"bad"})
 
@@ -42,61 +42,61 @@ class PickyRecords(FakeRecords):
             raise ValueError("a text may not have NUL characters")
 
 
-def on_pool(steps: StoreSteps, talk: Callable[[StorePool], Awaitable[None]]) -> None:
+def on_pool(steps: StoreSteps, scenario: Callable[[StorePool], Awaitable[None]]) -> None:
     async def run() -> None:
         pool = StorePool(steps)
         try:
-            await talk(pool)
+            await scenario(pool)
         finally:
             pool.close()
 
     asyncio.run(run())
 
 
-def test_what_is_refused_for_one_endpoint_is_done_for_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    good, bad, other = (RecordGeneration(name, 1, "spool", 3) for name in ("good", "bad", "other"))
+def test_a_step_refused_for_one_endpoint_is_performed_for_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    good, bad, other = (RecordSpoolGeneration(name, 1, "spool", 3) for name in ("good", "bad", "other"))
 
-    async def talk(pool: StorePool) -> None:
-        assert await pool.perform_together([good, bad, other]) == [
-            GenerationRecorded("good", 1, 3),
+    async def scenario(pool: StorePool) -> None:
+        assert await pool.perform_batch([good, bad, other]) == [
+            SpoolGenerationRecorded("good", 1, 3),
             StepFailed(bad),
-            GenerationRecorded("other", 1, 3),
+            SpoolGenerationRecorded("other", 1, 3),
         ]
         assert not pool.is_degraded
         assert [record.__dict__["endpoint_id"] for record in caplog.records if record.levelno == logging.ERROR] == [
             "bad"
         ]
 
-    on_pool(steps_on(FakeQueue(), PickyRecords()), talk)
+    on_pool(steps_on(FakeQueue(), PickyRecords()), scenario)
 
 
 def test_a_kind_of_step_that_fails_for_all_endpoints_makes_the_forwarder_unhealthy() -> None:
     records = PickyRecords()
     records.bad = frozenset("abc")
 
-    async def talk(pool: StorePool) -> None:
+    async def scenario(pool: StorePool) -> None:
         degraded = []
         for name in "aabcd":
-            await pool.perform_together([RecordGeneration(name, 1, "spool", 3)])
+            await pool.perform_batch([RecordSpoolGeneration(name, 1, "spool", 3)])
             degraded.append(pool.is_degraded)
         assert degraded == [False, False, False, True, False]
 
-    on_pool(steps_on(FakeQueue(), records), talk)
+    on_pool(steps_on(FakeQueue(), records), scenario)
 
 
-def test_an_error_that_is_about_no_endpoint_ends_the_process() -> None:
+def test_an_error_that_concerns_no_endpoint_propagates() -> None:
     class Broken(FakeQueue):
         def withdraw(self, forwarder_id: str) -> None:
             raise ValueError(forwarder_id)
 
-    async def talk(pool: StorePool) -> None:
+    async def scenario(pool: StorePool) -> None:
         with pytest.raises(ValueError, match="forwarder"):
             await pool.perform(Withdraw("forwarder"))
 
-    on_pool(steps_on(Broken(), FakeRecords()), talk)
+    on_pool(steps_on(Broken(), FakeRecords()), scenario)
 
 
-def test_results_that_cannot_be_recorded_are_those_of_one_endpoint() -> None:
+def test_only_the_refused_endpoints_results_stay_unrecorded() -> None:
     queue, fences = queue_of("good", "bad")
     for endpoint_id, fence in fences.items():
         queue.mark_restored(endpoint_id, fence)
@@ -109,24 +109,24 @@ def test_results_that_cannot_be_recorded_are_those_of_one_endpoint() -> None:
         for name, fence in fences.items()
     ]
 
-    async def talk(pool: StorePool) -> None:
+    async def scenario(pool: StorePool) -> None:
         flushed = await pool.perform(FlushResults(batches, frozenset(), 60))
         assert isinstance(flushed, Flushed)
         assert {each.batch.endpoint_id: each.failed for each in flushed.batches} == {"good": False, "bad": True}
         assert flushed.first.keys() == {"good-task"}
 
-    on_pool(steps_on(queue, records), talk)
+    on_pool(steps_on(queue, records), scenario)
 
 
-def test_a_state_change_that_cannot_be_recorded_is_left_out() -> None:
+def test_a_transition_that_cannot_be_recorded_is_skipped() -> None:
     records = PickyRecords()
     records.add_tasks([make_task("t1"), make_task("t2")])
-    moves = [
+    transitions = [
         TaskEvent(name, TaskState.WAITING_FOR_NODES, Reporter.AGENT, at(1), attempt=1) for name in ("t1", "bad", "t2")
     ]
 
-    async def talk(pool: StorePool) -> None:
-        assert await pool.perform(RecordMoves(moves)) == MovesRecorded()
+    async def scenario(pool: StorePool) -> None:
+        assert await pool.perform(RecordTransitions(transitions)) == TransitionsRecorded()
 
-    on_pool(steps_on(FakeQueue(), records), talk)
+    on_pool(steps_on(FakeQueue(), records), scenario)
     assert {task.state for task in records.get_tasks(["t1", "t2"]).values()} == {TaskState.WAITING_FOR_NODES}

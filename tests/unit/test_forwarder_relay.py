@@ -1,4 +1,4 @@
-"""Blobs that a forwarder passes on: who may, in which order, and how much of them is in memory."""
+"""Blob relay: permissions, order and memory of transfers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHA256 = hashlib.sha256(DATA).hexdigest()
 KEY = f"{OWNER_ID}/{SHA256}"
 REF = BlobRef(KEY, len(DATA), SHA256)
 POLICY = Policy(relay_bytes=10_000, relay_piece_bytes=PIECE, relay_patience_s=30.0, max_result_bytes=8_000)
-TROUBLE = ErrorRecord(code="UNAVAILABLE", message="away", fault=Fault.US, retryable=True)
+UNAVAILABLE = ErrorRecord(code="UNAVAILABLE", message="away", fault=Fault.US, retryable=True)
 
 
 def open_session(number: int = 1) -> PeerSession:
@@ -54,22 +54,22 @@ class Bench:
         self.heard: list[tuple[bytes, wire.Message, tuple[bytes, ...]]] = []
 
     def act(self, actions: Sequence[do.Action]) -> list[wire.Message]:
-        """What agents are told; store steps are put aside."""
-        told = []
+        """The messages to agents; store steps are collected."""
+        messages = []
         for action in actions:
             match action:
                 case do.Send(routing_id=routing_id, envelope=envelope):
                     wire.decode(wire.encode(envelope))
                     self.heard.append((routing_id, envelope.message, envelope.frames))
-                    told.append(envelope.message)
+                    messages.append(envelope.message)
                 case ReadPiece() | StoreBlob():
                     self.steps.append(action)
                 case _:
                     raise AssertionError(action)
-        return told
+        return messages
 
     def perform(self) -> list[wire.Message]:
-        """The store does the oldest step."""
+        """Perform the oldest store step."""
         step = self.steps.pop(0)
         if isinstance(step, ReadPiece):
             return self.act(self.relay.on_read(read_piece(self.blobs, step), self.now))
@@ -104,8 +104,8 @@ class Bench:
         return self.act(self.relay.tick(self.now))
 
 
-def error_of(told: Sequence[wire.Message]) -> tuple[str, bool]:
-    [message] = told
+def error_of(messages: Sequence[wire.Message]) -> tuple[str, bool]:
+    [message] = messages
     assert isinstance(message, wire.BlobPiece | wire.BlobTaken)
     assert message.error is not None
     return message.error["code"], message.error["retryable"]
@@ -114,7 +114,7 @@ def error_of(told: Sequence[wire.Message]) -> tuple[str, bool]:
 # -- payloads ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_payload_goes_out_piece_by_piece() -> None:
+def test_a_payload_is_sent_piece_by_piece() -> None:
     bench, session = Bench(), open_session()
     bench.blobs.write(KEY, DATA)
     got = b""
@@ -131,7 +131,7 @@ def test_a_payload_goes_out_piece_by_piece() -> None:
     assert (len(bench.relay), bench.steps) == (0, [])
 
 
-def test_a_download_goes_on_in_another_session() -> None:
+def test_a_download_continues_in_another_session() -> None:
     bench = Bench()
     bench.blobs.write(KEY, DATA)
     first, second = open_session(1), open_session(2)
@@ -148,19 +148,19 @@ def test_a_download_goes_on_in_another_session() -> None:
 @pytest.mark.parametrize(
     "held", [None, lease(stage=Stage.RETURNED), lease(ref=None)], ids=["another's", "ended", "inline"]
 )
-def test_only_payloads_of_leased_tasks_are_passed_on(held: Lease | None) -> None:
+def test_only_payloads_of_leased_tasks_are_relayed(held: Lease | None) -> None:
     bench = Bench()
     bench.blobs.write(KEY, DATA)
     assert error_of(bench.pull(open_session(), 0, lease=held)) == ("TASK_UNKNOWN", False)
     assert bench.steps == []
 
 
-def test_the_agent_never_names_a_blob() -> None:
-    """So there is no key to play tricks with: it names a task, and the lease knows its blob."""
+def test_an_agent_names_tasks_not_blob_keys() -> None:
+    """An agent cannot choose a blob key: it names a task, and the lease has its blob."""
     assert not {"blob_key", "url"} & {*wire.BlobPull.__struct_fields__, *wire.BlobPush.__struct_fields__}
 
 
-def test_a_store_that_is_away_is_told_and_forgotten() -> None:
+def test_an_unavailable_store_ends_the_transfer_with_an_error() -> None:
     bench, session = Bench(), open_session()
     bench.blobs.write(KEY, DATA)
     bench.blobs.reachable = False
@@ -172,13 +172,13 @@ def test_a_store_that_is_away_is_told_and_forgotten() -> None:
     assert isinstance(bench.perform()[0], wire.BlobPiece)
 
 
-def test_a_blob_that_is_gone_is_told() -> None:
+def test_a_missing_blob_ends_the_transfer_with_an_error() -> None:
     bench = Bench()
     bench.pull(open_session(), 0)
     assert error_of(bench.perform()) == ("BLOB_UNKNOWN", False)
 
 
-def test_an_offset_behind_the_end_says_nothing() -> None:
+def test_an_offset_beyond_the_blob_is_ignored() -> None:
     bench = Bench()
     assert bench.pull(open_session(), 2**40) == []
     assert (bench.steps, len(bench.relay)) == ([], 0)
@@ -187,7 +187,7 @@ def test_an_offset_behind_the_end_says_nothing() -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_result_comes_in_piece_by_piece_and_is_stored_whole() -> None:
+def test_a_result_is_received_piece_by_piece_and_stored_whole() -> None:
     bench, session = Bench(), open_session()
     [room] = bench.push(session)
     assert room == wire.BlobTaken(task_id=task_id(1), attempt=1, offset_bytes=0)
@@ -200,7 +200,7 @@ def test_a_result_comes_in_piece_by_piece_and_is_stored_whole() -> None:
 
 
 @pytest.mark.parametrize("wrong", [DATA[::-1], bytes(len(DATA))])
-def test_other_bytes_than_announced_are_not_stored(wrong: bytes) -> None:
+def test_bytes_that_differ_from_the_announced_hash_are_not_stored(wrong: bytes) -> None:
     bench, session = Bench(), open_session()
     bench.push(session)
     bench.push_all(session, wrong)
@@ -217,7 +217,7 @@ def test_other_bytes_than_announced_are_not_stored(wrong: bytes) -> None:
         ({"sha256": SHA256.upper()}, "PROTOCOL_ERROR"),
     ],
 )
-def test_a_result_that_may_not_be_stored_gets_no_room(asked: dict[str, Any], code: str) -> None:
+def test_an_upload_that_is_not_allowed_gets_no_room(asked: dict[str, Any], code: str) -> None:
     bench = Bench()
     assert error_of(bench.push(open_session(), **asked)) == (code, False)
     assert len(bench.relay) == 0
@@ -259,19 +259,19 @@ def test_an_upload_may_begin_again() -> None:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_who_finds_no_room_waits_in_the_order_of_arrival() -> None:
+def test_transfers_without_room_wait_in_the_order_of_arrival() -> None:
     bench = Bench()
     sessions = [open_session(number) for number in range(5)]
     size = 4000  # two fit into 10,000 bytes
     answers = [bench.push(session, size_bytes=size) for session in sessions]
-    assert [len(told) for told in answers] == [1, 1, 0, 0, 0]
+    assert [len(messages) for messages in answers] == [1, 1, 0, 0, 0]
     bench.act(bench.relay.close(sessions[0], bench.now))
-    bench.act(bench.relay.close(sessions[3], bench.now))  # it waited, and went
+    bench.act(bench.relay.close(sessions[3], bench.now))  # it waited, and disconnected
     bench.act(bench.relay.close(sessions[1], bench.now))
     assert [routing_id for routing_id, _, _ in bench.heard] == [b"0", b"1", b"2", b"4"]
 
 
-def test_downloads_take_a_piece_of_room_each() -> None:
+def test_a_download_reserves_room_for_one_piece() -> None:
     bench = Bench()
     bench.blobs.write(KEY, DATA)
     sessions = [open_session(number) for number in range(25)]
@@ -280,12 +280,12 @@ def test_downloads_take_a_piece_of_room_each() -> None:
     assert len(bench.steps) == 10
     for _ in range(10):
         bench.perform()
-    assert bench.steps == []  # delivered, but nobody said so yet
+    assert bench.steps == []  # sent, but not acknowledged yet
     bench.pull(sessions[0], len(DATA))
     assert len(bench.steps) == 1
 
 
-def test_what_the_store_is_busy_with_keeps_its_room_after_the_session() -> None:
+def test_a_store_step_under_way_keeps_its_room_after_the_session() -> None:
     bench, session, other = Bench(), open_session(1), open_session(2)
     bench.push(session)
     bench.push_all(session)
@@ -293,7 +293,7 @@ def test_what_the_store_is_busy_with_keeps_its_room_after_the_session() -> None:
     assert isinstance(step, StoreBlob)
     bench.act(bench.relay.close(session, bench.now))
     assert bench.push(other, size_bytes=8000) == []
-    [room] = bench.perform()  # stored for nobody, and makes room
+    [room] = bench.perform()  # stored without an answer, and makes room
     assert isinstance(room, wire.BlobTaken)
     assert bench.heard[-1][0] == b"2"
 
@@ -309,7 +309,7 @@ def test_an_agent_that_stops_in_the_middle_loses_its_room() -> None:
     assert error_of(bench.push(lazy, 0, b"x", size_bytes=8000)) == ("PROTOCOL_ERROR", True)
 
 
-def test_one_agent_may_begin_only_so_many() -> None:
+def test_the_transfers_of_one_agent_are_limited() -> None:
     bench, session = Bench(), open_session()
     for number in range(16):
         bench.push(session, task_id=task_id(number))
@@ -317,8 +317,8 @@ def test_one_agent_may_begin_only_so_many() -> None:
     assert error_of(bench.pull(session, 0, task_id=task_id(98))) == ("LIMIT_EXCEEDED", True)
 
 
-def test_room_is_never_lost() -> None:
-    """After all of this there is as much room as before."""
+def test_all_room_is_released() -> None:
+    """After many aborted transfers all room is free again."""
     bench = Bench()
     bench.blobs.write(KEY, DATA)
     for number in range(200):
@@ -342,7 +342,7 @@ def test_room_is_never_lost() -> None:
 # -- in the forwarder --------------------------------------------------------------------------------------------------
 
 
-def test_the_forwarder_passes_on_what_it_leased() -> None:
+def test_the_forwarder_relays_blobs_of_leased_tasks() -> None:
     world = World()
     world.serve(credit=5)
     world.dispatch(leased(1, payload=None, payload_ref=REF), leased(2))
@@ -361,19 +361,19 @@ def test_the_forwarder_passes_on_what_it_leased() -> None:
     assert store.ref == BlobRef(f"{OWNER_ID}/{'0' * 64}", 4, "0" * 64)
     world.hears(wire.Goodbye())
     assert sent(world.on(BlobStored(store.transfer_id))) == []
-    assert len(world.core._shared.relay) == 0
+    assert len(world.core._context.relay) == 0
 
 
 def test_a_client_may_not_use_the_relay() -> None:
     world = World()
     world.open_stream("group")
-    told = sent(
+    messages = sent(
         world.hears(wire.BlobPull(task_id=task_id(1), attempt=1, offset_bytes=0), peer=CLIENT, routing_id=b"client")
     )
-    assert [type(message) for message in told] == [wire.Refused]
+    assert [type(message) for message in messages] == [wire.Refused]
 
 
-def test_a_policy_that_is_too_small_still_takes_the_biggest_result() -> None:
+def test_too_small_a_policy_still_has_room_for_the_biggest_result() -> None:
     relay = Relay(dataclasses.replace(POLICY, relay_bytes=1))
     message = wire.BlobPush(task_id=task_id(1), attempt=1, size_bytes=POLICY.max_result_bytes, sha256=SHA256)
     assert relay.push(open_session(), message, (), lease(), Instant(0.0, EPOCH)) != []

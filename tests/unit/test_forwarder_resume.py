@@ -1,4 +1,4 @@
-"""What becomes of tasks when an agent comes back: every combination of spool, lease and record."""
+"""Resume: every combination of spool, lease and record of a task when an agent connects."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def outcome(
     )
 
 
-def test_held_and_leased_goes_on_under_the_queues_attempt() -> None:
+def test_held_and_leased_continues_under_the_queues_attempt() -> None:
     found = outcome(held=1, leased=2, task={})
     assert [(lease.task_id, lease.attempt) for lease in found.keep] == [("task", 2)]
-    assert (found.forget, found.requeue, found.ends) == ([], [], [])
+    assert (found.forget, found.requeue, found.results) == ([], [], [])
 
 
 def test_held_but_waiting_stays_in_the_queue() -> None:
@@ -58,7 +58,7 @@ def test_held_but_waiting_stays_in_the_queue() -> None:
 @pytest.mark.parametrize(
     "task", [None, {"endpoint_id": "another"}, {"state": TaskState.SUCCESS}, {"state": TaskState.LOST}]
 )
-def test_held_but_over_or_never_ours_is_forgotten(task: dict[str, Any] | None) -> None:
+def test_held_but_ended_or_unknown_is_forgotten(task: dict[str, Any] | None) -> None:
     found = outcome(held=3, task=task)
     assert [(ref.task_id, ref.attempt) for ref in found.forget] == [("task", 3)]
     assert found.keep == []
@@ -69,42 +69,42 @@ def test_leased_but_not_held_may_run_again_if_it_is_idempotent() -> None:
 
 
 @pytest.mark.parametrize("spools", [frozenset(), frozenset({SPOOL_ID})])
-def test_what_may_run_once_is_sent_again_if_it_cannot_have_arrived(spools: frozenset[str]) -> None:
+def test_a_non_idempotent_task_is_sent_again_if_it_cannot_have_arrived(spools: frozenset[str]) -> None:
     assert outcome(leased=1, task={"idempotent": False}, spools=spools).requeue == ["task"]
 
 
 @pytest.mark.parametrize("spools", [frozenset({"another"}), frozenset({"another", SPOOL_ID})])
-def test_what_may_run_once_is_lost_if_it_went_to_another_spool(spools: frozenset[str]) -> None:
+def test_a_non_idempotent_task_is_lost_if_it_was_sent_to_another_spool(spools: frozenset[str]) -> None:
     found = outcome(leased=1, task={"idempotent": False, "attempt": 1}, spools=spools)
     assert found.requeue == []
-    [end] = found.ends
-    assert end.state is TaskState.LOST
-    assert end.error is not None
-    assert end.error.hint
+    [result] = found.results
+    assert result.state is TaskState.LOST
+    assert result.error is not None
+    assert result.error.hint
 
 
-def test_what_may_run_once_is_lost_if_it_was_running_in_this_spool_and_is_in_it_no_more() -> None:
-    """Only in front of a database that was restored: it does not have the end that the spool was told is recorded."""
+def test_a_non_idempotent_task_is_lost_if_it_was_running_and_is_not_held_any_more() -> None:
+    """This happens after a restore of the database: it lacks a result whose record was acknowledged to the spool."""
     task = {"idempotent": False, "attempt": 1, "state": TaskState.RUNNING}
     found = outcome(leased=1, task=task, spools=frozenset({SPOOL_ID}))
     assert found.requeue == []
-    assert [end.state for end in found.ends] == [TaskState.LOST]
+    assert [result.state for result in found.results] == [TaskState.LOST]
     assert outcome(leased=1, task=task | {"idempotent": True}, spools=frozenset({SPOOL_ID})).requeue == ["task"]
 
 
 @pytest.mark.parametrize("spools", [frozenset(), frozenset({SPOOL_ID})])
-def test_what_may_run_once_is_lost_if_it_was_accepted_and_is_not_held_any_more(spools: frozenset[str]) -> None:
+def test_a_non_idempotent_task_is_lost_if_it_was_accepted_and_is_not_held_any_more(spools: frozenset[str]) -> None:
     task = {"idempotent": False, "attempt": 1, "state": TaskState.WAITING_FOR_NODES}
     found = outcome(leased=1, task=task, spools=spools, accepted=True)
     assert found.requeue == []
-    assert [end.state for end in found.ends] == [TaskState.LOST]
+    assert [result.state for result in found.results] == [TaskState.LOST]
     assert outcome(leased=1, task=task | {"idempotent": True}, spools=spools, accepted=True).requeue == ["task"]
 
 
-def test_leased_but_ended_is_told_to_the_queue() -> None:
-    [end] = outcome(leased=1, task={"state": TaskState.SUCCESS, "result": b"42"}).ends
-    assert (end.state, end.result) == (TaskState.SUCCESS, b"42")
+def test_leased_but_ended_gives_the_recorded_result() -> None:
+    [result] = outcome(leased=1, task={"state": TaskState.SUCCESS, "result": b"42"}).results
+    assert (result.state, result.result) == (TaskState.SUCCESS, b"42")
 
 
 def test_leased_without_a_record_is_dropped_from_the_queue() -> None:
-    assert [end.state for end in outcome(leased=1).ends] == [TaskState.LOST]
+    assert [result.state for result in outcome(leased=1).results] == [TaskState.LOST]

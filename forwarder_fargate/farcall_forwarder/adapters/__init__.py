@@ -1,1 +1,1 @@
-"""How the forwarder touches the world: the ROUTER socket, the stores, wake-ups, HTTP."""
+"""Adapters of the forwarder: the ROUTER socket, authentication, the stores, wake-ups, HTTP."""

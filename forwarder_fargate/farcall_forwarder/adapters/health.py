@@ -1,4 +1,4 @@
-"""``GET /healthz``, for load balancers and container agents: 200 when all is well, 503 when it is not."""
+"""Health check: ``GET /healthz`` for load balancers and container agents; 200 if healthy, 503 if not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_HEAD_BYTES: Final = 8192
 class HealthServer:
     """Answers one request per connection.
 
-    :param report: whether all is well, and the JSON to tell.
+    :param report: whether the process is healthy, and the JSON of the answer.
     """
 
     def __init__(self, report: Callable[[], tuple[bool, Mapping[str, Any]]]) -> None:
@@ -36,7 +36,7 @@ class HealthServer:
                 writer.write(self._answer(head))
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # Whoever asked does not want to know.
+            pass  # The caller has gone, or sent no valid request.
         finally:
             writer.close()
 
@@ -47,8 +47,8 @@ class HealthServer:
             return _response(404, "Not Found", {"error": "there is only /healthz"})
         if method not in (b"GET", b"HEAD"):
             return _response(405, "Method Not Allowed", {"error": "only GET and HEAD"})
-        is_well, report = self._report()
-        answer = _response(200, "OK", report) if is_well else _response(503, "Service Unavailable", report)
+        is_healthy, report = self._report()
+        answer = _response(200, "OK", report) if is_healthy else _response(503, "Service Unavailable", report)
         return answer if method == b"GET" else answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
     async def close(self) -> None:

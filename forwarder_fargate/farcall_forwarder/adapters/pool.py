@@ -1,4 +1,4 @@
-"""Threads for the steps that block, and patience with stores that are away."""
+"""Store pool: threads that run blocking store steps, with retries while a store is unavailable."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ __all__ = ["StorePool"]
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 5.0
-#: What a waiting agent waits for, and what keeps leases and this forwarder alive, has threads of its own, so that slow
-#: database work does not delay it.
+#: Steps that agents wait for, and that renew leases and this forwarder's registration. They have threads of their own,
+#: so that slow database work does not delay them.
 _QUEUE_STEPS: Final = (
     do.LeaseTasks,
     do.ReadCancels,
     do.ClaimEndpoint,
     do.ReadLeases,
     do.RequeueTasks,
-    do.KeepEndpoint,
+    do.MaintainEndpoint,
     do.RefreshEndpoints,
     do.SweepQueues,
     do.Announce,
 )
-#: Megabytes at a time, which nobody else should wait behind.
+#: Steps with megabytes of data, in threads of their own so that no other step waits for them.
 _RELAY_STEPS: Final = (ReadPiece, StoreBlob)
 
-#: Steps that are about one endpoint, and what they are given for it.
+#: Steps that concern one endpoint.
 _OF_ONE_ENDPOINT: Final = (do.EndpointStep, do.ClaimEndpoint, do.PrepareTasks, do.GrantUpload)
-#: Of so many endpoints in a row a kind of step was refused: the fault is not theirs.
+#: When a kind of step was refused for so many endpoints in a row, the endpoints are not the cause.
 _REFUSED_FOR_ALL: Final = 3
 
 _logger = logging.getLogger(__name__)
-_Asked = TypeVar("_Asked")
-_Found = TypeVar("_Found")
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class StorePool:
-    """Runs store steps in threads. A step whose store is away is repeated, with full jitter, until it succeeds."""
+    """Runs store steps in threads. While a store is unavailable, its steps are repeated, with full jitter."""
 
     def __init__(self, steps: StoreSteps) -> None:
         self._steps = steps
@@ -61,40 +61,41 @@ class StorePool:
         self._lookups = ThreadPoolExecutor(2, "zap")
         self._relays = ThreadPoolExecutor(4, "relay")
         self._failing: dict[int, object] = {}
-        #: Endpoints whose steps of a kind were refused since one of that kind succeeded.
+        #: Endpoints whose steps were refused, by kind of step, since one of that kind succeeded.
         self._refused: dict[type[do.StoreStep], set[str]] = {}
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a store did not answer when it was last asked, or refused one step after another: those of several
-        endpoints, without one between them that it did. Then it is not the endpoints."""
+        """Whether a store did not answer its last step, or refused a kind of step for several endpoints without a
+        success in between."""
         return bool(self._failing) or any(len(endpoints) >= _REFUSED_FOR_ALL for endpoints in self._refused.values())
 
     async def perform(self, step: do.StoreStep) -> Event | None:
-        """Do a step, however long it takes; its event. An Announce is not repeated: the next one is newer.
+        """Perform a step, however long it takes; returns its event. An Announce is not repeated: the next one is newer.
 
-        What a store refuses for one endpoint is the end of that endpoint's session, and nobody else's.
+        A step that a store refuses for one endpoint ends the session of that endpoint only.
         """
         try:
-            event = await self._patiently(self._steps.perform, step, like=step)
-        except Exception as error:  # whatever a row or a message of one endpoint made the driver or the server raise
+            event = await self._retry_while_unavailable(self._steps.perform, step, like=step)
+        except Exception as error:  # any error of the driver or the server, caused by one endpoint's row or message
             if isinstance(step, do.FlushResults):
-                return await self._flush_apart(step, error)
-            if isinstance(step, do.RecordMoves):
-                return await self._record_apart(step, error)
+                return await self._flush_separately(step, error)
+            if isinstance(step, do.RecordTransitions):
+                return await self._record_separately(step, error)
             if not isinstance(step, _OF_ONE_ENDPOINT):
                 raise
             return self._failed(step, step.endpoint_id, error, ev.StepFailed(step))
         self._refused.pop(type(step), None)
         return event
 
-    async def perform_together(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
-        """Do steps of one kind in one, however long it takes; their events. Steps that fail together are done apart."""
+    async def perform_batch(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
+        """Perform steps of one kind in one batch, however long it takes; returns their events. If a batch fails, its
+        steps are repeated one by one."""
         try:
-            events = await self._patiently(self._steps.perform_together, steps, like=steps[0]) or ()
+            events = await self._retry_while_unavailable(self._steps.perform_batch, steps, like=steps[0]) or ()
         except Exception as error:
             if len(steps) > 1:
-                return [event for step in steps for event in await self.perform_together([step])]
+                return [event for step in steps for event in await self.perform_batch([step])]
             [step] = steps
             if not isinstance(step, _OF_ONE_ENDPOINT):
                 raise
@@ -102,8 +103,8 @@ class StorePool:
         self._refused.pop(type(steps[0]), None)
         return events
 
-    async def _flush_apart(self, step: do.FlushResults, error: Exception) -> Event:
-        """Flush the results of each endpoint by themselves."""
+    async def _flush_separately(self, step: do.FlushResults, error: Exception) -> Event:
+        """Flush the results of each endpoint in a step of its own."""
         if len(step.batches) == 1:
             [batch] = step.batches
             failed = ev.Flushed([ev.BatchFlushed(batch, failed=True)], {}, {}, 0.0)
@@ -112,34 +113,34 @@ class StorePool:
         flushed = [part for part in parts if isinstance(part, ev.Flushed)]
         return ev.Flushed(
             [batch for part in flushed for batch in part.batches],
-            {id_: end for part in flushed for id_, end in part.first.items()},
+            {id_: result for part in flushed for id_, result in part.first.items()},
             {key: url for part in flushed for key, url in part.urls.items()},
             max(part.recorded_at for part in flushed),
         )
 
-    async def _record_apart(self, step: do.RecordMoves, error: Exception) -> Event:
-        """Record the state changes of each task by themselves. What is refused stays unrecorded: its end says more."""
+    async def _record_separately(self, step: do.RecordTransitions, error: Exception) -> Event:
+        """Record the transitions in halves, down to the refused task. Its transitions stay unrecorded."""
         task_ids = list(dict.fromkeys(event.task_id for event in step.events))
         if len(task_ids) == 1:
-            return self._failed(step, f"of task {task_ids[0]}", error, ev.MovesRecorded())
+            return self._failed(step, f"of task {task_ids[0]}", error, ev.TransitionsRecorded())
         for half in (frozenset(task_ids[: len(task_ids) // 2]), frozenset(task_ids[len(task_ids) // 2 :])):
-            await self.perform(do.RecordMoves([event for event in step.events if event.task_id in half]))
-        return ev.MovesRecorded()
+            await self.perform(do.RecordTransitions([event for event in step.events if event.task_id in half]))
+        return ev.TransitionsRecorded()
 
     def _failed(self, step: do.StoreStep, endpoint_id: str, error: Exception, event: Event) -> Event:
-        """Log it, and remember it until such a step succeeds for anybody."""
+        """Log a refused step, and remember it until a step of its kind succeeds for any endpoint."""
         _logger.error("%s failed: %s", type(step).__name__, error, exc_info=error, extra={"endpoint_id": endpoint_id})
         self._refused.setdefault(type(step), set()).add(endpoint_id)
         return event
 
-    async def _patiently(self, call: Callable[[_Asked], _Found], asked: _Asked, *, like: do.StoreStep) -> _Found | None:
+    async def _retry_while_unavailable(self, call: Callable[[A], R], argument: A, *, like: do.StoreStep) -> R | None:
         is_repeated = not isinstance(like, do.Announce)
-        marker: object = asked if is_repeated else do.Announce
+        marker: object = argument if is_repeated else do.Announce
         backoff: Backoff | None = None  # most steps succeed at once
         try:
             while True:
                 try:
-                    found = await self._run(self._threads_for(like), call, asked)
+                    found = await self._run(self._threads_for(like), call, argument)
                 except Unavailable as error:
                     _logger.warning("%s waits: %s", type(like).__name__, error)
                     self._failing[id(marker)] = marker
@@ -148,7 +149,7 @@ class StorePool:
                 else:
                     self._failing.pop(id(marker), None)
                     return found
-                # Nothing to wait for but time: a store does not say when it is back.
+                # A store does not report when it is available again, so that only time can pass.
                 backoff = backoff or Backoff(first_s=_FIRST_PAUSE_S, most_s=_LONGEST_PAUSE_S, jitter=random.random)
                 await asyncio.sleep(backoff.next_s())
         finally:
@@ -158,7 +159,7 @@ class StorePool:
     async def look_up(
         self, find: Callable[[Sequence[str]], Mapping[str, PeerKey | None]], public_keys: Sequence[str]
     ) -> Mapping[str, PeerKey | None]:
-        """Find the owners of keys; once."""
+        """Find the owners of keys, without retries."""
         return await self._run(self._lookups, find, public_keys)
 
     def _threads_for(self, step: do.StoreStep) -> ThreadPoolExecutor:
@@ -169,12 +170,12 @@ class StorePool:
         return self._queue if isinstance(step, _QUEUE_STEPS) else self._others
 
     @staticmethod
-    async def _run(threads: ThreadPoolExecutor, call: Callable[[_Asked], _Found], asked: _Asked) -> _Found:
-        return await asyncio.get_running_loop().run_in_executor(threads, call, asked)
+    async def _run(threads: ThreadPoolExecutor, call: Callable[[A], R], argument: A) -> R:
+        return await asyncio.get_running_loop().run_in_executor(threads, call, argument)
 
     def close(self) -> None:
-        """Start nothing more, and wait for the calls under way: the stores are closed next, and a call that came later
-        would open a connection again. Each call has its store's timeout."""
+        """Start no more calls, and wait for those under way: the stores are closed next, and a later call would open a
+        connection again. Each call has its store's timeout."""
         pools = (self._flushes, self._queue, self._others, self._lookups, self._relays)
         for threads in pools:
             threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Waiting for a ZeroMQ socket in asyncio, with nothing in between."""
+"""Socket readiness: asyncio waits for a ZeroMQ socket by its file descriptor."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Readiness"]
 
 
 class Readiness:
-    """Says when a socket may have become readable.
+    """Signals that a socket may have become readable.
 
-    A socket's file descriptor tells of new events only once, and any call on the socket may swallow it. So: receive
-    until nothing is left, then wait; and :meth:`poke` after every send.
+    A socket's file descriptor is edge-triggered, and any call on the socket may consume the edge. So: receive until
+    nothing is left, then wait; and call :meth:`poke` after every send.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
@@ -23,7 +23,7 @@ class Readiness:
         self._loop.add_reader(self._descriptor, self._changed.set)
 
     async def wait(self) -> None:
-        """Until something may have happened since the last wait."""
+        """Wait until the socket may have changed since the last wait."""
         await self._changed.wait()
         self._changed.clear()
 
@@ -32,5 +32,5 @@ class Readiness:
         self._changed.set()
 
     def close(self) -> None:
-        """Stop watching; before the socket is closed."""
+        """Stop watching. To be called before the socket is closed."""
         self._loop.remove_reader(self._descriptor)

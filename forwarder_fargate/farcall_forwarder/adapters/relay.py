@@ -1,7 +1,7 @@
-"""The blob store's side of relayed blobs. They block; run them in a pool's thread.
+"""Blob relay: reads and writes of the blob store. They block, and run in a pool's thread.
 
-Unlike other steps these are not repeated while the store is away: the bytes would stay in memory for as long. The agent
-hears of it and comes again.
+Unlike other steps these are not repeated while the store is unavailable: the bytes would stay in memory for as long.
+The agent receives the error and tries again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 def read_piece(blobs: Blobs, step: ReadPiece) -> PieceRead:
-    """A part of a blob, or why it cannot be had."""
+    """Read a part of a blob; the answer has the bytes or the error."""
     try:
         piece = blobs.read_part(step.blob_key, offset_bytes=step.offset_bytes, length_bytes=step.length_bytes)
     except Exception as error:  # noqa: BLE001 - ends this transfer, not the forwarder
@@ -28,12 +28,12 @@ def read_piece(blobs: Blobs, step: ReadPiece) -> PieceRead:
 
 
 def store_blob(blobs: Blobs, step: StoreBlob) -> BlobStored:
-    """Store a blob, unless it is another one than was announced."""
+    """Store a blob, if its length and hash are the announced ones."""
     data = b"".join(step.pieces)
     if (len(data), hashlib.sha256(data).hexdigest()) != (step.ref.size_bytes, step.ref.sha256):
         error = ErrorRecord(
             code=ProtocolError.code,
-            message="What came is not what was announced: length or SHA-256 differ.",
+            message="The uploaded bytes are not the announced ones: length or SHA-256 differ.",
             hint="Begin the upload again.",
             fault=Fault.PEER,
             retryable=True,
@@ -49,5 +49,5 @@ def store_blob(blobs: Blobs, step: StoreBlob) -> BlobStored:
 def _record(error: Exception) -> ErrorRecord:
     if isinstance(error, FarcallError):
         return error.record
-    _logger.error("a blob cannot be passed on", exc_info=error)
+    _logger.error("a blob cannot be relayed", exc_info=error)
     return Unavailable("The blob store failed.").record

@@ -1,4 +1,4 @@
-"""The one socket that all peers connect to. This module makes it, and nobody else but its door touches it."""
+"""Router: the ROUTER socket that all peers connect to. Only this module and its connection limiter use the socket."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import zmq
 
 from farcall_common.limits import HANDSHAKE_S, MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from farcall_common.store.model import PeerKey, PeerKind
-from farcall_forwarder.adapters.door import Door
+from farcall_forwarder.adapters.connection_limiter import ConnectionLimiter
 from farcall_forwarder.adapters.readiness import Readiness
 
-__all__ = ["ZAP_DOMAIN", "Inbound", "Router", "Trouble", "pack_peer"]
+__all__ = ["ZAP_DOMAIN", "Inbound", "Router", "SendFailure", "pack_peer"]
 
 ZAP_DOMAIN: Final = b"farcall"
 
 _HIGH_WATER: Final = 1000
-#: Few, because messages can be long; what a slow peer leaves waits in our own backlog, which counts bytes.
+#: Few, because messages can be long. Messages for a slow peer wait in a backlog that counts bytes.
 _SEND_HIGH_WATER: Final = 64
-#: Connections that the kernel holds until they are looked at: when a forwarder dies, all its peers come at once.
+#: Connections that the kernel holds until they are accepted: when a forwarder dies, all its peers reconnect at once.
 _BACKLOG: Final = 4096
 _HEARTBEAT_MS: Final = 15_000
-#: What CURVE adds to a frame: nonce, authenticator, flags.
+#: Bytes that CURVE adds to a frame: nonce, authenticator, flags.
 _CURVE_BYTES: Final = 33
 _LINGER_MS: Final = 1_000
-#: Routing ids that the socket makes itself: a zero byte and a random number. A peer that brings its own could pose as
-#: one that has just left.
+#: Routing ids that the socket assigns: a zero byte and a random number. A peer with an id of its own choice could
+#: impersonate one that has just disconnected.
 _ROUTING_ID_BYTES: Final = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inbound:
-    """A message as it came in. ``peer`` is whom the CURVE key of the connection belongs to."""
+    """A received message. ``peer`` is the owner of the connection's CURVE key."""
 
     routing_id: bytes
     peer: PeerKey
@@ -43,16 +43,16 @@ class Inbound:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Trouble:
-    """A peer that could not be sent to: it is gone, or (``is_behind``) reads too slowly."""
+class SendFailure:
+    """A send that failed: the peer is gone, or (``is_slow``) reads too slowly."""
 
     routing_id: bytes
-    is_behind: bool
+    is_slow: bool
 
 
 @dataclasses.dataclass(slots=True)
 class _Backlog:
-    """What waits for one peer."""
+    """Messages that wait for one peer."""
 
     messages: deque[list[bytes]] = dataclasses.field(default_factory=deque)
     size_bytes: int = 0
@@ -77,11 +77,11 @@ def _unpack_peer(user_id: str) -> PeerKey:
 
 
 class Router:
-    """A ROUTER socket with CURVE, and what waits for peers that read slowly.
+    """A ROUTER socket with CURVE, and a backlog for each slow peer.
 
     :param port: 0 for any; see :attr:`port`.
-    :param backlog_bytes: how much may wait for one peer.
-    :param max_connections: how many peers may be connected.
+    :param backlog_bytes: most bytes that may wait for one peer.
+    :param max_connections: most connected peers.
     :param max_connections_of_source: of those, from one address.
     """
 
@@ -115,7 +115,9 @@ class Router:
         socket.bind(f"tcp://{address}:{port}")
         self.port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self.readiness = Readiness(socket)
-        self.door = Door(context, socket, limit=max_connections, limit_of_source=max_connections_of_source)
+        self.limiter = ConnectionLimiter(
+            context, socket, limit=max_connections, limit_of_source=max_connections_of_source
+        )
         #: Messages that were dropped because their sender chose its own routing id.
         self.dropped = 0
         self._socket = socket
@@ -124,11 +126,11 @@ class Router:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something waits for a slow peer; :meth:`retry` then."""
+        """Whether messages wait for a slow peer; call :meth:`retry` then."""
         return bool(self._backlogs)
 
     def receive(self, *, limit: int) -> list[Inbound]:
-        """What has come in, up to ``limit`` messages. Never waits."""
+        """Receive up to ``limit`` messages. Never waits."""
         received: list[Inbound] = []
         while len(received) < limit:
             try:
@@ -140,14 +142,14 @@ class Router:
             if len(routing_id) != _ROUTING_ID_BYTES or routing_id[0]:
                 self.dropped += 1
                 continue
-            if routing_id not in self.door.known:
-                self.door.heard(routing_id, int(first.get(zmq.SRCFD)))
-            self.door.spoke.add(routing_id)
+            if routing_id not in self.limiter.known:
+                self.limiter.note_first_message(routing_id, int(first.get(zmq.SRCFD)))
+            self.limiter.spoke.add(routing_id)
             received.append(Inbound(routing_id, _unpack_peer(str(first.get("User-Id"))), frames))
         return received
 
-    def send(self, routing_id: bytes, frames: list[bytes]) -> Trouble | None:
-        """Send, or keep for later when the peer reads slowly. Never waits."""
+    def send(self, routing_id: bytes, frames: list[bytes]) -> SendFailure | None:
+        """Send a message, or add it to the backlog of a slow peer. Never waits."""
         backlog = self._backlogs.get(routing_id)
         if backlog is None:
             try:
@@ -162,11 +164,11 @@ class Router:
         if backlog.size_bytes <= self._backlog_bytes:
             return None
         self.drop(routing_id)
-        return Trouble(routing_id, is_behind=True)
+        return SendFailure(routing_id, is_slow=True)
 
-    def retry(self) -> list[Trouble]:
-        """Send what waits, as far as peers take it."""
-        troubles: list[Trouble] = []
+    def retry(self) -> list[SendFailure]:
+        """Send waiting messages, as far as peers take them."""
+        failures: list[SendFailure] = []
         for routing_id, backlog in list(self._backlogs.items()):
             try:
                 while backlog.messages:
@@ -175,21 +177,21 @@ class Router:
             except zmq.Again:
                 continue
             except zmq.ZMQError as error:
-                troubles.append(self._gone(routing_id, error))
+                failures.append(self._gone(routing_id, error))
             del self._backlogs[routing_id]
-        return troubles
+        return failures
 
     def drop(self, routing_id: bytes) -> None:
-        """Forget what waits for a peer."""
+        """Drop the backlog of a peer."""
         self._backlogs.pop(routing_id, None)
 
-    def _gone(self, routing_id: bytes, error: zmq.ZMQError) -> Trouble:
+    def _gone(self, routing_id: bytes, error: zmq.ZMQError) -> SendFailure:
         if error.errno != zmq.EHOSTUNREACH:
             raise error
-        return Trouble(routing_id, is_behind=False)
+        return SendFailure(routing_id, is_slow=False)
 
     def close(self) -> None:
-        """Close the socket; what was sent still has a second to leave."""
-        self.door.close()
+        """Close the socket. Sent messages have another second to leave."""
+        self.limiter.close()
         self.readiness.close()
         self._socket.close()

@@ -1,6 +1,6 @@
 """Store steps, one function each: they block, run in a pool's thread, and answer with one event (or none).
 
-Those that many endpoints have at once are in ``shared_steps``.
+Steps that many endpoints need at once are in ``batched_steps``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 from farcall_common.errors import Fenced, QueueDataLost, Unavailable
 from farcall_common.store.model import BlobRef, LeasedTask, SharedEnds, TaskResult
 from farcall_common.store.settings import Stores
+from farcall_forwarder.adapters.batched_steps import BatchedSteps, delivery_of, refused
 from farcall_forwarder.adapters.relay import read_piece, store_blob
-from farcall_forwarder.adapters.shared_steps import SharedSteps, delivery_of, refused
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
@@ -24,7 +24,7 @@ from farcall_forwarder.core.results import blob_key, check_blob
 
 __all__ = ["StoreSteps"]
 
-#: User bytes in one message to another forwarder, except that a single end always fits.
+#: User bytes in one message to another forwarder, except that a single result always fits.
 _SHARE_BYTES: Final = 1024 * 1024
 _NONE: Final[frozenset[str]] = frozenset()
 
@@ -43,16 +43,16 @@ class StoreSteps:
         self._blobs = stores.blobs
         self._forwarder_id = forwarder_id
         self._clock = clock
-        self._shared = SharedSteps(stores, forwarder_id=forwarder_id)
+        self._batched = BatchedSteps(stores, forwarder_id=forwarder_id)
 
-    def perform_together(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
-        """Do steps of one kind in one. Blocks, and raises, as :meth:`perform` does."""
-        return self._shared.perform(steps)
+    def perform_batch(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
+        """Perform steps of one kind in one batch. Blocks and raises as :meth:`perform` does."""
+        return self._batched.perform(steps)
 
     def perform(self, step: do.StoreStep) -> Event | None:
-        """Do it. Blocks.
+        """Perform a step. Blocks.
 
-        :raises Unavailable: when a store is away; every step may be repeated.
+        :raises Unavailable: while a store is unavailable; every step may be repeated.
         """
         try:
             return self._perform(step)
@@ -63,12 +63,12 @@ class StoreSteps:
     def _perform(self, step: do.StoreStep) -> Event | None:
         raise TypeError(f"no rule for {step}")
 
-    # -- owning --------------------------------------------------------------------------------------------------------
+    # -- ownership -----------------------------------------------------------------------------------------------------
 
     @_perform.register
     def _(self, step: do.RefreshEndpoints) -> Event:
-        stirring = self._queue.refresh(self._forwarder_id, step.owned, ttl_s=step.ttl_s)
-        return ev.Refreshed(step.owned, frozenset(stirring))
+        active = self._queue.refresh(self._forwarder_id, step.owned, ttl_s=step.ttl_s)
+        return ev.Refreshed(step.owned, frozenset(active))
 
     @_perform.register
     def _(self, step: do.ReleaseEndpoint) -> None:
@@ -102,10 +102,11 @@ class StoreSteps:
         return ev.TasksPrepared(step, bodies, urls, refused, self._payloads(step.tasks))
 
     def _never_arrived(self, task_ids: Sequence[str], spool_id: str) -> frozenset[str]:
-        """Of tasks that were sent before, those that were sent to this very spool alone, not accepted, and are open:
-        the agent did not hold them when its session began. (Or that dispatch was this one, and its answer was lost.)
+        """Of tasks that were sent before, those that were sent to this spool only, not accepted, and are open: the
+        agent did not hold them when its session began. (Or that dispatch was this one, and its answer was lost.)
 
-        A task that has ended is in no spool either. The queue forgets ends after a while, and may be offered one late.
+        A task that has ended is in no spool either: the queue forgets results after a while, and such a task may be
+        enqueued late.
         """
         if not task_ids:
             return _NONE
@@ -117,7 +118,7 @@ class StoreSteps:
         )
 
     def _payloads(self, tasks: Sequence[LeasedTask]) -> Mapping[str, bytes]:
-        """The payloads that the queue does not have."""
+        """The payloads that were too large for the queue."""
         spilled = [leased.task.task_id for leased in tasks if leased.task.is_spilled]
         rows = self._records.get_tasks(spilled).values() if spilled else ()
         return {row.task_id: row.payload for row in rows if row.payload is not None}
@@ -128,9 +129,9 @@ class StoreSteps:
     def _(self, step: do.FlushResults) -> Event:
         recorded_at = self._clock()
         verified = [self._verify(batch) if batch.unverified else (batch.results, _NONE) for batch in step.batches]
-        # Ended in the queue at first. Whatever it says to each, the database has the last word.
-        ends = [(batch.fence, results) for batch, (results, _) in zip(step.batches, verified, strict=True)]
-        refusals = self._queue.ack_many(ends)
+        # The queue removes them first. The database decides which result of a task counts.
+        removed = [(batch.fence, results) for batch, (results, _) in zip(step.batches, verified, strict=True)]
+        refusals = self._queue.ack_many(removed)
         flushed = [
             ev.BatchFlushed(
                 batch,
@@ -141,7 +142,7 @@ class StoreSteps:
             for batch, (_, foreign), refusal in zip(step.batches, verified, refusals, strict=True)
         ]
         results = [
-            result for (_, rows), refusal in zip(ends, refusals, strict=True) if refusal is None for result in rows
+            result for (_, rows), refusal in zip(removed, refusals, strict=True) if refusal is None for result in rows
         ]
         first: Mapping[str, TaskResult] = {}
         if results:
@@ -154,7 +155,7 @@ class StoreSteps:
         """The results that the endpoint may report, and the ids of other endpoints' tasks."""
         tasks = self._records.get_tasks(sorted(batch.unverified))
         if unknown := len(batch.unverified - tasks.keys()):
-            # They ended long ago, or the database was restored from before they were submitted.
+            # They ended long ago, or the database was restored to a time before they were submitted.
             fields = {"endpoint_id": batch.endpoint_id, "results": unknown}
             _logger.warning("dropped results of tasks that the database does not have", extra=fields)
         foreign = frozenset(id_ for id_, task in tasks.items() if task.endpoint_id != batch.endpoint_id)
@@ -170,9 +171,9 @@ class StoreSteps:
         self._queue.flushed_many(step.task_ids)
 
     @_perform.register
-    def _(self, step: do.RecordMoves) -> Event:
+    def _(self, step: do.RecordTransitions) -> Event:
         self._records.record_moves(step.events)
-        return ev.MovesRecorded()
+        return ev.TransitionsRecorded()
 
     @_perform.register
     def _(self, step: do.GrantUpload) -> Event:
@@ -182,7 +183,7 @@ class StoreSteps:
             owner_id = task.owner_id if task and task.endpoint_id == step.endpoint_id else None
         ref = BlobRef(blob_key(owner_id or "", step.sha256), step.size_bytes, step.sha256)
         url, headers = self._blobs.upload_url(ref, ttl_s=step.url_ttl_s) if owner_id else (None, {})
-        return ev.UploadGranted(step.endpoint_id, step.life, step.task_id, step.attempt, ref, url, headers)
+        return ev.UploadGranted(step.endpoint_id, step.generation, step.task_id, step.attempt, ref, url, headers)
 
     @_perform.register
     def _(self, step: ReadPiece) -> Event:
@@ -192,7 +193,7 @@ class StoreSteps:
     def _(self, step: StoreBlob) -> Event:
         return store_blob(self._blobs, step)
 
-    # -- what forwarders tell one another; hints, so that an absent queue is no reason to wait -------------------------
+    # -- result sharing between forwarders; these are hints, and not repeated while the queue is unavailable -----------
 
     @_perform.register
     def _(self, step: do.WatchOwners) -> Event:
@@ -200,12 +201,12 @@ class StoreSteps:
         try:
             fresh = self._queue.watch(step.owner_ids, self._forwarder_id, ttl_s=step.ttl_s)
         except Unavailable as error:
-            _logger.warning("other forwarders do not hear whose clients wait here: %s", error)
+            _logger.warning("other forwarders do not know whose clients are connected here: %s", error)
         return ev.OwnersWatched(step.owner_ids, fresh)
 
     @_perform.register
-    def _(self, step: do.ShareEnds) -> Event:
-        owner_ids = sorted({end.owner_id for _, ends in step.groups for end in ends})
+    def _(self, step: do.ShareResults) -> Event:
+        owner_ids = sorted({result.owner_id for _, results in step.groups for result in results})
         try:
             watchers = self._queue.watchers(owner_ids)
             shares = {
@@ -216,15 +217,15 @@ class StoreSteps:
             if shares:
                 self._queue.share(shares)
         except Unavailable as error:
-            _logger.warning("other forwarders do not hear what has ended: %s", error)
-        return ev.EndsShared()
+            _logger.warning("results are not shared with other forwarders: %s", error)
+        return ev.ResultsShared()
 
-    def _shares(self, step: do.ShareEnds, owner_ids: frozenset[str]) -> Iterator[SharedEnds]:
-        """The ends of these owners, in messages of a bearable size."""
-        for recorded_at, ends in step.groups:
-            wanted = [end for end in ends if end.owner_id in owner_ids]
+    def _shares(self, step: do.ShareResults, owner_ids: frozenset[str]) -> Iterator[SharedEnds]:
+        """The results of these owners, in messages of limited size."""
+        for recorded_at, results in step.groups:
+            wanted = [result for result in results if result.owner_id in owner_ids]
             for chunk in _chunks(wanted):
-                keys = {end.result_ref.blob_key for end in chunk if end.result_ref}
+                keys = {result.result_ref.blob_key for result in chunk if result.result_ref}
                 urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in keys}
                 yield SharedEnds(chunk, urls, recorded_at)
 
@@ -241,15 +242,15 @@ class StoreSteps:
         self._queue.withdraw(step.forwarder_id)
 
 
-def _chunks(ends: Sequence[TaskResult]) -> Iterator[list[TaskResult]]:
+def _chunks(results: Sequence[TaskResult]) -> Iterator[list[TaskResult]]:
     chunk: list[TaskResult] = []
     size_bytes = 0
-    for end in ends:
-        end_bytes = len(end.result or b"")
-        if chunk and size_bytes + end_bytes > _SHARE_BYTES:
+    for result in results:
+        result_bytes = len(result.result or b"")
+        if chunk and size_bytes + result_bytes > _SHARE_BYTES:
             yield chunk
             chunk, size_bytes = [], 0
-        chunk.append(end)
-        size_bytes += end_bytes
+        chunk.append(result)
+        size_bytes += result_bytes
     if chunk:
         yield chunk

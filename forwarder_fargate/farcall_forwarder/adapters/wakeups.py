@@ -1,4 +1,4 @@
-"""Hears the queue's wake-ups, and what other forwarders share. A subscription blocks, so it has a thread of its own."""
+"""Wake-up thread: receives the queue's wake-ups and other forwarders' results. Its subscription blocks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _logger = logging.getLogger(__name__)
 
 
 class WakeUpThread:
-    """Listens until stopped, again after every cut.
+    """Listens until stopped, and subscribes again after every lost connection.
 
-    :param on_woken: called in this thread with the ids of endpoints.
-    :param on_shared: called in this thread with ends that other forwarders have recorded.
-    :param on_cut: called in this thread when something may pass unheard, and again when it has come to an end.
-    :param on_death: called in this thread with an error that should not have been.
+    :param on_work_available: called in this thread with the ids of endpoints.
+    :param on_results: called in this thread with results that other forwarders have recorded.
+    :param on_pubsub_lost: called in this thread when messages may be missed, and again when the connection is back.
+    :param on_error: called in this thread with an unexpected error, which ends the thread.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class WakeUpThread:
         queue: Queue,
         forwarder_id: str,
         *,
-        on_woken: Callable[[Sequence[str]], None],
-        on_shared: Callable[[Sequence[SharedEnds]], None],
-        on_cut: Callable[[], None],
-        on_death: Callable[[BaseException], None],
+        on_work_available: Callable[[Sequence[str]], None],
+        on_results: Callable[[Sequence[SharedEnds]], None],
+        on_pubsub_lost: Callable[[], None],
+        on_error: Callable[[BaseException], None],
     ) -> None:
         self._queue = queue
         self._forwarder_id = forwarder_id
-        self._on_woken = on_woken
-        self._on_shared = on_shared
-        self._on_cut = on_cut
-        self._on_death = on_death
+        self._on_woken = on_work_available
+        self._on_results = on_results
+        self._on_pubsub_lost = on_pubsub_lost
+        self._on_error = on_error
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wake-ups", daemon=True)
 
@@ -60,25 +60,25 @@ class WakeUpThread:
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
-        is_cut = False
+        is_lost = False
         try:
             while not self._stop.is_set():
                 try:
                     with contextlib.closing(self._queue.listen(self._forwarder_id)) as wake_ups:
                         pause_s = _FIRST_PAUSE_S
-                        if is_cut:
-                            self._on_cut()
-                            is_cut = False
+                        if is_lost:
+                            self._on_pubsub_lost()
+                            is_lost = False
                         while not self._stop.is_set():
                             if endpoint_ids := wake_ups.get(_LISTEN_S):
                                 self._on_woken(endpoint_ids)
                             if shared := wake_ups.take_shared():
-                                self._on_shared(shared)
+                                self._on_results(shared)
                 except Unavailable as error:
-                    _logger.warning("no wake-ups, the sweep has to do: %s", error)
-                    self._on_cut()
-                    is_cut = True
+                    _logger.warning("no wake-ups, sweeps replace them: %s", error)
+                    self._on_pubsub_lost()
+                    is_lost = True
                     self._stop.wait(random.uniform(0, pause_s))  # noqa: S311 -- spreads retries, guards nothing
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        except BaseException as error:  # noqa: BLE001 -- a thread that dies takes the process along
-            self._on_death(error)
+        except BaseException as error:  # noqa: BLE001 -- an error of this thread ends the process
+            self._on_error(error)

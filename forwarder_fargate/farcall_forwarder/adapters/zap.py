@@ -1,4 +1,4 @@
-"""Who may connect: the ZeroMQ Authentication Protocol (RFC 27), answered without holding up other peers."""
+"""Authentication of connections: answers the ZeroMQ Authentication Protocol (RFC 27) without delaying other peers."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ __all__ = ["Authenticator", "find_peers"]
 _ADDRESS: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
 _ALLOWED: Final = (b"200", b"OK")
-_TRY_AGAIN: Final = (b"300", b"the store of keys is away")
+_TRY_AGAIN: Final = (b"300", b"key store unavailable")
 _REFUSED: Final = (b"400", b"unknown key")
 _KEY_BYTES: Final = 32
-#: Look-ups under way at once, and keys in one of them.
+#: Look-ups under way at once, and most keys in one of them.
 _LOOKUPS: Final = 2
-_TOGETHER: Final = 64
-#: We try again before a peer has to: a handshake that fails costs it ten seconds.
-_PATIENCE_S: Final = 8.0
+_LOOKUP_KEYS: Final = 64
+#: Look-ups are repeated here, because a failed handshake costs the peer ten seconds.
+_LOOKUP_TIMEOUT_S: Final = 8.0
 _PAUSE_S: Final = 0.25
-#: A refused key is not looked up again for this long; it may have been registered meanwhile.
+#: A refused key is looked up again only after this time; it may have been registered meanwhile.
 _REFUSAL_S: Final = 1.0
 _MAX_REFUSALS: Final = 10_000
-#: The log says at most this often that somebody was refused.
+#: Shortest period between two log lines about refused keys.
 _LOG_EVERY_S: Final = 10.0
 
 _logger = logging.getLogger(__name__)
 
 
 def find_peers(queue: Queue, records: Records, public_keys: Sequence[str]) -> Mapping[str, PeerKey | None]:
-    """Whom CURVE keys (Z85) speak for; None for nobody. Those of which that cannot be told now are left out. Blocks.
+    """Look up the owners of CURVE keys (Z85); None for an unknown key. Keys that cannot be looked up now are left out.
+    Blocks.
 
-    The queue knows who was admitted lately; the database knows the keys of all endpoints, also when the queue is away.
+    The queue has the recently admitted keys. The database has the keys of all endpoints, also while the queue is
+    unavailable.
     """
     found: dict[str, PeerKey | None] = {}
     is_sure = True
@@ -67,7 +69,7 @@ def find_peers(queue: Queue, records: Records, public_keys: Sequence[str]) -> Ma
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Handshake:
-    """A handshake that waits for the owner of its key. ``until`` is when the peer gives it up, in monotonic seconds."""
+    """A handshake that waits for the look-up of its key, until the monotonic second ``until``."""
 
     connection: bytes
     request_id: bytes
@@ -78,7 +80,7 @@ class _Handshake:
 class Authenticator:
     """Answers the handshakes of all sockets of a context.
 
-    Keys that come in while others are looked up are looked up together, next.
+    Keys that arrive during a look-up form the next one.
 
     :param lookup: finds the owners of keys (Z85), as :func:`find_peers` does.
     :param clock: monotonic seconds.
@@ -118,10 +120,10 @@ class Authenticator:
             except zmq.Again:
                 await self._readiness.wait()
             else:
-                self._ask(request)
+                self._handle_request(request)
 
-    def _ask(self, request: list[bytes]) -> None:
-        """Answer what can be answered at once, and let the others wait for a look-up."""
+    def _handle_request(self, request: list[bytes]) -> None:
+        """Answer a handshake at once, or let it wait for the look-up of its key."""
         # The connection within the context and an empty frame come first, then what RFC 27 says.
         connection, _, version, request_id, domain, _, _, mechanism, *credentials = request
         is_curve = (version, domain, mechanism) == (_VERSION, ZAP_DOMAIN, b"CURVE")
@@ -133,7 +135,7 @@ class Authenticator:
         if self._refusals.get(public_key, now) > now:
             self._answer(connection, request_id, self._refuse(public_key))
         else:
-            self._wait(_Handshake(connection, request_id, public_key, now + _PATIENCE_S))
+            self._wait(_Handshake(connection, request_id, public_key, now + _LOOKUP_TIMEOUT_S))
 
     def _wait(self, handshake: _Handshake) -> None:
         self._waiting.append(handshake)
@@ -143,13 +145,13 @@ class Authenticator:
         while True:
             await self._is_filled.wait()
             while self._waiting:
-                asked = [self._waiting.popleft() for _ in range(min(_TOGETHER, len(self._waiting)))]
-                found = await self._lookup([handshake.public_key for handshake in asked])
-                for handshake in asked:
-                    self._judge(handshake, found)
+                batch = [self._waiting.popleft() for _ in range(min(_LOOKUP_KEYS, len(self._waiting)))]
+                found = await self._lookup([handshake.public_key for handshake in batch])
+                for handshake in batch:
+                    self._decide(handshake, found)
             self._is_filled.clear()
 
-    def _judge(self, handshake: _Handshake, found: Mapping[str, PeerKey | None]) -> None:
+    def _decide(self, handshake: _Handshake, found: Mapping[str, PeerKey | None]) -> None:
         public_key, now = handshake.public_key, self._clock()
         if peer := found.get(public_key):
             self._refusals.pop(public_key, None)
@@ -163,7 +165,7 @@ class Authenticator:
         elif now >= handshake.until:
             _logger.warning("a peer cannot be looked up: a store does not answer", extra={"public_key": public_key})
             self._answer(handshake.connection, handshake.request_id, _TRY_AGAIN)
-        else:  # Nothing to wait for but time: a store does not say when it is back.
+        else:  # A store does not report when it is available again, so that only time can pass.
             asyncio.get_running_loop().call_later(_PAUSE_S, self._wait, handshake)
 
     def _answer(self, connection: bytes, request_id: bytes, verdict: tuple[bytes, bytes], user_id: bytes = b"") -> None:

@@ -1,4 +1,4 @@
-"""What a forwarder can do to the world. The shell performs them; each store step is answered by one event."""
+"""Actions: instructions of the core to the shell. One event answers each store step, with the exceptions noted."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = [
     "EndpointStep",
     "FlushResults",
     "GrantUpload",
-    "KeepEndpoint",
     "LeaseTasks",
+    "Log",
+    "MaintainEndpoint",
     "MarkFlushed",
-    "Note",
     "PrepareTasks",
     "ReadAttempts",
     "ReadCancels",
     "ReadLeases",
     "ReadTasks",
-    "RecordGeneration",
-    "RecordMoves",
+    "RecordSpoolGeneration",
+    "RecordTransitions",
     "RefreshEndpoints",
     "ReleaseEndpoint",
     "ReleaseMemory",
@@ -35,7 +35,7 @@ __all__ = [
     "ResultBatch",
     "Send",
     "SetPresence",
-    "ShareEnds",
+    "ShareResults",
     "StoreStep",
     "SweepQueues",
     "WatchOwners",
@@ -45,7 +45,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Action:
-    """The root of all actions."""
+    """Base class of all actions."""
 
 
 # -- on the socket -----------------------------------------------------------------------------------------------------
@@ -59,19 +59,19 @@ class Send(Action):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DropBacklog(Action):
-    """Nothing that still waits for this peer matters any more."""
+    """Drop the messages that wait for this peer."""
 
     routing_id: bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReleaseMemory(Action):
-    """Give memory that nobody uses back to the machine."""
+    """Return the allocator's free memory to the operating system."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Note(Action):
-    """Something for the log. Never payloads or tickets."""
+class Log(Action):
+    """Write a line to the log. Never payloads or tickets."""
 
     message: str
     fields: Mapping[str, str | int | float]
@@ -82,7 +82,7 @@ class Note(Action):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoreStep(Action):
-    """A step that blocks; repeated while its store is unavailable."""
+    """A step on the stores. It blocks, and is repeated while its store is unavailable."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,23 +95,24 @@ class EndpointStep(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClaimEndpoint(StoreStep):
-    """Take an endpoint over for the agent with this spool. ``life`` tells this claim from those of earlier sessions."""
+    """Claim the ownership of an endpoint for the agent with this spool. ``generation`` is the number of the endpoint
+    session: it distinguishes this claim from earlier ones."""
 
     endpoint_id: str
-    life: int
+    generation: int
     spool_id: str
     ttl_s: float
     weights: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    #: How new the spool is; None if the agent does not count.
-    generation: int | None = None
+    #: Generation of the spool; None if the agent does not count generations.
+    spool_generation: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RecordGeneration(EndpointStep):
-    """Remember how new an agent's spool is."""
+class RecordSpoolGeneration(EndpointStep):
+    """Record the generation of an agent's spool."""
 
     spool_id: str
-    generation: int
+    spool_generation: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class ReadLeases(EndpointStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReadTasks(EndpointStep):
-    """Read tasks from the database; of those in ``unheld`` that may not run twice, also where they went."""
+    """Read tasks from the database. For the tasks in ``unheld`` that may not run twice, also read their deliveries."""
 
     task_ids: Sequence[str]
     unheld: frozenset[str]
@@ -129,7 +130,7 @@ class ReadTasks(EndpointStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RestoreQueue(EndpointStep):
-    """Fill the endpoint's queue from the database; ``held`` maps what the agent holds to attempts."""
+    """Fill the endpoint's queue from the database. ``held`` maps the ids of tasks that the agent holds to attempts."""
 
     held: Mapping[str, int]
     lease_s: float
@@ -137,8 +138,8 @@ class RestoreQueue(EndpointStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaseTasks(EndpointStep):
-    """Lease up to ``limit`` tasks, and up to ``reserve`` more of submitters of which the agent has none, or fewer than
-    their weight."""
+    """Lease up to ``limit`` tasks, and up to ``reserve`` more of submitters with no tasks at the agent, or with fewer
+    than their weight."""
 
     limit: int
     lease_s: float
@@ -147,7 +148,7 @@ class LeaseTasks(EndpointStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequeueTasks(EndpointStep):
-    """Give back leases of tasks that never reached the agent. Answered by nothing."""
+    """Return the leases of tasks that never reached the agent. No event answers it."""
 
     task_ids: Sequence[str]
 
@@ -159,15 +160,15 @@ class ReadCancels(EndpointStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SweepQueues(StoreStep):
-    """Find endpoints that have something to do which no wake-up told of, by the fences under which they are owned."""
+    """Find owned endpoints with work that no wake-up announced. ``fences`` are the fences of the endpoints."""
 
     fences: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class KeepEndpoint(EndpointStep):
-    """Keep the ownership, prolong leases, end expired ones, look for ends that did not reach the database. ``spool_id``
-    is that of the agent that is heard, or empty."""
+class MaintainEndpoint(EndpointStep):
+    """Renew the ownership and the leases in ``renew``, collect expired leases, and look for results that did not reach
+    the database. ``spool_id`` is the spool of the connected agent, or empty."""
 
     renew: Sequence[str]
     spool_id: str
@@ -177,14 +178,14 @@ class KeepEndpoint(EndpointStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReadAttempts(EndpointStep):
-    """Find out how often these tasks were sent, whose leases have expired and which may not run twice."""
+    """Read how often these tasks were sent. Their leases have expired, and they may not run twice."""
 
     reaped: Sequence[LeasedTask]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RefreshEndpoints(StoreStep):
-    """Keep the ownership of endpoints that have nothing to prolong, by fence and spool, all at once."""
+    """Renew the ownership of endpoints without leases, in one step. ``owned`` maps endpoints to fence and spool."""
 
     owned: Mapping[str, tuple[int, str]]
     ttl_s: float
@@ -192,17 +193,17 @@ class RefreshEndpoints(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrepareTasks(StoreStep):
-    """Fetch what dispatching these tasks needs, and commit ``dispatches`` before any of them is sent.
+    """Fetch functions, payloads and URLs of tasks, and commit ``dispatches`` before any of the tasks is sent.
 
-    ``life`` and ``session_id`` name the session that will get the tasks, ``spool_id`` its agent's spool.
+    ``generation`` and ``session_id`` name the session that receives the tasks, ``spool_id`` its agent's spool.
     """
 
     endpoint_id: str
-    life: int
+    generation: int
     session_id: str
     spool_id: str
     tasks: Sequence[LeasedTask]
-    #: Ids of functions, each with the hash of the version that is meant.
+    #: Ids of functions, each with the hash of the wanted version.
     functions: Sequence[tuple[str, str]]
     blob_keys: Sequence[str]
     dispatches: Sequence[TaskEvent]
@@ -211,11 +212,11 @@ class PrepareTasks(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ResultBatch:
-    """Ends of tasks of one endpoint. ``unverified`` are tasks that the forwarder did not lease in this life: they have
-    to be looked up, because an agent may report any id."""
+    """Results of tasks of one endpoint. ``unverified`` are tasks that the forwarder did not lease in this generation.
+    They are looked up first, because an agent may report any id."""
 
     endpoint_id: str
-    life: int
+    generation: int
     fence: int
     results: Sequence[TaskResult]
     unverified: frozenset[str]
@@ -223,7 +224,7 @@ class ResultBatch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlushResults(StoreStep):
-    """Take ends out of the queue and commit them. ``watchers`` are the owners that have streams open."""
+    """Remove results from the queue and commit them. ``watchers`` are the owners with open streams."""
 
     batches: Sequence[ResultBatch]
     watchers: frozenset[str]
@@ -232,36 +233,36 @@ class FlushResults(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MarkFlushed(StoreStep):
-    """The database has these ends, by endpoint. Answered by nothing."""
+    """Tell the queue that the database has these results, by endpoint. No event answers it."""
 
     task_ids: Mapping[str, Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WatchOwners(StoreStep):
-    """Say that clients of these owners wait here. Not repeated; answered in any case."""
+    """Subscribe to the results of these owners, whose clients are connected here. Not repeated; always answered."""
 
     owner_ids: Sequence[str]
     ttl_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ShareEnds(StoreStep):
-    """Tell ends, in groups by the epoch second when they were recorded, to the forwarders where their owners' clients
-    wait. Not repeated; answered in any case."""
+class ShareResults(StoreStep):
+    """Publish results to the forwarders where their owners' clients are connected. Each group has the epoch second of
+    its record. Not repeated; always answered."""
 
     groups: Sequence[tuple[float, Sequence[TaskResult]]]
     url_ttl_s: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RecordMoves(StoreStep):
+class RecordTransitions(StoreStep):
     events: Sequence[TaskEvent]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetPresence(EndpointStep):
-    """Record whether an endpoint is there; a stale owner may not say that it is gone. Answered by nothing."""
+    """Record whether an endpoint is online. A stale owner may not set it offline. No event answers it."""
 
     online: bool
     status: EndpointStatus
@@ -276,10 +277,10 @@ class ReleaseEndpoint(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GrantUpload(StoreStep):
-    """Mint a pre-signed PUT for a result. ``owner_id`` is None when the task has to be looked up."""
+    """Create a pre-signed PUT for a result. ``owner_id`` is None if the task has to be looked up."""
 
     endpoint_id: str
-    life: int
+    generation: int
     task_id: str
     attempt: int
     owner_id: str | None
@@ -290,7 +291,7 @@ class GrantUpload(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Announce(StoreStep):
-    """Say that this forwarder lives, and see who else does. Not repeated: the next one is newer."""
+    """Register this forwarder, and count the others. Not repeated: the next one is newer."""
 
     info: ForwarderInfo
     ttl_s: float

@@ -1,4 +1,4 @@
-"""Clients: their result streams, and what they are told."""
+"""Clients: they open result streams, and receive results as pushes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clients:
         self._connections = connections
         self._counters = counters
         self._hub = StreamHub(forwarder_id=forwarder_id, policy=policy)
-        #: Clients that greeted, by owner, until other forwarders know that ends of that owner are wanted here.
+        #: Clients that greeted, by owner, until other forwarders know that results of that owner are wanted here.
         self._opening: dict[str, list[tuple[PeerSession, wire.OpenStream]]] = {}
         self._watch_at = now.mono + policy.watch_s
 
@@ -38,11 +38,11 @@ class Clients:
 
     @property
     def watchers(self) -> frozenset[str]:
-        """Owners whose clients wait here."""
+        """Owners with clients that are connected here."""
         return self._hub.watchers
 
     def greet(self, session: PeerSession, request: wire.OpenStream, now: Instant) -> list[Action]:
-        """Open a stream; for the first client of an owner, when the other forwarders know that its ends are wanted."""
+        """Open a stream. The first client of an owner waits until the owner's results are shared with it."""
         owner_id = session.peer.subject
         if self._hub.is_watched_by(owner_id):
             return self._open_stream(session, request, now)
@@ -51,7 +51,7 @@ class Clients:
         return [do.WatchOwners([owner_id], self._policy.watch_ttl_s)] if len(waiting) == 1 else []
 
     def on_watched(self, event: ev.OwnersWatched, now: Instant) -> list[Action]:
-        """Other forwarders share the ends of these owners from now on."""
+        """Other forwarders share the results of these owners from now on."""
         self._hub.interrupt(event.fresh)
         waiting = [opening for owner_id in event.owner_ids for opening in self._opening.pop(owner_id, ())]
         actions: list[Action] = []
@@ -75,23 +75,23 @@ class Clients:
             resumed=resumed,
         )
         self._counters["streams_opened"] += 1
-        note = do.Note("stream opened", {**session.names, "missed_messages": len(missed)})
-        return [note, session.send(opened, now), *self._push(missed, now)]
+        log = do.Log("stream opened", {**session.names, "missed_messages": len(missed)})
+        return [log, session.send(opened, now), *self._push(missed, now)]
 
     def _push(self, pushes: Iterable[Push], now: Instant) -> list[Action]:
-        """Send what streams are to have, but nothing to peers that are on their way out."""
+        """Send pushes, except to peers that were redirected."""
         return [
             session.send(push.message, now, frames=push.frames)
             for push in pushes
             if (session := self._connections.get(push.routing_id)) and session.may_send(wire.ResultsReady)
         ]
 
-    def publish(self, ends: Iterable[TaskResult], known: ev.Flushed | SharedEnds, now: Instant) -> list[Action]:
-        """Tell clients of ends, recorded here or elsewhere."""
-        return self._push(self._hub.publish(ends, known.urls, recorded_at=known.recorded_at), now)
+    def publish(self, results: Iterable[TaskResult], source: ev.Flushed | SharedEnds, now: Instant) -> list[Action]:
+        """Push results to clients, whether this forwarder recorded them or another one."""
+        return self._push(self._hub.publish(results, source.urls, recorded_at=source.recorded_at), now)
 
     def subscribe(self, session: PeerSession, groups: Iterable[str], now: Instant) -> list[Action]:
-        """A client wants ends of more groups."""
+        """A client subscribes to the results of more groups."""
         try:
             return self._push(self._hub.subscribe(session.routing_id, groups), now)
         except LimitExceeded as error:
@@ -101,12 +101,12 @@ class Clients:
         """End the stream of a session, if it has one."""
         self._hub.close(session.routing_id, now)
 
-    def on_cut_off(self) -> None:
-        """Ends that other forwarders recorded may have passed unheard."""
+    def on_pubsub_lost(self) -> None:
+        """Results that other forwarders recorded may have been missed."""
         self._hub.interrupt(self._hub.watchers)
 
     def tick(self, now: Instant) -> list[Action]:
-        """Forget who did not come back, and let other forwarders know who still waits."""
+        """Forget owners that did not return, and renew the subscriptions of the others."""
         self._hub.expire(now)
         if now.mono < self._watch_at:
             return []

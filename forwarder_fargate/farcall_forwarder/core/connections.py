@@ -1,4 +1,4 @@
-"""Who is connected: sessions by routing id, how they begin, and the three ways in which they end."""
+"""Connections: sessions of peers by routing id; admits, closes, refuses and redirects them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from farcall_common.errors import ErrorRecord, FarcallError
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
-from farcall_forwarder.core.agenda import Agenda
+from farcall_forwarder.core.deadlines import DeadlineQueue
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.sessions import PeerSession
 
-__all__ = ["Chance", "Connections"]
+__all__ = ["Connections", "IdSource"]
 
-#: Routing ids that were refused and are not answered again until they greet properly.
+#: Refused routing ids. They get no second answer until they send a valid greeting.
 _MAX_REFUSED: Final = 10_000
 
 
-class Chance(Protocol):
-    """Where ids and random spreads come from."""
+class IdSource(Protocol):
+    """Source of session ids and of random fractions."""
 
     def new_id(self) -> str: ...
 
@@ -33,26 +33,26 @@ class Chance(Protocol):
 class Connections:
     """The sessions of all peers that have greeted.
 
-    :param detach: makes that nobody is served through a session any more.
+    :param detach: ends the use of a session by streams, transfers and its endpoint.
     """
 
     def __init__(
         self,
         policy: Policy,
         *,
-        chance: Chance,
+        id_source: IdSource,
         counters: Counter[str],
         detach: Callable[[PeerSession, Instant], list[Action]],
         now: Instant,
     ) -> None:
         self._policy = policy
-        self._chance = chance
+        self._id_source = id_source
         self._counters = counters
         self._detach = detach
         self._sessions: dict[bytes, PeerSession] = {}
         self._refused: dict[bytes, None] = {}
-        self._agenda = Agenda[bytes]()
-        #: Monotonic second since when nobody has been connected; None while somebody is.
+        self._deadlines = DeadlineQueue[bytes]()
+        #: Monotonic second since which no peer has been connected; None while one is.
         self._idle_since: float | None = now.mono
 
     def __len__(self) -> int:
@@ -66,26 +66,26 @@ class Connections:
         return self._sessions.get(routing_id)
 
     def admit(self, session: PeerSession, now: Instant) -> None:
-        """The peer has greeted as it should."""
+        """The peer has sent a valid greeting."""
         self._sessions[session.routing_id] = session
-        self._agenda.enter(session.routing_id, at=now.mono)
+        self._deadlines.enter(session.routing_id, at=now.mono)
         self._refused.pop(session.routing_id, None)
 
-    def session_of(self, event: ev.Received | ev.Garbled, now: Instant) -> PeerSession:
-        """The session of a connection, or a fresh one that nobody has greeted in."""
+    def session_of(self, event: ev.Received | ev.MalformedReceived, now: Instant) -> PeerSession:
+        """The session of a connection, or a new one without a greeting."""
         session = self._sessions.get(event.routing_id)
         if session is not None:
             return session
         return PeerSession.begin(
             event.routing_id,
             event.peer,
-            session_id=self._chance.new_id(),
+            session_id=self._id_source.new_id(),
             heartbeat_s=self._policy.max_heartbeat_s,
             now=now,
         )
 
-    def forget_former(self, event: ev.Received | ev.Garbled, now: Instant) -> list[Action]:
-        """Close the session of another peer that had the same routing id; a ROUTER does not say when one is free."""
+    def forget_former(self, event: ev.Received | ev.MalformedReceived, now: Instant) -> list[Action]:
+        """Close the session of an earlier peer with this routing id: a ROUTER does not report when an id is free."""
         former = self._sessions.get(event.routing_id)
         if former is None or former.peer == event.peer:
             return []
@@ -93,54 +93,54 @@ class Connections:
         return self.close(former, now)
 
     def illegal(self, session: PeerSession, error: FarcallError, now: Instant) -> list[Action]:
-        """A peer broke the protocol. It is told once, however often it goes on."""
+        """A peer broke the protocol. Only its first violation is answered."""
         self._counters["protocol_errors"] += 1
         if session.routing_id in self._refused:
             return []
         return self.refuse(session, error.record, now)
 
     def refuse(self, session: PeerSession, error: ErrorRecord, now: Instant) -> list[Action]:
-        """Serve a peer no longer, and say why."""
+        """Stop serving a peer, and send it the reason."""
         self._counters[f"refused.{error.code}"] += 1
         self._refused[session.routing_id] = None
         if len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
-        note = do.Note("refused", {**session.names, "code": error.code, "reason": error.message})
-        return [note, *self.close(session, now), *session.refuse(error, now)]
+        log = do.Log("refused", {**session.names, "code": error.code, "reason": error.message})
+        return [log, *self.close(session, now), *session.refuse(error, now)]
 
     def close(self, session: PeerSession, now: Instant) -> list[Action]:
-        """A connection is over."""
+        """Remove a connection that has ended."""
         actions: list[Action] = [do.DropBacklog(session.routing_id), *self._detach(session, now)]
         if self._sessions.get(session.routing_id) is session:
             del self._sessions[session.routing_id]
-            actions.append(do.Note("disconnected", session.names))
+            actions.append(do.Log("disconnected", session.names))
         return actions
 
     def send_away(self, session: PeerSession, reason: str, now: Instant) -> list[Action]:
-        """Serve a peer no longer; it shall connect again, somewhere."""
-        move = self.move(session, reason, now)
-        return [*self._detach(session, now), *move]
+        """Stop serving a peer, and redirect it."""
+        redirect = self.redirect(session, reason, now)
+        return [*self._detach(session, now), *redirect]
 
-    def move(self, session: PeerSession, reason: str, now: Instant) -> list[Action]:
-        """Ask a peer to connect again, somewhere, after what is on the way."""
+    def redirect(self, session: PeerSession, reason: str, now: Instant) -> list[Action]:
+        """Ask a peer to finish its messages under way and to connect again, to any forwarder."""
         if not session.may_send(wire.Move):
             return []
-        retry_after_s = self._chance.fraction() * self._policy.move_spread_s
+        retry_after_s = self._id_source.fraction() * self._policy.redirect_spread_s
         return [session.send(wire.Move(reason=reason, retry_after_s=retry_after_s), now)]
 
     def idle_s(self, now: Instant) -> float | None:
-        """For how long nobody has been connected; None while somebody is."""
+        """Seconds since which no peer has been connected; None while one is."""
         return None if self._idle_since is None else now.mono - self._idle_since
 
     def forgive_silence(self, now: Instant) -> None:
-        """Count everybody as heard."""
+        """Restart the silence period of all peers."""
         for session in self._sessions.values():
             session.wire.forgive_silence(now=now.mono)
 
     def tick(self, now: Instant) -> list[Action]:
-        """End the sessions of peers that are silent for too long, and let the others hear that we are alive."""
+        """Close the sessions of peers that are silent for too long, and send heartbeats to the others."""
         actions: list[Action] = []
-        for routing_id in self._agenda.due(now.mono):
+        for routing_id in self._deadlines.due(now.mono):
             session = self._sessions.get(routing_id)
             if session is None:
                 continue
@@ -152,7 +152,7 @@ class Connections:
                 actions.append(session.send(wire.Heartbeat(at=now.epoch), now))
             # Once in a period at least: a session that is let in meanwhile has heartbeats to send.
             at = min(session.wire.next_deadline(), now.mono + session.wire.heartbeat_s)
-            self._agenda.enter(routing_id, at=at)
+            self._deadlines.enter(routing_id, at=at)
         if self._sessions:
             self._idle_since = None
         elif self._idle_since is None:

@@ -1,4 +1,4 @@
-"""How a forwarder empties itself before it ends."""
+"""Drain: a forwarder redirects its peers and flushes its results before it ends."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ __all__ = ["Drain"]
 
 
 class Drain:
-    """Sends peers away in waves, so that they do not all reconnect at once, and knows when that is over."""
+    """Redirects peers in waves, so that they do not all reconnect at once, and decides when the drain is over."""
 
     def __init__(self, policy: Policy, *, now: Instant) -> None:
         self._policy = policy
         self._began_at = self._last_wave_at = now.mono
-        self._told = 0
+        self._redirected = 0
 
     def wave(self, staying: int, now: Instant) -> int:
-        """How many of the peers that have not been told to move yet are to be told now."""
-        permitted = int((now.mono - self._began_at) * self._policy.moves_per_s) + 1
-        size = max(0, min(staying, permitted - self._told))
+        """Number of peers to redirect now, of those that were not redirected yet."""
+        permitted = int((now.mono - self._began_at) * self._policy.redirects_per_s) + 1
+        size = max(0, min(staying, permitted - self._redirected))
         if size:
-            self._told += size
+            self._redirected += size
             self._last_wave_at = now.mono
         return size
 
     def is_over(self, *, staying: int, agents: int, is_flushed: bool, now: Instant) -> bool:
-        """Whether nothing is left to wait for: everybody was told, agents have left or had time for what they had on
-        the way, and the database has all ends. Or whether the time is up."""
+        """Whether nothing is left to wait for: all peers were redirected, agents have left or had time for their
+        messages under way, and the database has all results. Or whether the time is up."""
         has_waited = not agents or now.mono >= self._last_wave_at + self._policy.drain_grace_s
         return (not staying and has_waited and is_flushed) or now.mono >= self._began_at + self._policy.drain_s

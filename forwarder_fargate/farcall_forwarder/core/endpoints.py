@@ -1,4 +1,4 @@
-"""The endpoints of one forwarder process: who begins and ends being served, and whose answer a step's event is."""
+"""Endpoints of one forwarder process: begins and ends their sessions, and routes the answers of store steps to them."""
 
 from __future__ import annotations
 
@@ -10,97 +10,99 @@ from farcall_common.errors import EndpointInUse, FarcallError
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
-from farcall_forwarder.core.agenda import Agenda
 from farcall_forwarder.core.connections import Connections
+from farcall_forwarder.core.deadlines import DeadlineQueue
+from farcall_forwarder.core.endpoint_session import EndpointSession
+from farcall_forwarder.core.endpoint_state import EndpointPhase, ForwarderContext
 from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.greetings import outdated, taken_over
-from farcall_forwarder.core.logical import LogicalForwarder
 from farcall_forwarder.core.meter import Meter
 from farcall_forwarder.core.policy import Instant
-from farcall_forwarder.core.served import Phase, Shared
 from farcall_forwarder.core.sessions import PeerSession
 
 __all__ = ["Endpoints"]
 
 
 class Endpoints:
-    """Logical forwarders by endpoint id, each in its latest life."""
+    """Endpoint sessions by endpoint id; only the latest generation of each."""
 
-    def __init__(self, shared: Shared, *, connections: Connections, counters: Counter[str], meter: Meter) -> None:
-        self._shared = shared
+    def __init__(
+        self, context: ForwarderContext, *, connections: Connections, counters: Counter[str], meter: Meter
+    ) -> None:
+        self._context = context
         self._connections = connections
         self._counters = counters
         self._meter = meter
-        self._endpoints: dict[str, LogicalForwarder] = {}
-        self._agenda = Agenda[str]()
-        self._lives = 0
+        self._endpoints: dict[str, EndpointSession] = {}
+        self._deadlines = DeadlineQueue[str]()
+        self._generations = 0
         self._is_sweeping = False
 
     @property
-    def heard(self) -> int:
-        """How many endpoints have an agent that is connected."""
-        return sum(1 for endpoint in self._endpoints.values() if endpoint.served.session)
+    def connected(self) -> int:
+        """Number of endpoints whose agent is connected."""
+        return sum(1 for endpoint in self._endpoints.values() if endpoint.state.session)
 
-    def get(self, endpoint_id: str) -> LogicalForwarder | None:
-        """The endpoint, whoever owns it."""
+    def get(self, endpoint_id: str) -> EndpointSession | None:
+        """The session of an endpoint, under any fence and of any generation."""
         return self._endpoints.get(endpoint_id)
 
-    def of(self, session: PeerSession) -> LogicalForwarder | None:
-        """The endpoint whose agent is heard through this session: not a client's, nor one that was sent away."""
+    def of(self, session: PeerSession) -> EndpointSession | None:
+        """The endpoint whose agent uses this connection; None for a client, or for an agent that was sent away."""
         endpoint = self._endpoints.get(session.peer.subject)
-        return endpoint if endpoint and endpoint.served.session is session else None
+        return endpoint if endpoint and endpoint.state.session is session else None
 
     def greet(self, session: PeerSession, hello: wire.Hello, now: Instant) -> list[Action]:
-        """An agent that may speak for its endpoint introduces itself.
+        """Begin a session for an agent that may speak for its endpoint.
 
-        :raises EndpointInUse: while another agent is heard.
-        :raises SpoolOutdated: if its spool is an old copy of the one of the agent that was heard.
+        :raises EndpointInUse: while another agent is connected.
+        :raises SpoolOutdated: if its spool is an old copy of the connected agent's spool.
         """
         endpoint_id = session.peer.subject
         actions = self._replace_agent(self._endpoints.get(endpoint_id), hello, now)
-        self._lives += 1
-        session.wire.heartbeat_s = self._shared.policy.heartbeat_s(hello.heartbeat_s)
-        endpoint = LogicalForwarder(endpoint_id, self._lives, session, hello, self._shared, now=now)
+        self._generations += 1
+        session.wire.heartbeat_s = self._context.policy.heartbeat_s(hello.heartbeat_s)
+        endpoint = EndpointSession(endpoint_id, self._generations, session, hello, self._context, now=now)
         self._endpoints[endpoint_id] = endpoint
-        self._agenda.enter(endpoint_id, at=now.mono)
+        self._deadlines.enter(endpoint_id, at=now.mono)
         self._counters["agents_greeted"] += 1
-        note = do.Note("agent connected", {**session.names, "held_tasks": len(hello.held)})
-        return [*actions, note, *endpoint.claim()]
+        log = do.Log("agent connected", {**session.names, "held_tasks": len(hello.held)})
+        return [*actions, log, *endpoint.claim()]
 
-    def _replace_agent(self, former: LogicalForwarder | None, hello: wire.Hello, now: Instant) -> list[Action]:
-        """Make way for an agent, or raise EndpointInUse for a second one."""
-        if former is None or former.served.session is None:
+    def _replace_agent(self, former: EndpointSession | None, hello: wire.Hello, now: Instant) -> list[Action]:
+        """Close the connection that this agent replaces, or raise EndpointInUse for a second agent."""
+        if former is None or former.state.session is None:
             return []
-        old = former.served.session
-        if former.served.is_newer_than(hello):
-            raise outdated(former.served.endpoint_id)
+        old = former.state.session
+        if former.state.is_newer_than(hello):
+            raise outdated(former.state.endpoint_id)
         former_is_alive = not old.wire.is_dead(now=now.mono)
-        if former_is_alive and hello.spool_id != former.served.spool_id:
-            raise EndpointInUse(f"another agent is connected as endpoint {former.served.endpoint_id}")
-        former.served.session = None
+        if former_is_alive and hello.spool_id != former.state.spool_id:
+            raise EndpointInUse(f"another agent is connected as endpoint {former.state.endpoint_id}")
+        former.state.session = None
         actions = self._connections.close(old, now)
         if former_is_alive and hello.instance_id != former.instance_id:
-            actions += old.refuse(taken_over(former.served.endpoint_id).record, now)
+            actions += old.refuse(taken_over(former.state.endpoint_id).record, now)
         return actions
 
     def on_swept(self, endpoint_ids: Iterable[str]) -> list[Action]:
-        """A sweep found endpoints that need a look."""
+        """A sweep found endpoints with work."""
         self._is_sweeping = False
-        return self.on_woken(endpoint_ids)
+        return self.on_work_available(endpoint_ids)
 
-    def on_cut_off(self, now: Instant) -> None:
-        """Wake-ups may have passed unheard: look into all queues, with the next tick."""
+    def on_pubsub_lost(self, now: Instant) -> None:
+        """Wake-ups may have been missed: sweep all queues with the next tick."""
         for endpoint_id, endpoint in self._endpoints.items():
             endpoint.upkeep.sweep_soon(now)
-            self._agenda.enter(endpoint_id, at=now.mono)
+            self._deadlines.enter(endpoint_id, at=now.mono)
 
-    def on_woken(self, endpoint_ids: Iterable[str]) -> list[Action]:
+    def on_work_available(self, endpoint_ids: Iterable[str]) -> list[Action]:
         """Endpoints may have work, or tasks to cancel."""
-        woken = (self._endpoints.get(endpoint_id) for endpoint_id in endpoint_ids)
-        return [action for endpoint in woken if endpoint for action in endpoint.on_woken()]
+        found = (self._endpoints.get(endpoint_id) for endpoint_id in endpoint_ids)
+        return [action for endpoint in found if endpoint for action in endpoint.on_work_available()]
 
     def on_event(self, event: Event, now: Instant) -> list[Action]:
-        """The answer to a step of one endpoint. Answers to an earlier fence or life come too late."""
+        """Handle the answer to a step of one endpoint. Answers to an earlier fence or generation are ignored."""
         match event:
             case ev.StepFenced(step=step) | ev.StepLost(step=step):
                 endpoint = self.owned(step.endpoint_id, step.fence)
@@ -111,41 +113,49 @@ class Endpoints:
                 endpoint = (
                     self.owned(step.endpoint_id, step.fence)
                     if isinstance(step, do.EndpointStep)
-                    else self.living(step.endpoint_id, step.life)
+                    else self.of_generation(step.endpoint_id, step.generation)
                 )
                 return self.failed(endpoint, now) if endpoint else []
             case ev.EndpointClaimed(endpoint_id=endpoint_id):
                 endpoint = self._endpoints.get(endpoint_id)
                 return endpoint.on_claimed(event) if endpoint else []
-            case ev.ClaimRefused(endpoint_id=endpoint_id, life=life, error=error):
+            case ev.ClaimRefused(endpoint_id=endpoint_id, generation=generation, error=error):
                 endpoint = self._endpoints.get(endpoint_id)
-                return self._turn_away(endpoint, error, now) if endpoint and endpoint.served.life == life else []
-            case ev.Refreshed(owned=owned, stirring=stirring):
-                kept = [(self.owned(endpoint_id, fence), endpoint_id) for endpoint_id, (fence, _) in owned.items()]
+                return (
+                    self._turn_away(endpoint, error, now)
+                    if endpoint and endpoint.state.generation == generation
+                    else []
+                )
+            case ev.Refreshed(owned=owned, active=active):
+                refreshed = [(self.owned(endpoint_id, fence), endpoint_id) for endpoint_id, (fence, _) in owned.items()]
                 return [
                     action
-                    for endpoint, endpoint_id in kept
+                    for endpoint, endpoint_id in refreshed
                     if endpoint
-                    for action in endpoint.upkeep.on_refreshed(now, needs_upkeep=endpoint_id in stirring)
+                    for action in endpoint.upkeep.on_refreshed(now, needs_upkeep=endpoint_id in active)
                 ]
             case ev.TasksPrepared(order=order):
                 endpoint = self._endpoints.get(order.endpoint_id)
                 return (
                     endpoint.dispatcher.on_prepared(event, now)
-                    if endpoint and endpoint.served.life == order.life
+                    if endpoint and endpoint.state.generation == order.generation
                     else []
                 )
-            case ev.UploadGranted(endpoint_id=endpoint_id, life=life):
+            case ev.UploadGranted(endpoint_id=endpoint_id, generation=generation):
                 endpoint = self._endpoints.get(endpoint_id)
-                return endpoint.reports.on_granted(event, now) if endpoint and endpoint.served.life == life else []
+                return (
+                    endpoint.reports.on_granted(event, now)
+                    if endpoint and endpoint.state.generation == generation
+                    else []
+                )
             case (
                 ev.LeasesRead()
                 | ev.TasksRead()
-                | ev.GenerationRecorded()
+                | ev.SpoolGenerationRecorded()
                 | ev.QueueRestored()
                 | ev.TasksLeased()
                 | ev.CancelsRead()
-                | ev.UpkeepDone()
+                | ev.EndpointMaintained()
                 | ev.AttemptsRead()
             ):
                 endpoint = self.owned(event.endpoint_id, event.fence)
@@ -153,26 +163,26 @@ class Endpoints:
             case _:
                 raise TypeError(f"no rule for {event}")
 
-    def _owned_event(self, endpoint: LogicalForwarder, event: Event, now: Instant) -> list[Action]:
+    def _owned_event(self, endpoint: EndpointSession, event: Event, now: Instant) -> list[Action]:
         match event:
             case ev.LeasesRead():
                 return endpoint.on_leases_read(event, now)
             case ev.TasksRead():
                 return endpoint.on_tasks_read(event, now)
-            case ev.GenerationRecorded():
-                return endpoint.on_generation_recorded(event, now)
+            case ev.SpoolGenerationRecorded():
+                return endpoint.on_spool_generation_recorded(event, now)
             case ev.QueueRestored():
                 self._counters["queues_restored"] += 1
-                return [do.Note("queue restored", {"endpoint_id": event.endpoint_id}), *endpoint.on_restored()]
+                return [do.Log("queue restored", {"endpoint_id": event.endpoint_id}), *endpoint.on_restored()]
             case ev.TasksLeased():
                 self._counters["tasks_leased"] += len(event.tasks)
                 self._meter.leased(event.tasks)
                 return endpoint.dispatcher.on_leased(event, now)
             case ev.CancelsRead():
                 return endpoint.upkeep.on_cancels(event, now)
-            case ev.UpkeepDone():
+            case ev.EndpointMaintained():
                 self._meter.expired(event.reaped)
-                actions = endpoint.upkeep.on_kept(event, now)
+                actions = endpoint.upkeep.on_maintained(event, now)
                 if endpoint.upkeep.is_over:
                     self._forget(endpoint)
                 return actions
@@ -181,71 +191,74 @@ class Endpoints:
             case _:
                 raise TypeError(f"no rule for {event}")
 
-    def owned(self, endpoint_id: str, fence: int) -> LogicalForwarder | None:
-        """The endpoint, if it is still owned under this fence."""
+    def owned(self, endpoint_id: str, fence: int) -> EndpointSession | None:
+        """The endpoint, if this fence is still the current one."""
         endpoint = self._endpoints.get(endpoint_id)
-        return endpoint if endpoint and endpoint.served.fence == fence else None
+        return endpoint if endpoint and endpoint.state.fence == fence else None
 
-    def living(self, endpoint_id: str, life: int) -> LogicalForwarder | None:
-        """The endpoint, if it is still in this life."""
+    def of_generation(self, endpoint_id: str, generation: int) -> EndpointSession | None:
+        """The endpoint, if this generation is still the current one."""
         endpoint = self._endpoints.get(endpoint_id)
-        return endpoint if endpoint and endpoint.served.life == life else None
+        return endpoint if endpoint and endpoint.state.generation == generation else None
 
-    def failed(self, endpoint: LogicalForwarder, now: Instant) -> list[Action]:
-        """A store cannot do something for this endpoint, however often it is tried: let go of it and of its agent,
-        which has what is not recorded and begins again."""
+    def failed(self, endpoint: EndpointSession, now: Instant) -> list[Action]:
+        """A store refuses a step of this endpoint for good: release the endpoint and redirect its agent, which still
+        has the unrecorded results and begins again."""
         self._counters["endpoints_failed"] += 1
-        served = endpoint.served
+        state = endpoint.state
         self._forget(endpoint)
-        note = do.Note(
-            "a store step failed: the session ends", {"endpoint_id": served.endpoint_id, "fence": served.fence}
-        )
-        actions: list[Action] = [note]
-        if served.fence:
-            actions.append(do.ReleaseEndpoint(served.endpoint_id, served.fence))
-        if served.session:
-            actions += self._connections.move(served.session, "the endpoint's records cannot be read or written", now)
+        log = do.Log("a store step failed: the session ends", {"endpoint_id": state.endpoint_id, "fence": state.fence})
+        actions: list[Action] = [log]
+        if state.fence:
+            actions.append(do.ReleaseEndpoint(state.endpoint_id, state.fence))
+        if state.session:
+            actions += self._connections.redirect(
+                state.session, "the endpoint's records cannot be read or written", now
+            )
         return actions
 
-    def fenced(self, endpoint: LogicalForwarder, now: Instant) -> list[Action]:
-        """Another forwarder owns this endpoint: let go of it and of its agent."""
+    def fenced(self, endpoint: EndpointSession, now: Instant) -> list[Action]:
+        """Another forwarder owns this endpoint: forget it and redirect its agent."""
         self._counters["endpoints_fenced"] += 1
         self._forget(endpoint)
-        note = do.Note("fenced", {"endpoint_id": endpoint.served.endpoint_id, "fence": endpoint.served.fence})
-        if endpoint.served.session is None:
-            return [note]
-        return [note, *self._connections.move(endpoint.served.session, "another forwarder serves this endpoint", now)]
+        log = do.Log("fenced", {"endpoint_id": endpoint.state.endpoint_id, "fence": endpoint.state.fence})
+        if endpoint.state.session is None:
+            return [log]
+        return [
+            log,
+            *self._connections.redirect(endpoint.state.session, "another forwarder serves this endpoint", now),
+        ]
 
-    def _turn_away(self, endpoint: LogicalForwarder, error: FarcallError, now: Instant) -> list[Action]:
-        """It may not be served here: its agent hears why."""
-        session = endpoint.served.session
+    def _turn_away(self, endpoint: EndpointSession, error: FarcallError, now: Instant) -> list[Action]:
+        """The endpoint may not be served here: send its agent the reason."""
+        session = endpoint.state.session
         self._forget(endpoint)
         return self._connections.refuse(session, error.record, now) if session else []
 
-    def _forget(self, endpoint: LogicalForwarder) -> None:
-        del self._endpoints[endpoint.served.endpoint_id]
-        self._shared.outbox.close(endpoint.served.endpoint_id)
+    def _forget(self, endpoint: EndpointSession) -> None:
+        del self._endpoints[endpoint.state.endpoint_id]
+        self._context.outbox.close(endpoint.state.endpoint_id)
 
     def tick(self, now: Instant) -> list[Action]:
-        """What is due: upkeep, of quiet endpoints together, and looks for work that no wake-up told of."""
-        policy = self._shared.policy
+        """Perform upkeep and sweeps that are due. One step covers the upkeep of all endpoints without leases."""
+        policy = self._context.policy
         actions: list[Action] = []
         owned: dict[str, tuple[int, str]] = {}
         swept: dict[str, int] = {}
         sweep_s = max(policy.sweep_s, len(self._endpoints) / policy.sweeps_per_s)
-        for endpoint_id in self._agenda.due(now.mono):
+        for endpoint_id in self._deadlines.due(now.mono):
             endpoint = self._endpoints.get(endpoint_id)
             if endpoint is None:
                 continue
-            served = endpoint.served
-            served.notice_silence(now)
+            state = endpoint.state
+            state.update_silence(now)
             if endpoint.upkeep.is_to_be_refreshed(now):
-                owned[served.endpoint_id] = (served.fence, endpoint.upkeep.spool_heard)
+                owned[state.endpoint_id] = (state.fence, endpoint.upkeep.connected_spool)
             actions += endpoint.upkeep.on_tick(now)
             if not self._is_sweeping and endpoint.upkeep.is_to_be_swept(now, sweep_s=sweep_s):
-                swept[served.endpoint_id] = served.fence
-            self._agenda.enter(endpoint_id, at=endpoint.upkeep.next_at)
-        delayed, self._shared.delayed = self._shared.delayed, set()
+                swept[state.endpoint_id] = state.fence
+            self._deadlines.enter(endpoint_id, at=endpoint.upkeep.next_at)
+        delayed, self._context.delayed = self._context.delayed, set()
         for endpoint_id in delayed:
             if endpoint := self._endpoints.get(endpoint_id):
                 actions += endpoint.record_delayed(now)
@@ -257,9 +270,9 @@ class Endpoints:
         return actions
 
     def release(self) -> list[Action]:
-        """Let go of all of them: the process ends."""
+        """Release all endpoints: the process ends."""
         return [
-            do.ReleaseEndpoint(endpoint.served.endpoint_id, endpoint.served.fence)
+            do.ReleaseEndpoint(endpoint.state.endpoint_id, endpoint.state.fence)
             for endpoint in self._endpoints.values()
-            if endpoint.served.phase is Phase.SERVING
+            if endpoint.state.phase is EndpointPhase.SERVING
         ]

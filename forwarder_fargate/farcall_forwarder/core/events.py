@@ -1,4 +1,4 @@
-"""What can happen to a forwarder. Everything it knows of the world came in as one of these."""
+"""Events: the inputs of the core, from sockets, stores and the process."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = [
     "BatchFlushed",
     "CancelsRead",
     "ClaimRefused",
-    "CutOff",
     "DrainOrdered",
     "EndpointClaimed",
-    "EndsHeard",
-    "EndsShared",
+    "EndpointMaintained",
     "Event",
     "Flushed",
-    "Garbled",
-    "GenerationRecorded",
     "LeasesRead",
-    "MovesRecorded",
+    "MalformedReceived",
     "OwnersWatched",
-    "PeerBehind",
     "PeerGone",
+    "PubSubLost",
     "QueueRestored",
     "Received",
     "Refreshed",
+    "ResultsHeard",
+    "ResultsShared",
+    "SlowConsumer",
+    "SpoolGenerationRecorded",
     "StepFailed",
     "StepFenced",
     "StepLost",
@@ -41,15 +41,15 @@ __all__ = [
     "TasksPrepared",
     "TasksRead",
     "Tick",
-    "UpkeepDone",
+    "TransitionsRecorded",
     "UploadGranted",
-    "Woken",
+    "WorkAvailable",
 ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """The root of all events."""
+    """Base class of all events."""
 
 
 # -- from the socket ---------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Received(Event):
-    """A readable envelope from an authenticated peer."""
+    """A decoded envelope of an authenticated peer."""
 
     routing_id: bytes
     peer: PeerKey
@@ -65,8 +65,8 @@ class Received(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Garbled(Event):
-    """Bytes from an authenticated peer that are no envelope."""
+class MalformedReceived(Event):
+    """Bytes of an authenticated peer that are not a valid envelope."""
 
     routing_id: bytes
     peer: PeerKey
@@ -75,14 +75,14 @@ class Garbled(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerGone(Event):
-    """A send found nobody behind the routing id."""
+    """A send failed: no peer has this routing id any more."""
 
     routing_id: bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PeerBehind(Event):
-    """A peer reads so slowly that what waited for it was thrown away."""
+class SlowConsumer(Event):
+    """A peer reads so slowly that the messages waiting for it were dropped."""
 
     routing_id: bytes
 
@@ -101,8 +101,8 @@ class DrainOrdered(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Woken(Event):
-    """Endpoints that have work, or tasks to cancel."""
+class WorkAvailable(Event):
+    """Endpoints have work, or tasks to cancel."""
 
     endpoint_ids: Sequence[str]
 
@@ -115,15 +115,15 @@ class Swept(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class EndsHeard(Event):
-    """Other forwarders have recorded ends that clients may wait for here."""
+class ResultsHeard(Event):
+    """Other forwarders have recorded results that clients of this one may wait for."""
 
-    shared: Sequence[SharedEnds]
+    shared_results: Sequence[SharedEnds]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CutOff(Event):
-    """For a while nothing could be heard from others: neither wake-ups nor ends."""
+class PubSubLost(Event):
+    """The Pub/Sub connection was interrupted: wake-ups and shared results may be missed."""
 
 
 # -- from the stores ---------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class CutOff(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepFenced(Event):
-    """A step was refused: somebody else owns the endpoint."""
+    """A step was refused: another forwarder owns the endpoint."""
 
     step: EndpointStep
 
@@ -146,16 +146,16 @@ class StepLost(Event):
 @dataclasses.dataclass(frozen=True, slots=True)
 class EndpointClaimed(Event):
     endpoint_id: str
-    life: int
+    generation: int
     fence: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClaimRefused(Event):
-    """Another forwarder hears another agent of the endpoint, or there is no such endpoint any more."""
+    """Another agent of the endpoint is connected elsewhere, the endpoint was deleted, or the spool is an old copy."""
 
     endpoint_id: str
-    life: int
+    generation: int
     error: EndpointInUse | EndpointUnknown | SpoolOutdated
 
 
@@ -170,8 +170,8 @@ class LeasesRead(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TasksRead(Event):
-    """Tasks as the database knows them; of those that may not run twice and are not held, the spools that they were
-    sent to, and which of them an agent has accepted."""
+    """Tasks as the database has them. For those that may not run twice and are not held: the spools that they were sent
+    to, and which of them an agent has accepted."""
 
     endpoint_id: str
     fence: int
@@ -181,12 +181,12 @@ class TasksRead(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GenerationRecorded(Event):
-    """The database knows that a spool is this new."""
+class SpoolGenerationRecorded(Event):
+    """The database has this generation of a spool."""
 
     endpoint_id: str
     fence: int
-    generation: int
+    spool_generation: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,9 +206,9 @@ class TasksLeased(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TasksPrepared(Event):
-    """``bodies`` maps function hashes to names and bodies, ``urls`` blob keys to pre-signed GETs; ``refused`` are the
-    tasks without a permit: they may have been started from another spool. ``payloads`` are those that were not in the
-    queue, by task id."""
+    """``bodies`` maps function hashes to names and bodies, ``urls`` maps blob keys to pre-signed GETs. ``refused`` are
+    tasks without a permit: they may have been started from another spool. ``payloads`` are those that the queue did
+    not have, by task id."""
 
     order: PrepareTasks
     bodies: Mapping[str, tuple[str, bytes]]
@@ -225,9 +225,9 @@ class CancelsRead(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class UpkeepDone(Event):
-    """``reaped`` are leases that have expired and do not begin again. ``outbox`` are ends that may not have reached the
-    database."""
+class EndpointMaintained(Event):
+    """``reaped`` are expired leases whose tasks the queue does not offer again. ``outbox`` are results that may not
+    have reached the database."""
 
     endpoint_id: str
     fence: int
@@ -237,7 +237,7 @@ class UpkeepDone(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttemptsRead(Event):
-    """``attempts`` says how often the database saw the ``reaped`` tasks dispatched, by task id."""
+    """``attempts`` has the number of recorded dispatches of each of the ``reaped`` tasks, by task id."""
 
     endpoint_id: str
     fence: int
@@ -247,23 +247,23 @@ class AttemptsRead(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refreshed(Event):
-    """These endpoints were kept, except that those in ``stirring`` need an upkeep of their own."""
+    """The ownership of these endpoints is renewed. Those in ``active`` need an upkeep of their own instead."""
 
     owned: Mapping[str, tuple[int, str]]
-    stirring: frozenset[str]
+    active: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepFailed(Event):
-    """A store refuses a step, which is no use to repeat."""
+    """A store refuses a step, and would refuse it again."""
 
     step: EndpointStep | ClaimEndpoint | PrepareTasks | GrantUpload
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchFlushed:
-    """What became of one endpoint's results: ``foreign`` are another endpoint's tasks, the rest is recorded; or
-    nothing was, because the step was fenced, the queue has lost its data, or the step failed."""
+    """Outcome of a flush for one endpoint. ``foreign`` are tasks of other endpoints, the other results are recorded.
+    With ``fenced``, ``lost`` (the queue has lost its data) or ``failed``, nothing is recorded."""
 
     batch: ResultBatch
     foreign: frozenset[str] = frozenset()
@@ -274,7 +274,7 @@ class BatchFlushed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Flushed(Event):
-    """``first`` are the ends that this flush made final; ``urls`` pre-signed GETs for those that clients wait for."""
+    """``first`` are the results that this flush made final; ``urls`` are pre-signed GETs for watched ones."""
 
     batches: Sequence[BatchFlushed]
     first: Mapping[str, TaskResult]
@@ -284,35 +284,35 @@ class Flushed(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OwnersWatched(Event):
-    """``fresh`` are owners whose ends nobody shared with this forwarder until now."""
+    """``fresh`` are owners whose results no other forwarder shared with this one until now."""
 
     owner_ids: Sequence[str]
     fresh: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class EndsShared(Event):
-    """Other forwarders were told, or could not be."""
+class ResultsShared(Event):
+    """The results were published to other forwarders, or could not be."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Announced(Event):
-    """This forwarder was announced, and so many others live."""
+    """This forwarder is registered, as are so many others."""
 
     others: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class MovesRecorded(Event):
+class TransitionsRecorded(Event):
     pass
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UploadGranted(Event):
-    """``url`` is None when the task is not this endpoint's, or is unknown."""
+    """``url`` is None if the task is unknown or belongs to another endpoint."""
 
     endpoint_id: str
-    life: int
+    generation: int
     task_id: str
     attempt: int
     ref: BlobRef

@@ -1,9 +1,9 @@
-"""The forwarder as a whole: what comes in goes to the part that it is about; events in, actions out.
+"""The forwarder's core: routes each event to the part that handles it, and returns the actions.
 
 ::
 
-    Forwarder ──▶ Clients, Endpoints ──▶ Connections     who is told of what, who is served, who is connected
-        └───────▶ Recorder                               what is on its way to the database
+    Forwarder ──▶ Clients, Endpoints ──▶ Connections     result streams, endpoint sessions, peer sessions
+        └───────▶ Recorder                               results and transitions on their way to the database
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.clients import Clients
-from farcall_forwarder.core.connections import Chance, Connections
+from farcall_forwarder.core.connections import Connections, IdSource
 from farcall_forwarder.core.drain import Drain
+from farcall_forwarder.core.endpoint_state import ForwarderContext
 from farcall_forwarder.core.endpoints import Endpoints
 from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.greetings import TicketReader, check_greeting
 from farcall_forwarder.core.meter import Meter
-from farcall_forwarder.core.moves import MoveBuffer
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.recorder import Recorder
 from farcall_forwarder.core.relay import BlobStored, PieceRead, Relay
-from farcall_forwarder.core.served import Shared
 from farcall_forwarder.core.sessions import PeerSession
+from farcall_forwarder.core.transitions import TransitionBuffer
 
 __all__ = ["Forwarder", "Status"]
 
@@ -43,7 +43,7 @@ _ENDING: Final = "this forwarder is about to end"
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What a health check tells."""
+    """Report of a health check."""
 
     connections: int
     endpoints: int
@@ -67,7 +67,7 @@ class Forwarder:
         address: str,
         server_key: str,
         tickets: TicketReader,
-        chance: Chance,
+        id_source: IdSource,
         now: Instant,
     ) -> None:
         self._policy = policy
@@ -77,35 +77,37 @@ class Forwarder:
         self._tickets = tickets
         self.counters: Counter[str] = Counter()
         self._meter = Meter()
-        self._shared = Shared(
+        self._context = ForwarderContext(
             forwarder_id,
             policy,
             FunctionCache(limit_bytes=policy.function_cache_bytes),
             Outbox(),
-            MoveBuffer(),
+            TransitionBuffer(),
             Relay(policy),
         )
-        self._recorder = Recorder(policy, outbox=self._shared.outbox, moves=self._shared.moves)
-        self._connections = Connections(policy, chance=chance, counters=self.counters, detach=self._detach, now=now)
+        self._recorder = Recorder(policy, outbox=self._context.outbox, transitions=self._context.transitions)
+        self._connections = Connections(
+            policy, id_source=id_source, counters=self.counters, detach=self._detach, now=now
+        )
         self._clients = Clients(
             policy, forwarder_id=forwarder_id, connections=self._connections, counters=self.counters, now=now
         )
         self._endpoints = Endpoints(
-            self._shared, connections=self._connections, counters=self.counters, meter=self._meter
+            self._context, connections=self._connections, counters=self.counters, meter=self._meter
         )
         self._tick_at = self._announce_at = now.mono
         self._meter_at = now.mono + policy.meter_s
         self._tidy_at = now.mono + policy.tidy_s
         self._drain: Drain | None = None
-        #: Set when a drain has come to its end: nothing is left to do but to finish the steps under way.
+        #: Set when a drain is over: only the steps under way are left to finish.
         self.is_drained = False
 
     # -- the shell's side ----------------------------------------------------------------------------------------------
 
     def handle(self, events: Iterable[Event], now: Instant) -> list[Action]:
-        """What to do about events that came in together, in order."""
+        """Handle events in order; the actions to perform."""
         actions = [action for event in events for action in self._decide(event, now)]
-        watchers = self._clients.watchers if len(self._shared.outbox) else ()
+        watchers = self._clients.watchers if len(self._context.outbox) else ()
         return actions + self._recorder.next_steps(watchers, now)
 
     def next_deadline(self) -> float:
@@ -119,7 +121,7 @@ class Forwarder:
             self._address,
             self._server_key,
             connections=len(self._connections),
-            draining=self._shared.is_draining,
+            draining=self._context.is_draining,
             idle_s=self._connections.idle_s(now),
         )
 
@@ -127,10 +129,10 @@ class Forwarder:
         """Numbers for a health check."""
         return Status(
             connections=len(self._connections),
-            endpoints=self._endpoints.heard,
+            endpoints=self._endpoints.connected,
             streams=len(self._clients),
-            unrecorded_results=len(self._shared.outbox),
-            draining=self._shared.is_draining,
+            unrecorded_results=len(self._context.outbox),
+            draining=self._context.is_draining,
             counters=dict(self.counters),
         )
 
@@ -138,44 +140,44 @@ class Forwarder:
         match event:
             case ev.Received():
                 return self._received(event, now)
-            case ev.Garbled():
-                return self._garbled(event, now)
+            case ev.MalformedReceived():
+                return self._malformed_received(event, now)
             case ev.PeerGone(routing_id=routing_id):
                 session = self._connections.get(routing_id)
                 return self._connections.close(session, now) if session else []
-            case ev.PeerBehind(routing_id=routing_id):
+            case ev.SlowConsumer(routing_id=routing_id):
                 self.counters["peers_behind"] += 1
                 session = self._connections.get(routing_id)
                 return self._connections.send_away(session, "this peer reads too slowly", now) if session else []
-            case ev.Woken(endpoint_ids=endpoint_ids):
-                return self._endpoints.on_woken(endpoint_ids)
+            case ev.WorkAvailable(endpoint_ids=endpoint_ids):
+                return self._endpoints.on_work_available(endpoint_ids)
             case ev.Swept(endpoint_ids=endpoint_ids):
                 return self._endpoints.on_swept(endpoint_ids)
-            case ev.EndsHeard(shared=shared):
-                return [action for heard in shared for action in self._clients.publish(heard.ends, heard, now)]
-            case ev.CutOff():
-                self._clients.on_cut_off()
-                self._endpoints.on_cut_off(now)
+            case ev.ResultsHeard(shared_results=groups):
+                return [action for group in groups for action in self._clients.publish(group.ends, group, now)]
+            case ev.PubSubLost():
+                self._clients.on_pubsub_lost()
+                self._endpoints.on_pubsub_lost(now)
                 return []
             case ev.OwnersWatched():
                 return self._clients.on_watched(event, now)
-            case ev.EndsShared():
-                self._recorder.share.shared()
+            case ev.ResultsShared():
+                self._recorder.share.on_shared()
                 return []
             case ev.Announced(others=others):
-                self._recorder.share.meet(others=others)
+                self._recorder.share.on_announced(others=others)
                 return []
             case ev.Tick():
                 return self._tick(now)
             case ev.Flushed():
                 return self._flushed(event, now)
-            case ev.MovesRecorded():
-                self._recorder.moves_recorded()
+            case ev.TransitionsRecorded():
+                self._recorder.transitions_recorded()
                 return []
             case PieceRead():
-                return self._shared.relay.on_read(event, now)
+                return self._context.relay.on_read(event, now)
             case BlobStored():
-                return self._shared.relay.on_stored(event, now)
+                return self._context.relay.on_stored(event, now)
             case ev.DrainOrdered():
                 return self._begin_drain(now)
             case _:
@@ -183,7 +185,7 @@ class Forwarder:
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
-    def _garbled(self, event: ev.Garbled, now: Instant) -> list[Action]:
+    def _malformed_received(self, event: ev.MalformedReceived, now: Instant) -> list[Action]:
         actions = self._connections.forget_former(event, now)
         return actions + self._connections.illegal(self._connections.session_of(event, now), event.error, now)
 
@@ -195,15 +197,15 @@ class Forwarder:
             session.wire.received(message, now=now.mono)
         except ProtocolError as error:
             return actions + self._connections.illegal(session, error, now)
-        return actions + self._heard(session, message, event.envelope.frames, now)
+        return actions + self._on_message(session, message, event.envelope.frames, now)
 
-    def _heard(
+    def _on_message(
         self, session: PeerSession, message: wire.Message, frames: Sequence[bytes], now: Instant
     ) -> list[Action]:
-        """A peer said something that it may say."""
+        """Handle a legal message of a peer."""
         match message:
             case wire.Hello() | wire.OpenStream():
-                return self._greeted(session, message, now)
+                return self._on_greeting(session, message, now)
             case wire.Goodbye():
                 return self._connections.close(session, now)
             case wire.Subscribe(task_group_ids=groups):
@@ -212,39 +214,39 @@ class Forwarder:
                 endpoint = self._endpoints.of(session)
                 return endpoint.on_message(message, frames, now) if endpoint else []
 
-    def _greeted(self, session: PeerSession, greeting: wire.Hello | wire.OpenStream, now: Instant) -> list[Action]:
-        """A peer introduces itself: let it in, or tell it why not."""
+    def _on_greeting(self, session: PeerSession, greeting: wire.Hello | wire.OpenStream, now: Instant) -> list[Action]:
+        """Admit a peer that greets, or refuse it with the reason."""
         try:
             check_greeting(greeting, session.peer, tickets=self._tickets, now=now)
             self._connections.admit(session, now)
-            if self._shared.is_draining:
-                return self._connections.move(session, _ENDING, now)
+            if self._context.is_draining:
+                return self._connections.redirect(session, _ENDING, now)
             if isinstance(greeting, wire.Hello):
                 return self._endpoints.greet(session, greeting, now)
             return self._clients.greet(session, greeting, now)
         except EndpointInUse as error:
-            # If the other agent has died, its connection is gone, and this shows it: the newcomer tries again.
+            # If the other agent has died, this heartbeat fails and closes its session: the newcomer tries again.
             former = self._endpoints.get(session.peer.subject)
-            probe = former.served.say(wire.Heartbeat(at=now.epoch), now) if former else []
+            probe = former.state.send(wire.Heartbeat(at=now.epoch), now) if former else []
             return [*self._connections.refuse(session, error.record, now), *probe]
         except FarcallError as error:
             return self._connections.refuse(session, error.record, now)
 
     def _detach(self, session: PeerSession, now: Instant) -> list[Action]:
-        """Nobody is served through this session any more."""
+        """End the stream, the transfers and the endpoint's use of this session."""
         self._clients.detach(session, now)
-        actions = self._shared.relay.close(session, now)
+        actions = self._context.relay.close(session, now)
         endpoint = self._endpoints.of(session)
         return actions + endpoint.lose_session(now) if endpoint else actions
 
-    # -- what is recorded ----------------------------------------------------------------------------------------------
+    # -- recording -----------------------------------------------------------------------------------------------------
 
     def _flushed(self, event: ev.Flushed, now: Instant) -> list[Action]:
-        ended = event.first.values()
-        self._recorder.flushed([flushed.batch for flushed in event.batches], ended, recorded_at=event.recorded_at)
+        results = event.first.values()
+        self._recorder.flushed([flushed.batch for flushed in event.batches], results, recorded_at=event.recorded_at)
         self.counters["results_recorded"] += len(event.first)
-        self._meter.recorded(ended, recorded_at=event.recorded_at)
-        actions = self._clients.publish(ended, event, now)
+        self._meter.recorded(results, recorded_at=event.recorded_at)
+        actions = self._clients.publish(results, event, now)
         marks: dict[str, list[str]] = {}
         for flushed in event.batches:
             batch = flushed.batch
@@ -252,13 +254,13 @@ class Forwarder:
             owner = self._endpoints.owned(batch.endpoint_id, batch.fence)
             if flushed.foreign:
                 self.counters["foreign_results"] += len(flushed.foreign)
-                note = do.Note(
+                log = do.Log(
                     "ignored results of other endpoints' tasks",
                     {"endpoint_id": batch.endpoint_id, "results": len(flushed.foreign)},
                 )
-                actions.append(note)
+                actions.append(log)
             if flushed.failed:
-                failed = self._endpoints.living(batch.endpoint_id, batch.life)
+                failed = self._endpoints.of_generation(batch.endpoint_id, batch.generation)
                 actions += self._endpoints.failed(failed, now) if failed else []
                 continue
             if flushed.fenced or flushed.lost:
@@ -280,10 +282,10 @@ class Forwarder:
             return []
         policy = self._policy
         if now.mono - self._tick_at >= policy.stall_s:
-            # This process was stopped. What peers said meanwhile has not been read, so their silence means nothing.
+            # This process was stopped. Messages that peers sent meanwhile are unread, so their silence means nothing.
             self._connections.forgive_silence(now)
         self._tick_at = now.mono + policy.tick_s
-        actions = [*self._connections.tick(now), *self._shared.relay.tick(now), *self._endpoints.tick(now)]
+        actions = [*self._connections.tick(now), *self._context.relay.tick(now), *self._endpoints.tick(now)]
         if now.mono >= self._announce_at and not self.is_drained:
             actions.append(self._announce(now))
         actions += self._clients.tick(now)
@@ -299,7 +301,7 @@ class Forwarder:
     def _read_meter(self, now: Instant) -> Action:
         self._meter_at = now.mono + self._policy.meter_s
         status = self.status()
-        return do.Note("minute", self._meter.read(endpoints=status.endpoints, connections=status.connections))
+        return do.Log("minute", self._meter.read(endpoints=status.endpoints, connections=status.connections))
 
     def _announce(self, now: Instant) -> Action:
         self._announce_at = now.mono + self._policy.announce_s
@@ -311,16 +313,16 @@ class Forwarder:
         if self._drain is not None:
             return []
         self._drain = Drain(self._policy, now=now)
-        self._shared.is_draining = True
+        self._context.is_draining = True
         self._tick_at = now.mono
         return [self._announce(now), *self._tick(now)]
 
     def _go_on_draining(self, drain: Drain, now: Instant) -> list[Action]:
-        """Send the next wave of peers away; when nothing is on the way any more, let go of everything."""
+        """Redirect the next wave of peers. When nothing is under way any more, release everything."""
         self._tick_at = min(self._tick_at, now.mono + _DRAIN_TICK_S)
         staying = [session for session in self._connections if session.may_send(wire.Move)]
         wave = staying[: drain.wave(len(staying), now)]
-        actions = [action for session in wave for action in self._connections.move(session, _ENDING, now)]
+        actions = [action for session in wave for action in self._connections.redirect(session, _ENDING, now)]
         self.is_drained = drain.is_over(
             staying=len(staying) - len(wave),
             agents=sum(session.is_agent for session in self._connections),

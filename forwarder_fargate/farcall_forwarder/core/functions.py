@@ -1,4 +1,4 @@
-"""Function bodies that were fetched before, bounded by their size. Bodies are opaque bytes."""
+"""Cache of function bodies, bounded by their size. Bodies are opaque bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["FunctionCache"]
 
 
 class FunctionCache:
-    """Names and bodies by function hash; the least recently used go first."""
+    """Names and bodies by function hash. The least recently used are evicted first."""
 
     def __init__(self, *, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -16,14 +16,14 @@ class FunctionCache:
         self._functions: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
 
     def get(self, function_hash: str) -> tuple[str, bytes] | None:
-        """Name and body, or None when they have to be fetched."""
+        """Name and body, or None if they have to be fetched."""
         found = self._functions.get(function_hash)
         if found is not None:
             self._functions.move_to_end(function_hash)
         return found
 
     def add(self, function_hash: str, name: str, body: bytes) -> None:
-        """Keep a function; others make room."""
+        """Add a function; others are evicted if the cache is full."""
         if function_hash not in self._functions:
             self._functions[function_hash] = (name, body)
             self._size_bytes += len(body)

@@ -1,4 +1,4 @@
-"""Whether a peer that greets is who it says it is."""
+"""Authentication of greetings: compares protocol version, ticket and ids with the peer's CURVE key."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TicketReader(Protocol):
 def check_greeting(
     greeting: wire.Hello | wire.OpenStream, peer: PeerKey, *, tickets: TicketReader, now: Instant
 ) -> None:
-    """Compare what a peer says with whom its CURVE key belongs to.
+    """Check a greeting against the owner of the peer's CURVE key.
 
-    :raises FarcallError: with the reason for refusing it.
+    :raises FarcallError: with the reason for a refusal.
     """
     if wire.PROTOCOL_VERSION not in greeting.protocol_versions:
         raise VersionUnsupported(f"this forwarder speaks version {wire.PROTOCOL_VERSION} of the protocol")
@@ -58,12 +58,12 @@ def _check_hello(hello: wire.Hello, peer: PeerKey) -> None:
 
 
 def taken_over(endpoint_id: str) -> EndpointTakenOver:
-    """What the former process of a restarted agent is told."""
+    """The refusal that the former process of a restarted agent receives."""
     return EndpointTakenOver(f"an agent that was started later, with the same spool, serves endpoint {endpoint_id} now")
 
 
 def outdated(endpoint_id: str) -> SpoolOutdated:
-    """What the agent with an old copy of a spool hears."""
+    """The refusal that an agent with an old copy of a spool receives."""
     return SpoolOutdated(
         f"the spool is an old copy: endpoint {endpoint_id} has started tasks since it was made, which may not run twice"
     )

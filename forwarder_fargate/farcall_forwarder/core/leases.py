@@ -1,4 +1,4 @@
-"""Tasks that an endpoint has from this forwarder, and how far each of them is."""
+"""Leases: tasks that this forwarder leased for an endpoint, each with its stage."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["Lease", "LeaseTable", "Stage"]
 
 
 class Stage(enum.Enum):
-    """How far a leased task is between the queue and its end."""
+    """Stage of a leased task, between the queue and its recorded result."""
 
     PREPARING = enum.auto()
-    """Leased; its function or permit is still on the way."""
+    """Leased; its function or permit is still being fetched."""
     SENT = enum.auto()
     ACCEPTED = enum.auto()
     """In the agent's spool."""
     RETURNED = enum.auto()
-    """Its end came in and is being recorded."""
+    """Its result came in and is being recorded."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,7 +41,7 @@ class Lease:
 
     @classmethod
     def of_leased(cls, leased: LeasedTask, *, stage: Stage, expires_at: float) -> Lease:
-        """A lease that the queue has just given."""
+        """A lease that the queue has just granted."""
         task = leased.task
         timings = {"enqueued_at": leased.enqueued_at, "leased_at": leased.leased_at}
         if task.submitted_at is not None:
@@ -60,7 +60,7 @@ class Lease:
 
     @classmethod
     def of_held(cls, task: Task, *, attempt: int, expires_at: float) -> Lease:
-        """The lease of a task that an agent brought along."""
+        """The lease of a task that a connecting agent holds."""
         return cls(
             task.task_id,
             attempt,
@@ -86,16 +86,16 @@ class LeaseTable(dict[str, Lease]):
         return {task_id: lease.attempt for task_id, lease in self.items()}
 
     def drop(self, task_ids: Iterable[str]) -> None:
-        """Forget leases; unknown ids are harmless."""
+        """Forget leases. Unknown ids are ignored."""
         for task_id in task_ids:
             self.pop(task_id, None)
 
     def pop_at(self, stage: Stage) -> list[str]:
-        """Forget the leases at a stage; their ids."""
+        """Forget the leases at a stage; returns their ids."""
         popped = [lease.task_id for lease in self.at(stage)]
         self.drop(popped)
         return popped
 
     def drop_expired(self, now: float) -> None:
-        """Forget leases that the queue has ended meanwhile, except those whose end is being recorded."""
+        """Forget leases that the queue has ended meanwhile, except those whose result is being recorded."""
         self.drop([id_ for id_, lease in self.items() if lease.expires_at < now and lease.stage is not Stage.RETURNED])

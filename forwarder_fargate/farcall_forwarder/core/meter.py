@@ -1,5 +1,5 @@
-"""What one forwarder did in the last minute, as numbers for its log. Metrics are made of these lines, one per minute
-and not one per task; none of them names an endpoint."""
+"""Metrics: counts and waits of one forwarder since the last reading, for its log. CloudWatch reads metrics from these
+lines, one per minute and not one per task. No line names an endpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Meter:
         self._reading = _Reading()
 
     def leased(self, tasks: Iterable[LeasedTask]) -> None:
-        """Tasks left their queue for an endpoint."""
+        """Count tasks that were leased for an endpoint."""
         reading = self._reading
         for leased in tasks:
             if leased.attempt > 1:
@@ -40,20 +40,20 @@ class Meter:
                 reading.queue_wait_s = max(reading.queue_wait_s, leased.leased_at - leased.enqueued_at)
 
     def expired(self, leases: Sequence[LeasedTask]) -> None:
-        """Leases ended for good: their tasks may not start again."""
+        """Count leases that have ended and whose tasks the queue does not offer again."""
         self._reading.leases_expired += len(leases)
 
-    def recorded(self, ends: Iterable[TaskResult], *, recorded_at: float) -> None:
-        """Tasks ended, and clients are being told; ``recorded_at`` in epoch seconds."""
+    def recorded(self, results: Iterable[TaskResult], *, recorded_at: float) -> None:
+        """Count recorded results, which are pushed to clients now; ``recorded_at`` in epoch seconds."""
         reading = self._reading
-        for end in ends:
+        for result in results:
             reading.tasks_finished += 1
-            reading.tasks_failed += end.state is not TaskState.SUCCESS
-            if returned_at := end.timings.get("returned_at"):
+            reading.tasks_failed += result.state is not TaskState.SUCCESS
+            if returned_at := result.timings.get("returned_at"):
                 reading.push_lag_s = max(reading.push_lag_s, recorded_at - returned_at)
 
     def read(self, *, endpoints: int, connections: int) -> Mapping[str, int | float]:
-        """The numbers since the last reading, and how many are connected now."""
+        """The numbers since the last reading, and the current numbers of connections."""
         numbers = dataclasses.asdict(self._reading)
         self._reading = _Reading()
         rounded = {name: round(number, 3) for name, number in numbers.items()}

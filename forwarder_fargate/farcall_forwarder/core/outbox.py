@@ -1,4 +1,4 @@
-"""Ends on their way to the database: flushed at once when no flush is under way, else with all that came meanwhile."""
+"""Outbox: results on their way to the database. They are flushed at once, or together after the flush under way."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_FLUSHES: Final = 2
 
 @dataclasses.dataclass(slots=True)
 class _Waiting:
-    """Ends of one endpoint in one life, and under which fence they may be taken out of the queue."""
+    """Results of one endpoint in one generation, and the fence under which they may be removed from the queue."""
 
     endpoint_id: str
-    life: int
+    generation: int
     fence: int
     is_open: bool
     results: dict[str, TaskResult] = dataclasses.field(default_factory=dict)
@@ -29,16 +29,16 @@ class _Waiting:
 
 
 class Outbox:
-    """Ends by endpoint. An endpoint's ends wait while its queue is being rebuilt (:meth:`hold`, :meth:`open`)."""
+    """Results by endpoint. An endpoint's results wait while its queue is being rebuilt (:meth:`hold`, :meth:`open`)."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Waiting] = {}
-        #: Endpoints that have ends waiting, the next to be flushed first: among thousands there are few at a time.
+        #: Endpoints with waiting results, the next to be flushed first: among thousands there are few at a time.
         self._filled: dict[str, None] = {}
-        #: How many ends wait, of all endpoints: asked after every event.
+        #: Number of waiting results of all endpoints: read after every event.
         self._size = 0
         self._flushes = 0
-        #: Ids under way, by endpoint and life: what a former life still flushes is no reason to drop a report.
+        #: Ids under way, by endpoint and generation: a flush of an earlier generation is no reason to drop a report.
         self._in_flight: dict[tuple[str, int], set[str]] = {}
 
     def __len__(self) -> int:
@@ -49,36 +49,36 @@ class Outbox:
         """Whether a flush is under way."""
         return self._flushes > 0
 
-    def admit(self, endpoint_id: str, life: int) -> None:
-        """A new life of an endpoint begins: what waited in the former one is forgotten, the agent repeats it."""
+    def admit(self, endpoint_id: str, generation: int) -> None:
+        """Begin a new generation of an endpoint, and drop the earlier one's results: the agent repeats them."""
         self.close(endpoint_id)
-        self._waiting[endpoint_id] = _Waiting(endpoint_id, life, 0, is_open=False)
+        self._waiting[endpoint_id] = _Waiting(endpoint_id, generation, 0, is_open=False)
 
     def hold(self, endpoint_id: str) -> None:
-        """Keep the endpoint's ends back until :meth:`open`."""
+        """Hold the endpoint's results back until :meth:`open`."""
         if waiting := self._waiting.get(endpoint_id):
             waiting.is_open = False
 
     def open(self, endpoint_id: str, fence: int) -> None:
-        """The endpoint's ends may be flushed, under this fence."""
+        """The endpoint's results may be flushed, under this fence."""
         waiting = self._waiting[endpoint_id]
         waiting.fence, waiting.is_open = fence, True
 
     def close(self, endpoint_id: str) -> None:
-        """Forget an endpoint and what waits for it."""
+        """Forget an endpoint and its waiting results."""
         if waiting := self._waiting.pop(endpoint_id, None):
             self._size -= len(waiting.results)
         self._filled.pop(endpoint_id, None)
 
     def has(self, endpoint_id: str) -> bool:
-        """Whether ends of this endpoint wait or are under way."""
+        """Whether results of this endpoint wait or are under way."""
         waiting = self._waiting.get(endpoint_id)
         return bool(waiting and waiting.results) or any(endpoint_id == in_flight for in_flight, _ in self._in_flight)
 
     def add(self, result: TaskResult, *, verified: bool) -> None:
-        """An end came in. The first report of a task that waits stays."""
+        """Add a result. While one waits, a second result of the same task is ignored."""
         waiting = self._waiting[result.endpoint_id]
-        in_flight = self._in_flight.get((result.endpoint_id, waiting.life), ())
+        in_flight = self._in_flight.get((result.endpoint_id, waiting.generation), ())
         if result.task_id in waiting.results or result.task_id in in_flight:
             return
         waiting.results[result.task_id] = result
@@ -88,9 +88,9 @@ class Outbox:
             waiting.unverified.add(result.task_id)
 
     def put_back(self, batch: ResultBatch) -> None:
-        """A batch was not flushed: its ends wait again, unless the endpoint began a new life."""
+        """A batch was not flushed: its results wait again, unless the endpoint began a new generation."""
         waiting = self._waiting.get(batch.endpoint_id)
-        if waiting and waiting.life == batch.life:
+        if waiting and waiting.generation == batch.generation:
             self._size -= len(waiting.results)
             waiting.results = {result.task_id: result for result in batch.results} | waiting.results
             self._size += len(waiting.results)
@@ -99,8 +99,8 @@ class Outbox:
                 self._filled.setdefault(batch.endpoint_id)
 
     def next_flush(self, *, rows: int, watchers: Iterable[str], url_ttl_s: int) -> FlushResults | None:
-        """Up to ``rows`` ends of all endpoints, if there are some that may be flushed. While one flush waits for the
-        disk a second one may be made ready, but only a full one: a commit costs about the same for one row and many.
+        """A step with up to ``rows`` results of all endpoints, if some may be flushed. While one flush waits for the
+        disk, a second one may begin if it is full: a commit costs about the same for one row and for many.
         """
         if self._flushes >= MAX_FLUSHES or (self._flushes and self._size < rows):
             return None
@@ -115,28 +115,28 @@ class Outbox:
                 self._size -= len(batch.results)
                 batches.append(batch)
                 del self._filled[endpoint_id]
-                if waiting.results:  # To the end of the line: one busy endpoint does not hold up the others.
+                if waiting.results:  # Last in line again: one busy endpoint does not delay the others.
                     self._filled[endpoint_id] = None
         if not batches:
             return None
         self._flushes += 1
         for batch in batches:
-            under_way = self._in_flight.setdefault((batch.endpoint_id, batch.life), set())
+            under_way = self._in_flight.setdefault((batch.endpoint_id, batch.generation), set())
             under_way.update(result.task_id for result in batch.results)
         return FlushResults(batches, frozenset(watchers), url_ttl_s)
 
     def flushed(self, batches: Iterable[ResultBatch]) -> None:
-        """A flush of these has come back."""
+        """A flush of these batches is over."""
         self._flushes -= 1
         for batch in batches:
-            under_way = self._in_flight[batch.endpoint_id, batch.life]
+            under_way = self._in_flight[batch.endpoint_id, batch.generation]
             under_way.difference_update(result.task_id for result in batch.results)
             if not under_way:
-                del self._in_flight[batch.endpoint_id, batch.life]
+                del self._in_flight[batch.endpoint_id, batch.generation]
 
 
 def _take(waiting: _Waiting, rows: int) -> ResultBatch:
     taken = [waiting.results.pop(task_id) for task_id in list(itertools.islice(waiting.results, rows))]
     unverified = frozenset(result.task_id for result in taken if result.task_id in waiting.unverified)
     waiting.unverified -= unverified
-    return ResultBatch(waiting.endpoint_id, waiting.life, waiting.fence, taken, unverified)
+    return ResultBatch(waiting.endpoint_id, waiting.generation, waiting.fence, taken, unverified)

@@ -1,4 +1,4 @@
-"""The numbers that the forwarder decides by, and how it tells the time."""
+"""Policy: the periods and limits of the core, and its clock readings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Instant", "Policy"]
 
 
 class Instant(NamedTuple):
-    """One moment on both clocks: ``mono`` seconds for waiting, ``epoch`` seconds for what others will read."""
+    """One moment on both clocks: ``mono`` seconds for waiting, ``epoch`` seconds for records and messages."""
 
     mono: float
     epoch: float
@@ -21,44 +21,44 @@ class Instant(NamedTuple):
 class Policy:
     """Periods in seconds, limits in bytes or counts."""
 
-    #: A lease that nobody prolongs ends after this long. It is prolonged each upkeep while the agent has a session, and
-    #: for a task that may not run twice ``return_s`` longer: a returning agent's spool says what became of the task.
+    #: A lease that is not renewed ends after this long. Each upkeep renews it while the agent has a session, and for
+    #: ``return_s`` longer if the task may not run twice: a returning agent's spool has the outcome of the task.
     lease_s: float = 30.0
     return_s: float = 900.0
-    #: An agent from which nothing was heard for so long after tasks were sent to it gets no more until it is heard.
+    #: An agent that is silent for so long after tasks were sent to it gets no more until its next message.
     silence_s: float = 5.0
-    #: A tick that comes so late means that this process was stopped, and has not read what peers said meanwhile.
+    #: A tick that comes so late means that this process was stopped, and messages of peers are unread.
     stall_s: float = 5.0
     ownership_ttl_s: float = 45.0
     upkeep_s: float = 10.0
-    #: How often the queue of a connected endpoint is asked for work that no wake-up told of.
+    #: How often the queue of a connected endpoint is checked for work that no wake-up announced.
     sweep_s: float = 1.0
-    #: Sweeps are spread out so that all endpoints together cause no more than this many a second, unless wake-ups could
-    #: not be heard for a while: then all of them are looked at.
+    #: Sweeps are spread so that all endpoints together cause no more than this many a second. After an interruption of
+    #: the wake-ups all endpoints are swept at once.
     sweeps_per_s: float = 500.0
     announce_ttl_s: float = 15.0
     announce_s: float = 5.0
     presence_s: float = 30.0
-    #: How often what an agent says of itself is written to the database at most: how new its spool is, its numbers.
+    #: Shortest period between two writes of an agent's own data to the database: its spool's generation, its numbers.
     record_s: float = 1.0
-    #: How often the numbers that metrics are made of are written to the log.
+    #: How often the numbers for metrics are written to the log.
     meter_s: float = 60.0
-    #: How often memory that nobody uses is given back.
+    #: How often free memory is returned to the operating system.
     tidy_s: float = 10.0
-    #: What a peer may ask for as its heartbeat.
+    #: Range of the heartbeat that a peer may ask for.
     min_heartbeat_s: float = 1.0
     max_heartbeat_s: float = 60.0
 
     max_lease_batch: int = 500
-    #: Tasks beyond the credit, whatever reserve an agent asks for.
+    #: Most tasks beyond the credit, for any reserve that an agent asks for.
     max_reserve: int = 64
     #: User bytes in one envelope to an agent.
     max_run_bytes: int = 4 * 1024 * 1024
     flush_rows: int = 500
-    #: Reports of moves wait this long for the task to end; under load, when results come first, up to the second.
-    moves_idle_s: float = 0.1
-    moves_busy_s: float = 1.0
-    moves_rows: int = 1000
+    #: Transitions wait so long for the task to end: idle, and under load, when results are flushed first.
+    transitions_idle_s: float = 0.1
+    transitions_busy_s: float = 1.0
+    transitions_rows: int = 1000
     function_cache_bytes: int = 64 * 1024 * 1024
 
     #: Of a result, and of one that travels inline: larger ones go through the blob store.
@@ -67,16 +67,16 @@ class Policy:
     upload_url_ttl_s: int = 3600
     download_url_ttl_s: int = 3600
 
-    #: Blobs that are passed on to and from agents: bytes in memory at once, bytes in one message, and how long an agent
-    #: may take to say the next word.
+    #: Blobs that are relayed to and from agents: bytes in memory at once, bytes in one message, and how long an agent
+    #: may take until its next message.
     relay_bytes: int = 32 * 1024 * 1024
     relay_piece_bytes: int = 1024 * 1024
     relay_patience_s: float = 30.0
 
-    #: How long other forwarders remember that an owner's clients wait here, and how often they are told.
+    #: How long other forwarders remember that an owner's clients are connected here, and how often that is renewed.
     watch_ttl_s: float = 45.0
     watch_s: float = 15.0
-    #: Ends that wait to be told to other forwarders; more are dropped, and clients find them by asking.
+    #: Results that wait to be shared with other forwarders; more are dropped, and clients find them by asking the API.
     share_rows: int = 2000
 
     max_groups: int = MAX_STREAM_GROUPS
@@ -89,12 +89,12 @@ class Policy:
     max_push_results: int = 500
 
     drain_s: float = 20.0
-    #: Peers that are sent away per second of a drain, so that they do not all reconnect at once.
-    moves_per_s: float = 300.0
-    #: After the last peer was sent away: time for what agents had on the way.
+    #: Peers that are redirected per second of a drain, so that they do not all reconnect at once.
+    redirects_per_s: float = 300.0
+    #: Time after the last redirect for messages that agents have under way.
     drain_grace_s: float = 2.0
-    #: Peers that are told to move come back after a random time up to this.
-    move_spread_s: float = 2.0
+    #: Redirected peers reconnect after a random time up to this.
+    redirect_spread_s: float = 2.0
 
     def heartbeat_s(self, asked_s: float) -> float:
         """The heartbeat of a peer that asks for this one."""
@@ -102,5 +102,5 @@ class Policy:
 
     @property
     def tick_s(self) -> float:
-        """How often deadlines are looked at: often enough for the shortest of the periods."""
+        """How often deadlines are checked: often enough for the shortest of the periods."""
         return min(self.sweep_s, self.upkeep_s, self.min_heartbeat_s, self.record_s) / 2

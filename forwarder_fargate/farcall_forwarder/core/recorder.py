@@ -1,4 +1,4 @@
-"""The way to the database, and from there to other forwarders: when which of what waits is taken there."""
+"""Recorder: decides when results and transitions are written to the database, and shared with other forwarders."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections.abc import Iterable, Sequence
 from farcall_common.store.model import TaskResult
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.actions import Action
-from farcall_forwarder.core.moves import MoveBuffer
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.policy import Instant, Policy
-from farcall_forwarder.core.sharing import ShareBuffer
+from farcall_forwarder.core.result_sharing import ShareBuffer
+from farcall_forwarder.core.transitions import TransitionBuffer
 
 __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Begins flushes of ends, recordings of moves, and telling others, each as soon as the one before it is over."""
+    """Begins flushes of results, recordings of transitions, and shares, each as soon as the one before it is over."""
 
-    def __init__(self, policy: Policy, *, outbox: Outbox, moves: MoveBuffer) -> None:
+    def __init__(self, policy: Policy, *, outbox: Outbox, transitions: TransitionBuffer) -> None:
         self._policy = policy
         self._outbox = outbox
-        self._moves = moves
-        self._is_recording_moves = False
-        #: What other forwarders are to be told.
+        self._transitions = transitions
+        self._is_recording_transitions = False
+        #: Results to share with other forwarders.
         self.share = ShareBuffer(limit=policy.share_rows)
 
     @property
     def is_done(self) -> bool:
-        """Whether the database has all ends that were reported."""
+        """Whether the database has all reported results."""
         return not self._outbox.is_flushing and not len(self._outbox)
 
     def next_deadline(self, tick_at: float) -> float:
-        """The monotonic second at which moves are due, or ``tick_at`` if that is earlier."""
-        if self._moves.since is None or self._is_recording_moves:
+        """The monotonic second at which transitions are due, or ``tick_at`` if that is earlier."""
+        if self._transitions.since is None or self._is_recording_transitions:
             return tick_at
-        return min(tick_at, self._moves_due_at(self._moves.since))
+        return min(tick_at, self._transitions_due_at(self._transitions.since))
 
     def next_steps(self, watchers: Iterable[str], now: Instant) -> list[Action]:
-        """What is to be begun now. ``watchers`` are owners whose clients wait for their ends."""
+        """Steps to begin now. ``watchers`` are owners whose clients are connected here."""
         policy = self._policy
         flush: do.FlushResults | None = None
         if len(self._outbox):
@@ -47,24 +47,24 @@ class Recorder:
             )
         share = self.share.next_share(url_ttl_s=policy.download_url_ttl_s)
         actions: list[Action] = [step for step in (flush, share) if step]
-        since = self._moves.since
-        if since is not None and not self._is_recording_moves and now.mono >= self._moves_due_at(since):
-            self._is_recording_moves = True
-            actions.append(do.RecordMoves(self._moves.take(policy.moves_rows)))
+        since = self._transitions.since
+        if since is not None and not self._is_recording_transitions and now.mono >= self._transitions_due_at(since):
+            self._is_recording_transitions = True
+            actions.append(do.RecordTransitions(self._transitions.take(policy.transitions_rows)))
         return actions
 
-    def moves_recorded(self) -> None:
-        """The moves under way are recorded."""
-        self._is_recording_moves = False
+    def transitions_recorded(self) -> None:
+        """The transitions under way are recorded."""
+        self._is_recording_transitions = False
 
     def flushed(self, batches: Sequence[do.ResultBatch], first: Iterable[TaskResult], *, recorded_at: float) -> None:
-        """A flush of these batches has come back; ``first`` are the ends that it made final."""
+        """A flush of these batches is over; ``first`` are the results that it made final."""
         self._outbox.flushed(batches)
         self.share.add(first, recorded_at=recorded_at)
 
     def put_back(self, batch: do.ResultBatch) -> None:
-        """A batch was refused: its ends wait again, unless the endpoint began a new life."""
+        """A batch was refused: its results wait again, unless the endpoint began a new generation."""
         self._outbox.put_back(batch)
 
-    def _moves_due_at(self, since: float) -> float:
-        return since + (self._policy.moves_idle_s if self.is_done else self._policy.moves_busy_s)
+    def _transitions_due_at(self, since: float) -> float:
+        return since + (self._policy.transitions_idle_s if self.is_done else self._policy.transitions_busy_s)

@@ -1,9 +1,9 @@
-"""Blobs of agents whose site lets them reach the forwarder and not the blob store: passed on in pieces.
+"""Blob relay: transfers blobs in pieces for agents that can reach the forwarder and not the blob store.
 
-A download is stateless for the agent: it asks for piece after piece, from wherever it is, and may go on at another
+A download is stateless for the agent: it asks for piece after piece, at any offset, and may continue at another
 forwarder. An upload is collected here and stored whole, because only then its length and hash can be checked; after a
-cut it starts again. Either way one message of a transfer is answered before the next is sent, and what all transfers
-may hold in memory is reserved before the first piece: whoever finds no room waits for it, in the order of arrival.
+lost connection it starts again. Either way one message of a transfer is answered before the next is sent, and memory
+is reserved before the first piece: transfers without room wait in the order of arrival.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ReadPiece(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoreBlob(StoreStep):
-    """Store a blob, if it is what it should be. Answered by BlobStored."""
+    """Store a blob, if its length and hash are right. Answered by BlobStored."""
 
     transfer_id: int
     ref: BlobRef
@@ -51,7 +51,7 @@ class StoreBlob(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PieceRead(Event):
-    """A part of a blob, or why it cannot be had."""
+    """A part of a blob, or the error of the read."""
 
     transfer_id: int
     piece: bytes = dataclasses.field(default=b"", repr=False)
@@ -60,7 +60,7 @@ class PieceRead(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlobStored(Event):
-    """A blob is in the store, or why it is not."""
+    """A blob was stored, or the error."""
 
     transfer_id: int
     error: ErrorRecord | None = None
@@ -68,7 +68,7 @@ class BlobStored(Event):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Transfer:
-    """A blob on its way through. ``at_bytes`` is how far it is; ``due_at`` is when a silent agent is given up."""
+    """A transfer. ``at_bytes`` is its progress; ``due_at`` is when the transfer of a silent agent ends."""
 
     transfer_id: int
     session: PeerSession
@@ -79,7 +79,7 @@ class _Transfer:
     at_bytes: int = 0
     pieces: list[bytes] = dataclasses.field(default_factory=list)
     has_room: bool = False
-    #: Whether the blob store is being asked, and whether nobody waits for its answer any more.
+    #: Whether a store step is under way, and whether the transfer has ended, so that its answer is dropped.
     is_busy: bool = False
     is_over: bool = False
 
@@ -103,13 +103,13 @@ class Relay:
     def __len__(self) -> int:
         return len(self._transfers)
 
-    # -- what agents say -----------------------------------------------------------------------------------------------
+    # -- messages of agents --------------------------------------------------------------------------------------------
 
     def pull(self, session: PeerSession, message: BlobPull, lease: Lease | None, now: Instant) -> list[Action]:
         """Send a piece of the payload of a task that this endpoint leases."""
         ref = lease.payload_ref if lease and lease.stage is not Stage.RETURNED else None
         if ref is None:
-            return self._say(session, _piece(message, error=_not_leased(message)), now)
+            return self._send(session, _piece(message, error=_not_leased(message)), now)
         transfer = self._transfers.get((session.session_id, message.task_id, BlobPull))
         if transfer is None:
             if message.offset_bytes >= ref.size_bytes:
@@ -117,14 +117,14 @@ class Relay:
             room_bytes = min(ref.size_bytes, self._policy.relay_piece_bytes)
             return self._begin(session, message, ref, room_bytes, now)
         if transfer.is_busy or not transfer.has_room:
-            return []  # It is being answered.
+            return []  # A store step is under way, or the transfer waits for room.
         transfer.message = message
-        return self._ask(transfer) if message.offset_bytes < ref.size_bytes else self._end(transfer, now)
+        return self._read_piece(transfer) if message.offset_bytes < ref.size_bytes else self._end(transfer, now)
 
     def push(
         self, session: PeerSession, message: BlobPush, frames: Sequence[bytes], lease: Lease | None, now: Instant
     ) -> list[Action]:
-        """Take a piece of a result of a task that this endpoint leases; or, without a piece, say when one may come."""
+        """Take a piece of the result of a task that this endpoint leases. A message without a piece asks for room."""
         former = self._transfers.get((session.session_id, message.task_id, BlobPush))
         if message.piece is not None:
             return self._take(former, session, message, frames[message.piece], now)
@@ -135,40 +135,40 @@ class Relay:
         )
         ended = self._end(former, now) if former else []
         if error or lease is None:
-            return [*ended, *self._say(session, _taken(message, error=error), now)]
+            return [*ended, *self._send(session, _taken(message, error=error), now)]
         ref = BlobRef(blob_key(lease.owner_id, message.sha256), message.size_bytes, message.sha256)
         return [*ended, *self._begin(session, message, ref, message.size_bytes, now)]
 
     def close(self, session: PeerSession, now: Instant) -> list[Action]:
-        """A session is over, and its transfers with it."""
+        """End the transfers of a session that is over."""
         ended = [transfer for transfer in self._transfers.values() if transfer.session is session]
         return [action for transfer in ended for action in self._end(transfer, now)]
 
-    # -- what the blob store and the clock say -------------------------------------------------------------------------
+    # -- the blob store's answers, and time ----------------------------------------------------------------------------
 
     def on_read(self, event: PieceRead, now: Instant) -> list[Action]:
-        """A piece for an agent."""
+        """Send a piece to an agent."""
         transfer = self._busy.pop(event.transfer_id)
         transfer.is_busy = False
         if transfer.is_over:
-            return self._leave(transfer, now)
+            return self._release_room(transfer, now)
         transfer.due_at = now.mono + self._policy.relay_patience_s
         frames = () if event.error else (event.piece,)
-        actions = self._say(transfer.session, _piece(transfer.message, error=event.error), now, frames=frames)
+        actions = self._send(transfer.session, _piece(transfer.message, error=event.error), now, frames=frames)
         return [*actions, *(self._end(transfer, now) if event.error else [])]
 
     def on_stored(self, event: BlobStored, now: Instant) -> list[Action]:
-        """A result is in the blob store, or is not."""
+        """Answer the agent after its result was stored, or was not."""
         transfer = self._busy.pop(event.transfer_id)
         transfer.is_busy = False
         if transfer.is_over:
-            return self._leave(transfer, now)
+            return self._release_room(transfer, now)
         key = "" if event.error else transfer.ref.blob_key
         answer = _taken(transfer.message, at_bytes=transfer.at_bytes, blob_key=key, error=event.error)
-        return [*self._say(transfer.session, answer, now), *self._end(transfer, now)]
+        return [*self._send(transfer.session, answer, now), *self._end(transfer, now)]
 
     def tick(self, now: Instant) -> list[Action]:
-        """Give up agents that have stopped in the middle. They may begin again."""
+        """End the transfers of agents that stopped in the middle. They may begin again."""
         late = [t for t in self._transfers.values() if t.has_room and not t.is_busy and now.mono >= t.due_at]
         return [action for transfer in late for action in self._end(transfer, now)]
 
@@ -180,14 +180,14 @@ class Relay:
         if sum(1 for transfer in self._transfers.values() if transfer.session is session) >= _MAX_PER_SESSION:
             error = LimitExceeded(f"more than {_MAX_PER_SESSION} blobs of one agent at once").record
             failed = _piece(message, error=error) if isinstance(message, BlobPull) else _taken(message, error=error)
-            return self._say(session, failed, now)
+            return self._send(session, failed, now)
         transfer = _Transfer(next(self._ids), session, message, ref, room_bytes, due_at=now.mono)
         self._transfers[transfer.key] = transfer
         self._waiting.append(transfer)
         return self._admit(now)
 
     def _admit(self, now: Instant) -> list[Action]:
-        """Let in those for whom there is room, in their order."""
+        """Start waiting transfers that have room, in their order."""
         actions: list[Action] = []
         while self._waiting and (self._waiting[0].is_over or self._waiting[0].room_bytes <= self._free_bytes):
             transfer = self._waiting.popleft()
@@ -196,13 +196,13 @@ class Relay:
             self._free_bytes -= transfer.room_bytes
             transfer.has_room = True
             if isinstance(transfer.message, BlobPull):
-                actions += self._ask(transfer)
+                actions += self._read_piece(transfer)
             else:
                 transfer.due_at = now.mono + self._policy.relay_patience_s
-                actions += self._say(transfer.session, _taken(transfer.message), now)
+                actions += self._send(transfer.session, _taken(transfer.message), now)
         return actions
 
-    def _ask(self, transfer: _Transfer) -> list[Action]:
+    def _read_piece(self, transfer: _Transfer) -> list[Action]:
         offset_bytes = transfer.message.offset_bytes
         length_bytes = min(self._policy.relay_piece_bytes, transfer.ref.size_bytes - offset_bytes)
         return self._perform(
@@ -221,13 +221,13 @@ class Relay:
             or len(piece) > min(self._policy.relay_piece_bytes, message.size_bytes - message.offset_bytes)
         ):
             ended = self._end(transfer, now) if transfer else []
-            return [*ended, *self._say(session, _taken(message, error=_out_of_step(message)), now)]
+            return [*ended, *self._send(session, _taken(message, error=_out_of_step(message)), now)]
         transfer.pieces.append(piece)
         transfer.at_bytes += len(piece)
         transfer.message = message
         transfer.due_at = now.mono + self._policy.relay_patience_s
         if transfer.at_bytes < transfer.ref.size_bytes:
-            return self._say(session, _taken(message, at_bytes=transfer.at_bytes), now)
+            return self._send(session, _taken(message, at_bytes=transfer.at_bytes), now)
         pieces, transfer.pieces = transfer.pieces, []
         return self._perform(transfer, StoreBlob(transfer.transfer_id, transfer.ref, pieces))
 
@@ -239,10 +239,10 @@ class Relay:
     def _end(self, transfer: _Transfer, now: Instant) -> list[Action]:
         self._transfers.pop(transfer.key, None)
         transfer.is_over = True
-        # What the store is being asked for, or given, is in memory until it has answered.
-        return [] if transfer.is_busy else self._leave(transfer, now)
+        # The bytes of a store step stay in memory until it has answered.
+        return [] if transfer.is_busy else self._release_room(transfer, now)
 
-    def _leave(self, transfer: _Transfer, now: Instant) -> list[Action]:
+    def _release_room(self, transfer: _Transfer, now: Instant) -> list[Action]:
         transfer.pieces.clear()
         if transfer.has_room:
             transfer.has_room = False
@@ -250,7 +250,7 @@ class Relay:
         return self._admit(now)
 
     @staticmethod
-    def _say(
+    def _send(
         session: PeerSession, message: BlobPiece | BlobTaken, now: Instant, *, frames: tuple[bytes, ...] = ()
     ) -> list[Action]:
         return [session.send(message, now, frames=frames)] if session.may_send(type(message)) else []

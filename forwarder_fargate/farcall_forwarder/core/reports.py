@@ -1,4 +1,4 @@
-"""What an agent says of its tasks."""
+"""Result handling: acceptances, state transitions, results and upload requests that an agent reports."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from farcall_common.wire import Reporter, TaskState, is_uuid
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core import results, uploads
 from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.endpoint_state import EndpointState
 from farcall_forwarder.core.leases import Stage
 from farcall_forwarder.core.policy import Instant
-from farcall_forwarder.core.served import Served
 from farcall_forwarder.core.untrusted import clean_details, clean_time
 
 __all__ = ["Reports"]
 
-#: States that an agent may report on the way.
-_ON_THE_WAY: Final = frozenset(
+#: Non-terminal states that an agent may report.
+_TRANSIENT_STATES: Final = frozenset(
     state for state in TaskState if Reporter.AGENT in wire.REPORTERS[state] and not state.is_terminal
 )
 
 
 class Reports:
-    """Takes an agent's words for the tasks that it has, and ends for what may be one of its tasks."""
+    """Handles an agent's reports: transitions of leased tasks, and results of any task that may be its own."""
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
+    def __init__(self, state: EndpointState) -> None:
+        self._state = state
 
     def accepted(self, tasks: Sequence[wire.TaskRef], now: Instant) -> None:
         """These tasks are in the agent's spool."""
         for ref in tasks:
-            lease = self._served.table.get(ref.task_id)
+            lease = self._state.table.get(ref.task_id)
             if lease and lease.stage is Stage.SENT:
                 lease.stage = Stage.ACCEPTED
                 lease.timings["accepted_at"] = now.epoch
                 if not lease.idempotent:  # on record, so that it is never sent again
-                    self._served.shared.moves.add(
+                    self._state.context.transitions.add(
                         lease.task_id,
                         TaskState.WAITING_FOR_NODES,
                         Reporter.AGENT,
@@ -47,11 +47,11 @@ class Reports:
                     )
 
     def moved(self, moves: Sequence[wire.TaskMove], now: Instant) -> None:
-        """Tasks have reached states on the way."""
+        """Tasks have reached non-terminal states."""
         for move in moves:
-            lease = self._served.table.get(move.task_id)
-            if lease and lease.stage is not Stage.RETURNED and move.state in _ON_THE_WAY:
-                self._served.shared.moves.add(
+            lease = self._state.table.get(move.task_id)
+            if lease and lease.stage is not Stage.RETURNED and move.state in _TRANSIENT_STATES:
+                self._state.context.transitions.add(
                     move.task_id,
                     move.state,
                     Reporter.AGENT,
@@ -62,44 +62,44 @@ class Reports:
                 )
 
     def returned(self, specs: Sequence[wire.ResultSpec], frames: Sequence[bytes], now: Instant) -> None:
-        """Tasks have ended; what was never leased here is looked up before it counts."""
+        """Tasks have ended. Results of tasks that were not leased here are verified before they count."""
         for spec in specs:
-            lease = self._served.table.get(spec.task_id)
+            lease = self._state.table.get(spec.task_id)
             if lease is None and not (is_uuid(spec.task_id) and spec.attempt < results.MAX_ATTEMPTS):
                 continue
             result = results.read_result(
                 spec,
                 frames,
-                endpoint_id=self._served.endpoint_id,
+                endpoint_id=self._state.endpoint_id,
                 lease=lease,
                 returned_at=now.epoch,
-                max_inline_bytes=self._served.shared.policy.max_inline_bytes,
+                max_inline_bytes=self._state.context.policy.max_inline_bytes,
             )
             if lease:
                 lease.stage = Stage.RETURNED
-            self._served.shared.moves.drop(spec.task_id)
-            self._served.shared.outbox.add(result, verified=lease is not None)
+            self._state.context.transitions.drop(spec.task_id)
+            self._state.context.outbox.add(result, verified=lease is not None)
 
     def grant(self, request: wire.BlobRequest, now: Instant) -> list[Action]:
-        """A result is too big to travel inline: permit an upload, or say why not."""
-        lease = self._served.table.get(request.task_id)
-        error = uploads.refusal(request, is_leased=lease is not None, policy=self._served.shared.policy)
+        """A result is too big to travel inline: grant an upload, or refuse it with the reason."""
+        lease = self._state.table.get(request.task_id)
+        error = uploads.refusal(request, is_leased=lease is not None, policy=self._state.context.policy)
         if error:
-            return self._served.say(uploads.refused(request, error), now)
+            return self._state.send(uploads.refused(request, error), now)
         owner_id = lease.owner_id if lease else None
-        ttl_s = self._served.shared.policy.upload_url_ttl_s
-        return [uploads.order(request, self._served.endpoint_id, self._served.life, owner_id=owner_id, ttl_s=ttl_s)]
+        ttl_s = self._state.context.policy.upload_url_ttl_s
+        return [uploads.order(request, self._state.endpoint_id, self._state.generation, owner_id=owner_id, ttl_s=ttl_s)]
 
     def on_granted(self, event: ev.UploadGranted, now: Instant) -> list[Action]:
-        """The upload has its address."""
-        return self._served.say(uploads.granted(event), now)
+        """Send the agent the URL of its upload."""
+        return self._state.send(uploads.granted(event), now)
 
     def on_recorded(self, recorded: ev.BatchFlushed, now: Instant) -> list[Action]:
-        """The database has these ends."""
+        """The database has these results."""
         refs = tuple(
             wire.TaskRef(task_id=result.task_id, attempt=result.attempt)
             for result in recorded.batch.results
             if result.task_id not in recorded.foreign
         )
-        self._served.table.drop(ref.task_id for ref in refs)
-        return self._served.say(wire.ResultsRecorded(tasks=refs), now) if refs else []
+        self._state.table.drop(ref.task_id for ref in refs)
+        return self._state.send(wire.ResultsRecorded(tasks=refs), now) if refs else []

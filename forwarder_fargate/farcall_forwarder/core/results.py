@@ -1,4 +1,4 @@
-"""Ends of tasks: those that agents report, made safe to record, and those that the forwarder has to declare."""
+"""Results of tasks: agents' reports, made safe to record, and results that the forwarder declares itself."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = [
     "cancelled",
     "check_blob",
     "dead_lettered",
-    "end_reaped",
     "is_sha256",
     "lost",
     "read_result",
-    "recorded_end",
+    "reaped_result",
+    "recorded_result",
     "unknown_function",
     "unknown_task",
 ]
 
-#: Attempts beyond this are no numbers that a forwarder ever gave.
+#: Forwarders never give larger numbers to attempts.
 MAX_ATTEMPTS: Final = 1_000_000
 _AGENT_FAILURES: Final = frozenset({TaskState.FAILED, TaskState.CANCELLED, TaskState.LOST})
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -42,7 +42,7 @@ def is_sha256(text: str) -> bool:
 
 
 def blob_key(owner_id: str, sha256: str) -> str:
-    """Where an owner's bytes of this hash are stored. The owner in front keeps tenants apart."""
+    """The key of an owner's blob with this hash. The owner's id in front separates tenants."""
     return f"{owner_id}/{sha256}"
 
 
@@ -55,10 +55,10 @@ def read_result(
     returned_at: float,
     max_inline_bytes: int,
 ) -> TaskResult:
-    """What an agent reported, as a result that may be recorded.
+    """Convert an agent's report to a result that may be recorded.
 
-    A report that says nothing usable (no end, no result with its success, or a larger one than may travel inline) ends
-    the task too, as failed: refusing it would make the agent repeat it for ever.
+    An unusable report (no terminal state, a success without a result, or a result too large to travel inline) ends the
+    task as failed: if the forwarder refused it, the agent would repeat it for ever.
     """
     timings = dict(lease.timings) if lease else {}
     timings["returned_at"] = returned_at
@@ -67,7 +67,7 @@ def read_result(
             timings[name] = known
     blob = spec.result_blob
     is_inline = spec.state is TaskState.SUCCESS and spec.result is not None and blob is None
-    end = TaskResult(
+    result = TaskResult(
         task_id=spec.task_id,
         endpoint_id=endpoint_id,
         attempt=min(spec.attempt, lease.attempt) if lease else spec.attempt,
@@ -79,55 +79,55 @@ def read_result(
         task_group_id=lease.task_group_id if lease else "",
         owner_id=lease.owner_id if lease else "",
     )
-    if end.result is not None:
-        size_bytes = len(end.result)
+    if result.result is not None:
+        size_bytes = len(result.result)
         too_large = f"a result of {size_bytes:,} bytes inline, where only {max_inline_bytes:,} are allowed"
-        return end if size_bytes <= max_inline_bytes else _malformed(end, too_large)
+        return result if size_bytes <= max_inline_bytes else _malformed(result, too_large)
     if spec.state is TaskState.SUCCESS and spec.result is None and blob is not None and is_sha256(blob.sha256):
-        end = msgspec.structs.replace(end, result_ref=BlobRef(blob.blob_key, blob.size_bytes, blob.sha256))
-        return check_blob(end, owner_id=lease.owner_id) if lease else end
+        result = msgspec.structs.replace(result, result_ref=BlobRef(blob.blob_key, blob.size_bytes, blob.sha256))
+        return check_blob(result, owner_id=lease.owner_id) if lease else result
     if spec.state in _AGENT_FAILURES and spec.error is not None:
         error = clean_error(spec.error, endpoint_id=endpoint_id, attempt=spec.attempt)
-        failed = msgspec.structs.replace(end, error=error)
+        failed = msgspec.structs.replace(result, error=error)
         return dead_lettered(failed) if spec.exhausted and spec.state is TaskState.FAILED else failed
-    return _malformed(end)
+    return _malformed(result)
 
 
-def dead_lettered(end: TaskResult) -> TaskResult:
-    """The end of a task that has no attempt left, each having taken down what ran it: nobody tries it again by itself.
+def dead_lettered(result: TaskResult) -> TaskResult:
+    """The result of a task without attempts left, each of which killed the worker, manager or endpoint that ran it.
 
-    The error keeps its words, which say what happened; the hint says what can be done with a dead letter.
+    The error keeps its message. The hint says how to retry or discard the dead letter.
     """
-    assert end.error is not None
+    assert result.error is not None
     hint = (
-        f"{end.error.hint} When the cause is gone, `farcall tasks retry {end.task_id}` runs it again as a new task; "
-        f"`farcall tasks discard {end.task_id}` forgets its arguments."
+        f"{result.error.hint} When the cause is gone, `farcall tasks retry {result.task_id}` runs it again as a new "
+        f"task; `farcall tasks discard {result.task_id}` forgets its arguments."
     )
-    error = dataclasses.replace(end.error, code=TaskDeadLettered.code, hint=hint.lstrip())
-    # The forwarder says so, whoever reported the last attempt: that is one place for the rule.
-    return msgspec.structs.replace(end, state=TaskState.DEAD_LETTERED, reporter=Reporter.FORWARDER, error=error)
+    error = dataclasses.replace(result.error, code=TaskDeadLettered.code, hint=hint.lstrip())
+    # The reporter is the forwarder for every dead letter: it alone applies this rule.
+    return msgspec.structs.replace(result, state=TaskState.DEAD_LETTERED, reporter=Reporter.FORWARDER, error=error)
 
 
 def check_blob(result: TaskResult, *, owner_id: str) -> TaskResult:
-    """The result, or a failure if it names a blob that is not the task owner's: agents may not give those away."""
+    """The result, or a failure if its blob is not the task owner's: agents may not give away blobs of others."""
     ref = result.result_ref
     return result if ref is None or ref.blob_key == blob_key(owner_id, ref.sha256) else _malformed(result)
 
 
-def _malformed(end: TaskResult, what: str = "an end of the task that the protocol does not allow") -> TaskResult:
+def _malformed(result: TaskResult, problem: str = "a result that the protocol does not allow") -> TaskResult:
     error = ErrorRecord(
         code="RESULT_MALFORMED",
-        message=f"The endpoint reported {what}.",
+        message=f"The endpoint reported {problem}.",
         hint="Upgrade the endpoint's software, then run the task again.",
         fault=Fault.PEER,
-        attempt=end.attempt,
-        endpoint_id=end.endpoint_id,
+        attempt=result.attempt,
+        endpoint_id=result.endpoint_id,
     )
-    return msgspec.structs.replace(end, state=TaskState.FAILED, result=None, result_ref=None, error=error)
+    return msgspec.structs.replace(result, state=TaskState.FAILED, result=None, result_ref=None, error=error)
 
 
-def recorded_end(task: Task, *, endpoint_id: str) -> TaskResult:
-    """The end that the database has, to be told to a queue that still leases the task."""
+def recorded_result(task: Task, *, endpoint_id: str) -> TaskResult:
+    """The result that the database has, for a queue that still leases the task."""
     return TaskResult(
         task_id=task.task_id,
         endpoint_id=endpoint_id,
@@ -143,12 +143,12 @@ def recorded_end(task: Task, *, endpoint_id: str) -> TaskResult:
 
 
 def lost(task_id: str, *, endpoint_id: str, attempt: int, reason: str) -> TaskResult:
-    """The end of a task that may have started and may not start again."""
+    """The result of a task that may have started and may not start again."""
     error = ErrorRecord(
         code=TaskLost.code,
         message=reason,
         hint="The function is marked idempotent=False, so Farcall did not start it again. Check what it did, "
-        "then submit it anew if it should run.",
+        "then submit it again if it should run.",
         fault=Fault.PEER,
         attempt=attempt,
         endpoint_id=endpoint_id,
@@ -157,7 +157,7 @@ def lost(task_id: str, *, endpoint_id: str, attempt: int, reason: str) -> TaskRe
 
 
 def cancelled(task_id: str, *, endpoint_id: str, attempt: int) -> TaskResult:
-    """The end of a task that was cancelled before its endpoint had it."""
+    """The result of a task that was cancelled before it reached its endpoint."""
     error = ErrorRecord(
         code=TaskCancelled.code,
         message="The task was cancelled before it reached its endpoint.",
@@ -168,7 +168,7 @@ def cancelled(task_id: str, *, endpoint_id: str, attempt: int) -> TaskResult:
 
 
 def unknown_function(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
-    """The end of a task whose function was deleted, or changed, before the task could run."""
+    """The result of a task whose function was deleted or changed before the task could run."""
     error = ErrorRecord(
         code="FUNCTION_UNKNOWN",
         message=f"The function {task.function_id} was deleted or replaced after the task had been submitted.",
@@ -180,7 +180,7 @@ def unknown_function(task: QueuedTask, *, endpoint_id: str, attempt: int) -> Tas
 
 
 def unknown_task(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
-    """The end of a task that is in the queue, and whose arguments are not in the database."""
+    """The result of a queued task whose arguments are not in the database."""
     error = ErrorRecord(
         code=TaskUnknown.code,
         message="The arguments of the task are not in the database any more.",
@@ -191,13 +191,13 @@ def unknown_task(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskRes
     return _declared(task.task_id, endpoint_id, attempt, TaskState.FAILED, error)
 
 
-def end_reaped(leased: LeasedTask, *, endpoint_id: str) -> TaskResult:
-    """The end of a task whose lease ran out for the last time."""
+def reaped_result(leased: LeasedTask, *, endpoint_id: str) -> TaskResult:
+    """The result of a task whose last lease expired."""
     task = leased.task
     if leased.cancel_requested:
         error = ErrorRecord(
             code=TaskCancelled.code,
-            message="The task was cancelled while its endpoint was away.",
+            message="The task was cancelled while its endpoint was disconnected.",
             fault=Fault.CALLER,
             attempt=leased.attempt,
             endpoint_id=endpoint_id,

@@ -1,4 +1,4 @@
-"""What becomes of tasks when an agent comes (back): its spool, the queue's leases and the database are compared."""
+"""Resume: compares an agent's spool with the queue's leases and the database when the agent connects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from farcall_common.store.model import Task, TaskResult
 from farcall_common.wire import TaskRef, TaskState
 from farcall_forwarder.core.leases import Lease
-from farcall_forwarder.core.results import lost, recorded_end
+from farcall_forwarder.core.results import lost, recorded_result
 
 __all__ = ["Comparison", "compare"]
 
@@ -19,15 +19,15 @@ _ACCEPTED: Final = frozenset({TaskState.WAITING_FOR_LAUNCH, TaskState.RUNNING})
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What to do with each task that the agent holds or the queue leases."""
+    """Decision for each task that the agent holds or the queue leases."""
 
     keep: list[Lease] = dataclasses.field(default_factory=list)
-    """Held and leased: the agent goes on with them."""
+    """Held and leased: the agent continues them."""
     forget: list[TaskRef] = dataclasses.field(default_factory=list)
     """Held, but ended or never known: the agent drops its copy."""
     requeue: list[str] = dataclasses.field(default_factory=list)
     """Leased, but not with the agent: they may be sent again."""
-    ends: list[TaskResult] = dataclasses.field(default_factory=list)
+    results: list[TaskResult] = dataclasses.field(default_factory=list)
     """Leased, but over: ended in the database already, or lost now."""
 
 
@@ -44,13 +44,13 @@ def compare(
 ) -> Comparison:
     """Compare what the agent holds with what the queue leases to the endpoint.
 
-    :param spool_id: the agent's spool. A task that was sent to this very spool and is not in it never arrived.
-    :param held: attempts by task id, as the agent says.
-    :param leases: attempts by task id, as the queue says.
-    :param tasks: all of them, as far as the database knows them.
+    :param spool_id: the agent's spool. A task that was sent to this spool and is not in it never arrived.
+    :param held: attempts by task id, from the agent.
+    :param leases: attempts by task id, from the queue.
+    :param tasks: the records of all of them that the database has.
     :param spools: of tasks that may not run twice, the spools that they were sent to.
-    :param accepted: those of them that an agent has accepted: what is accepted and not held any more is not sent again.
-    :param expires_at: when the leases that are kept end unless they are prolonged, in monotonic seconds.
+    :param accepted: those of them that an agent has accepted. They are not sent again if they are not held.
+    :param expires_at: monotonic second at which the kept leases end unless they are renewed.
     """
     found = Comparison()
     for task_id, attempt in held.items():
@@ -59,14 +59,14 @@ def compare(
             found.forget.append(TaskRef(task_id=task_id, attempt=attempt))
         elif task_id in leases:
             found.keep.append(Lease.of_held(task, attempt=leases[task_id], expires_at=expires_at))
-        # A held task that waits in the queue stays there: it is sent again, and the agent knows that it has it.
+        # A held task that waits in the queue stays there: it is sent again, and the agent recognises it.
     for task_id, attempt in leases.items():
         task = tasks.get(task_id)
         if task is None:
             reason = "The record of the task is gone."
-            found.ends.append(lost(task_id, endpoint_id=endpoint_id, attempt=attempt, reason=reason))
+            found.results.append(lost(task_id, endpoint_id=endpoint_id, attempt=attempt, reason=reason))
         elif task.state.is_terminal:
-            found.ends.append(recorded_end(task, endpoint_id=endpoint_id))
+            found.results.append(recorded_result(task, endpoint_id=endpoint_id))
         elif task_id in held:
             pass
         elif task.options.idempotent or not (
@@ -76,15 +76,15 @@ def compare(
         ):
             found.requeue.append(task_id)
         else:
-            found.ends.append(lost(task_id, endpoint_id=endpoint_id, attempt=attempt, reason=reason))
+            found.results.append(lost(task_id, endpoint_id=endpoint_id, attempt=attempt, reason=reason))
     return found
 
 
 def _may_have_started(sent_to: frozenset[str], spool_id: str, *, is_accepted: bool) -> str:
-    """Why a task that is not in the agent's spool may have started; empty if it cannot have arrived."""
+    """The reason why a task that is not in the agent's spool may have started; empty if it cannot have arrived."""
     if not sent_to <= {spool_id}:
         return "The endpoint lost its spool while it had the task; whether the task ran is not known."
     if is_accepted:
-        # A spool forgets nothing but what was recorded. So it lost its last moments, or the database was restored.
-        return "The endpoint had accepted the task, and has it no more; whether the task ran is not known."
+        # A spool drops a task only after its result was recorded: it lost its last writes, or the database is restored.
+        return "The endpoint had accepted the task, and does not have it any more; whether the task ran is not known."
     return ""

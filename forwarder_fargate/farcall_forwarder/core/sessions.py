@@ -1,4 +1,4 @@
-"""Connections of peers: the wire session of each, and what it sends."""
+"""Peer sessions: one per connection, with its wire session and its messages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class PeerSession:
     peer: PeerKey
     session_id: str
     wire: Session
-    #: Hashes of the functions whose bodies this session has had.
+    #: Hashes of the functions whose bodies were sent in this session.
     functions: set[str] = dataclasses.field(default_factory=set)
 
     @classmethod
     def begin(
         cls, routing_id: bytes, peer: PeerKey, *, session_id: str, heartbeat_s: float, now: Instant
     ) -> PeerSession:
-        """A session that nobody has said anything in."""
+        """A session before its first message."""
         facing = Role.AGENT if peer.kind is PeerKind.AGENT else Role.CLIENT
         wire = Session(Role.FORWARDER, facing=facing, heartbeat_s=heartbeat_s, now=now.mono)
         return cls(routing_id, peer, session_id, wire)
@@ -39,7 +39,7 @@ class PeerSession:
 
     @property
     def names(self) -> dict[str, str | int]:
-        """Whom a log line is about."""
+        """Fields that identify the peer in a log line."""
         subject = "endpoint_id" if self.is_agent else "owner_id"
         return {subject: self.peer.subject, "session_id": self.session_id}
 
@@ -47,7 +47,7 @@ class PeerSession:
         return self.wire.may_send(kind)
 
     def send(self, message: Message, now: Instant, *, frames: tuple[bytes, ...] = ()) -> Send:
-        """Say something; the caller has made sure that it may be said now."""
+        """Send a message. The caller has checked that the session permits it now."""
         self.wire.sent(message, now=now.mono)
         return Send(self.routing_id, Envelope(message, frames))
 

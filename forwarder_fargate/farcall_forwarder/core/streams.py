@@ -1,4 +1,4 @@
-"""Result streams of clients: who watches which groups, and what happened lately so that a broken stream can resume."""
+"""Result streams: clients' subscriptions to task groups, and a history of results so that streams can resume."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 from farcall_common.errors import LimitExceeded
 from farcall_common.store.model import TaskResult
 from farcall_common.wire import ResultsReady, StreamResult, TaskState
-from farcall_forwarder.core.dispatch import locate
 from farcall_forwarder.core.policy import Instant, Policy
+from farcall_forwarder.core.run_tasks import locate
 
 __all__ = ["Push", "StreamHub"]
 
@@ -21,8 +21,8 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _End:
-    """A recorded end with its place in the owner's history. ``body`` is the inline result."""
+class _Entry:
+    """A recorded result with its sequence number in the owner's history. ``body`` is the inline result."""
 
     seq: int
     result: StreamResult
@@ -34,28 +34,28 @@ class _End:
 class _Stream:
     routing_id: bytes
     owner: _Owner
-    #: The last end that this stream has seen or does not want.
+    #: Sequence number of the last result that this stream has seen or does not want.
     seq: int
     groups: set[str] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Owner:
-    """The latest ends of one owner's tasks, and the streams. Every end behind ``floor`` is still there."""
+    """The latest results of one owner's tasks, and the owner's streams. The history is complete after ``floor``."""
 
     floor: int
-    ends: deque[_End] = dataclasses.field(default_factory=deque)
+    entries: deque[_Entry] = dataclasses.field(default_factory=deque)
     size_bytes: int = 0
     streams: dict[bytes, _Stream] = dataclasses.field(default_factory=dict)
-    #: The streams that want a group: an end concerns few of an owner's streams.
+    #: Streams by the group that they want: a result concerns few of an owner's streams.
     wanting: dict[str, dict[bytes, _Stream]] = dataclasses.field(default_factory=dict)
     idle_since: float | None = None
 
-    def add(self, end: _End, *, limit: int, limit_bytes: int) -> None:
-        self.ends.append(end)
-        self.size_bytes += end.size_bytes
-        while self.ends and (len(self.ends) > limit or self.size_bytes > limit_bytes):
-            dropped = self.ends.popleft()
+    def add(self, entry: _Entry, *, limit: int, limit_bytes: int) -> None:
+        self.entries.append(entry)
+        self.size_bytes += entry.size_bytes
+        while self.entries and (len(self.entries) > limit or self.size_bytes > limit_bytes):
+            dropped = self.entries.popleft()
             self.floor = max(self.floor, dropped.seq)
             self.size_bytes -= dropped.size_bytes
 
@@ -70,7 +70,7 @@ class Push:
 
 
 class StreamHub:
-    """The streams of all clients. Ends reach only streams of the tasks' owner."""
+    """The streams of all clients. Results reach only streams of the tasks' owner."""
 
     def __init__(self, *, forwarder_id: str, policy: Policy) -> None:
         self._forwarder_id = forwarder_id
@@ -84,7 +84,7 @@ class StreamHub:
 
     @property
     def watchers(self) -> frozenset[str]:
-        """Owners that have streams, or had one a moment ago."""
+        """Owners that have streams, or had one recently."""
         return frozenset(self._owners)
 
     def is_watched_by(self, owner_id: str) -> bool:
@@ -94,7 +94,7 @@ class StreamHub:
     def open(
         self, routing_id: bytes, owner_id: str, *, groups: Iterable[str], cursor: str | None
     ) -> tuple[str, bool, Sequence[Push]]:
-        """Begin a stream. Returns its cursor, whether it resumes the one that ``cursor`` is from, and what it missed.
+        """Begin a stream. Returns its cursor, whether it resumes the stream of ``cursor``, and the missed results.
 
         :raises LimitExceeded: for too many groups.
         """
@@ -105,20 +105,26 @@ class StreamHub:
         seq = after if resumed and after is not None else self._seq
         stream = self._streams[routing_id] = owner.streams[routing_id] = _Stream(routing_id, owner, seq)
         self._add_groups(stream, set(groups))
-        missed = [end for end in owner.ends if resumed and end.seq > seq and end.result.task_group_id in stream.groups]
+        missed = [
+            entry
+            for entry in owner.entries
+            if resumed and entry.seq > seq and entry.result.task_group_id in stream.groups
+        ]
         return self._cursor(seq), resumed, list(self._pushes(stream, missed))
 
     def subscribe(self, routing_id: bytes, groups: Iterable[str]) -> Sequence[Push]:
-        """Add groups to a stream; ends of theirs that are not long ago come at once.
+        """Add groups to a stream; their recent results are sent at once.
 
         :raises LimitExceeded: for too many groups.
         """
         stream = self._streams.get(routing_id)
         if stream is None:
-            return []  # The client was sent away, and has not read so yet.
+            return []  # The client was redirected, and has not read that yet.
         new = set(groups) - stream.groups
         self._add_groups(stream, new)
-        return list(self._pushes(stream, [end for end in stream.owner.ends if end.result.task_group_id in new]))
+        return list(
+            self._pushes(stream, [entry for entry in stream.owner.entries if entry.result.task_group_id in new])
+        )
 
     def _add_groups(self, stream: _Stream, groups: set[str]) -> None:
         if len(stream.groups) + len(groups) > self._policy.max_groups:
@@ -131,7 +137,7 @@ class StreamHub:
             stream.owner.wanting.setdefault(group, {})[stream.routing_id] = stream
 
     def close(self, routing_id: bytes, now: Instant) -> None:
-        """End a stream; its owner can resume for a while."""
+        """End a stream. Its owner can resume it for ``policy.ring_idle_s``."""
         if stream := self._streams.pop(routing_id, None):
             del stream.owner.streams[routing_id]
             for group in stream.groups:
@@ -142,45 +148,45 @@ class StreamHub:
                 stream.owner.idle_since = now.mono
 
     def expire(self, now: Instant) -> None:
-        """Forget the history of owners that did not come back."""
+        """Forget the history of owners that did not return."""
         for owner_id, owner in list(self._owners.items()):
             if owner.idle_since is not None and now.mono - owner.idle_since >= self._policy.ring_idle_s:
                 del self._owners[owner_id]
 
     def interrupt(self, owner_ids: Iterable[str]) -> None:
-        """Ends of these owners may have passed unseen: a stream that comes back from before now does not resume."""
+        """Results of these owners may have been missed: cursors from before now do not resume."""
         self._seq += 1
         for owner_id in owner_ids:
             if owner := self._owners.get(owner_id):
                 owner.floor = self._seq
 
-    def publish(self, ends: Iterable[TaskResult], urls: Mapping[str, str], *, recorded_at: float) -> Sequence[Push]:
-        """Ends were recorded: what to send to whom."""
-        wanted: dict[bytes, list[_End]] = {}
-        for end in ends:
-            if owner := self._owners.get(end.owner_id):
+    def publish(self, results: Iterable[TaskResult], urls: Mapping[str, str], *, recorded_at: float) -> Sequence[Push]:
+        """Add recorded results to the histories; the pushes to send."""
+        wanted: dict[bytes, list[_Entry]] = {}
+        for result in results:
+            if owner := self._owners.get(result.owner_id):
                 self._seq += 1
-                result = _stream_result(end, urls, recorded_at)
-                size_bytes = len(_encode(result)) + len(end.result or b"")
-                entry = _End(self._seq, result, end.result, size_bytes)
+                spec = _stream_result(result, urls, recorded_at)
+                size_bytes = len(_encode(spec)) + len(result.result or b"")
+                entry = _Entry(self._seq, spec, result.result, size_bytes)
                 owner.add(entry, limit=self._policy.ring_results, limit_bytes=self._policy.ring_bytes)
-                for routing_id in owner.wanting.get(end.task_group_id, ()):
+                for routing_id in owner.wanting.get(result.task_group_id, ()):
                     wanted.setdefault(routing_id, []).append(entry)
         return [
             push for routing_id, chosen in wanted.items() for push in self._pushes(self._streams[routing_id], chosen)
         ]
 
-    def _pushes(self, stream: _Stream, ends: Sequence[_End]) -> Iterator[Push]:
-        for chunk in _chunks(ends, limit=self._policy.max_push_results, limit_bytes=self._policy.max_push_bytes):
+    def _pushes(self, stream: _Stream, entries: Sequence[_Entry]) -> Iterator[Push]:
+        for chunk in _chunks(entries, limit=self._policy.max_push_results, limit_bytes=self._policy.max_push_bytes):
             stream.seq = max(stream.seq, chunk[-1].seq)
             frames: list[bytes] = []
             specs: list[StreamResult] = []
-            for end in chunk:
-                if end.body is None:
-                    specs.append(end.result)
+            for entry in chunk:
+                if entry.body is None:
+                    specs.append(entry.result)
                 else:
-                    specs.append(msgspec.structs.replace(end.result, result=len(frames)))
-                    frames.append(end.body)
+                    specs.append(msgspec.structs.replace(entry.result, result=len(frames)))
+                    frames.append(entry.body)
             message = ResultsReady(cursor=self._cursor(stream.seq), results=tuple(specs))
             yield Push(stream.routing_id, message, tuple(frames))
 
@@ -193,29 +199,29 @@ class StreamHub:
         return int(seq) if is_ours else None
 
 
-def _chunks(ends: Sequence[_End], *, limit: int, limit_bytes: int) -> Iterator[list[_End]]:
-    chunk: list[_End] = []
+def _chunks(entries: Sequence[_Entry], *, limit: int, limit_bytes: int) -> Iterator[list[_Entry]]:
+    chunk: list[_Entry] = []
     size_bytes = 0
-    for end in ends:
-        if chunk and (len(chunk) >= limit or size_bytes + end.size_bytes > limit_bytes):
+    for entry in entries:
+        if chunk and (len(chunk) >= limit or size_bytes + entry.size_bytes > limit_bytes):
             yield chunk
             chunk, size_bytes = [], 0
-        chunk.append(end)
-        size_bytes += end.size_bytes
+        chunk.append(entry)
+        size_bytes += entry.size_bytes
     if chunk:
         yield chunk
 
 
-def _stream_result(end: TaskResult, urls: Mapping[str, str], recorded_at: float) -> StreamResult:
+def _stream_result(result: TaskResult, urls: Mapping[str, str], recorded_at: float) -> StreamResult:
     return StreamResult(
-        task_id=end.task_id,
-        task_group_id=end.task_group_id,
-        # No client of version 1 has to know the newer state; the code of the error says the same.
-        state=TaskState.FAILED if end.state is TaskState.DEAD_LETTERED else end.state,
-        attempt=end.attempt,
-        result_blob=locate(end.result_ref, urls) if end.result_ref else None,
-        error=end.error.to_json() if end.error else None,
+        task_id=result.task_id,
+        task_group_id=result.task_group_id,
+        # Clients of version 1 do not know the newer state; the error has its code.
+        state=TaskState.FAILED if result.state is TaskState.DEAD_LETTERED else result.state,
+        attempt=result.attempt,
+        result_blob=locate(result.result_ref, urls) if result.result_ref else None,
+        error=result.error.to_json() if result.error else None,
         finished_at=recorded_at,
-        timings={**end.timings, "recorded_at": recorded_at},
-        details=dict(end.details),
+        timings={**result.timings, "recorded_at": recorded_at},
+        details=dict(result.details),
     )

@@ -1,5 +1,5 @@
-"""What peers sent, cut down to what the stores can hold. PostgreSQL refuses some text and numbers that MessagePack
-carries; a peer must not be able to fail the commit that its report shares with those of others."""
+"""Sanitising of untrusted data: limits peers' values to those that the stores accept. PostgreSQL refuses some text and
+numbers that MessagePack carries, and one peer's report must not fail a commit that it shares with others' reports."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["clean_details", "clean_error", "clean_map", "clean_status", "clean_t
 MAX_TEXT: Final = 64 * 1024
 MAX_ENTRIES: Final = 200
 MAX_DEPTH: Final = 6
-#: Bytes of what is told of one task beside its result, as JSON: two tails of output and some facts need a sixth of it.
+#: Bytes of one task's details, as JSON: two tails of output and some facts need a sixth of it.
 MAX_DETAILS: Final = 64 * 1024
-#: Characters of what an endpoint says is wrong with it, and of why one attempt of a task came to nothing.
+#: Characters of an endpoint's problem, and of the reason why one attempt of a task failed.
 MAX_PROBLEM: Final = 1000
 MAX_REASON: Final = 1000
 _MAX_INTEGER: Final = 2**53
@@ -30,24 +30,24 @@ _MAX_SKEW_S: Final = 366 * 86400.0
 
 
 def clean_map(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A free-form map as JSON that every store can hold. What cannot be kept is left out."""
+    """A free-form map as JSON that every store can hold. Other values are left out."""
     cleaned = _clean(value, MAX_DEPTH)
     return cleaned if isinstance(cleaned, dict) else {}
 
 
 def clean_details(value: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told of one task, which is stored with it: all of it, or nothing if that is too much."""
+    """Details of one task, which are stored with it: all of them, or none if they are too large."""
     cleaned = clean_map(value)
     return cleaned if len(json.dumps(cleaned)) <= MAX_DETAILS else {}
 
 
 def clean_time(at: float | None, *, now: float) -> float | None:
-    """An instant of a peer's clock in epoch seconds, or None when it is beyond reason."""
+    """An instant of a peer's clock in epoch seconds, or None if it is out of range."""
     return at if at is not None and abs(at - now) < _MAX_SKEW_S else None
 
 
 def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> ErrorRecord:
-    """The error of a task as its agent reported it. A record that cannot be read becomes one that says so."""
+    """The error of a task as its agent reported it. An unreadable record becomes a RESULT_MALFORMED one."""
     try:
         record = ErrorRecord.from_json(clean_map(data))
         fields = {key: _typed(key, value) for key, value in vars(record).items()}
@@ -64,7 +64,7 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
 
 
 def clean_status(report: EndpointReport) -> EndpointStatus:
-    """An agent's numbers, within what a column of integers holds, and what it says is wrong."""
+    """An agent's numbers, within the range of an integer column, and its problem."""
     problem = clean_map(report.detail).get("problem")
     return EndpointStatus(
         managers=min(report.managers, _MAX_COUNT),

@@ -1,4 +1,4 @@
-"""Keeping an endpoint: its ownership, the leases that its agent holds, what it is known to be, what was cancelled."""
+"""Lease renewal and upkeep of one endpoint: ownership, leases, presence, sweeps and cancel requests."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core import results
 from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.endpoint_state import EndpointPhase, EndpointState
 from farcall_forwarder.core.leases import Lease, Stage
 from farcall_forwarder.core.policy import Instant
-from farcall_forwarder.core.served import Phase, Served
 from farcall_forwarder.core.untrusted import clean_status
 
 __all__ = ["Upkeep"]
 
 
 class Upkeep:
-    """What comes round for one endpoint, and when."""
+    """Periodic work for one endpoint, and its schedule."""
 
-    def __init__(self, served: Served, *, now: Instant) -> None:
-        self._served = served
-        self._is_keeping = self._is_reading_cancels = self._is_reading_attempts = False
+    def __init__(self, state: EndpointState, *, now: Instant) -> None:
+        self._state = state
+        self._is_maintaining = self._is_reading_cancels = self._is_reading_attempts = False
         self._sweep_at = self._upkeep_at = now.mono
         self._status = EndpointStatus()
         self._presence_at = 0.0
         self._shown_at = float("-inf")
         self._is_presence_stale = False
-        #: Monotonic second until which an agent that has left may come back to what may not run twice.
+        #: Monotonic second until which leases of tasks that may not run twice wait for a disconnected agent.
         self._return_until = 0.0
-        self._prolonged: list[str] = []
-        #: Set when nothing is left to do for an endpoint without a session.
+        self._renewed: list[str] = []
+        #: Set when an endpoint without a connection has nothing left to do.
         self.is_over = False
 
     def session_lost(self, now: Instant) -> None:
-        """The agent has left."""
-        self._return_until = now.mono + self._served.shared.policy.return_s
+        """The agent has disconnected."""
+        self._return_until = now.mono + self._state.context.policy.return_s
 
     def forget_steps(self) -> None:
-        """What is under way belongs to a former claim: its answer will not be heard."""
-        self._is_keeping = self._is_reading_cancels = self._is_reading_attempts = False
+        """Forget the steps under way: they belong to an earlier claim, and their answers are ignored."""
+        self._is_maintaining = self._is_reading_cancels = self._is_reading_attempts = False
 
     def on_heartbeat(self, report: wire.EndpointReport, now: Instant) -> list[Action]:
-        """The agent's numbers; what others look at is recorded at once, the rest when it is due."""
+        """Take over the agent's numbers. Changes that users see are recorded soon, the others when presence is due."""
         former, self._status = self._status, clean_status(report)
         shown = [(status.managers, status.total_workers, status.problem) for status in (former, self._status)]
         if shown[0] == shown[1]:
@@ -53,173 +53,173 @@ class Upkeep:
         return self.record_delayed(now)
 
     def record_delayed(self, now: Instant) -> list[Action]:
-        """Numbers that others look at, unless that was done a moment ago: then a little later."""
+        """Record the numbers that users see, or delay that until ``policy.record_s`` after the last record."""
         if not self._is_presence_stale:
             return []
-        if now.mono < self._shown_at + self._served.shared.policy.record_s:
-            self._served.shared.delayed.add(self._served.endpoint_id)
+        if now.mono < self._shown_at + self._state.context.policy.record_s:
+            self._state.context.delayed.add(self._state.endpoint_id)
             return []
         self._shown_at = now.mono
         return self.report_presence(now)
 
     def is_to_be_swept(self, now: Instant, *, sweep_s: float) -> bool:
-        """Whether it is time to look for work that no wake-up told of; once in so many seconds."""
-        if now.mono < self._sweep_at or self._served.phase is not Phase.SERVING or self._served.session is None:
+        """Whether it is time to look for work that no wake-up announced; at most once in ``sweep_s``."""
+        if now.mono < self._sweep_at or self._state.phase is not EndpointPhase.SERVING or self._state.session is None:
             return False
         self._sweep_at = now.mono + sweep_s
         return True
 
     def sweep_soon(self, now: Instant) -> None:
-        """Wake-ups may have passed unheard."""
+        """Make a sweep due: wake-ups may have been missed."""
         self._sweep_at = now.mono
 
     @property
-    def spool_heard(self) -> str:
-        """The spool of the agent that is heard, or nothing."""
-        return self._served.spool_id if self._served.session else ""
+    def connected_spool(self) -> str:
+        """The spool of the connected agent, or empty."""
+        return self._state.spool_id if self._state.session else ""
 
     def is_to_be_refreshed(self, now: Instant) -> bool:
-        """Whether an upkeep is due that has no lease to prolong, so that it can be had together with others."""
-        is_quiet = self._is_due_for_upkeep(now) and self._served.session is not None and not self._served.table
+        """Whether an upkeep without leases is due. Such upkeeps of many endpoints are done in one step."""
+        is_quiet = self._is_due_for_upkeep(now) and self._state.session is not None and not self._state.table
         if is_quiet:
-            self._upkeep_at = now.mono + self._served.shared.policy.upkeep_s
-            self._is_keeping = True
+            self._upkeep_at = now.mono + self._state.context.policy.upkeep_s
+            self._is_maintaining = True
         return is_quiet
 
     def on_refreshed(self, now: Instant, *, needs_upkeep: bool) -> list[Action]:
-        """The ownership was refreshed, unless a closer look is needed."""
-        self._is_keeping = False
+        """The ownership was refreshed, or the endpoint needs an upkeep of its own."""
+        self._is_maintaining = False
         if needs_upkeep:
-            return self.keep(now)
+            return self.maintain(now)
         is_presence_due = (
-            self._served.session is not None and now.mono >= self._presence_at + self._served.shared.policy.presence_s
+            self._state.session is not None and now.mono >= self._presence_at + self._state.context.policy.presence_s
         )
         return self.report_presence(now) if is_presence_due else []
 
     def _is_due_for_upkeep(self, now: Instant) -> bool:
-        return now.mono >= self._upkeep_at and not self._is_keeping and self._served.phase is Phase.SERVING
+        return now.mono >= self._upkeep_at and not self._is_maintaining and self._state.phase is EndpointPhase.SERVING
 
     def on_tick(self, now: Instant) -> list[Action]:
-        """Upkeep, if it is due."""
-        return self.keep(now) if now.mono >= self._upkeep_at else []
+        """Begin the upkeep, if it is due."""
+        return self.maintain(now) if now.mono >= self._upkeep_at else []
 
     @property
     def next_at(self) -> float:
-        """The monotonic second at which something here is due next."""
-        return self._upkeep_at if self._served.session is None else min(self._upkeep_at, self._sweep_at)
+        """The monotonic second at which the next work is due."""
+        return self._upkeep_at if self._state.session is None else min(self._upkeep_at, self._sweep_at)
 
-    def keep(self, now: Instant) -> list[Action]:
-        """Keep the ownership, and prolong the leases of what the agent has or may have."""
-        policy = self._served.shared.policy
+    def maintain(self, now: Instant) -> list[Action]:
+        """Renew the ownership, and the leases of tasks that the agent has or may have."""
+        policy = self._state.context.policy
         self._upkeep_at = now.mono + policy.upkeep_s
-        if self._is_keeping or self._served.phase is not Phase.SERVING:
+        if self._is_maintaining or self._state.phase is not EndpointPhase.SERVING:
             return []
-        self._is_keeping = True
-        self._prolonged = [lease.task_id for lease in self._served.table.values() if self._is_alive(lease, now)]
-        keep = do.KeepEndpoint(
-            self._served.endpoint_id,
-            self._served.fence,
-            self._prolonged,
-            self.spool_heard,
+        self._is_maintaining = True
+        self._renewed = [lease.task_id for lease in self._state.table.values() if self._is_alive(lease, now)]
+        step = do.MaintainEndpoint(
+            self._state.endpoint_id,
+            self._state.fence,
+            self._renewed,
+            self.connected_spool,
             policy.ownership_ttl_s,
             policy.lease_s,
         )
-        is_presence_due = self._served.session is not None and now.mono >= self._presence_at + policy.presence_s
-        return [keep, *(self.report_presence(now) if is_presence_due else [])]
+        is_presence_due = self._state.session is not None and now.mono >= self._presence_at + policy.presence_s
+        return [step, *(self.report_presence(now) if is_presence_due else [])]
 
     def _is_alive(self, lease: Lease, now: Instant) -> bool:
-        """Whether a lease is to be prolonged."""
+        """Whether a lease is to be renewed."""
         match lease.stage:
             case Stage.RETURNED:
                 return True
             case Stage.PREPARING:  # for as long as the database takes
-                return self._served.session is not None
+                return self._state.session is not None
             case Stage.SENT | Stage.ACCEPTED:
                 may_return = not lease.idempotent and now.mono < self._return_until
-                return self._served.session is not None or may_return
+                return self._state.session is not None or may_return
 
-    def on_kept(self, event: ev.UpkeepDone, now: Instant) -> list[Action]:
-        """The ownership and the leases are prolonged; some had expired already."""
-        self._is_keeping = False
-        actions = self._end_expired(event.reaped, now)
+    def on_maintained(self, event: ev.EndpointMaintained, now: Instant) -> list[Action]:
+        """The ownership and the leases are renewed; some had expired already."""
+        self._is_maintaining = False
+        actions = self._finish_expired(event.reaped, now)
         for result in event.outbox:
-            self._served.shared.outbox.add(result, verified=True)
-        prolonged = set(self._prolonged)  # by this very step, however long it took, and whoever has left meanwhile
-        self._prolonged = []
-        for lease in self._served.table.values():
-            if lease.task_id in prolonged or self._is_alive(lease, now):
-                lease.expires_at = now.mono + self._served.shared.policy.lease_s
-        self._served.table.drop_expired(now.mono)
+            self._state.context.outbox.add(result, verified=True)
+        renewed = set(self._renewed)  # by this step, however long it took, even if the agent has left meanwhile
+        self._renewed = []
+        for lease in self._state.table.values():
+            if lease.task_id in renewed or self._is_alive(lease, now):
+                lease.expires_at = now.mono + self._state.context.policy.lease_s
+        self._state.table.drop_expired(now.mono)
         if (
-            self._served.session is None
-            and not self._served.table
-            and not self._served.shared.outbox.has(self._served.endpoint_id)
+            self._state.session is None
+            and not self._state.table
+            and not self._state.context.outbox.has(self._state.endpoint_id)
             and not self._is_reading_attempts
         ):
             self.is_over = True
-            actions.append(do.ReleaseEndpoint(self._served.endpoint_id, self._served.fence))
+            actions.append(do.ReleaseEndpoint(self._state.endpoint_id, self._state.fence))
         return actions
 
-    def _end_expired(self, reaped: Sequence[LeasedTask], now: Instant) -> list[Action]:
-        """End the tasks of expired leases. Of those that may not run twice, the database is asked first whether they
-        were ever sent; the queue names them again and again until they have ended."""
+    def _finish_expired(self, reaped: Sequence[LeasedTask], now: Instant) -> list[Action]:
+        """Finish the tasks of expired leases. For those that may not run twice, the database is asked first whether
+        they were ever sent. The queue reports expired leases again until their results are recorded."""
         unclear: list[LeasedTask] = []
         for leased in reaped:
-            lease = self._served.table.get(leased.task.task_id)
+            lease = self._state.table.get(leased.task.task_id)
             if lease and lease.attempt == leased.attempt and self._is_alive(lease, now):
-                continue  # It expired while the queue did not answer. The next upkeep prolongs it.
+                continue  # It expired while the queue did not answer. The next upkeep renews it.
             if leased.task.options.idempotent or leased.cancel_requested:
-                self._served.end(results.end_reaped(leased, endpoint_id=self._served.endpoint_id))
+                self._state.finish(results.reaped_result(leased, endpoint_id=self._state.endpoint_id))
             else:
                 unclear.append(leased)
         if not unclear or self._is_reading_attempts:
             return []
         self._is_reading_attempts = True
-        return [do.ReadAttempts(self._served.endpoint_id, self._served.fence, unclear)]
+        return [do.ReadAttempts(self._state.endpoint_id, self._state.fence, unclear)]
 
     def on_attempts_read(self, event: ev.AttemptsRead) -> list[Action]:
-        """Tasks of expired leases that were sent are lost; the others go back to the queue."""
+        """Tasks of expired leases that were sent are lost; the others return to the queue."""
         self._is_reading_attempts = False
         requeue: list[str] = []
         for leased in event.reaped:
             if event.attempts.get(leased.task.task_id, 0) < leased.attempt:
                 requeue.append(leased.task.task_id)
             else:
-                self._served.end(results.end_reaped(leased, endpoint_id=self._served.endpoint_id))
-        self._served.table.drop(requeue)
-        return self._served.requeue(requeue)
+                self._state.finish(results.reaped_result(leased, endpoint_id=self._state.endpoint_id))
+        self._state.table.drop(requeue)
+        return self._state.requeue(requeue)
 
     def report_presence(self, now: Instant) -> list[Action]:
-        """Record whether the endpoint is there, and its numbers."""
-        if self._served.phase is not Phase.SERVING:
+        """Record whether the endpoint is online, and its numbers."""
+        if self._state.phase is not EndpointPhase.SERVING:
             return []
         self._presence_at = now.mono
         self._is_presence_stale = False
-        online = self._served.session is not None
+        online = self._state.session is not None
         status = self._status if online else EndpointStatus()
-        ttl_s = self._served.shared.policy.ownership_ttl_s
-        return [do.SetPresence(self._served.endpoint_id, self._served.fence, online, status, ttl_s)]
+        ttl_s = self._state.context.policy.ownership_ttl_s
+        return [do.SetPresence(self._state.endpoint_id, self._state.fence, online, status, ttl_s)]
 
     def read_cancels(self) -> list[Action]:
-        """Ask for tasks that somebody wants stopped."""
+        """Read the cancel requests."""
         if (
             self._is_reading_cancels
-            or not self._served.table
-            or self._served.session is None
-            or self._served.phase is not Phase.SERVING
+            or not self._state.table
+            or self._state.session is None
+            or self._state.phase is not EndpointPhase.SERVING
         ):
             return []
         self._is_reading_cancels = True
-        return [do.ReadCancels(self._served.endpoint_id, self._served.fence)]
+        return [do.ReadCancels(self._state.endpoint_id, self._state.fence)]
 
     def on_cancels(self, event: ev.CancelsRead, now: Instant) -> list[Action]:
-        """Tell the agent to stop these, each once; what it does not have yet ends before it is sent."""
+        """Send each cancel request to the agent once. A task that was not sent yet ends instead of being sent."""
         self._is_reading_cancels = False
-        told: list[str] = []
+        sent: list[str] = []
         for task_id in event.task_ids:
-            lease = self._served.table.get(task_id)
+            lease = self._state.table.get(task_id)
             if lease and not lease.cancelled:
                 lease.cancelled = True
                 if lease.stage in (Stage.SENT, Stage.ACCEPTED):
-                    told.append(task_id)
-        return self._served.say(wire.CancelTasks(task_ids=tuple(told)), now) if told else []
+                    sent.append(task_id)
+        return self._state.send(wire.CancelTasks(task_ids=tuple(sent)), now) if sent else []

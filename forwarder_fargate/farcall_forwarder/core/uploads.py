@@ -1,4 +1,4 @@
-"""Results that are too big to travel inline: who may upload what, and where to."""
+"""Upload grants: checks and answers requests to upload results that are too big to travel inline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["granted", "order", "refusal", "refused"]
 
 
 def refusal(request: BlobRequest, *, is_leased: bool, policy: Policy) -> ErrorRecord | None:
-    """Why an upload is not granted, or None. Tasks that are not leased here are looked up later."""
+    """The error for an upload that is not granted, or None. Tasks that are not leased here are looked up later."""
     if request.size_bytes > policy.max_result_bytes:
         limit = f"the limit is {policy.max_result_bytes}"
         return ResultTooLarge(f"The result has {request.size_bytes} bytes; {limit}.").record
@@ -27,15 +27,15 @@ def refusal(request: BlobRequest, *, is_leased: bool, policy: Policy) -> ErrorRe
 
 
 def refused(request: BlobRequest, error: ErrorRecord) -> BlobGrant:
-    """The answer to a request that is not granted."""
+    """The refusal of a request."""
     return BlobGrant(task_id=request.task_id, attempt=request.attempt, error=error.to_json())
 
 
-def order(request: BlobRequest, endpoint_id: str, life: int, *, owner_id: str | None, ttl_s: int) -> GrantUpload:
-    """What to do for a request that may be granted."""
+def order(request: BlobRequest, endpoint_id: str, generation: int, *, owner_id: str | None, ttl_s: int) -> GrantUpload:
+    """The store step for a request that may be granted."""
     return GrantUpload(
         endpoint_id=endpoint_id,
-        life=life,
+        generation=generation,
         task_id=request.task_id,
         attempt=request.attempt,
         owner_id=owner_id,
@@ -46,7 +46,7 @@ def order(request: BlobRequest, endpoint_id: str, life: int, *, owner_id: str | 
 
 
 def granted(event: UploadGranted) -> BlobGrant:
-    """The answer once the upload was prepared, or the task was not found."""
+    """The answer after the upload was prepared, or the task was not found."""
     if event.url is None:
         error = ErrorRecord(
             code=TaskUnknown.code,

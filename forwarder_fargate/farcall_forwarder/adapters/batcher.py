@@ -1,4 +1,4 @@
-"""Steps of one kind that travel together: with thousands of endpoints, a round trip for each is most of the work."""
+"""Batching of store steps: with thousands of endpoints, a round trip for each step would be most of the work."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from farcall_forwarder.core.actions import StoreStep
 from farcall_forwarder.core.events import Event
 
-__all__ = ["Together"]
+__all__ = ["Batcher"]
 
 
-class Together:
-    """Performs a step at once when none is under way; what comes in meanwhile is performed together, next.
+class Batcher:
+    """Performs a step at once if none is under way. Steps that are added meanwhile form the next batch.
 
-    :param perform: does steps; its events answer them.
-    :param limit: of steps that are done together, so that the first of them need not wait long for the last.
+    :param perform: performs a batch of steps; returns the events that answer them.
+    :param limit: most steps in one batch, so that the first of them does not wait long for the last.
     """
 
     def __init__(self, perform: Callable[[Sequence[StoreStep]], Awaitable[Sequence[Event]]], *, limit: int) -> None:
@@ -28,13 +28,13 @@ class Together:
         self._is_idle.set()
 
     def add(self, step: StoreStep) -> None:
-        """Have this step performed."""
+        """Add a step to the next batch."""
         self._waiting.append(step)
         self._is_filled.set()
         self._is_idle.clear()
 
     async def run(self, handle: Callable[[Sequence[Event]], None]) -> None:
-        """Perform steps until cancelled; ``handle`` is given the events."""
+        """Perform steps until cancelled; ``handle`` receives the events."""
         while True:
             await self._is_filled.wait()
             while self._waiting:
@@ -44,5 +44,5 @@ class Together:
             self._is_idle.set()
 
     async def settle(self) -> None:
-        """Wait until nothing waits or is under way."""
+        """Wait until no step waits or is under way."""
         await self._is_idle.wait()

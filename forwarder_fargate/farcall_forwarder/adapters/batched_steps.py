@@ -1,4 +1,4 @@
-"""Store steps that many endpoints share: done for all of them in a few round trips, each under its own fence."""
+"""Batched store steps: performed for many endpoints in a few round trips, each under its own fence."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.greetings import outdated
 
-__all__ = ["SharedSteps", "delivery_of", "refused"]
+__all__ = ["BatchedSteps", "delivery_of", "refused"]
 
 #: Tasks that are read at once; those of a queue come with their payloads.
 _PAGE: Final = 500
 
 
-class SharedSteps:
-    """Performs store steps of one kind together."""
+class BatchedSteps:
+    """Performs store steps of one kind in a batch."""
 
     def __init__(self, stores: Stores, *, forwarder_id: str) -> None:
         self._records = stores.records
@@ -31,9 +31,9 @@ class SharedSteps:
         self._forwarder_id = forwarder_id
 
     def perform(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
-        """Do all of these steps, which are of one kind. Blocks. A refusal is that of one endpoint.
+        """Perform all of these steps, which are of one kind. Blocks. A refusal concerns one endpoint only.
 
-        :raises Unavailable: when a store is away; all of the steps may be repeated.
+        :raises Unavailable: while a store is unavailable; all of the steps may be repeated.
         """
         return self._perform(steps[0], steps)
 
@@ -41,36 +41,40 @@ class SharedSteps:
     def _perform(self, like: do.StoreStep, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
         raise TypeError(f"no rule for {steps}, which are like {like}")
 
-    # -- an agent comes ------------------------------------------------------------------------------------------------
+    # -- an agent connects ---------------------------------------------------------------------------------------------
 
     @_perform.register
     def _(self, like: do.ClaimEndpoint, steps: Sequence[do.ClaimEndpoint]) -> Sequence[Event]:
-        # A connection outlives its endpoint, and so do the key and the ticket that were good for it.
+        # The endpoint may be deleted although its connection, key and ticket still exist.
         spools = self._records.find_spools([step.endpoint_id for step in steps])
         old = [step for step in steps if (mark := spools.get(step.endpoint_id)) and _is_old_copy(step, mark)]
         known = [step for step in steps if step.endpoint_id in spools and step not in old]
         wanted = [(step.endpoint_id, step.spool_id, step.weights) for step in known]
         fences = self._queue.claim_many(self._forwarder_id, wanted, ttl_s=like.ttl_s)
         claimed: list[Event] = [
-            ev.ClaimRefused(step.endpoint_id, step.life, fence)
+            ev.ClaimRefused(step.endpoint_id, step.generation, fence)
             if isinstance(fence, EndpointInUse)
-            else ev.EndpointClaimed(step.endpoint_id, step.life, fence)
+            else ev.EndpointClaimed(step.endpoint_id, step.generation, fence)
             for step, fence in zip(known, fences, strict=True)
         ]
         marks = {
-            step.endpoint_id: SpoolMark(step.spool_id, step.generation or 0)
+            step.endpoint_id: SpoolMark(step.spool_id, step.spool_generation or 0)
             for step, fence in zip(known, fences, strict=True)
             if not isinstance(fence, EndpointInUse)
         }
         self._records.claim_spools({id_: mark for id_, mark in marks.items() if mark != spools[id_]})
-        claimed += [ev.ClaimRefused(step.endpoint_id, step.life, outdated(step.endpoint_id)) for step in old]
+        claimed += [ev.ClaimRefused(step.endpoint_id, step.generation, outdated(step.endpoint_id)) for step in old]
         gone = [step for step in steps if step.endpoint_id not in spools]
-        return claimed + [ev.ClaimRefused(step.endpoint_id, step.life, _deleted(step.endpoint_id)) for step in gone]
+        return claimed + [
+            ev.ClaimRefused(step.endpoint_id, step.generation, _deleted(step.endpoint_id)) for step in gone
+        ]
 
     @_perform.register
-    def _(self, like: do.RecordGeneration, steps: Sequence[do.RecordGeneration]) -> Sequence[Event]:  # noqa: ARG002
-        self._records.raise_spools({step.endpoint_id: SpoolMark(step.spool_id, step.generation) for step in steps})
-        return [ev.GenerationRecorded(step.endpoint_id, step.fence, step.generation) for step in steps]
+    def _(self, like: do.RecordSpoolGeneration, steps: Sequence[do.RecordSpoolGeneration]) -> Sequence[Event]:  # noqa: ARG002
+        self._records.raise_spools(
+            {step.endpoint_id: SpoolMark(step.spool_id, step.spool_generation) for step in steps}
+        )
+        return [ev.SpoolGenerationRecorded(step.endpoint_id, step.fence, step.spool_generation) for step in steps]
 
     @_perform.register
     def _(self, like: do.ReadLeases, steps: Sequence[do.ReadLeases]) -> Sequence[Event]:  # noqa: ARG002
@@ -97,7 +101,7 @@ class SharedSteps:
         ]
 
     def _fill(self, step: do.RestoreQueue) -> Fenced | QueueDataLost | None:
-        """Bring an endpoint's open tasks into its queue, page by page."""
+        """Write an endpoint's open tasks to its queue, page by page."""
         after = ""
         try:
             while page := self._records.list_open_tasks(step.endpoint_id, after=after, limit=_PAGE):
@@ -127,11 +131,11 @@ class SharedSteps:
         accepted = frozenset(task_id for task_id, (_, is_accepted) in deliveries.items() if is_accepted)
         return ev.TasksRead(step.endpoint_id, step.fence, tasks, spools, accepted)
 
-    # -- it is there, or is not any more -------------------------------------------------------------------------------
+    # -- presence and lease renewal ------------------------------------------------------------------------------------
 
     @_perform.register
     def _(self, like: do.SetPresence, steps: Sequence[do.SetPresence]) -> Sequence[Event]:
-        left = [step for step in steps if not step.online]  # Whoever took such an endpoint over knows better.
+        left = [step for step in steps if not step.online]  # A new owner of such an endpoint records its own presence.
         owned = [(step.endpoint_id, step.fence) for step in left]
         refusals = self._queue.leave_many(self._forwarder_id, owned, ttl_s=like.ttl_s)
         events = [refused(step, refusal) for step, refusal in zip(left, refusals, strict=True) if refusal]
@@ -140,12 +144,12 @@ class SharedSteps:
         return events
 
     @_perform.register
-    def _(self, like: do.KeepEndpoint, steps: Sequence[do.KeepEndpoint]) -> Sequence[Event]:
+    def _(self, like: do.MaintainEndpoint, steps: Sequence[do.MaintainEndpoint]) -> Sequence[Event]:
         held = {step.endpoint_id: Holding(step.fence, step.spool_id, step.renew) for step in steps}
         found = self._queue.tend(self._forwarder_id, held, ttl_s=like.ttl_s, lease_s=like.lease_s)
-        return [_kept(step, found[step.endpoint_id]) for step in steps]
+        return [_maintained(step, found[step.endpoint_id]) for step in steps]
 
-    # -- it has work ---------------------------------------------------------------------------------------------------
+    # -- dispatching ---------------------------------------------------------------------------------------------------
 
     @_perform.register
     def _(self, like: do.LeaseTasks, steps: Sequence[do.LeaseTasks]) -> Sequence[Event]:
@@ -167,16 +171,16 @@ class SharedSteps:
 def _deleted(endpoint_id: str) -> EndpointUnknown:
     return EndpointUnknown(
         f"Endpoint {endpoint_id} was deleted.",
-        hint="Move endpoint.json out of the endpoint's directory and start it: it is registered anew.",
+        hint="Move endpoint.json out of the endpoint's directory and start it: it is registered as a new endpoint.",
     )
 
 
 def _is_old_copy(step: do.ClaimEndpoint, mark: SpoolMark) -> bool:
-    return step.spool_id == mark.spool_id and (step.generation or 0) < mark.generation
+    return step.spool_id == mark.spool_id and (step.spool_generation or 0) < mark.generation
 
 
 def delivery_of(records: Records, task_id: str) -> tuple[frozenset[str], bool]:
-    """The spools that a task which may not run twice was ever sent to, and whether an agent has accepted it."""
+    """The spools that a task was sent to, and whether an agent has accepted it. For tasks that may not run twice."""
     events = records.list_events(task_id)
     spools = frozenset(
         event.detail["spool_id"]
@@ -187,8 +191,8 @@ def delivery_of(records: Records, task_id: str) -> tuple[frozenset[str], bool]:
 
 
 def refused(step: do.StoreStep, refusal: Fenced | QueueDataLost) -> ev.StepFenced | ev.StepLost:
-    """What the core is told of a step that was refused."""
-    assert isinstance(step, do.EndpointStep), f"{step} is not about a queue that somebody owns"
+    """The event for a refused step."""
+    assert isinstance(step, do.EndpointStep), f"{step} does not concern an endpoint with an owner"
     return ev.StepFenced(step) if isinstance(refusal, Fenced) else ev.StepLost(step)
 
 
@@ -196,10 +200,10 @@ def _presence(step: do.SetPresence) -> Presence:
     return Presence(step.endpoint_id, step.online, step.status)
 
 
-def _kept(step: do.KeepEndpoint, found: Tended | Fenced | QueueDataLost) -> Event:
+def _maintained(step: do.MaintainEndpoint, found: Tended | Fenced | QueueDataLost) -> Event:
     if not isinstance(found, Tended):
         return refused(step, found)
-    return ev.UpkeepDone(step.endpoint_id, step.fence, found.reaped, found.outbox)
+    return ev.EndpointMaintained(step.endpoint_id, step.fence, found.reaped, found.outbox)
 
 
 def _leased(step: do.LeaseTasks, found: Sequence[LeasedTask] | Fenced | QueueDataLost) -> Event:

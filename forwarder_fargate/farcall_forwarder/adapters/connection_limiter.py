@@ -1,17 +1,18 @@
-"""How many connections a forwarder has, and that none of them stays without a word.
+"""Connection limits: closes silent, surplus and endless connections of the ROUTER socket.
 
-libzmq ends a connection that does not finish its handshake in time, but counts none: when the process has no descriptor
-left, its I/O thread spins on the one that it cannot accept, and no store can be connected to anew. So whoever has said
-nothing yet makes room when there are too many, the oldest first: a peer greets within a moment, and so gets through a
-crowd of others that only wait.
+libzmq ends a connection that does not finish its handshake in time, but has no limit on their number: when the process
+has no file descriptor left, its I/O thread spins on the connection that it cannot accept, and no new connection to a
+store can be made. So when there are too many connections, the oldest silent ones are closed: a real peer greets within
+a moment, and gets through a crowd of connections that only wait.
 
-An address that a peer with a known key has spoken from is known. Silent connections from other addresses have half of
-the places at most, and make room before those from known ones. So whoever was here gets in again, whatever the crowd.
+An address is known once a peer with a known key has sent a message from it. Silent connections from other addresses
+have at most half of the places, and are closed before those from known addresses. So known peers can reconnect, however
+large the crowd.
 
-A peer whose key is known and who then says nothing costs little, except its place. One that begins a message of many
-frames and never ends it costs all memory there is: libzmq keeps the frames, and its limits are for one frame or for
-whole messages. ZeroMQ offers no way to send either away; but it tells the descriptor of each connection, and of each
-message, and the kernel knows how much came in.
+A silent peer with a known key costs little except its place. A peer that begins a message of many frames and never ends
+it can use up all memory: libzmq keeps the frames, and its limits apply to one frame or to complete messages. ZeroMQ has
+no call to close either connection. But it reports the descriptor of each connection and of each message, and the kernel
+counts the bytes received.
 """
 
 from __future__ import annotations
@@ -33,29 +34,29 @@ from zmq.utils.monitor import parse_monitor_message
 from farcall_common.limits import FIRST_MESSAGE_S, HANDSHAKE_S, MAX_ENVELOPE_BYTES
 from farcall_forwarder.adapters.readiness import Readiness
 
-__all__ = ["Door", "allow_connections"]
+__all__ = ["ConnectionLimiter", "allow_connections"]
 
-_MONITOR: Final = "inproc://door"
-#: From being accepted to the first message; an agent greets as soon as its handshake has succeeded.
+_MONITOR: Final = "inproc://connection-limiter"
+#: Time from accept to the first message; an agent greets as soon as its handshake has succeeded.
 _GREETING_S: Final = HANDSHAKE_S + FIRST_MESSAGE_S
 _PERIOD_S: Final = 1.0
-#: Asking the kernel about 4,000 connections takes about 10 ms.
+#: Period of the measurement of received bytes, which takes about 10 ms for 4,000 connections.
 _MEASURE_S: Final = 2.0
-#: Where the kernel's tcp_info (linux/tcp.h) has tcpi_bytes_received, of 8 bytes.
+#: Offset of tcpi_bytes_received, of 8 bytes, in the kernel's tcp_info (linux/tcp.h).
 _RECEIVED_AT: Final = 128
 _LOG_EVERY_S: Final = 10.0
-#: Of all connections, how many may be silent ones from addresses that no peer has spoken from: an N-th.
+#: Share of the connections that may be silent ones from unknown addresses: one in this many.
 _STRANGERS: Final = 2
-#: Addresses that are remembered, for each connection that there may be.
+#: Known addresses that are remembered, per permitted connection.
 _ADDRESSES: Final = 4
-#: Descriptors beside those of connections: stores, health checks, and who comes before another could be cut.
+#: Descriptors for other uses: stores, health checks, and connections that are accepted before another is closed.
 _RESERVE: Final = 2048
 
 _logger = logging.getLogger(__name__)
 
 
 def allow_connections(wanted: int) -> int:
-    """Let this process have so many connections, as far as the machine permits. Returns how many it may have."""
+    """Raise this process' descriptor limit for so many connections. Returns how many the machine permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
@@ -69,11 +70,11 @@ def allow_connections(wanted: int) -> int:
     return allowed
 
 
-class Door:
-    """Watches the connections of a bound socket, in the event loop that uses the socket.
+class ConnectionLimiter:
+    """Limits the connections of a bound socket, in the event loop that uses the socket.
 
-    :param limit: connections, with or without a key that we know.
-    :param limit_of_source: of those, connections from one address; None for as many.
+    :param limit: most connections, with known or unknown keys.
+    :param limit_of_source: most connections from one address; None for the same limit.
     :param clock: monotonic seconds.
     """
 
@@ -90,65 +91,64 @@ class Door:
         self._port = int(watched.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._limit = limit
         self._limit_of_source = limit if limit_of_source is None else limit_of_source
-        #: Connections by the address that they come from.
+        #: Connections by their source address.
         self._sources: dict[str, set[int]] = {}
         self._source_of: dict[int, str] = {}
         self._limit_of_strangers = max(1, limit // _STRANGERS)
-        #: Silent connections from addresses that are not known, oldest first.
+        #: Silent connections from unknown addresses, oldest first.
         self._strangers: dict[int, None] = {}
-        #: Addresses that a peer has spoken from; the latest last.
+        #: Addresses that a known peer has sent a message from; the latest last.
         self._known_addresses: OrderedDict[str, None] = OrderedDict()
         self._clock = clock
         self._log_at = clock()
-        #: Connections that have said nothing, by descriptor, with the time at which they were accepted; oldest first.
+        #: Connections without a message, by descriptor, with the time at which they were accepted; oldest first.
         self._silent: dict[int, float] = {}
         self._speaking: dict[int, bytes] = {}
-        #: Routing ids whose first message has been noticed.
+        #: Routing ids whose first message was noted.
         self.known: set[bytes] = set()
-        #: Routing ids that have completed a message lately. The others' connections, with what had come in by then.
+        #: Routing ids that have completed a message recently; and bytes received by then, by connection.
         self.spoke: set[bytes] = set()
         self._unfinished: dict[int, int] = {}
         self._measure_at = clock()
-        #: Connections that were cut because they said nothing for too long, while there were too many, and because they
-        #: did not come to an end.
+        #: Numbers of closed connections: silent for too long, one too many, and with a message that does not end.
         self.silenced = self.crowded_out = self.endless = 0
         watched.monitor(_MONITOR, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.linger = 0
-        self._monitor.rcvhwm = 0  # the I/O thread must never wait for us
+        self._monitor.rcvhwm = 0  # the I/O thread must never wait for this one
         self._monitor.connect(_MONITOR)
         self._readiness = Readiness(self._monitor)
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """Number of connections now."""
         return len(self._silent) + len(self._speaking)
 
     async def run(self) -> None:
-        """Keep the door until cancelled."""
+        """Enforce the limits until cancelled."""
         while True:
-            self._look()
+            self._read_events()
             now = self._clock()
             while (oldest := next(iter(self._silent.items()), None)) and now >= oldest[1] + _GREETING_S:
                 self.silenced += 1
-                self._cut(oldest[0])
+                self._close_connection(oldest[0])
             if now >= self._measure_at:
                 self._measure_at = now + _MEASURE_S
-                self._cut_endless()
+                self._close_endless()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PERIOD_S):
                     await self._readiness.wait()
 
-    def heard(self, routing_id: bytes, descriptor: int) -> None:
-        """The first message of a connection came in."""
-        self._look()  # so that it counts for this connection, and not for a former one with the same descriptor
+    def note_first_message(self, routing_id: bytes, descriptor: int) -> None:
+        """Note the first message of a connection."""
+        self._read_events()  # so that it counts for this connection, not for an earlier one with the same descriptor
         if self._silent.pop(descriptor, None) is not None:
             self._speaking[descriptor] = routing_id
             self.known.add(routing_id)
-            self._welcome_address(self._source_of.get(descriptor))
+            self._note_known_address(self._source_of.get(descriptor))
 
-    def _look(self) -> None:
-        """Take in who came and who went."""
+    def _read_events(self) -> None:
+        """Process the socket monitor's events: accepted and closed connections."""
         while True:
             try:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))
@@ -159,7 +159,7 @@ class Door:
                 self._silent[descriptor] = self._clock()
                 source = self._note_source(descriptor)
                 if len(source) > self._limit_of_source:
-                    # The oldest of them that has said nothing: at least the new one has not.
+                    # The oldest silent one of this address: at least the new connection is silent.
                     self._make_room(next(each for each in self._silent if each in source))
                 elif len(self._strangers) > self._limit_of_strangers:
                     self._make_room(next(iter(self._strangers)))
@@ -174,7 +174,7 @@ class Door:
                     self.known.discard(routing_id)
 
     def _note_source(self, descriptor: int) -> set[int]:
-        """The connections that come from where this one does, with it."""
+        """Note the source address of a connection; returns all connections of that address."""
         self._forget_source(descriptor)
         self._strangers.pop(descriptor, None)
         address = _peer_address(descriptor)
@@ -187,8 +187,8 @@ class Door:
         of_source.add(descriptor)
         return of_source
 
-    def _welcome_address(self, address: str | None) -> None:
-        """A peer that may speak has done so: from there, others may come as well."""
+    def _note_known_address(self, address: str | None) -> None:
+        """Note an address as known: an authenticated peer has sent a message from it."""
         if address is None:
             return
         self._known_addresses[address] = None
@@ -208,12 +208,12 @@ class Door:
 
     def _make_room(self, descriptor: int) -> None:
         self.crowded_out += 1
-        self._cut(descriptor)
+        self._close_connection(descriptor)
         if self._clock() >= self._log_at:
             self._log_at = self._clock() + _LOG_EVERY_S
             _logger.warning("too many connections", extra={"limit": self._limit, "crowded_out": self.crowded_out})
 
-    def _cut_endless(self) -> None:
+    def _close_endless(self) -> None:
         spoke, self.spoke = self.spoke, set()
         for descriptor in [*self._silent, *self._speaking]:
             received_bytes = _received_bytes(descriptor)
@@ -222,28 +222,28 @@ class Door:
             elif received_bytes - self._unfinished.get(descriptor, 0) > MAX_ENVELOPE_BYTES:
                 _logger.warning("a message without an end", extra={"received_bytes": received_bytes})
                 self.endless += 1
-                self._cut(descriptor)
+                self._close_connection(descriptor)
 
-    def _cut(self, descriptor: int) -> None:
-        """End a connection. libzmq finds it ended by the other side."""
+    def _close_connection(self, descriptor: int) -> None:
+        """Shut a connection down. To libzmq it looks closed by the other side."""
         self._silent.pop(descriptor, None)
         self._strangers.pop(descriptor, None)
         self._forget_source(descriptor)
-        # Should the descriptor be another connection's by now, that one is made anew, if it was to this port at all.
+        # If the descriptor belongs to another connection by now, that one reconnects, if it was to this port at all.
         with contextlib.suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
             name = connection.getsockname()
             if isinstance(name, tuple) and name[1] == self._port:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Stop watching; before the socket is closed."""
+        """Stop monitoring. To be called before the socket is closed."""
         self._readiness.close()
         self._watched.disable_monitor()
         self._monitor.close()
 
 
 def _peer_address(descriptor: int) -> str:
-    """Where a connection comes from; empty if it is closed by now."""
+    """Source address of a connection; empty if it is closed by now."""
     try:
         with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
             name = connection.getpeername()
@@ -253,7 +253,7 @@ def _peer_address(descriptor: int) -> str:
 
 
 def _received_bytes(descriptor: int) -> int:
-    """How much the kernel has taken in on a connection; 0 where it does not say, or if that was closed meanwhile."""
+    """Bytes that the kernel has received on a connection; 0 if it does not report them, or the connection is closed."""
     if not hasattr(socket, "TCP_INFO"):
         return 0
     try:

@@ -1,4 +1,4 @@
-"""When to look at what: of thousands of connections, a tick looks at those that may have something due."""
+"""Priority queue of deadlines: of thousands of connections, a tick checks only those that may be due."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import heapq
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["Agenda"]
+__all__ = ["DeadlineQueue"]
 
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class Agenda(Generic[_Key]):
-    """Keys, each with the monotonic second at which it is to be looked at.
+class DeadlineQueue(Generic[_Key]):
+    """Keys, each with the monotonic second at which it is checked.
 
-    What is due may move on before that (something was sent meanwhile): whoever looks enters the key again.
+    The real deadline may be later than that (a message was sent meanwhile): the caller then enters the key again.
     """
 
     def __init__(self) -> None:
         self._at: dict[_Key, float] = {}
-        #: With a number, so that keys need no order. An entry that a sooner one has replaced stays until its time.
+        #: The number makes keys without an order sortable. An entry that was replaced stays until its time.
         self._heap: list[tuple[float, int, _Key]] = []
         self._entered = 0
 
     def enter(self, key: _Key, *, at: float) -> None:
-        """Look at a key at this second, or sooner if that was said before."""
+        """Check a key at this second, or earlier if an earlier second was entered before."""
         if at < self._at.get(key, float("inf")):
             self._at[key] = at
             self._entered += 1
             heapq.heappush(self._heap, (at, self._entered, key))
 
     def due(self, now: float) -> list[_Key]:
-        """Strike off the keys whose time has come; the earliest first."""
+        """Remove and return the keys whose time has come, earliest first."""
         keys = []
         while self._heap and self._heap[0][0] <= now:
             at, _, key = heapq.heappop(self._heap)

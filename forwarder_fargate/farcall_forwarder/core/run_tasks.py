@@ -1,4 +1,4 @@
-"""Leased tasks as orders to an agent, and what goes on record before."""
+"""RunTasks messages: built from leased tasks, with the dispatch events that are recorded before they are sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["dispatches", "locate", "orders", "with_payload"]
 
 
 def locate(ref: BlobRef, urls: Mapping[str, str]) -> BlobLocation:
-    """A blob as peers are told of it, with a pre-signed GET if one was minted."""
+    """A blob as messages describe it, with a pre-signed GET if there is one."""
     return BlobLocation(blob_key=ref.blob_key, size_bytes=ref.size_bytes, sha256=ref.sha256, url=urls.get(ref.blob_key))
 
 
@@ -26,7 +26,7 @@ def with_payload(leased: LeasedTask, payloads: Mapping[str, bytes]) -> LeasedTas
 
 
 def dispatches(tasks: Sequence[LeasedTask], *, spool_id: str, at: float) -> list[TaskEvent]:
-    """What has to be on record before tasks are sent that may not run twice: that they are, and to which spool."""
+    """Dispatch events, with the spool, of tasks that may not run twice. They are recorded before the tasks are sent."""
     return [
         TaskEvent(
             task_id=leased.task.task_id,
@@ -50,7 +50,7 @@ def orders(
 ) -> Iterator[tuple[RunTasks, tuple[bytes, ...]]]:
     """The messages, with their frames, that send these tasks.
 
-    :param bodies: name and body of the functions to send along, by hash; each goes with the first message.
+    :param bodies: names and bodies of the functions to send, by hash. They travel with the first message.
     :param urls: pre-signed GETs by blob key.
     :param limit_bytes: of user bytes in one message, except that a single task always fits.
     """
