@@ -47,8 +47,9 @@ def test_blobs_expire(aws: Templates, size: Profile) -> None:
     (rule,) = the_one(aws, "AWS::S3::Bucket")["LifecycleConfiguration"]["Rules"]
     assert rule["ExpirationInDays"] == size.retention.blob_days
     # After the longest wait for a start, and the longest that a task is kept after its end.
-    told = function_of(aws, "api.handle")["Environment"]["Variables"]
-    assert rule["ExpirationInDays"] > float(told["FARCALL_MAX_WAIT_DAYS"]) + float(told["FARCALL_RETENTION_DAYS"])
+    environment = function_of(aws, "api.handle")["Environment"]["Variables"]
+    days = [float(environment[name]) for name in ("FARCALL_MAX_WAIT_DAYS", "FARCALL_RETENTION_DAYS")]
+    assert rule["ExpirationInDays"] > sum(days)
     assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
 
 
@@ -83,8 +84,8 @@ def test_the_forwarders_are_arm64_tasks_with_addresses(aws: Templates, size: Pro
     (container,) = task["ContainerDefinitions"]
     assert container["Command"] == ["python", "-m", "farcall_forwarder"]
     assert container["StopTimeout"] == 120
-    told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
-    assert told["AWS_DEFAULT_REGION"] == told["AWS_REGION"] == {"Ref": "AWS::Region"}
+    environment = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    assert environment["AWS_DEFAULT_REGION"] == environment["AWS_REGION"] == {"Ref": "AWS::Region"}
     service = the_one(aws, "AWS::ECS::Service")
     assert service["DesiredCount"] == size.forwarder.tasks
     assert service["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"] == "ENABLED"
@@ -106,7 +107,7 @@ def test_a_load_balancer_has_fixed_addresses_and_one_key_behind_it(aws: Template
     balancers = list(resources(aws, "AWS::ElasticLoadBalancingV2::LoadBalancer"))
     (container,) = the_one(aws, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
     given = {secret["Name"] for secret in container.get("Secrets", [])}
-    told = {variable["Name"] for variable in container["Environment"]}
+    environment = {variable["Name"] for variable in container["Environment"]}
     assert len(balancers) == (1 if size.network.load_balancer else 0)
     if not balancers:
         assert not list(resources(aws, "AWS::EC2::EIP"))
@@ -115,7 +116,7 @@ def test_a_load_balancer_has_fixed_addresses_and_one_key_behind_it(aws: Template
     zones = len({json.dumps(s["AvailabilityZone"]) for _, s in resources(aws, "AWS::EC2::Subnet")})
     assert len(list(resources(aws, "AWS::EC2::EIP"))) == len(balancers[0][1]["SubnetMappings"]) == zones
     assert "FARCALL_FORWARDER_KEY_SEED" in given
-    assert "FARCALL_FORWARDER_ADVERTISE" in told
+    assert "FARCALL_FORWARDER_ADVERTISE" in environment
     assert the_one(aws, "AWS::ElasticLoadBalancingV2::TargetGroup")["HealthCheckPort"] == str(
         size.forwarder.health_port
     )
@@ -148,9 +149,9 @@ def test_forwarders_start_after_their_permissions_exist(aws: Templates) -> None:
 
 def test_the_profiles_limits_are_passed_to_the_functions(aws: Templates, size: Profile) -> None:
     for handler in ("api.handle", "reconciler.handle"):
-        told = function_of(aws, handler)["Environment"]["Variables"]
-        assert {name: told[name] for name in size.limits.environment()} == size.limits.environment()
-        assert int(told["FARCALL_DATABASE_BYTES"]) == size.database.max_storage_gib * 2**30
+        environment = function_of(aws, handler)["Environment"]["Variables"]
+        assert {name: environment[name] for name in size.limits.environment()} == size.limits.environment()
+        assert int(environment["FARCALL_DATABASE_BYTES"]) == size.database.max_storage_gib * 2**30
     stage = the_one(aws, "AWS::ApiGateway::Stage")["MethodSettings"][0]
     assert 4 * size.limits.rate_per_s <= stage["ThrottlingRateLimit"]
     assert 4 * size.limits.rate_burst <= stage["ThrottlingBurstLimit"]
@@ -205,13 +206,13 @@ def test_a_forwarder_admits_as_many_connections_as_its_memory_holds(aws: Templat
     """83 KiB each were measured, and the process itself has some 90 MiB."""
     task = the_one(aws, "AWS::ECS::TaskDefinition")
     (container,) = task["ContainerDefinitions"]
-    told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
-    connections = int(told["FARCALL_FORWARDER_CONNECTIONS"])
+    environment = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    connections = int(environment["FARCALL_FORWARDER_CONNECTIONS"])
     assert 90 + connections * 83 / 1024 < 0.95 * int(task["Memory"])
     assert connections >= 4000
     # Behind a load balancer all connections come from its addresses.
-    expected = told["FARCALL_FORWARDER_CONNECTIONS"] if size.network.load_balancer else None
-    assert told.get("FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE") == expected
+    expected = environment["FARCALL_FORWARDER_CONNECTIONS"] if size.network.load_balancer else None
+    assert environment.get("FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE") == expected
 
 
 def test_cloudformation_waits_longer_for_a_migration_than_lambda(aws: Templates) -> None:
@@ -221,8 +222,8 @@ def test_cloudformation_waits_longer_for_a_migration_than_lambda(aws: Templates)
 
 def test_the_migration_runs_again_after_a_change_of_roles_or_limits(aws: Templates, size: Profile) -> None:
     resource = the_one(aws, "Custom::FarcallMigration")
-    told = function_of(aws, "migration_resource.handle")["Environment"]["Variables"]
-    assert resource["Roles"] == told["FARCALL_DATABASE_ROLE_SECRET_ARNS"]
+    environment = function_of(aws, "migration_resource.handle")["Environment"]["Variables"]
+    assert resource["Roles"] == environment["FARCALL_DATABASE_ROLE_SECRET_ARNS"]
     assert resource["Connections"] == str(size.database.connections)
 
 
@@ -342,7 +343,7 @@ def test_a_deployment_can_be_restored_from_a_snapshot(synthesized: Callable[[str
 
 
 def test_functions_may_scale_forwarders_that_sleep_and_nothing_else(aws: Templates, size: Profile) -> None:
-    told = {
+    environment = {
         function["Handler"].split(".")[-2]: {
             name: value for name, value in function["Environment"]["Variables"].items() if "_FLEET_" in name
         }
@@ -355,8 +356,8 @@ def test_functions_may_scale_forwarders_that_sleep_and_nothing_else(aws: Templat
         "FARCALL_FLEET_TASKS": str(size.forwarder.tasks),
         "FARCALL_FLEET_IDLE_S": str(60 * size.forwarder.idle_minutes),
     }
-    assert told["api"] == told["reconciler"] == (expected if size.forwarder.sleeps else {})
-    assert not told["authorizer"]
+    assert environment["api"] == environment["reconciler"] == (expected if size.forwarder.sleeps else {})
+    assert not environment["authorizer"]
     rights = [
         statement
         for _, policy in resources(aws, "AWS::IAM::Policy")

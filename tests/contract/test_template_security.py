@@ -72,8 +72,8 @@ def test_stores_are_encrypted_at_rest_and_in_transit(aws: Templates) -> None:
         assert (variables["FARCALL_QUEUE_TLS"], variables["PGSSLMODE"]) == ("true", "require")
     assert function_of(aws, "migration_resource.handle")["Environment"]["Variables"]["PGSSLMODE"] == "require"
     (container,) = the_one(aws, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
-    told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
-    assert (told["FARCALL_QUEUE_TLS"], told["PGSSLMODE"]) == ("true", "require")
+    environment = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    assert (environment["FARCALL_QUEUE_TLS"], environment["PGSSLMODE"]) == ("true", "require")
 
 
 def test_the_databases_certificate_is_checked_if_a_ca_bundle_is_set(
@@ -88,15 +88,15 @@ def test_the_databases_certificate_is_checked_if_a_ca_bundle_is_set(
     ):
         functions = [function for _, function in resources(templates, "AWS::Lambda::Function")]
         (container,) = the_one(templates, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
-        told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
-        environments = [told, *(function.get("Environment", {}).get("Variables", {}) for function in functions)]
-        speakers = [each for each in environments if "FARCALL_DATABASE_HOST" in each]
-        assert len(speakers) == 4
+        forwarder = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+        environments = [forwarder, *(function.get("Environment", {}).get("Variables", {}) for function in functions)]
+        clients = [each for each in environments if "FARCALL_DATABASE_HOST" in each]
+        assert len(clients) == 4
         for environment in environments:
-            assert environment.get("FARCALL_DATABASE_AUTHORITIES") == (expected if environment in speakers else None)
+            assert environment.get("FARCALL_DATABASE_AUTHORITIES") == (expected if environment in clients else None)
         (lambdas,) = {function["Code"]["S3Key"] for function in functions}
         migrated = the_one(templates, "Custom::FarcallMigration")["Bundle"]
-        bundles += [lambdas, migrated, told["FARCALL_BUNDLE_KEY"]]
+        bundles += [lambdas, migrated, forwarder["FARCALL_BUNDLE_KEY"]]
     assert len(set(bundles)) == 9
 
 

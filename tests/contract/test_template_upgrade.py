@@ -57,9 +57,9 @@ def test_every_stack_outputs_its_release(aws: Templates) -> None:
 def test_the_next_deployment_compares_the_settings_in_the_outputs(
     synthesized: Callable[[str, str], Templates], profile: str
 ) -> None:
-    told = deployed_settings(_deployed(synthesized("aws", profile), "data"))
-    assert (told.profile, told.overrides) == (profile, ())
-    assert changes(told, deployment_from_context({"profile": profile})) == []
+    deployed = deployed_settings(_deployed(synthesized("aws", profile), "data"))
+    assert (deployed.profile, deployed.overrides) == (profile, ())
+    assert changes(deployed, deployment_from_context({"profile": profile})) == []
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -67,10 +67,10 @@ def test_settings_from_the_command_line_are_recorded_and_compared(
     assemblies: Path, synthesized: Callable[[str, str], Templates], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(assemblies)  # the directory of the CA bundle
-    told = deployed_settings(_deployed(synthesized("options", name), "data"))
+    deployed = deployed_settings(_deployed(synthesized("options", name), "data"))
     profile = OPTIONS[name]["profile"]
-    assert changes(told, deployment_from_context(OPTIONS[name])) == []
-    missed = {each.setting for each in changes(told, deployment_from_context({"profile": profile}))}
+    assert changes(deployed, deployment_from_context(OPTIONS[name])) == []
+    missed = {each.setting for each in changes(deployed, deployment_from_context({"profile": profile}))}
     given = {key for key in OPTIONS[name] if "." in key}
     assert missed == given
-    assert set(told.overrides) == given - {"database.authorities"}  # paths are not recorded
+    assert set(deployed.overrides) == given - {"database.authorities"}  # paths are not recorded

@@ -92,13 +92,13 @@ def test_reverted_settings_are_shown_before_the_confirmation(
     assert not record.exists()
     assert re.search(r"database\.backup_days\W+5\W+1\W", refused.output)
     assert re.search(r"database\.storage_gib\W+50\W+20\W", refused.output)
-    assert "-c database.storage_gib=50, or for good `storage_gib` in [hobby.database]" in refused.output
+    assert "-c database.storage_gib=50, or permanently `storage_gib` in [hobby.database]" in refused.output
     asked = CliRunner().invoke(app, ["deploy", "-c", "database.storage_gib=50"], input="n\n")
     assert asked.exit_code == 1
     assert not record.exists()
-    told, _, _ = asked.output.partition("Go on?")
-    assert "database.backup_days" in told
-    assert "database.storage_gib" not in told
+    shown, _, _ = asked.output.partition("Continue?")
+    assert "database.backup_days" in shown
+    assert "database.storage_gib" not in shown
     kept = ["-c", "database.storage_gib=50", "-c", "database.backup_days=5"]
     assert "Settings that change" not in CliRunner().invoke(app, ["deploy", "--yes", *kept]).output
     assert record.exists()
@@ -198,7 +198,7 @@ def test_a_deployment_is_refused_while_another_one_runs(
 
 
 @pytest.fixture
-def _heeding() -> Iterator[None]:
+def _raise_on_sigterm() -> Iterator[None]:
     """Run the command as its own process does."""
     before = signal.getsignal(signal.SIGTERM)
     heed_sigterm()
@@ -206,7 +206,7 @@ def _heeding() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-#: Ctrl-C goes to all that the terminal shows, SIGTERM to us alone: then the program has to hear it from us.
+#: Ctrl-C goes to all processes of the terminal, SIGTERM to us alone: then we have to signal the program.
 _INTERRUPTING = """
     import signal
     try:
@@ -214,20 +214,20 @@ _INTERRUPTING = """
         if signal.{number} == signal.SIGTERM:
             signal.pause()
     except KeyboardInterrupt:
-        open("{told}", "w").close()
+        open("{signalled}", "w").close()
     sys.exit(130)
 """
 
 
-@pytest.mark.usefixtures("_heeding")
+@pytest.mark.usefixtures("_raise_on_sigterm")
 @pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_an_interrupted_deployment_has_a_message_and_a_hint(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, status: int
 ) -> None:
-    told = tmp_path / "told"
-    _install_cdk(tmp_path, monkeypatch, then=_INTERRUPTING.format(number=number, told=told))
+    signalled = tmp_path / "signalled"
+    _install_cdk(tmp_path, monkeypatch, then=_INTERRUPTING.format(number=number, signalled=signalled))
     stopped = CliRunner().invoke(farcall, ["cloud", "deploy", "--yes"])
-    assert told.exists() is (number == "SIGTERM")
+    assert signalled.exists() is (number == "SIGTERM")
     assert stopped.exit_code == status
     assert "[DEPLOYMENT_INTERRUPTED]" in stopped.stderr
     assert "farcall cloud status" in stopped.stderr
@@ -241,7 +241,7 @@ def test_an_interrupted_destroy_has_a_message_and_a_hint(aws: FakeAws, monkeypat
     stopped = CliRunner().invoke(farcall, ["cloud", "destroy", "--yes", "farcall"])
     assert stopped.exit_code == 130
     assert "[DEPLOYMENT_INTERRUPTED]" in stopped.stderr
-    assert "Run it again" in stopped.stderr
+    assert "Run the command again" in stopped.stderr
 
 
 def _set(aws: FakeAws, part: str, status: str, reason: str = "") -> None:

@@ -118,10 +118,10 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     try:
         came_up = command.invoke(app, ["up"])
         assert came_up.exit_code == 0, came_up.output
-        assert "up already" in command.invoke(app, ["up"]).output
+        assert "already running" in command.invoke(app, ["up"]).output
         refused = command.invoke(app, ["up", "--port", str(free_port())])
         assert isinstance(refused.exception, ConfigurationError), refused.output
-        assert "its port stays" in str(refused.exception)
+        assert "its port cannot change" in str(refused.exception)
         status = json.loads(command.invoke(app, ["status", "--json"]).output)
         assert status["running"]
         assert status["phase"] == "ready"

@@ -121,7 +121,7 @@ def test_up_replaces_a_killed_tier(directory: Path) -> None:
     assert first.localstack_pid is not None
     status, said = _run("up", directory=directory)
     assert status == 1
-    assert re.search(r"\[CONFLICT\] a tier runs with .* already \(`down` ends it", said)
+    assert re.search(r"\[CONFLICT\] a tier already runs with .* \(`down` ends it", said)
 
     os.kill(first.localstack_pid, signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(first.localstack_pid or 0))
@@ -143,7 +143,7 @@ def test_a_second_concurrent_up_is_refused(directory: Path) -> None:
     with locked(directory / "up"):
         status, said = _run("up", directory=directory)
     assert status == 1
-    assert "[CONFLICT] another `up` is at work" in said
+    assert "[CONFLICT] another `up` is running" in said
 
 
 def test_a_reused_process_id_is_not_killed(directory: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_state_file_of_another_version_is_an_error(directory: Path) -> None:
         status, said = _run(command, directory=directory)
         assert status == 1
         assert "[CONFIGURATION]" in said
-        assert "is not of this version" in said
+        assert "is from another version" in said
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_files(directory: Path) -> None:

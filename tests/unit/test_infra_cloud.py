@@ -307,8 +307,8 @@ def test_an_unknown_deployment_is_an_error() -> None:
 
 
 def test_destroy_turns_protections_off_and_deletes_in_reverse_order() -> None:
-    aws, told = FakeAws(), list[str]()
-    remains = destroy(aws, "farcall", echo=told.append)
+    aws, lines = FakeAws(), list[str]()
+    remains = destroy(aws, "farcall", echo=lines.append)
     deleted = [f"farcall-{part} deleted" for part in reversed(STACKS)]
     assert [change for change in aws.changes if change.endswith(" deleted")] == deleted
     protections = [aws.changes.index(each) for each in ("database unprotected", "farcall-data unprotected")]
@@ -316,7 +316,7 @@ def test_destroy_turns_protections_off_and_deletes_in_reverse_order() -> None:
     assert remains.buckets == ("blobs",)
     assert [backup.what for backup in remains.backups] == ["snapshot of farcall"]
     assert remains.secret == SECRET
-    assert any("farcall-data: deleting" in step for step in told)
+    assert any("farcall-data: deleting" in step for step in lines)
 
 
 def test_destroy_continues_after_an_interruption() -> None:
@@ -379,13 +379,13 @@ def test_stacks_that_can_be_updated_are_not_deleted(status: str) -> None:
 
 @pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED"])
 def test_stacks_that_were_never_finished_are_deleted(status: str) -> None:
-    aws, told = FakeAws(), list[str]()
+    aws, lines = FakeAws(), list[str]()
     _set(aws, "data", status)
     require_changeable(aws.stacks.values(), region=aws.region)
-    delete_unfinished(aws, dict(aws.stacks), echo=told.append)
+    delete_unfinished(aws, dict(aws.stacks), echo=lines.append)
     # The CDK would fail because of the protection of its own unfinished stack.
     assert aws.changes == ["database unprotected", "farcall-data unprotected", "farcall-data deleted"]
-    assert status in told[0]
+    assert status in lines[0]
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -465,8 +465,8 @@ def test_status_compares_release_versions(aws: FakeAws, version: str, way: str) 
 
 def _settings(**sections: Mapping[str, object]) -> dict[str, str]:
     """The outputs of a data stack that was deployed with the profile hobby and these settings."""
-    told = load_profile("hobby").model_dump(mode="json", exclude={"name"})
-    merged = {name: {**values, **sections.get(name, {})} for name, values in told.items()}
+    settings = load_profile("hobby").model_dump(mode="json", exclude={"name"})
+    merged = {name: {**values, **sections.get(name, {})} for name, values in settings.items()}
     return {f"Settings{name.capitalize()}": json.dumps(values) for name, values in merged.items()}
 
 
@@ -501,8 +501,10 @@ def test_settings_missing_in_an_older_release_are_no_change() -> None:
 
 def test_reverted_settings_are_found_with_their_origin() -> None:
     aws = FakeAws()
-    told = _settings(database={"storage_gib": 50}, canary={"minutes": 0}, budget={"emails": ["ada@example.org", "b@c"]})
-    _set_outputs(aws, {"data": {**told, "Overrides": "database.storage_gib,forwarder.spot"}})
+    deployed = _settings(
+        database={"storage_gib": 50}, canary={"minutes": 0}, budget={"emails": ["ada@example.org", "b@c"]}
+    )
+    _set_outputs(aws, {"data": {**deployed, "Overrides": "database.storage_gib,forwarder.spot"}})
     found = changes(deployed_settings(aws.stacks["farcall-data"]), _deployment(**{"forwarder.tasks": "2"}))
     assert list(found) == [
         Change("database.storage_gib", "50", "20", was_given=True),

@@ -177,17 +177,17 @@ def _certificate(profile: Profile, ca_bundle: CaBundle | FarcallError | None) ->
 def _issuer(issuer: str, fetch: Callable[[str], bytes]) -> Finding:
     what, url = "identity provider", f"{issuer.rstrip('/')}/.well-known/openid-configuration"
     try:
-        said = json.loads(fetch(url))["issuer"]
+        reported = json.loads(fetch(url))["issuer"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         # The function that calls the provider runs in AWS, and may reach it although this machine does not.
         hint = (
             "Check identity.oidc_issuer. The deployment calls it over the internet, so it must be reachable from there."
         )
         return Finding(what, Outcome.WARNING, f"{url} cannot be read: {getattr(error, 'reason', error)}", hint)
-    if said == issuer:
+    if reported == issuer:
         return Finding(what, Outcome.FINE, issuer)
-    message = f"{issuer} names itself {said}, also in its tokens, so the API would refuse them"
-    return Finding(what, Outcome.FAILED, message, f"Set identity.oidc_issuer to exactly {said}.")
+    message = f"{issuer} names itself {reported}, also in its tokens, so the API would refuse them"
+    return Finding(what, Outcome.FAILED, message, f"Set identity.oidc_issuer to exactly {reported}.")
 
 
 def _tool(what: str, ask: Callable[[], Version], wanted: Version, *, is_fine: Callable[[Version], bool]) -> Finding:

@@ -138,15 +138,15 @@ def _lines(status: Status) -> list[tuple[str, str]]:
     if "queue_wait_s" in numbers and not status.is_asleep:
         lines.append(("Waited", f"{numbers['queue_wait_s']} s, the longest wait among the tasks dispatched last"))
     if status.database:
-        said = f"{status.database.status}, {status.database.version}"
+        text = f"{status.database.status}, {status.database.version}"
         if free := status.measured.get("database_free_bytes"):
-            said += f", {free.value / _GIB:.1f} of {status.database.storage_gib} GiB free"
-        lines.append(("Database", said))
+            text += f", {free.value / _GIB:.1f} of {status.database.storage_gib} GiB free"
+        lines.append(("Database", text))
     if status.queue:
-        said = f"{status.queue.status}, {len(status.queue.nodes)} nodes"
+        text = f"{status.queue.status}, {len(status.queue.nodes)} nodes"
         if "queue_keys" in numbers:
-            said += f", {numbers['queue_keys']} keys, {numbers.get('queue_memory_percent', '?')} percent of its memory"
-        lines.append(("Queue", said))
+            text += f", {numbers['queue_keys']} keys, {numbers.get('queue_memory_percent', '?')} percent of its memory"
+        lines.append(("Queue", text))
     if canary := status.measured.get("canary_s"):
         lines.append(("Canary", f"finished in {canary.value:.1f} s at {canary.at:%H:%M} UTC"))
     lines.append(("Alarms", f"{', '.join(status.alarms) or 'none'} (of {status.alarms_watched})"))

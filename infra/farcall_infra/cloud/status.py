@@ -90,8 +90,8 @@ class Status:
         if self.api_problem:
             yield f"the API does not answer from here: {self.api_problem}"
         if self.tasks and self.tasks.running < self.tasks.desired:
-            said = f"; ECS says: {self.tasks.last_event}" if self.tasks.last_event else ""
-            yield f"{self.tasks.running} of {self.tasks.desired} forwarders run{said}"
+            event = f"; ECS says: {self.tasks.last_event}" if self.tasks.last_event else ""
+            yield f"{self.tasks.running} of {self.tasks.desired} forwarders run{event}"
         for what, part in (("database", self.database), ("queue", self.queue)):
             if part and part.status not in _IN_USE:
                 yield f"the {what} is {part.status}"

@@ -97,8 +97,8 @@ class Tools:
         try:
             return version_of(self._output(command, self.environment()))
         except subprocess.CalledProcessError as error:
-            said = [line for line in (error.stderr or "").splitlines() if line.strip()]
-            why = " / ".join(said[:2]) or f"exit status {error.returncode}"
+            lines = [line for line in (error.stderr or "").splitlines() if line.strip()]
+            why = " / ".join(lines[:2]) or f"exit status {error.returncode}"
             raise ToolMissing(f"{what} does not run: {why}", hint=hint) from error
         except subprocess.TimeoutExpired as error:
             raise ToolMissing(f"{what} did not answer within {error.timeout:.0f} s", hint=hint) from error

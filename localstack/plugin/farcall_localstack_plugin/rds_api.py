@@ -119,8 +119,8 @@ def _described_instance(instance: Instance, context: RequestContext) -> Request:
 def _version() -> str:
     """The version of the installed PostgreSQL, independent of the template: there is only one."""
     program = settings().postgres_bin / "postgres"
-    said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
-    return said.split()[-1]
+    output = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
+    return output.split()[-1]
 
 
 def _described_snapshot(snapshot: Snapshot, context: RequestContext) -> Request:
