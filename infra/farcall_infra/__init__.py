@@ -1,6 +1,6 @@
 """AWS CDK app of the Farcall cloud tier: the stacks, and the profiles they are built for.
 
-Importing ``aws_cdk`` starts a Node process at once, so which Node that is has to be settled before any module of this
+Importing ``aws_cdk`` starts a Node process at once, so the Node program must be chosen before any module of this
 package is imported. That is why this file runs one line of code.
 """
 

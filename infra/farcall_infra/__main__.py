@@ -1,4 +1,4 @@
-"""What ``cdk.json`` runs."""
+"""Entry point of the CDK app: ``cdk.json`` runs this module."""
 
 from farcall_infra.app import synthesize
 

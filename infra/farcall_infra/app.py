@@ -8,7 +8,7 @@ from pathlib import Path
 import aws_cdk as cdk
 from cdk_nag import AwsSolutionsChecks
 
-from farcall_infra.constructs.watched import Watched
+from farcall_infra.constructs.monitored import Monitored
 from farcall_infra.deployment import DEPLOYMENT_TAG, Deployment, deployment_from_context, stack_name
 from farcall_infra.release import RELEASE_OUTPUT, this_release
 from farcall_infra.stacks.api import ApiStack
@@ -28,7 +28,7 @@ def add_stacks(app: cdk.App, deployment: Deployment) -> None:
     api = ApiStack(app, named("api"), deployment=deployment, network=network, stores=stores)
     forwarder = ForwarderStack(app, named("forwarder"), deployment=deployment, network=network, stores=stores)
     if deployment.target.observed:
-        watched = Watched(
+        monitored = Monitored(
             api=api.web_api.api,
             api_function=api.function,
             reconciler=api.reconciler,
@@ -38,8 +38,8 @@ def add_stacks(app: cdk.App, deployment: Deployment) -> None:
             database=stores.database.instance,
             queue_nodes=stores.queue.nodes,
         )
-        ObservabilityStack(app, named("observability"), deployment=deployment, watched=watched)
-    forwarder.add_stack_dependency(api, "the forwarder needs the schema that the API's migration makes")
+        ObservabilityStack(app, named("observability"), deployment=deployment, monitored=monitored)
+    forwarder.add_stack_dependency(api, "the forwarder needs the schema that the API's migration creates")
     cdk.Tags.of(app).add(DEPLOYMENT_TAG, deployment.name)
     for stack in app.node.children:
         if isinstance(stack, cdk.Stack):
@@ -49,10 +49,10 @@ def add_stacks(app: cdk.App, deployment: Deployment) -> None:
 def synthesize(*, outdir: Path | None = None, context: dict[str, object] | None = None) -> Path:
     """Synthesise the app with the context of the CDK CLI and ``context``; returns the cloud assembly's directory.
 
-    What goes to AWS is looked at by cdk-nag, unless ``CDK_VALIDATION=false``; the report lies in the assembly.
+    cdk-nag checks templates for AWS, unless ``CDK_VALIDATION=false``; its report is in the assembly.
 
     :raises ConfigurationError: if the context does not describe a deployment.
-    :raises RuntimeError: if cdk-nag finds something that no construct accepts.
+    :raises RuntimeError: if cdk-nag finds something that no construct suppresses.
     """
     app = cdk.App(outdir=str(outdir) if outdir else None, context=context)
     deployment = deployment_from_context(app.node.get_all_context())

@@ -35,7 +35,7 @@ class WheelPlatform:
 
     @property
     def processor(self) -> str:
-        """What the template asks for, in Lambda's words. Where the wheels are this machine's nobody looks at it."""
+        """The processor in the template, as Lambda spells it. With this machine's wheels its value has no effect."""
         return "x86_64" if self.triple is not None and self.triple.startswith("x86_64") else "arm64"
 
     @property
@@ -55,12 +55,12 @@ HOST: Final = WheelPlatform(
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """What goes into one bundle.
+    """The contents of one bundle.
 
     ``member`` is the workspace member whose locked dependencies are installed, ``sources`` are package directories
     relative to the workspace, ``extra_files`` are files of ``infra/runtime``, ``texts`` are files of one deployment by
-    name and contents, and ``omitted`` names distributions that it does without, and with them what only they need.
-    Where botocore is installed, it keeps the data of ``aws_services`` only.
+    name and contents, and ``omitted`` names distributions that are left out, together with their own dependencies.
+    If botocore is installed, only its data for ``aws_services`` is kept.
     """
 
     name: str
@@ -98,8 +98,8 @@ class Bundle:
         for name, text in self.texts:
             if not text:
                 raise ConfigurationError(
-                    f"the contents of {name} are not known",
-                    hint="Deploy with `farcall cloud deploy`, which fetches the database's certificate authorities, or"
+                    f"the contents of {name} are unknown",
+                    hint="Deploy with `farcall cloud deploy`, which downloads the database's CA bundle, or"
                     " pass -c database.authorities=FILE",
                 )
         requirements = self.requirements()
@@ -118,15 +118,15 @@ class Bundle:
         python = sys.executable if platform.triple is None else find_python(platform.python_version)
         if python is None:
             sys.stderr.write(
-                f"The bundle {self.name} has no byte code: there is no Python {platform.python_version} here."
-                " Its programs start in twice the time.\n"
+                f"The bundle {self.name} has no byte code, because Python {platform.python_version} is not installed."
+                " Its programs take twice as long to start.\n"
             )
         else:
             _compile(directory, python)
 
     def _strip(self, directory: Path) -> None:
-        """Remove what no program reads: sources of extension modules, tests of packages, and the data
-        of AWS services that are not called."""
+        """Remove files that no program reads: sources of extension modules, tests of packages, and the data of AWS
+        services that are not called."""
         # Not "*.pyi": packages that import lazily (globus_sdk) read theirs.
         for pattern in ("**/*.pyx", "**/*.pxd", "**/*.[ch]", "*.dist-info/RECORD"):
             for path in directory.glob(pattern):
@@ -138,7 +138,7 @@ class Bundle:
                 shutil.rmtree(path)
 
     def _files(self) -> list[tuple[Path, Path]]:
-        """Our own files and where each goes in the bundle, in a stable order."""
+        """Our own files and their paths in the bundle, in a stable order."""
         files = [(_RUNTIME / name, Path(name)) for name in self.extra_files]
         for source in self.sources:
             root = WORKSPACE / source
@@ -161,13 +161,13 @@ FORWARDER: Final = Bundle(
     "forwarder",
     member="farcall-forwarder",
     sources=("forwarder_fargate/farcall_forwarder", "common/farcall_common"),
-    omitted=("alembic",),  # migrations are the API's business
+    omitted=("alembic",),  # only the API runs migrations
     aws_services=("s3", "secretsmanager"),  # a test compares them with the calls in the sources
 )
 
 
 def find_python(version: str) -> str | None:
-    """The program of a CPython of that version, None if there is none. uv looks for it, and fetches one unless
+    """The interpreter of a CPython of that version, None if there is none. uv finds it, and downloads one unless
     ``UV_PYTHON_DOWNLOADS`` forbids that."""
     try:
         ask = "import sys; print(sys.executable)"
@@ -177,8 +177,8 @@ def find_python(version: str) -> str | None:
 
 
 def _compile(directory: Path, python: str) -> None:
-    """Add the byte code that this Python reads; it is the same on every processor. Programs then start in half the
-    time. Sources are never compared with it: what is in a bundle does not change. What is no Python is left out."""
+    """Add byte code for this Python; it is the same on every processor. Programs then start in half the time. Python
+    does not compare it with the sources, because a bundle never changes. Files that are not Python are skipped."""
     command = [python, "-I", "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash", str(directory)]
     subprocess.run(command, check=False)
 

@@ -1,7 +1,7 @@
-"""What a deployment costs, from its synthesised templates and a price table. Pure: no AWS, no clock, no files.
+"""Cost estimate of a deployment, from its synthesised templates and a price table. Pure: no AWS, no clock, no files.
 
-The idle bill is what a month of doing nothing costs, item by item. A resource whose type or size has no price is an
-error and never free: a template that grew something expensive would else pass for cheap.
+The idle bill lists the cost of a month without use, item by item. A resource whose type or size has no price is an
+error, and never free: otherwise an expensive new resource would go unnoticed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Bill:
-    """What a month costs."""
+    """The cost of a month."""
 
     items: tuple[Item, ...]
 
@@ -52,7 +52,7 @@ class Bill:
 
 
 def idle_bill(templates: Mapping[str, Template], prices: Prices) -> Bill:
-    """What the stacks of ``templates`` (by name) cost in a month in which nobody uses them.
+    """The monthly cost of the stacks of ``templates`` (by name) without any use.
 
     :raises ConfigurationError: if ``prices`` has no price for one of the resources.
     """
@@ -76,9 +76,8 @@ def price_per_million_tasks(
 ) -> float:
     """US dollars for a million small tasks that are submitted, and whose results are read, ``batch`` at a time.
 
-    That includes the room that they take in the database and its backups until they are deleted. With ``blobs``,
-    arguments and result of each go through the blob store. What does not depend on the number of tasks is in the idle
-    bill.
+    That includes their storage in the database and its backups until they are deleted. With ``blobs``, arguments and
+    result of each task go through the blob store. Costs that do not depend on the number of tasks are in the idle bill.
     """
     use = prices.use
     memory_gb = _api_memory_mib(templates) / _MIB_PER_GIB
@@ -98,7 +97,7 @@ def price_per_million_tasks(
 
 
 def _database_usd_per_task(templates: Mapping[str, Template], prices: Prices) -> float:
-    """What the rows of a task cost while it is kept, and its write-ahead log while backups need it."""
+    """The cost of a task's rows while the task is kept, and of its write-ahead log while backups need it."""
     use, database = prices.use, _the_database(templates)
     copies = 2 if database["MultiAZ"] else 1
     kept_months = _retention_days(templates) / _DAYS_PER_MONTH
@@ -206,7 +205,7 @@ _PRICERS: Final[Mapping[str, Callable[[Properties, Template, Prices], _Lines]]] 
     "AWS::SecretsManager::Secret": _secret,
 }
 
-# -- what is billed by number, the first few for nothing ---------------------------------------------------------------
+# -- resources billed by number, the first few free --------------------------------------------------------------------
 
 _METRICS: Final = "AWS::Logs::MetricFilter"
 _ALARMS: Final = "AWS::CloudWatch::Alarm"

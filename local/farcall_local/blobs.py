@@ -1,5 +1,5 @@
-"""The HTTP server of the tier's blobs: uploads and downloads by signed addresses, straight to and from files. Old
-blobs are deleted, as the lifecycle rule of a bucket does."""
+"""Blob server of the local tier: uploads and downloads by signed URLs, directly to and from files. It deletes old
+blobs, as the lifecycle rule of a bucket does."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _logger = logging.getLogger(__name__)
 
 
 class _ClientGone(Exception):
-    """The client went away before the end of its body."""
+    """The client disconnected before the end of its body."""
 
 
 class BlobServer:
-    """An ASGI application: ``PUT`` and ``GET`` of what an address was signed for, nothing else."""
+    """An ASGI application: ``PUT`` and ``GET`` with a URL that was signed for this method and blob."""
 
     def __init__(self, blobs: FileBlobs, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._blobs = blobs
@@ -88,10 +88,12 @@ class BlobServer:
                     raise _ClientGone
                 blob.write(message.get("body", b""))
                 if blob.size_bytes > ref.size_bytes:
-                    raise InvalidRequest(f"More than the {ref.size_bytes} bytes came that the address is for.")
+                    raise InvalidRequest(
+                        f"The body is longer than the {ref.size_bytes} bytes that the URL was signed for."
+                    )
                 more = message.get("more_body", False)
             if blob.ref != ref:
-                raise InvalidRequest("The bytes are not those that the address is for: length or SHA-256 differ.")
+                raise InvalidRequest("The body differs from what the URL was signed for: another length or SHA-256.")
             await asyncio.to_thread(blob.commit)
 
     async def _get(self, blob_key: str, send: Send) -> None:
@@ -116,7 +118,7 @@ async def _answer(send: Send, status: int, text: bytes) -> None:
 
 
 async def _refuse(send: Send, error: FarcallError) -> None:
-    """Answer as the API does."""
+    """Send an error in the API's format."""
     text = json.dumps(error.record.to_json()).encode()
     await send(_head(status_of(type(error)), len(text), b"application/json", retry_after_s=error.record.retry_after_s))
     await send({"type": "http.response.body", "body": text})
@@ -135,14 +137,14 @@ async def _expire(blobs: FileBlobs) -> None:
             if expired := await asyncio.to_thread(blobs.expire, older_than_s=_KEPT_S):
                 _logger.info("expired %d blobs", expired)
         except OSError as error:
-            _logger.warning("old blobs cannot be deleted: %s", error)
+            _logger.warning("cannot delete old blobs: %s", error)
         await asyncio.sleep(_EXPIRE_EVERY_S)
 
 
 def main() -> None:
     """Serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--listener", type=int, required=True, help="number of an inherited socket that listens")
+    parser.add_argument("--listener", type=int, required=True, help="file descriptor of an inherited listening socket")
     parser.add_argument("--directory", type=Path, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -155,7 +157,7 @@ def main() -> None:
 
 
 async def _serve(blobs: FileBlobs, listener: socket.socket) -> None:
-    # No access log: it would hold signed addresses.
+    # No access log: it would contain signed URLs.
     config = uvicorn.Config(
         BlobServer(blobs),
         http=LimitedHttp,

@@ -1,4 +1,4 @@
-"""``farcall local``: a whole cloud tier on this machine, without an AWS account."""
+"""``farcall local``: commands that start, stop and show a cloud tier on this machine, without an AWS account."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 _console = Console(highlight=False)
 
-#: Less than this on the disk of a tier is told. A blob has 10 MiB at most.
+#: ``status`` warns if the tier's disk has less free space. A blob has 10 MiB at most.
 _LITTLE_BYTES = 256 * 2**20
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
@@ -40,7 +40,7 @@ def _directory() -> Path:
 
 @app.command()
 def up(
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay until Ctrl-C, then stop the tier.")] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C, then stop the tier.")] = False,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the API. [default: the last one, or a free one]")
     ] = None,
@@ -52,13 +52,13 @@ def up(
         state = TierState.read(directory)
         if port is not None and state and state.api_url and urllib.parse.urlsplit(state.api_url).port != port:
             raise ConfigurationError(
-                f"The local tier is up already at {state.api_url}; its port stays what it is while it runs.",
-                hint=f"`farcall local down`, then `farcall local up --port {port}`.",
+                f"The local tier is already running at {state.api_url}; its port cannot change while it runs.",
+                hint=f"Run `farcall local down`, then `farcall local up --port {port}`.",
             )
         if as_json:
             _show_up(state, directory, was_up=True)
         else:
-            _console.print(f"The local tier is up already: {state.api_url if state else directory}")
+            _console.print(f"The local tier is already running: {state.api_url if state else directory}")
         return
     began = time.monotonic()
     try:
@@ -92,7 +92,7 @@ def down(
     wipe: Annotated[bool, typer.Option("--wipe", help="Also remove all data: functions, tasks, results.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop the tier. Its data stays for the next ``up``."""
+    """Stop the tier. Its data remains for the next ``up``."""
     directory = _directory()
     stopped = control.stop(directory)
     if wipe:
@@ -107,7 +107,7 @@ def down(
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Show whether the tier runs, where, and with which processes. Exits with 3 when it does not run."""
+    """Show whether the tier runs, its address and its processes. Exits with 3 if it does not run."""
     directory = _directory()
     running = control.is_up(directory)
     state = TierState.read(directory)
@@ -125,8 +125,8 @@ def status(as_json: AsJson = False) -> None:
         _console.print(f"Logs: {directory / 'logs'}")
         if (free_bytes := shutil.disk_usage(directory).free) < _LITTLE_BYTES:
             _console.print(
-                f"The disk of {directory} is full: {free_bytes // 2**20} MiB are free. Big arguments and results cannot"
-                " be stored, nor tasks when PostgreSQL finds no room. Make room.",
+                f"The disk of {directory} is almost full: {free_bytes // 2**20} MiB are free. Large arguments and"
+                " results cannot be stored, and without space for PostgreSQL no tasks. Free some space.",
                 soft_wrap=True,
             )
     else:
@@ -141,7 +141,7 @@ def _show_up(state: TierState | None, directory: Path, *, was_up: bool) -> None:
 
 
 def _configure(state: TierState) -> str:
-    """Write ``config.toml`` unless the user has one that points elsewhere; returns what there is to say of it."""
+    """Write ``config.toml`` unless the user has one for another API; returns a message for the user."""
     home = find_home(os.environ)
     path = config_path(home)
     values = {"api_url": state.api_url, "token": state.token}
@@ -150,7 +150,7 @@ def _configure(state: TierState) -> str:
         if not path.exists() or read_settings(home).get("token") == state.token:
             write_settings(home, values, comment="Written by `farcall local up`.")
             return f"{path} points at it."
-        reason = f"{path} is left as it is"
+        reason = f"{path} is unchanged"
     except ConfigurationError as error:
         reason = error.record.message
-    return f"{reason}; for this tier: export FARCALL_API_URL={state.api_url}"
+    return f"{reason}; to use this tier: export FARCALL_API_URL={state.api_url}"

@@ -1,4 +1,4 @@
-"""Starting and stopping the supervisor of a tier from another process."""
+"""Control of a tier's supervisor from another process: start, stop, wipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["is_up", "launch", "stop", "wipe"]
 
 _LOOK_EVERY_S = 0.02
 
-#: A process object that is dropped while its process runs complains about it; these are meant to run on.
+#: Process objects of running supervisors: a process object that is deleted while its process runs emits a warning.
 _left_running: list[subprocess.Popen[bytes]] = []
 
 
@@ -32,11 +32,11 @@ def launch(
 ) -> subprocess.Popen[bytes]:
     """Start a supervisor and wait until its tier is ready.
 
-    It runs in a session of its own: a Ctrl-C at the terminal is for the caller, who then stops the tier in order. With
-    ``until_eof`` it stops when the ``stdin`` of the returned process is closed, at the latest by the caller's death.
-    ``port`` is the API's; None for the one that it had last, or a free one.
+    It runs in its own session: Ctrl-C at the terminal goes to the caller only, which then stops the tier in order. With
+    ``until_eof`` it stops when the ``stdin`` of the returned process is closed, at the latest when the caller ends.
+    ``port`` is the API's; None for its last one, or a free one.
 
-    :raises FarcallError: what kept the tier from starting.
+    :raises FarcallError: if the tier does not start, with the reason.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     log_path = directory / "logs" / "supervisor.log"
@@ -69,7 +69,7 @@ def launch(
 
 
 def is_up(directory: Path) -> bool:
-    """Whether a supervisor holds this directory now, whatever its state file says."""
+    """Whether a supervisor holds this directory's lock now, whatever its state file says."""
     try:
         with (directory / "lock").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -81,31 +81,31 @@ def is_up(directory: Path) -> bool:
 
 
 def stop(directory: Path, *, within_s: float = 30.0) -> bool:
-    """Stop the tier and wait for its end, at most ``within_s`` seconds before it is killed. False if none ran.
+    """Stop the tier and wait for its end; kill it after ``within_s`` seconds. False if none ran.
 
-    :raises Unavailable: if not even that ends it.
+    :raises Unavailable: if it runs even after that.
     """
     if not is_up(directory):
         return False
     supervisor_pid = int((directory / "lock").read_text())
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):  # after the latter, the kernel ends its children
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):  # after SIGKILL, the kernel ends its children
         with contextlib.suppress(ProcessLookupError):
             os.kill(supervisor_pid, signal_number)
         if _wait_until_down(directory, within_s=within_s):
             _reap(supervisor_pid)
             return True
-    raise Unavailable(f"the supervisor, process {supervisor_pid}, cannot be ended")
+    raise Unavailable(f"the supervisor, process {supervisor_pid}, does not end")
 
 
 def _reap(supervisor_pid: int) -> None:
-    """Take note of the end of a supervisor that this process had left running: it lets go of its lock as it ends."""
+    """Reap a supervisor that this process started: it releases its lock while it ends."""
     for each in [each for each in _left_running if each.pid == supervisor_pid]:
         each.wait()
         _left_running.remove(each)
 
 
 def _wait_until_down(directory: Path, *, within_s: float) -> bool:
-    """Wait for the lock, not for the process: where nobody reaps orphans, as in many containers, those stay on."""
+    """Wait for the lock, not for the process: in many containers no init reaps orphans, so they remain as zombies."""
     deadline = time.monotonic() + within_s
     while is_up(directory):
         if time.monotonic() > deadline:

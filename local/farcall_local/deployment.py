@@ -1,4 +1,4 @@
-"""A cloud tier as its users see it, whichever tier it is."""
+"""Access data of a deployed cloud tier, local or not."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["Deployment"]
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """The address of the API, a bearer token for each user by name, and a directory that has the logs."""
+    """The URL of the API, a bearer token for each user by name, and the directory of the logs."""
 
     api_url: str
     tokens: Mapping[str, str]
     directory: Path
 
     def environment(self, user: str) -> dict[str, str]:
-        """What the programs of a user need in their environment."""
+        """The environment variables for the programs of a user."""
         return {"FARCALL_API_URL": self.api_url, "FARCALL_TOKEN": self.tokens[user]}

@@ -1,4 +1,4 @@
-"""An endpoint on this machine, driven through its command line as a user would: for demo, tests and benchmarks."""
+"""A local endpoint for demo, tests and benchmarks, controlled through its command line as by a user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from farcall_local.process import log_tail
 
 __all__ = ["LocalEndpoint"]
 
-#: An agent that ends is noticed at once; a machine under load takes long.
+#: The end of an agent is noticed at once; a start on a loaded machine takes long.
 _CONNECTED_WITHIN_S = 240
 _COMMAND_WITHIN_S = 300.0
 _LOOK_EVERY_S = 0.02
@@ -57,7 +57,7 @@ class LocalEndpoint:
 
     @property
     def endpoint_id(self) -> str:
-        """The id that the endpoint got when it was first started."""
+        """The endpoint's id, assigned at its first start."""
         return str(json.loads((self.directory / "endpoint.json").read_text())["endpoint_id"])
 
     @property
@@ -65,7 +65,7 @@ class LocalEndpoint:
         return self.directory / "endpoint.log"
 
     def configure(self) -> None:
-        """Write the endpoint's directory, unless it is there."""
+        """Create the endpoint's directory, unless it exists."""
         if not (self.directory / "config.yaml").exists():
             self.home.mkdir(parents=True, exist_ok=True)
             self.command("configure", self.name)
@@ -75,14 +75,14 @@ class LocalEndpoint:
         self.command("start", self.name, "--detach", "--timeout", str(_CONNECTED_WITHIN_S))
 
     def stop(self) -> None:
-        """Stop the endpoint; harmless when it does not run."""
+        """Stop the endpoint, if it runs."""
         if self.agent() is not None:
             self.command("stop", self.name)
 
     def command(self, *arguments: str) -> str:
-        """Run ``farcall-endpoint`` and return what it printed.
+        """Run ``farcall-endpoint`` and return its output.
 
-        :raises Unavailable: if it fails; with what it said, and the end of the endpoint's log.
+        :raises Unavailable: if it fails; with its output, and the end of the endpoint's log.
         """
         program = Path(sys.executable).with_name("farcall-endpoint")
         if not program.exists():
@@ -110,7 +110,7 @@ class LocalEndpoint:
         try:
             named = json.loads((self.directory / "daemon.pid").read_text())
             process = psutil.Process(int(named["pid"]))
-            same = abs(process.create_time() - float(named["started_at"])) < 2.0  # ids are given out again
+            same = abs(process.create_time() - float(named["started_at"])) < 2.0  # process ids are reused
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except (FileNotFoundError, ValueError, KeyError, psutil.NoSuchProcess):
             return None
@@ -137,10 +137,10 @@ class LocalEndpoint:
             if found := self.processes(role):
                 return found
             time.sleep(_LOOK_EVERY_S)
-        raise Unavailable(f"no {role} came up within {within_s:g} s:\n{log_tail(self.log_path)}")
+        raise Unavailable(f"no {role} started within {within_s:g} s:\n{log_tail(self.log_path)}")
 
     def kill(self) -> None:
-        """Kill whatever still runs of the endpoint."""
+        """Kill all remaining processes of the endpoint."""
         agent = self.agent()
         family = [*agent.children(recursive=True), agent] if agent else []
         for process in family:

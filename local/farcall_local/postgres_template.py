@@ -1,7 +1,7 @@
-"""Fresh data directories, copied from a template that has the schema in it.
+"""PostgreSQL template: new data directories are copies of a template that contains the schema.
 
-Making a cluster and migrating an empty database takes seconds, copying the outcome a tenth of one. The template is made
-on first use for each version of PostgreSQL and of the schema, and kept in the user's cache directory.
+Creating a cluster and migrating an empty database takes seconds; copying the result takes a tenth of a second. The
+template is created on first use for each version of PostgreSQL and of the schema, in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Cluster:
-    """The one user and the one database of a tier."""
+    """The user and the database of a tier."""
 
     user = database = "farcall"
 
     @classmethod
     def url(cls, *, port: int, password: str) -> str:
-        # With SCRAM the server proves that it knows the password; who has taken its port is asked for nothing else.
+        # With SCRAM the server proves that it knows the password, so another program on its port never receives it.
         return f"postgresql://{cls.user}:{password}@{_LOOPBACK}:{port}/{cls.database}?require_auth=scram-sha-256"
 
 
 def schema_digest() -> str:
-    """What the migrations of the installed ``farcall-common`` come to: changes when one of them does."""
-    # Beside the top-level package, whose import is cheap; that of the store would cost a second.
+    """A digest of the migrations of the installed ``farcall-common``."""
+    # The path comes from the top-level package: importing the store would cost a second.
     migrations = Path(farcall_common.__file__).parent / "store" / "migrations"
     digest = hashlib.sha256()
     for script in sorted(migrations.rglob("*.py")):
@@ -47,29 +47,29 @@ def schema_digest() -> str:
 
 
 def initialise(install: PostgresInstall, data: Path, *, password: str, migrate: Callable[[str], None]) -> None:
-    """Make a data directory with the schema in it, owned by the account of ``install``.
+    """Create a data directory with the schema in it, owned by the account of ``install``.
 
-    ``migrate`` is called with the URL of a server when there is no template yet. The template's password is thrown
-    away; the copy gets its own before any server listens.
+    ``migrate`` is called with the URL of a server if there is no template yet. The template's password is discarded;
+    the copy gets its own before any server listens.
 
-    :raises Unavailable: if PostgreSQL's own tools or the migration fail; with what they said.
+    :raises Unavailable: if PostgreSQL's own tools or the migration fail; with their output.
     """
     template = _template(install, migrate)
     with tempfile.TemporaryDirectory(dir=data.parent, prefix="new-") as scratch:
         give_to(install.account, Path(scratch))
         fresh = Path(scratch) / "data"
         run_tool(None, "cp", "-a", str(template), str(fresh))
-        orders = f"ALTER ROLE {Cluster.user} PASSWORD '{password}'\n"
+        commands = f"ALTER ROLE {Cluster.user} PASSWORD '{password}'\n"
         server = str(install.binary("postgres"))
-        said = run_tool(install, server, "--single", "-D", str(fresh), Cluster.database, orders=orders)
-        if "ERROR:" in said:  # single-user mode carries on after an error and ends with 0
-            raise Unavailable(f"PostgreSQL's data directory could not be made:\n{said}")
+        output = run_tool(install, server, "--single", "-D", str(fresh), Cluster.database, commands=commands)
+        if "ERROR:" in output:  # single-user mode continues after an error and exits with 0
+            raise Unavailable(f"cannot create PostgreSQL's data directory:\n{output}")
         run_tool(install, str(install.binary("initdb")), "--sync-only", "-D", str(fresh))
         fresh.rename(data)
 
 
 def template_path(install: PostgresInstall) -> Path:
-    """Where the template for these versions of PostgreSQL and of the schema is kept, or will be."""
+    """The path of the template for these versions of PostgreSQL and of the schema."""
     cache = ROOT_STATE if install.account else platformdirs.user_cache_path("farcall")
     return cache / f"template-{install.version}-{schema_digest()}"
 
@@ -87,8 +87,10 @@ def _template(install: PostgresInstall, migrate: Callable[[str], None]) -> Path:
             words = [f"-U{Cluster.user}", f"--pwfile={password_file}", "--auth=scram-sha-256"]
             words += ["--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"]
             run_tool(install, str(install.binary("initdb")), "-D", str(fresh), *words)
-            orders = f"CREATE DATABASE {Cluster.database}\n"
-            run_tool(install, str(install.binary("postgres")), "--single", "-D", str(fresh), "postgres", orders=orders)
+            commands = f"CREATE DATABASE {Cluster.database}\n"
+            run_tool(
+                install, str(install.binary("postgres")), "--single", "-D", str(fresh), "postgres", commands=commands
+            )
             with _serving(install, fresh) as port:
                 migrate(Cluster.url(port=port, password=password))
             move_unless_there(fresh, template)
@@ -97,7 +99,7 @@ def _template(install: PostgresInstall, migrate: Callable[[str], None]) -> Path:
 
 @contextlib.contextmanager
 def _serving(install: PostgresInstall, data: Path) -> Iterator[int]:
-    """Run a server for a moment; its port."""
+    """Run a server during the ``with`` block; yields its port."""
     port = free_port()
     control = [str(install.binary("pg_ctl")), "-D", str(data), "-w"]
     options = f"-c listen_addresses={_LOOPBACK} -c port={port} -c unix_socket_directories= -c fsync=off"

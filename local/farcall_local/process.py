@@ -1,4 +1,4 @@
-"""One operating-system process: how it is started, watched, and stopped, so that none outlives its supervisor."""
+"""Supervised processes: start, readiness, stop and logs. None outlives its supervisor."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """The user that a program runs as when its supervisor is root."""
+    """The user that a program runs as if its supervisor is root."""
 
     uid: int
     gid: int
 
     @classmethod
     def nobody(cls) -> Account:
-        """The account that owns nothing."""
+        """The unprivileged account ``nobody``."""
         entry = pwd.getpwnam("nobody")
         return cls(entry.pw_uid, entry.pw_gid)
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """How to run one process.
+    """Description of one process.
 
-    ``stop_signal`` asks it to end; it has ``stop_within_s`` seconds before it is killed. ``orphan_signal`` is what the
-    kernel sends it when the supervisor dies without having stopped it: SIGKILL, unless ending at once would hurt.
-    ``listener`` is a socket that it inherits, under the same number.
+    ``stop_signal`` asks it to end; after ``stop_within_s`` seconds it is killed. The kernel sends ``orphan_signal`` if
+    the supervisor dies without stopping it: SIGKILL, unless the program needs an orderly end. ``listener`` is a socket
+    that it inherits with the same file descriptor.
     """
 
     name: str
@@ -72,10 +72,10 @@ class Child:
 
     @classmethod
     async def start(cls, program: Program) -> Child:
-        """Start the program; its output goes to the end of its log.
+        """Start the program; its output is appended to its log.
 
-        Call it from the thread that lives as long as the supervisor: the kernel ties a child's orphan signal to the
-        *thread* that forked it.
+        Call it from a thread that lives as long as the supervisor: the kernel sends the orphan signal when the *thread*
+        that forked the child ends.
         """
         account, supervisor_pid, orphan_signal = program.account, os.getpid(), program.orphan_signal
 
@@ -83,7 +83,7 @@ class Child:
             if _LIBC is None:
                 return
             _LIBC.prctl(_PR_SET_PDEATHSIG, int(orphan_signal), 0, 0, 0)
-            if os.getppid() != supervisor_pid:  # it died before the line above
+            if os.getppid() != supervisor_pid:  # the supervisor died before the line above
                 os.kill(os.getpid(), signal.SIGKILL)
 
         with program.log_path.open("ab") as log:
@@ -107,11 +107,11 @@ class Child:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait until the process has ended; its exit status, negative for a signal."""
+        """Wait until the process has ended; returns its exit status, negative for a signal."""
         return await self._process.wait()
 
     async def wait_ready(self, probe: Callable[[], Awaitable[bool]], *, within_s: float) -> None:
-        """Wait until ``probe`` says yes.
+        """Wait until ``probe`` returns true.
 
         :raises Unavailable: if the process ends first or ``within_s`` seconds pass; with the end of its log.
         """
@@ -124,7 +124,7 @@ class Child:
             await asyncio.sleep(_PROBE_EVERY_S)
 
     async def stop(self) -> None:
-        """Ask the process to end, kill it when it does not, and reap it."""
+        """Ask the process to end, kill it after a time limit, and reap it."""
         if self._process.returncode is None:
             self._process.send_signal(self.program.stop_signal)
             try:
@@ -134,24 +134,25 @@ class Child:
                 self._process.kill()
         await self._process.wait()
 
-    def _failed(self, what: str) -> Unavailable:
+    def _failed(self, reason: str) -> Unavailable:
         tail = log_tail(self.program.log_path)
         return Unavailable(
-            f"{self.program.name} {what}; the end of its log:\n{tail}", hint=f"The whole log: {self.program.log_path}"
+            f"{self.program.name} {reason}; the end of its log:\n{tail}", hint=f"The whole log: {self.program.log_path}"
         )
 
 
 def bound_log(path: Path, *, max_bytes: int) -> None:
-    """Empty a log that is larger than ``max_bytes``; what was in it is kept as ``NAME.log.1``, not what was there.
+    """Rotate a log that is larger than ``max_bytes``: copy it to ``NAME.log.1``, replacing the last copy, and truncate
+    it.
 
-    Programs write to the end of the file that they have open, so they go on at its new end. A few lines that are
-    written meanwhile may be lost. Where the disk has no room for the copy, there is none.
+    Programs append to the file that they have open, so they continue at its new end. A few lines written during the
+    rotation may be lost. If the disk has no space for the copy, there is none.
     """
     earlier = path.with_name(f"{path.name}.1")
     try:
         if path.stat().st_size <= max_bytes:
             return
-        earlier.unlink(missing_ok=True)  # its room first
+        earlier.unlink(missing_ok=True)  # free its space first
         shutil.copyfile(path, earlier)
     except FileNotFoundError:
         return
@@ -163,7 +164,7 @@ def bound_log(path: Path, *, max_bytes: int) -> None:
 
 
 def log_tail(path: Path, *, lines: int = 20) -> str:
-    """The last lines of a log, or a word that says there is none."""
+    """The last lines of a log, or a note that it is missing or empty."""
     try:
         text = path.read_text(errors="replace")
     except FileNotFoundError:
@@ -174,9 +175,9 @@ def log_tail(path: Path, *, lines: int = 20) -> str:
 def listen(port: int = 0) -> socket.socket:
     """A socket that listens on a loopback port (0: a free one), for a program to inherit.
 
-    Who made it keeps it open: while the program is down, nobody else can take the port and pretend to be the program.
+    The caller keeps it open, so no other program can take the port while the program is down.
 
-    :raises ConfigurationError: if the port cannot be had.
+    :raises ConfigurationError: if the port is not available.
     """
     if not 0 <= port <= _MAX_PORT:
         raise ConfigurationError(f"Port {port} does not exist.", hint=f"Choose a port from 1 to {_MAX_PORT}.")
@@ -190,7 +191,7 @@ def listen(port: int = 0) -> socket.socket:
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on now. Another process may take it first: be ready to ask again."""
+    """A free loopback TCP port. Another process may take it first, so callers must be ready to retry."""
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         return int(probe.getsockname()[1])

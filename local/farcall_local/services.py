@@ -1,4 +1,4 @@
-"""Farcall's own processes in the tier, and the environment that all of them share."""
+"""Services of the local tier: the API and the forwarder, and their shared environment."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from farcall_local.state import TierSecrets
 __all__ = ["Api", "Forwarder", "Part", "base_environment", "migrate", "service_environment"]
 
 _LOOPBACK = "127.0.0.1"
-#: Written by the API when it serves; and what that was before.
+#: The API writes the first when it serves; the second holds its previous port.
 _PORT_FILE = "api.port"
 _LAST_PORT_FILE = "api.last-port"
 
 
 class Part(Protocol):
-    """What the supervisor knows of anything that it keeps running."""
+    """The interface of a supervised part."""
 
     @property
     def name(self) -> str: ...
     def prepare(self) -> None:
-        """Make ready what the program needs on disk. Blocks; called before every start."""
+        """Prepare the program's files. Blocks; called before every start."""
 
     def program(self, *, environment: Mapping[str, str], logs: Path) -> Program: ...
     async def is_ready(self) -> bool:
-        """Whether a client that connects now is served."""
+        """Whether the part serves clients now."""
 
     def elsewhere(self) -> Self:
-        """The same part on another port, for when its own is taken."""
+        """The same part on another port, if its own is taken."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Api:
-    """The REST API, on a socket of the supervisor's: clients know its port, and no other program may ever have it."""
+    """The REST API, on a socket of the supervisor: clients know its port, so no other program may ever have it."""
 
     directory: Path
     listener: socket.socket
@@ -51,15 +51,15 @@ class Api:
 
     @classmethod
     def listening(cls, directory: Path, port: int | None = None) -> Api:
-        """On ``port``, or on the one that it had last if that is free.
+        """The API on ``port``, or on its last port if that is free, or on any free port.
 
-        :raises ConfigurationError: if ``port`` is given and cannot be had.
+        :raises ConfigurationError: if ``port`` is given and not available.
         """
         if port is not None:
             return cls(directory, listen(port))
         for known in (directory / _PORT_FILE, directory / _LAST_PORT_FILE):
             if known.exists():
-                # It is taken, or what a full disk left of the file is no port.
+                # The port is taken, or the file is damaged after a full disk.
                 with contextlib.suppress(ConfigurationError, ValueError):
                     return cls(directory, listen(int(known.read_text())))
         return cls(directory, listen())
@@ -69,7 +69,7 @@ class Api:
         return f"http://{_LOOPBACK}:{self.listener.getsockname()[1]}"
 
     def elsewhere(self) -> Api:
-        return self  # the port is its own already
+        return self  # the supervisor holds the port
 
     def prepare(self) -> None:
         if self._port_file.exists():
@@ -90,7 +90,7 @@ class Api:
 
 @dataclasses.dataclass(frozen=True)
 class Forwarder:
-    """The forwarder. It announces its own address in the queue, so each start may take any port."""
+    """The forwarder. It publishes its address in the queue, so each start may use any port."""
 
     directory: Path
     name: str = "forwarder"
@@ -114,9 +114,9 @@ class Forwarder:
 
 
 def migrate(database_url: str) -> None:
-    """Bring a database to the newest schema.
+    """Migrate a database to the newest schema.
 
-    :raises Unavailable: if that fails; with the end of what the migrator logged.
+    :raises Unavailable: if that fails; with the end of the migrator's log.
     """
     done = subprocess.run(
         [sys.executable, "-m", "farcall_lambdas.migrator"],
@@ -129,27 +129,27 @@ def migrate(database_url: str) -> None:
         cwd="/",
     )
     if done.returncode:
-        raise Unavailable(f"the database could not be migrated:\n{done.stdout[-4000:]}")
+        raise Unavailable(f"cannot migrate the database:\n{done.stdout[-4000:]}")
 
 
 def base_environment() -> dict[str, str]:
-    """This process's environment without what could lead a child to a real account or to another deployment."""
+    """This process's environment without variables of a real account or another deployment."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "FARCALL_"))}
-    away = ",".join(filter(None, [kept.get("NO_PROXY") or kept.get("no_proxy"), _LOOPBACK, "localhost"]))
+    no_proxy = ",".join(filter(None, [kept.get("NO_PROXY") or kept.get("no_proxy"), _LOOPBACK, "localhost"]))
     return kept | {
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "NO_PROXY": away,
-        "no_proxy": away,
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def service_environment(secrets: TierSecrets, *, postgres: Postgres, valkey: Valkey, blobs: Blobs) -> dict[str, str]:
-    """What the API and the forwarder read at their start."""
+    """The environment variables of the API and the forwarder."""
     return {
         "FARCALL_DATABASE_URL": postgres.url,
         "FARCALL_QUEUE_URL": valkey.url,

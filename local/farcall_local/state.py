@@ -1,4 +1,5 @@
-"""What a tier keeps in its directory: its secrets, made once, and its state, rewritten at every change."""
+"""Secrets and state of a tier, as files in its directory. Secrets are created once; state is written at every
+change."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Phase = str
 
 @dataclasses.dataclass(frozen=True)
 class TierSecrets:
-    """The secrets of one tier. ``tokens`` maps the name of each identity to its bearer token, first the user's own."""
+    """The secrets of one tier. ``tokens`` maps identity names to bearer tokens; the user's own is first."""
 
     tokens: Mapping[str, str]
     ticket_key: str
@@ -29,8 +30,8 @@ class TierSecrets:
     blob_key: str
 
     @classmethod
-    def load_or_make(cls, directory: Path, *, users: Sequence[str]) -> TierSecrets:
-        """The secrets of the tier at ``directory``; made on first use, with a token for each identity."""
+    def load_or_create(cls, directory: Path, *, users: Sequence[str]) -> TierSecrets:
+        """The secrets of the tier at ``directory``; created on first use, with a token for each identity."""
         path = directory / "secrets.json"
         kept = json.loads(path.read_text()) if path.exists() else {}
         made = cls(
@@ -47,7 +48,7 @@ class TierSecrets:
         return made
 
     def dev_tokens(self) -> str:
-        """FARCALL_DEV_TOKENS: who each token stands for. An identity keeps its id across restarts."""
+        """FARCALL_DEV_TOKENS: the identity of each token. An identity keeps its id across restarts."""
         return json.dumps(
             {
                 token: {"identity_id": str(uuid.uuid5(uuid.NAMESPACE_OID, token)), "username": name}
@@ -58,7 +59,7 @@ class TierSecrets:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessState:
-    """One supervised process: ``pid`` is None while it is down; ``restarts`` counts since the tier came up."""
+    """One supervised process. ``pid`` is None while it is down; ``restarts`` counts since the start of the tier."""
 
     pid: int | None = None
     restarts: int = 0
@@ -67,7 +68,7 @@ class ProcessState:
 
 @dataclasses.dataclass(frozen=True)
 class TierState:
-    """What others may know of a running tier; in ``state.json``, readable by its owner alone."""
+    """The state of a tier, in ``state.json``, which only its owner can read."""
 
     phase: Phase
     supervisor_pid: int
@@ -82,12 +83,15 @@ class TierState:
     error: str | None = None
 
     def write(self, directory: Path) -> None:
-        """:raises OSError: if that is not possible; then what was there is there still."""
+        """Replace ``state.json``.
+
+        :raises OSError: if that fails; the old file then remains.
+        """
         write_private(directory / "state.json", _to_json(self))
 
     @classmethod
     def read(cls, directory: Path) -> TierState | None:
-        """The last state written, or None when no tier was ever up here. It may be of a supervisor that died."""
+        """The last written state, None if there never was a tier. Its supervisor may have died since."""
         try:
             data: dict[str, Any] = json.loads((directory / "state.json").read_text())
         except FileNotFoundError:

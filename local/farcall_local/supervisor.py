@@ -1,8 +1,9 @@
-"""The process that owns a local tier: it starts the parts in order, starts again what dies, and stops all of them.
+"""Supervisor of a local tier: the process that starts the parts in order, restarts those that die, and stops all of
+them.
 
 ``python -m farcall_local.supervisor DIRECTORY`` writes one JSON line to standard output when the tier is ready, or when
-it failed to start. With ``--until-eof`` it stops when its standard input ends, that is, when its starter is gone.
-Nothing survives it, even when it is killed: see :mod:`farcall_local.process`.
+it failed to start. With ``--until-eof`` it stops when its standard input ends, that is, when its parent has ended. No
+part survives it, even if it is killed: see :mod:`farcall_local.process`.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from farcall_local.state import ProcessState, TierSecrets, TierState
 
 __all__ = ["Supervisor", "main"]
 
-_START_WITHIN_S = 150.0  # one that ends is noticed at once; a machine under load takes long
+_START_WITHIN_S = 150.0  # the end of a part is noticed at once; a start on a loaded machine takes long
 _START_ATTEMPTS = 3
-#: Waited before the n-th start in a row of a part that does not stay up, in seconds.
+#: Delay in seconds before the n-th restart in a row of a part that does not stay up.
 _BACKOFF_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 _SETTLED_AFTER_S = 10.0
 _MAINTAIN_FILES_EVERY_S = 2.0
-#: How large each log may become, in bytes; the part before it is kept as ``NAME.log.1``.
+#: Maximum size of each log in bytes; the previous part is kept as ``NAME.log.1``.
 _MAX_LOG_BYTES_VARIABLE = "FARCALL_LOCAL_MAX_LOG_BYTES"
 _MAX_LOG_BYTES = 32 * 1024 * 1024
 
 
 class Supervisor:
-    """Runs the parts of one tier; all of them belong to the event loop's thread."""
+    """Runs the parts of one tier, all of them from the event loop's thread."""
 
     def __init__(
         self, directory: Path, secrets: TierSecrets, *, api_port: int | None = None, max_log_bytes: int
@@ -59,7 +60,7 @@ class Supervisor:
         self._state = dataclasses.replace(self._state, tokens=secrets.tokens)
 
     async def run(self) -> None:
-        """Bring the tier up, announce it, and keep it up until cancelled; then stop everything.
+        """Start the tier, report that it is ready, and keep it up until cancelled; then stop all parts.
 
         :raises Unavailable: if a part does not start.
         """
@@ -84,12 +85,12 @@ class Supervisor:
 
     async def _start_in_order(self, keepers: asyncio.TaskGroup) -> None:
         at, secrets = self._directory, self._secrets
-        # First: a port that is taken is no reason to start and stop everything else.
+        # First, so that a taken port fails before anything else is started.
         api = Api.listening(at, self._api_port)
         self._listeners.enter_context(api.listener)
         blobs = Blobs(at, self._listeners.enter_context(listen()), secrets.blob_key)
-        async with asyncio.TaskGroup() as beside:
-            beside.create_task(self._bring_up([blobs], keepers))  # the slowest one, and nobody asks it for anything yet
+        async with asyncio.TaskGroup() as concurrent:
+            concurrent.create_task(self._bring_up([blobs], keepers))  # the slowest one; nothing needs it yet
             await self._bring_up(
                 [
                     Postgres(at, free_port(), secrets.database_password, migrate),
@@ -110,7 +111,7 @@ class Supervisor:
             self._publish(api_url=api.url)
 
     async def _bring_up(self, parts: Sequence[Part], keepers: asyncio.TaskGroup) -> None:
-        """Start some parts side by side, and see to it that they stay up."""
+        """Start some parts concurrently, and keep them up."""
         async with asyncio.TaskGroup() as starting:
             for part in parts:
                 starting.create_task(self._start_first(part))
@@ -118,7 +119,7 @@ class Supervisor:
             keepers.create_task(self._keep(part.name))
 
     async def _start_first(self, part: Part) -> None:
-        """Start a part that nobody knows the address of yet: on another port when the first try fails."""
+        """Start a part whose address is not published yet; after a failure try another port."""
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 await self._start(part)
@@ -140,7 +141,7 @@ class Supervisor:
             raise
 
     async def _keep(self, name: str) -> None:
-        """Start a part again whenever it dies, the more slowly the more often it does."""
+        """Restart a part whenever it dies, with a growing delay."""
         deaths = 0
         while True:
             since = time.monotonic()
@@ -152,11 +153,11 @@ class Supervisor:
             await asyncio.sleep(_BACKOFF_S[min(deaths, len(_BACKOFF_S)) - 1])
             try:
                 await self._start(self._parts[name])
-            except (Unavailable, OSError) as failure:  # a full disk among them
+            except (Unavailable, OSError) as failure:  # for example a full disk
                 _log(str(failure))
 
     async def _maintain_files(self) -> None:
-        """Bound the logs, and write the state that the disk had no room for."""
+        """Rotate the logs, and write the state if that failed because of a full disk."""
         while True:
             for path in self._logs.glob("*.log"):
                 await asyncio.to_thread(bound_log, path, max_bytes=self._max_log_bytes)
@@ -165,7 +166,7 @@ class Supervisor:
             await asyncio.sleep(_MAINTAIN_FILES_EVERY_S)
 
     async def _stop_in_order(self) -> None:
-        """Services first, then the stores that they write to."""
+        """Stop the services first, then the stores that they write to."""
         self._publish(phase="stopping")
         stores = {"postgres", "valkey", "blobs"}
         for names in (self._children.keys() - stores, self._children.keys() & stores):
@@ -184,7 +185,10 @@ class Supervisor:
         self._write_state()
 
     def _write_state(self) -> None:
-        """:raises OSError: while the tier starts; one that is up goes on without, and tries again."""
+        """Write the state. A running tier tolerates a failure and tries again later.
+
+        :raises OSError: while the tier starts.
+        """
         try:
             self._state.write(self._directory)
         except OSError as error:
@@ -198,7 +202,7 @@ class Supervisor:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the supervisor; 0 when it was asked to stop, 1 when the tier could not start."""
+    """Run the supervisor; returns 0 if it was asked to stop, 1 if the tier could not start."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--until-eof", action="store_true")
@@ -209,9 +213,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     try:
         with _only_one(directory):
-            secrets = TierSecrets.load_or_make(directory, users=options.user or ["me"])
+            secrets = TierSecrets.load_or_create(directory, users=options.user or ["me"])
             supervisor = Supervisor(directory, secrets, api_port=options.port, max_log_bytes=_max_log_bytes())
-            asyncio.run(_until_told(supervisor, until_eof=options.until_eof))
+            asyncio.run(_run_until_stopped(supervisor, until_eof=options.until_eof))
     except FarcallError as failure:
         _announce({"ready": False, "error": failure.record.to_json()})
         _log(str(failure))
@@ -220,21 +224,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _max_log_bytes() -> int:
-    """:raises ConfigurationError: if the variable is set to something else than a number of bytes."""
+    """:raises ConfigurationError: if the variable is not a number of bytes."""
     text = os.environ.get(_MAX_LOG_BYTES_VARIABLE, str(_MAX_LOG_BYTES))
     if not text.isdecimal() or int(text) == 0:
         raise ConfigurationError(f"{_MAX_LOG_BYTES_VARIABLE} is {text!r}, expected a number of bytes above 0")
     return int(text)
 
 
-async def _until_told(supervisor: Supervisor, *, until_eof: bool) -> None:
+async def _run_until_stopped(supervisor: Supervisor, *, until_eof: bool) -> None:
     running = asyncio.ensure_future(supervisor.run())
     loop = asyncio.get_running_loop()
     stopping = False
 
     def stop() -> None:
         nonlocal stopping
-        if not stopping:  # a second signal must not interrupt the orderly end that the first one began
+        if not stopping:  # a second signal must not interrupt the shutdown that the first one started
             stopping = True
             running.cancel()
 
@@ -253,13 +257,13 @@ async def _until_told(supervisor: Supervisor, *, until_eof: bool) -> None:
 
 @contextlib.contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock. The kernel lets go of it when the process dies, however it dies."""
+    """Hold the directory's lock. The kernel releases it when the process ends, however it ends."""
     with (directory / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigurationError(
-                f"a local tier runs already in {directory}", hint="`farcall local status` shows it."
+                f"a local tier is already running in {directory}", hint="`farcall local status` shows it."
             ) from None
         lock.truncate(0)
         lock.write(str(os.getpid()))
@@ -268,11 +272,11 @@ def _only_one(directory: Path) -> Iterator[None]:
 
 
 def _announce(message: Mapping[str, object]) -> None:
-    """Tell whoever started this process, and then let go of the pipe: nobody reads it later."""
+    """Report to the parent process, then close the pipe: the parent reads only one line."""
     os.write(1, json.dumps(message).encode() + b"\n")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def _first_leaf(group: BaseExceptionGroup[FarcallError]) -> FarcallError:

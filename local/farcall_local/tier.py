@@ -1,4 +1,4 @@
-"""A local tier in the hands of a program: a test, a benchmark, the demo, or the command line."""
+"""``LocalTier``: a context manager that runs a local tier, for tests, benchmarks and the demo."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _LOOK_EVERY_S = 0.02
 
 
 class LocalTier:
-    """PostgreSQL, Valkey, S3, API and forwarder as processes of this machine, for as long as the ``with`` block runs.
+    """PostgreSQL, Valkey, blobs, API and forwarder as processes of this machine, for the duration of the ``with``
+    block.
 
-    ``directory`` keeps the data for the next time; without it a temporary one is used and removed at the end. Each
-    name in ``users`` becomes a user with a token of its own; ``token`` is the first one's. When the process that
-    entered the block dies, however it dies, the tier goes with it.
+    ``directory`` keeps the data for the next time; without it a temporary one is used and removed at the end. Each name
+    in ``users`` becomes a user with its own token; ``token`` is that of the first. The tier ends when the process that
+    entered the block ends, however it ends.
 
-    :raises FarcallError: on entering, if the tier cannot start; the message holds the end of the log that says why.
+    :raises FarcallError: on entering, if the tier cannot start; with the end of the log.
     """
 
     def __init__(self, directory: Path | None = None, *, users: Sequence[str] = ("me",)) -> None:
@@ -57,7 +58,7 @@ class LocalTier:
     ) -> None:
         assert self._supervisor is not None
         assert self._supervisor.stdin is not None
-        self._supervisor.stdin.close()  # the end of its input is what the supervisor waits for
+        self._supervisor.stdin.close()  # the supervisor stops at the end of its input
         try:
             self._supervisor.wait(timeout=_STOP_WITHIN_S)
         except subprocess.TimeoutExpired:
@@ -67,7 +68,7 @@ class LocalTier:
 
     @property
     def state(self) -> TierState:
-        """The state as last written by the supervisor."""
+        """The state last written by the supervisor."""
         state = TierState.read(self.directory)
         assert state is not None
         return state
@@ -86,7 +87,7 @@ class LocalTier:
         return self.state.tokens
 
     def environment(self) -> dict[str, str]:
-        """What a client or an endpoint needs in its environment to use this tier."""
+        """The environment variables of a client or an endpoint of this tier."""
         return {"FARCALL_API_URL": self.api_url, "FARCALL_TOKEN": self.token}
 
     def log_path(self, name: str) -> Path:
@@ -94,17 +95,17 @@ class LocalTier:
         return self.directory / "logs" / f"{name}.log"
 
     def pid(self, name: str) -> int | None:
-        """The process number of a part, or None while it is down."""
+        """The process id of a part, or None while it is down."""
         return self.state.processes[name].pid
 
     def kill(self, name: str, *, signal_number: int = signal.SIGKILL) -> int:
-        """Kill a part; the supervisor starts it again. Returns the process number that is no more."""
+        """Kill a part; the supervisor restarts it. Returns the id of the killed process."""
         pid = self.wait_up(name)
         os.kill(pid, signal_number)
         return pid
 
     def wait_up(self, name: str, *, other_than: int | None = None, within_s: float = 240.0) -> int:
-        """Wait until a part runs, as another process than ``other_than`` if given; its process number.
+        """Wait until a part runs, as another process than ``other_than`` if given; returns its process id.
 
         :raises Unavailable: after ``within_s`` seconds.
         """
@@ -114,10 +115,10 @@ class LocalTier:
             if pid is not None and pid != other_than:
                 return pid
             time.sleep(_LOOK_EVERY_S)
-        raise Unavailable(f"{name} did not come up within {within_s:g} s:\n{log_tail(self.log_path(name))}")
+        raise Unavailable(f"{name} did not start within {within_s:g} s:\n{log_tail(self.log_path(name))}")
 
     def wipe_queue(self) -> None:
-        """Make Valkey forget everything, as a lost node would.
+        """Delete all of Valkey's data, as if the node were lost.
 
         :raises Unavailable: if Valkey does not do it.
         """
@@ -125,7 +126,7 @@ class LocalTier:
         assert password is not None
         answer = asyncio.run(Valkey(self.directory, password).command("FLUSHALL SYNC"))
         if answer != "+OK":
-            raise Unavailable(f"Valkey was not wiped, it said: {answer}")
+            raise Unavailable(f"cannot wipe Valkey: {answer}")
 
     def _remove_if_temporary(self, *, keep_logs: bool) -> None:
         if not self._temporary:

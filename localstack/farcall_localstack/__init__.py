@@ -1,4 +1,4 @@
-"""The synthesised CDK app on LocalStack in host mode, with real engines behind it."""
+"""Offline tier: the synthesised CDK app on LocalStack in host mode, with real data stores."""
 
 from farcall_localstack.deploy import DeployFailed
 from farcall_localstack.tier import LocalStackTier, Tier

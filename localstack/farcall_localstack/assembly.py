@@ -1,4 +1,4 @@
-"""A cloud assembly on disk: its stacks in order, and the files and directories that they refer to."""
+"""Cloud assembly on disk: its stacks in order, and their assets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REGION: Final = "us-east-1"
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """One stack: its name in CloudFormation, and where its template and the list of its assets are."""
+    """One stack: its name in CloudFormation, and the paths of its template and of its list of assets."""
 
     artifact: str
     name: str
@@ -29,7 +29,7 @@ class Stack:
 
 
 def stack_names(assembly: Path) -> tuple[str, ...]:
-    """The names of the assembly's stacks in the order in which they are made."""
+    """The names of the assembly's stacks in the order in which they are created."""
     return tuple(stack.name for stack in in_order(assembly))
 
 
@@ -53,7 +53,7 @@ def in_order(assembly: Path) -> Iterator[Stack]:
 
 
 def assets(assembly: Path, stack: Stack) -> Iterator[tuple[Path, str, str]]:
-    """What the stack's resources refer to: a file or directory, its bucket and its key. Templates go inline."""
+    """The assets of a stack: a file or directory, its bucket and its key. The template itself is passed inline."""
     files = json.loads(stack.assets.read_text(encoding="utf-8"))["files"]
     for file in files.values():
         source = assembly / file["source"]["path"]
@@ -63,7 +63,7 @@ def assets(assembly: Path, stack: Stack) -> Iterator[tuple[Path, str, str]]:
 
 
 def is_whole(assembly: Path) -> bool:
-    """Whether everything is there that a deployment of it would need."""
+    """Whether the assembly has all files that a deployment needs."""
     try:
         return all(
             source.exists() or _archive(source).exists()
@@ -79,7 +79,7 @@ def _resolved(name: str) -> str:
 
 
 def zipped(directory: Path) -> Path:
-    """The directory as a zip file beside it, made once per assembly."""
+    """The directory as a zip file next to it, created once per assembly."""
     archive = _archive(directory)
     if not archive.exists():
         with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:

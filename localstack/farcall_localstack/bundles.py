@@ -1,7 +1,7 @@
-"""Which bundles a LocalStack can run: those for this Python, or those for Lambda's own image.
+"""Choice of the bundles for a LocalStack: wheels for this Python, or for Lambda's own image.
 
-Our plugin runs functions and tasks as processes under the Python of whoever started LocalStack, and tells which one
-that is. A LocalStack without it runs them in containers, of Lambda's image for the processor that the template names.
+Our plugin runs functions and tasks as processes under the Python of the process that started LocalStack, and reports
+its version. Without the plugin, LocalStack runs them in containers, from Lambda's image for the template's processor.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from farcall_common.errors import ConfigurationError, Unavailable
 
 __all__ = ["AUTO", "BUNDLES", "THIS_PYTHON", "target_named", "target_of"]
 
-#: Which wheels the Python that runs this program can load.
+#: The tag of the wheels that this Python can load.
 THIS_PYTHON: Final = f"{sys.platform}-{platform.machine()}-{sys.implementation.cache_tag}"
 AUTO: Final = "auto"
-#: What can be asked for, and the app's target for it.
+#: The values of ``--bundles``, and the app's target for each.
 BUNDLES: Final = {"host": "localstack", "arm64": "localstack-arm64", "x86_64": "localstack-x86_64"}
-_MACHINES: Final = {"aarch64": "arm64", "amd64": "x86_64"}  # where the operating system has another word than Lambda
+_MACHINES: Final = {"aarch64": "arm64", "amd64": "x86_64"}  # names of the operating system that differ from Lambda's
 _TIMEOUT_S: Final = 30.0
 
 
 def target_of(endpoint_url: str, *, bundles: str = AUTO) -> str:
     """The app's target for the LocalStack at ``endpoint_url``; ``bundles`` is :data:`AUTO` or one of :data:`BUNDLES`.
 
-    LocalStack does not tell the processor of its containers: it is taken to be this machine's.
+    LocalStack does not report the processor of its containers: this machine's is assumed.
 
-    :raises ConfigurationError: if it cannot run them, or there are no such bundles.
+    :raises ConfigurationError: if that LocalStack cannot run them, or ``bundles`` is unknown.
     :raises Unavailable: if there is no LocalStack.
     """
     wanted = target_named(bundles) if bundles != AUTO else None
@@ -40,14 +40,14 @@ def target_of(endpoint_url: str, *, bundles: str = AUTO) -> str:
         return wanted or BUNDLES[_processor()]
     if wanted not in (None, BUNDLES["host"]):
         raise ConfigurationError(
-            f"the LocalStack at {endpoint_url} runs functions under {python}, and bundles for {bundles} are for "
+            f"the LocalStack at {endpoint_url} runs functions under {python}, but bundles for {bundles} need "
             "containers of Lambda's image",
-            hint="Leave --bundles out.",
+            hint="Omit --bundles.",
         )
     if python != THIS_PYTHON:
         raise ConfigurationError(
-            f"the LocalStack at {endpoint_url} runs functions under {python}, and this is {THIS_PYTHON}",
-            hint="Deploy with the Python that started it: its wheels go into the bundles.",
+            f"the LocalStack at {endpoint_url} runs functions under {python}, but this Python is {THIS_PYTHON}",
+            hint="Deploy with the Python that started LocalStack: the bundles contain wheels for it.",
         )
     return BUNDLES["host"]
 
@@ -55,10 +55,10 @@ def target_of(endpoint_url: str, *, bundles: str = AUTO) -> str:
 def target_named(bundles: str) -> str:
     """The app's target for one of :data:`BUNDLES`.
 
-    :raises ConfigurationError: if there are no such bundles.
+    :raises ConfigurationError: if ``bundles`` is unknown.
     """
     if bundles not in BUNDLES:
-        raise ConfigurationError(f"there are no bundles {bundles!r}", hint=f"Choose one of: {', '.join(BUNDLES)}.")
+        raise ConfigurationError(f"unknown bundles {bundles!r}", hint=f"Choose one of: {', '.join(BUNDLES)}.")
     return BUNDLES[bundles]
 
 
@@ -67,13 +67,13 @@ def _processor() -> str:
     processor = _MACHINES.get(machine, machine)
     if processor not in BUNDLES:
         raise ConfigurationError(
-            f"Lambda has no image for {machine}", hint="Name what LocalStack's machine has with --bundles."
+            f"Lambda has no image for {machine}", hint="Name the processor of LocalStack's machine with --bundles."
         )
     return processor
 
 
 def _python_of(endpoint_url: str) -> str | None:
-    """What the plugin says that functions run under; None if there is no plugin.
+    """The Python that runs functions, as reported by the plugin; None without the plugin.
 
     :raises Unavailable: if there is no LocalStack.
     """
@@ -85,7 +85,7 @@ def _python_of(endpoint_url: str) -> str | None:
 
 
 class _NotThere(Unavailable):
-    """It answers, but not this."""
+    """The server answers with an HTTP error."""
 
 
 def _get(url: str) -> bytes:
@@ -100,4 +100,4 @@ def _get(url: str) -> bytes:
         raise Unavailable(f"there is no LocalStack at {url}: {error}", hint=_HINT) from error
 
 
-_HINT: Final = "Start it, or set AWS_ENDPOINT_URL to where it is."
+_HINT: Final = "Start LocalStack, or set AWS_ENDPOINT_URL to its address."

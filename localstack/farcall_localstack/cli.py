@@ -1,4 +1,4 @@
-"""``python -m farcall_localstack``: the offline cloud tier from the command line."""
+"""``python -m farcall_localstack``: commands for the offline cloud tier."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _errors = Console(stderr=True)
 _HOME = find_home(os.environ) / "localstack"
 
 
-DirectoryOption = Annotated[Path, typer.Option("--directory", help="Where logs and state go.")]
+DirectoryOption = Annotated[Path, typer.Option("--directory", help="Directory of logs and state.")]
 ProfileOption = Annotated[str, typer.Option("--profile", help="Profile of infra/profiles.toml.")]
 BundlesOption = Annotated[
     str,
@@ -44,7 +44,7 @@ BundlesOption = Annotated[
 ]
 ContextOption = Annotated[
     list[str] | None,
-    typer.Option("--context", "-c", metavar="KEY=VALUE", help="Another value for a setting: database.storage_gib=50."),
+    typer.Option("--context", "-c", metavar="KEY=VALUE", help="Override a setting: database.storage_gib=50."),
 ]
 ModeOption = Annotated[str, typer.Option("--mode", help="host: start LocalStack; endpoint: use AWS_ENDPOINT_URL.")]
 
@@ -66,26 +66,26 @@ def up(
 
 @app.command()
 def down(*, directory: DirectoryOption = _HOME) -> None:
-    """End the LocalStack that ``up`` started, and all that it started; in somebody else's, delete the stacks."""
+    """End the LocalStack that ``up`` started, with all its processes; in one that ran before, delete the stacks."""
     _or_exit(lambda: Tier.load(directory).destroy())
 
 
 @app.command()
 def status(*, directory: DirectoryOption = _HOME) -> None:
-    """Say where the tier is and whether it answers; ends with status 1 if it does not."""
+    """Show the tier's addresses and whether it answers. Exits with 1 if it does not."""
     tier = _or_exit(lambda: Tier.load(directory))
     _or_exit(tier.require_healthy)
     _console.print(f"API         {tier.api_url}", soft_wrap=True)
-    ours = f"(pid {tier.localstack_pid})" if tier.localstack_pid else "(not ours)"
-    _console.print(f"LocalStack  {tier.endpoint_url} {ours}")
-    if tier.localstack_pid:  # somebody else's tasks are not ours to look at
+    owner = f"(pid {tier.localstack_pid})" if tier.localstack_pid else "(not started by up)"
+    _console.print(f"LocalStack  {tier.endpoint_url} {owner}")
+    if tier.localstack_pid:  # the tasks of another LocalStack are unknown
         _console.print(f"forwarders  {', '.join(tier.forwarder_addresses())}")
     _console.print(f"logs        {tier.directory}", soft_wrap=True)
 
 
 @app.command()
 def synth(*, profile: ProfileOption = "lab", bundles: BundlesOption = "host") -> None:
-    """Synthesise the templates for LocalStack and print where they are."""
+    """Synthesise the templates for LocalStack and print their directory."""
     target = _or_exit(lambda: target_named(bundles))
     _console.print(str(_or_exit(lambda: ensure_assembly(profile=profile, target=target))), soft_wrap=True)
 
@@ -94,10 +94,10 @@ def synth(*, profile: ProfileOption = "lab", bundles: BundlesOption = "host") ->
 def deploy(
     *,
     directory: DirectoryOption = _HOME,
-    profile: Annotated[str, typer.Option(help="Another than that of up.")] = "",
+    profile: Annotated[str, typer.Option(help="Another profile than that of up.")] = "",
     context: ContextOption = None,
 ) -> None:
-    """Deploy the sources as they are now to the tier that ``up`` started."""
+    """Deploy the current sources to the tier that ``up`` started."""
     tier = _or_exit(lambda: Tier.load(directory))
     settings = dict(_or_exit(lambda: [_setting(pair) for pair in context or ()]))
     assembly = _or_exit(
@@ -108,14 +108,14 @@ def deploy(
 
 @app.command()
 def environment() -> None:
-    """Make LocalStack's own Python environment and print its interpreter."""
+    """Create LocalStack's own Python environment and print its interpreter."""
     _console.print(str(_or_exit(ensure_environment)), soft_wrap=True)
 
 
 def _setting(pair: str) -> tuple[str, str]:
     setting, separator, value = pair.partition("=")
     if not separator:
-        raise ConfigurationError(f"{pair!r} is no setting", hint="write -c section.key=value")
+        raise ConfigurationError(f"{pair!r} is not a setting", hint="Write -c section.key=value.")
     return setting, value
 
 
@@ -123,14 +123,14 @@ def _or_exit(action: Callable[[], T]) -> T:
     try:
         return action()
     except FarcallError as error:
-        raise _said(error) from error
+        raise _exit_with(error) from error
     except OSError as error:
-        hint = "Make room or mend the rights, or name another --directory."
-        raise _said(ConfigurationError(str(error), hint=hint)) from error
+        hint = "Free space or fix the permissions, or name another --directory."
+        raise _exit_with(ConfigurationError(str(error), hint=hint)) from error
     except KeyboardInterrupt as interruption:
         raise typer.Exit(exit_status(interruption)) from None
 
 
-def _said(error: FarcallError) -> typer.Exit:
+def _exit_with(error: FarcallError) -> typer.Exit:
     _errors.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", soft_wrap=True)
     return typer.Exit(exit_code(error))

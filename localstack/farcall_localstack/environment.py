@@ -1,4 +1,4 @@
-"""LocalStack's own Python environment, made once per set of constraints."""
+"""LocalStack's own Python environment, created once per set of constraints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ensure_environment"]
 
 
 def ensure_environment(directory: Path = ENVIRONMENT) -> Path:
-    """LocalStack's interpreter, after its environment has been made or brought up to date.
+    """Create or update LocalStack's environment; returns its interpreter.
 
     :raises ConfigurationError: if uv cannot install it, for instance without a network on the first run.
     """
@@ -46,6 +46,6 @@ def _uv(*arguments: str) -> None:
     if done.returncode != 0:
         raise ConfigurationError(
             f"uv {' '.join(arguments[:2])} failed: {done.stderr.strip()}",
-            hint=f"LocalStack's environment needs a network once, room on the disk, and Python 3.11 (this is "
+            hint=f"LocalStack's environment needs a network once, free disk space, and Python 3.11 (this is "
             f"{sys.version_info[0]}.{sys.version_info[1]}).",
         )

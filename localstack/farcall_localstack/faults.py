@@ -1,4 +1,4 @@
-"""Ways to break a tier, for tests: kill -9 of its parts, and a queue that forgets. Each part comes back by itself."""
+"""Fault injection for tests: kill -9 of a tier's parts, and loss of the queue's data. Each part restarts by itself."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from farcall_localstack.tier import Tier
 
 __all__ = ["Faults"]
 
-#: What the command line of a part's process has in it. The blob store is LocalStack itself, which nothing outlives.
+#: A text in the command line of each part's process. The blob store is LocalStack itself, whose end is the tier's end.
 _PARTS: Final = {
     "api": "farcall_lambdas.handlers.api.handle",
     "forwarder": "farcall_forwarder",
     "postgres": "/bin/postgres",
     "valkey": "valkey-server",
 }
-_LOOK_EVERY_S: Final = 0.1  # a look goes through all processes of the machine
+_LOOK_EVERY_S: Final = 0.1  # each poll lists all processes of the machine
 
 
 class Faults:
-    """Breaks a tier whose LocalStack is ours."""
+    """Injects faults into a tier whose LocalStack we started."""
 
     def __init__(self, tier: Tier) -> None:
         assert tier.localstack_pid is not None
@@ -38,7 +38,7 @@ class Faults:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that run all the time."""
+        """The parts that always run."""
         return tuple(name for name in _PARTS if name != "api")
 
     def pid(self, name: str) -> int | None:
@@ -46,14 +46,14 @@ class Faults:
         return min(self._processes(name), default=None)
 
     def kill(self, name: str) -> int:
-        """Kill a part. Returns the process number that is no more."""
+        """Kill a part. Returns the id of the killed process."""
         pid = self.wait_up(name)
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def wait_up(self, name: str, *, other_than: int | None = None, within_s: float = 30.0) -> int:
-        """Wait until a part runs, as another process than ``other_than`` if given; its process number. An API function
-        that was killed runs again with the next request.
+        """Wait until a part runs, as another process than ``other_than`` if given; returns its process id. A killed API
+        function starts again with the next request.
 
         :raises Unavailable: after ``within_s`` seconds.
         """
@@ -63,16 +63,16 @@ class Faults:
             if pids:
                 return min(pids)
             time.sleep(_LOOK_EVERY_S)
-        raise Unavailable(f"{name} did not come up within {within_s:g} s")
+        raise Unavailable(f"{name} did not start within {within_s:g} s")
 
     def wipe_queue(self) -> None:
-        """Make Valkey forget everything, as a lost node would."""
+        """Delete all of Valkey's data, as if the node were lost."""
         environment = self._tier.environment()
         with redis.Redis(environment["FARCALL_QUEUE_HOST"], int(environment["FARCALL_QUEUE_PORT"])) as queue:
             queue.flushall()
 
     def _processes(self, name: str) -> set[int]:
-        """The part's processes; of PostgreSQL the one that starts the others, of which there is no child of its own."""
+        """The part's processes, without children of one of them: of PostgreSQL only the main process."""
         found: dict[int, int] = {}
         for pid in group_members(self._localstack_pid):
             with contextlib.suppress(psutil.Error):
@@ -83,5 +83,5 @@ class Faults:
 
 
 def _program(process: psutil.Process) -> Iterator[str]:
-    """The words of a command line, without the programs that some have as a word (``python -c``)."""
+    """The arguments of a command line, without whole programs (``python -c``)."""
     return (word for word in process.cmdline() if len(word) < 500)

@@ -1,4 +1,4 @@
-"""One maker at a time for things that several tiers share on a machine."""
+"""File locks for files that several tiers on a machine share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["locked"]
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock that belongs to ``path`` (on ``path.lock`` beside it), waiting for it if need be.
+    """Hold an exclusive lock for ``path`` (on the file ``path.lock``), waiting for it if ``wait``.
 
-    :raises BlockingIOError: if another process holds it, and we do not want to wait.
+    :raises BlockingIOError: if another process holds it, without ``wait``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:

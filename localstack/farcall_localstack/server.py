@@ -1,4 +1,4 @@
-"""LocalStack as a process, and everything it starts."""
+"""LocalStack server process: start, health and end, together with its child processes."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ __all__ = [
 
 HOST: Final = "127.0.0.1"
 READY_FILE: Final = "ready.json"
-_START_TIMEOUT_S: Final = 300.0  # a machine under load takes many times the usual five
+_START_TIMEOUT_S: Final = 300.0  # a loaded machine takes many times the usual five
 _STOP_TIMEOUT_S: Final = 6.0
 _KILL_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
-_ATTEMPTS: Final = 3  # another process may take a free port between our look and LocalStack's bind
+_ATTEMPTS: Final = 3  # another process may take a free port before LocalStack binds it
 _LOG_TAIL_BYTES: Final = 4000
 
 _PROGRAM: Final = "localstack.runtime.main"
 
-# What LocalStack and the plugin keep in the directory besides logs.
+# Files of LocalStack and the plugin in the directory, without logs.
 _SCRATCH: Final = "tmp"
 _STATE: Final = (_SCRATCH, "cache", "code", "filesystem", "objects", "snapshots", "targets")
 
-# How the forwarder's task differs from the one on AWS: any free port, loopback only, and nobody waits for it to drain.
+# Differences of the forwarder's task from the one on AWS: any free port, loopback only, and no time to drain.
 _TASK_ENVIRONMENT: Final = {
     "FARCALL_FORWARDER_HOST": HOST,
     "FARCALL_FORWARDER_PORT": "0",
@@ -63,9 +63,9 @@ _TASK_ENVIRONMENT: Final = {
 class LocalStackServer:
     """One LocalStack in host mode with our plugin, its state in ``directory``.
 
-    It leads a process group of its own, in which its children stay, so that ending the group ends all of it. It also
-    ends when this process does, however this process ends, unless it has been let go. With ``database_certificate``, a
-    PEM file with its key, its databases speak TLS.
+    It leads its own process group, in which its children stay, so ending the group ends all of them. It also ends with
+    this process, however this process ends, unless :meth:`detach` was called. With ``database_certificate``, a PEM file
+    with its key, its databases use TLS.
     """
 
     def __init__(self, python: Path, *, directory: Path, database_certificate: Path | None = None) -> None:
@@ -74,24 +74,24 @@ class LocalStackServer:
         self.directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None
-        # Not below the state directory: root runs PostgreSQL as another user, who must be able to enter it.
+        # Not below the state directory: root runs PostgreSQL as another user, which must be able to enter it.
         self.database_directory = Path(tempfile.mkdtemp(prefix="farcall-localstack-db-"))
         self.database_directory.chmod(0o711)
         self.port = 0
 
     @property
     def pid(self) -> int:
-        """LocalStack's process id, which is its process group's id too."""
+        """LocalStack's process id, which is also its process group's id."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def url(self) -> str:
-        """Where every AWS API is."""
+        """The endpoint URL of all AWS APIs."""
         return f"http://{HOST}:{self.port}"
 
     def start(self) -> None:
-        """Start it and wait until it answers.
+        """Start LocalStack and wait until it answers.
 
         :raises Unavailable: if it ends or does not answer in time.
         """
@@ -107,19 +107,19 @@ class LocalStackServer:
             else:
                 return
 
-    def let_go(self) -> None:
-        """Leave it running when this process ends."""
+    def detach(self) -> None:
+        """Keep LocalStack running when this process ends."""
         assert self._lifeline is not None
         os.write(self._lifeline, b".")
 
     def stop(self) -> None:
-        """End LocalStack and everything it started, and remove all but the logs."""
+        """End LocalStack and all its processes, and remove all files except the logs."""
         self._end()
         remove_state(self.directory, self.database_directory)
 
     def _launch(self) -> None:
         self._scratch.mkdir(exist_ok=True)
-        theirs, self._lifeline = os.pipe()
+        read_end, self._lifeline = os.pipe()
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
@@ -127,13 +127,13 @@ class LocalStackServer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**self._environment(), "FARCALL_LOCALSTACK_LIFELINE_FD": str(theirs)},
+                    env={**self._environment(), "FARCALL_LOCALSTACK_LIFELINE_FD": str(read_end)},
                     cwd=self.directory,
-                    pass_fds=(theirs,),
+                    pass_fds=(read_end,),
                     start_new_session=True,
                 )
         finally:
-            os.close(theirs)
+            os.close(read_end)
 
     def _end(self) -> None:
         if self._process is not None:
@@ -158,7 +158,7 @@ class LocalStackServer:
             "HOME": str(self.directory),
             "LANG": "C.UTF-8",
             "TMPDIR": str(self._scratch),
-            # plux keeps what it found in the environment here; a cache of its own is never stale.
+            # plux caches the entry points of the environment here; a separate cache is never stale.
             "XDG_CACHE_HOME": str(self.directory / "cache"),
             "FILESYSTEM_ROOT": str(self.directory / "filesystem"),
             "GATEWAY_LISTEN": f"{HOST}:{self.port}",
@@ -167,7 +167,7 @@ class LocalStackServer:
             "SKIP_SSL_CERT_DOWNLOAD": "1",
             "DNS_ADDRESS": "0",
             "LAMBDA_RUNTIME_EXECUTOR": "process",
-            # A function that starts too slowly is started once more beside it, and each makes the others slower.
+            # LocalStack starts a second process for a function that starts too slowly, which makes both slower.
             "LAMBDA_RUNTIME_ENVIRONMENT_TIMEOUT": "150",
             "FARCALL_LOCALSTACK_PYTHON": sys.executable,
             "FARCALL_LOCALSTACK_PYTHON_TAG": THIS_PYTHON,
@@ -201,7 +201,7 @@ class LocalStackServer:
 
 
 def remove_state(directory: Path, database_directory: Path | None = None) -> None:
-    """Remove what a LocalStack that has ended left behind, except its logs."""
+    """Remove the files of a LocalStack that has ended, except its logs."""
     leftovers = [*(directory / name for name in _STATE), *directory.glob("tasks/*/tmp"), *directory.glob("tasks/*/pid")]
     for leftover in (*leftovers, *([database_directory] if database_directory else [])):
         if leftover.is_dir():
@@ -211,7 +211,7 @@ def remove_state(directory: Path, database_directory: Path | None = None) -> Non
 
 
 def is_localstack(pid: int) -> bool:
-    """Whether that process runs and is a LocalStack: numbers of processes are given out again."""
+    """Whether that process runs and is a LocalStack: process ids are reused."""
     try:
         return _PROGRAM in psutil.Process(pid).cmdline()
     except psutil.Error:
@@ -230,12 +230,12 @@ def answers(url: str, *, token: str | None = None, timeout_s: float = 30.0) -> b
 
 
 def end_group(group: int) -> None:
-    """End a LocalStack and its process group: asked at first, then by force.
+    """End a LocalStack and its process group: with SIGTERM first, then with SIGKILL.
 
-    LocalStack's shutdown stops our children at once, but it then may wait for threads of its own; there is nothing in
-    them that we would miss, so it is not waited for once it is alone.
+    LocalStack's shutdown stops our children at once, but it may then wait for its own threads. These have nothing to
+    save, so LocalStack is killed once its children have ended.
     """
-    with contextlib.suppress(ProcessLookupError):  # of one that was killed there is nobody to ask
+    with contextlib.suppress(ProcessLookupError):  # it was killed before
         os.kill(group, signal.SIGTERM)
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         while time.monotonic() < deadline and group_members(group) - {group}:
@@ -245,7 +245,7 @@ def end_group(group: int) -> None:
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while group_members(group):
         if time.monotonic() > deadline:
-            raise Unavailable(f"processes of group {group} cannot be ended: {sorted(group_members(group))}")
+            raise Unavailable(f"processes of group {group} do not end: {sorted(group_members(group))}")
         time.sleep(_POLL_S)
 
 

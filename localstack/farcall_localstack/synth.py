@@ -1,4 +1,4 @@
-"""The cloud assembly of the offline tier: synthesised once per state of the sources."""
+"""Synthesis of the offline tier's cloud assembly, cached per state of the sources."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from farcall_localstack.workspace import ASSEMBLIES, SOURCES, WORKSPACE
 
 __all__ = ["ensure_assembly"]
 
-_KEPT: Final = 5  # assemblies: of three profiles and a second deployment, which tests use at once, and one older
-#: The setting that is a file, whose contents go into the bundles.
+_KEPT: Final = 5  # assemblies: tests use three profiles and a second deployment at once; one older is kept
+#: A setting with the path of a file, whose contents go into the bundles.
 _FILE_SETTING: Final = "database.authorities"
-_IN_USE_S: Final = 900.0  # whoever asked for an assembly may be deploying it for so long
+_IN_USE_S: Final = 900.0  # a deployment of an assembly may take so long
 
 
 def ensure_assembly(
@@ -36,7 +36,7 @@ def ensure_assembly(
 ) -> Path:
     """The directory of an assembly for ``-c target=…``, from an earlier run if no source has changed.
 
-    ``settings`` are other values than the profile's, by ``section.key``.
+    ``settings`` override the profile's values, by ``section.key``.
 
     :raises ConfigurationError: if the app does not synthesise.
     """
@@ -48,17 +48,17 @@ def ensure_assembly(
         if not is_whole(assembly):
             _remove(assembly)
             with tempfile.TemporaryDirectory(dir=directory) as temporary:
-                made = Path(temporary) / "cdk.out"
-                _synthesize(made, context)
-                _adopt_archives(made, directory)
-                made.rename(assembly)
-            _forget_old(directory)
+                fresh = Path(temporary) / "cdk.out"
+                _synthesize(fresh, context)
+                _link_archives(fresh, directory)
+                fresh.rename(assembly)
+            _remove_old(directory)
         os.utime(assembly)
     return assembly
 
 
 def _synthesize(out: Path, context: dict[str, str]) -> None:
-    """Run the app as the CDK command line does: it is told by two variables where to write and what for."""
+    """Run the app as the CDK command line does: two variables pass the output directory and the context."""
     settings = json.loads((WORKSPACE / "cdk.json").read_text(encoding="utf-8"))
     environment = {
         **os.environ,
@@ -72,15 +72,15 @@ def _synthesize(out: Path, context: dict[str, str]) -> None:
     if done.returncode != 0:
         raise ConfigurationError(
             f"synth failed: {done.stderr.strip()[-4000:]}",
-            hint="New bundles need a network, or uv's cache, and room on the disk.",
+            hint="New bundles need a network, or uv's cache, and free disk space.",
         )
 
 
-def _adopt_archives(made: Path, directory: Path) -> None:
-    """Link zip files of other assemblies: their names are hashes of what is in them."""
-    for bundle in made.glob("asset.*"):
+def _link_archives(assembly: Path, directory: Path) -> None:
+    """Link zip files of other assemblies: their names are hashes of their contents."""
+    for bundle in assembly.glob("asset.*"):
         for archive in directory.glob(f"*/{bundle.name}.zip"):
-            os.link(archive, made / archive.name)
+            os.link(archive, assembly / archive.name)
             break
 
 
@@ -88,7 +88,7 @@ def _digest(context: dict[str, str]) -> str:
     digest = hashlib.sha256(f"{sys.version}\n{json.dumps(context, sort_keys=True)}".encode())
     digest.update((WORKSPACE / "cdk.json").read_bytes())
     file = Path(context.get(_FILE_SETTING, ""))
-    if file.is_file():  # the app says what is wrong with another
+    if file.is_file():  # for any other path the app reports an error
         digest.update(file.read_bytes())
     for path in _source_files():
         digest.update(f"\n{path.relative_to(WORKSPACE)}\n".encode())
@@ -105,7 +105,7 @@ def _source_files() -> Iterator[Path]:
                 yield path
 
 
-def _forget_old(directory: Path) -> None:
+def _remove_old(directory: Path) -> None:
     assemblies = [path for path in directory.iterdir() if (path / "manifest.json").exists()]
     assemblies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for old in assemblies[_KEPT:]:
@@ -114,7 +114,7 @@ def _forget_old(directory: Path) -> None:
 
 
 def _remove(assembly: Path) -> None:
-    """All of it or, if we are interrupted, all of it for those who look here: never a part."""
+    """Remove an assembly atomically: rename it first, so that no other process sees a part of it."""
     if assembly.exists():
         with tempfile.TemporaryDirectory(dir=assembly.parent) as temporary:
             assembly.rename(Path(temporary) / assembly.name)

@@ -1,4 +1,4 @@
-"""The offline cloud tier as one object."""
+"""Offline tier: start, stop, save and load a cloud tier on LocalStack."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ __all__ = ["DEFAULT_USER", "LocalStackTier", "Tier"]
 
 DEFAULT_USER: Final = "dev@localhost"
 _STATE_FILE: Final = "state.json"
-_BESIDE: Final = "For another one beside it name another --directory."
-# Identity ids are made from user names, so that a user keeps theirs from one tier to the next.
+_ANOTHER: Final = "For a second tier name another --directory."
+# Identity ids are derived from user names, so a user has the same id in every tier.
 _IDENTITIES: Final = uuid.UUID("5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a")
 
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-    """A deployed cloud tier; the names of its ``stacks``, in the order of their making, begin with ``name``.
-    ``profile`` and ``target`` are what the app was told.
+    """A deployed cloud tier. The names of its ``stacks``, in the order of their creation, begin with ``name``.
+    ``profile`` and ``target`` are the context of the app.
 
-    ``api_url`` and ``token`` are what a client needs; ``tokens`` has one for each user. ``endpoint_url`` is
-    LocalStack's own address, ``localstack_pid`` its process (None if it is somebody else's), and ``directory`` holds
-    logs and state.
+    A client needs ``api_url`` and ``token``; ``tokens`` has one for each user. ``endpoint_url`` is LocalStack's own
+    address, ``localstack_pid`` its process (None if it ran before ``up``), and ``directory`` holds logs and state.
     """
 
     name: str
@@ -63,32 +62,32 @@ class Tier:
         return _parameters(self.tokens)
 
     def forwarder_pids(self) -> list[int]:
-        """The process ids of the forwarders that are running now. One that dies is started anew after a second."""
-        return [int(pid) for _, pid in self._said("pid")]
+        """The process ids of the running forwarders. One that dies is restarted after a second."""
+        return [int(pid) for _, pid in self._read_task_files("pid")]
 
     def forwarder_addresses(self) -> list[str]:
-        """Where the running forwarders listen (``tcp://host:port``)."""
-        return [str(json.loads(text)["address"]) for _, text in self._said(READY_FILE)]
+        """The addresses of the running forwarders (``tcp://host:port``)."""
+        return [str(json.loads(text)["address"]) for _, text in self._read_task_files(READY_FILE)]
 
     def environment(self) -> dict[str, str]:
-        """The API function's variables: where database, queue and bucket are, for tests that break them."""
+        """The API function's variables, with the addresses of database, queue and bucket, for fault injection."""
         for function in Deployer(self.endpoint_url).client("lambda").list_functions()["Functions"]:
             ours = function["FunctionName"].startswith(f"{self.name}-api-")
             if ours and function["Handler"] == "farcall_lambdas.handlers.api.handle":
                 return dict(function["Environment"]["Variables"])
-        raise ConfigurationError("there is no API function; is the tier deployed?")
+        raise ConfigurationError("there is no API function", hint="Is the tier deployed?")
 
     def require_healthy(self) -> None:
-        """:raises Unavailable: if the API does not answer, or a forwarder does not say that it is well."""
+        """:raises Unavailable: if the API does not answer, or a forwarder is not healthy."""
         if not answers(f"{self.api_url}/v2/version", token=self.token):
             raise Unavailable(f"the API at {self.api_url} does not answer", hint=f"The logs are in {self.directory}.")
-        ready = dict(self._said(READY_FILE))
-        for task, _ in self._said("pid"):
+        ready = dict(self._read_task_files(READY_FILE))
+        for task, _ in self._read_task_files("pid"):
             if task not in ready:
                 raise Unavailable("a forwarder is not ready yet", hint=f"Its log is in {task}.")
             url = json.loads(ready[task])["health_url"]
             if not answers(url):
-                raise Unavailable(f"the forwarder at {url} is not well", hint=f"Its log is in {task}.")
+                raise Unavailable(f"the forwarder at {url} is unhealthy", hint=f"Its log is in {task}.")
 
     def save(self) -> None:
         """Write ``state.json`` into the directory; it holds tokens, so only its owner may read it."""
@@ -113,60 +112,61 @@ class Tier:
             return cls(**state)
         except FileNotFoundError as error:
             raise ConfigurationError(
-                f"no tier runs with {directory}", hint="start one with: python -m farcall_localstack up"
+                f"no tier runs with {directory}", hint="Start one with: python -m farcall_localstack up"
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"{path} is not of this version: {error}",
-                hint="End the process that it names as localstack_pid, if that is a LocalStack, and remove the file.",
+                f"{path} is from another version: {error}",
+                hint="End the process localstack_pid of that file, if it is a LocalStack, and remove the file.",
             ) from error
 
     @property
-    def is_there(self) -> bool:
+    def is_running(self) -> bool:
         """Whether its LocalStack still runs."""
         if self.localstack_pid is not None:
             return is_localstack(self.localstack_pid)
         return answers(f"{self.endpoint_url}/_localstack/health")
 
     def destroy(self) -> None:
-        """End the LocalStack of a saved tier and all that it started; of somebody else's only our stacks.
+        """End the LocalStack of a saved tier with all its processes. In a LocalStack that ran before ``up``, delete
+        only our stacks.
 
-        :raises Unavailable: if somebody else's does not answer.
+        :raises Unavailable: if such a LocalStack does not answer.
         """
         if self.localstack_pid is None:
-            if not self.is_there:
+            if not self.is_running:
                 raise Unavailable(
                     f"the LocalStack at {self.endpoint_url} does not answer",
-                    hint=f"If it is gone for good, so are the stacks: remove {self.directory / _STATE_FILE}.",
+                    hint=f"If it no longer exists, neither do its stacks: remove {self.directory / _STATE_FILE}.",
                 )
             Deployer(self.endpoint_url).delete_stacks(reversed(self.stacks))
-        elif self.is_there or not psutil.pid_exists(self.localstack_pid):  # else the number is somebody else's by now
+        elif self.is_running or not psutil.pid_exists(self.localstack_pid):  # otherwise another process has the id
             end_group(self.localstack_pid)
         if self.database_directory is not None:
             remove_state(self.directory, self.database_directory)
         (self.directory / _STATE_FILE).unlink(missing_ok=True)
 
-    def _said(self, name: str) -> Iterator[tuple[Path, str]]:
-        """The directories of the running tasks, and what is in one of their files. A task may end at any moment, and
-        takes its files along."""
+    def _read_task_files(self, name: str) -> Iterator[tuple[Path, str]]:
+        """The directories of the running tasks, and the text of their file ``name``. A task that ends meanwhile removes
+        its files."""
         for pid_file in sorted(self.directory.glob("tasks/*/pid")):
             with contextlib.suppress(FileNotFoundError):
                 yield pid_file.parent, (pid_file.parent / name).read_text(encoding="utf-8")
 
 
 class LocalStackTier:
-    """Brings a cloud tier up and takes it down again.
+    """Starts and stops a cloud tier.
 
     ::
 
         with LocalStackTier() as tier:
             client = Client(api_url=tier.api_url, token=tier.token)
 
-    State and logs go to ``directory``, or to a temporary one that goes with the tier. ``users`` are the names that get
-    a token; the first one's is :attr:`token`. With ``endpoint_url`` (or ``AWS_ENDPOINT_URL``, if ``mode`` is
-    ``"endpoint"``) the stacks go to a LocalStack that is already running, and only they are removed at the end;
-    ``bundles`` are then chosen as :func:`~farcall_localstack.bundles.target_of` does. However this process ends, the
-    LocalStack that it started ends with it, unless it was told to :meth:`stay`.
+    State and logs go to ``directory``, or to a temporary one that is removed with the tier. ``users`` are the names
+    that get a token; :attr:`token` is that of the first. With ``endpoint_url`` (or ``AWS_ENDPOINT_URL``, if ``mode`` is
+    ``"endpoint"``) the stacks go to a running LocalStack, and only they are removed at the end; ``bundles`` are then
+    chosen as in :func:`~farcall_localstack.bundles.target_of`. However this process ends, the LocalStack that it
+    started ends with it, unless :meth:`stay` was called.
     """
 
     def __init__(
@@ -182,13 +182,13 @@ class LocalStackTier:
         bundles: str = AUTO,
     ) -> None:
         if mode not in ("host", "endpoint"):
-            raise ConfigurationError(f"there is no mode {mode!r}", hint="choose one of: host, endpoint")
+            raise ConfigurationError(f"unknown mode {mode!r}", hint="Choose one of: host, endpoint.")
         self._endpoint_url = endpoint_url or (os.environ.get("AWS_ENDPOINT_URL") if mode == "endpoint" else None)
         if mode == "endpoint" and not self._endpoint_url:
-            raise ConfigurationError("mode endpoint needs a running LocalStack", hint="set AWS_ENDPOINT_URL")
+            raise ConfigurationError("mode endpoint needs a running LocalStack", hint="Set AWS_ENDPOINT_URL.")
         if self._endpoint_url is None and bundles not in (AUTO, "host"):
             raise ConfigurationError(
-                f"a LocalStack of our own cannot run bundles for {bundles}", hint="They are for --mode endpoint."
+                f"mode host cannot run bundles for {bundles}", hint="Use them with --mode endpoint."
             )
         self._directory = directory
         self._tokens = {user: secrets.token_urlsafe(24) for user in users}
@@ -201,9 +201,9 @@ class LocalStackTier:
         self._tier: Tier | None = None
 
     def up(self) -> Tier:
-        """Start LocalStack, deploy, and wait until the forwarder is well. What was started is ended if it fails.
+        """Start LocalStack, deploy, and wait until the forwarder is healthy. After a failure all processes are ended.
 
-        :raises ConfigurationError: if LocalStack's environment or the assembly cannot be made.
+        :raises ConfigurationError: if LocalStack's environment or the assembly cannot be created.
         :raises Unavailable: if LocalStack does not start.
         :raises DeployFailed: if a stack cannot be deployed.
         """
@@ -215,11 +215,11 @@ class LocalStackTier:
         return self._tier
 
     def stay(self) -> Tier:
-        """Like :meth:`up`, and then leave it running when this process ends: :meth:`Tier.load` finds it.
+        """Like :meth:`up`, but the tier keeps running when this process ends: :meth:`Tier.load` finds it.
 
-        :raises Conflict: if one runs with this directory already, or is being started with it.
+        :raises Conflict: if another tier runs or starts with this directory.
         """
-        assert self._directory is not None, "a temporary one would go with this process"
+        assert self._directory is not None, "a temporary directory would be removed with this process"
         directory = self._make_directory()
         try:
             with locked(directory / "up", wait=False):
@@ -231,13 +231,13 @@ class LocalStackTier:
                     self.close()
                     raise
                 if self._server:
-                    self._server.let_go()
+                    self._server.detach()
                 return tier
         except BlockingIOError as error:
-            raise Conflict(f"another `up` is at work with {directory}", hint=_BESIDE) from error
+            raise Conflict(f"another `up` is running with {directory}", hint=_ANOTHER) from error
 
     def close(self) -> None:
-        """End everything that :meth:`up` started, and remove the directory if it was a temporary one."""
+        """End all processes that :meth:`up` started, and remove the directory if it is temporary."""
         self._tier = None
         self._undo.close()
 
@@ -262,7 +262,7 @@ class LocalStackTier:
 
     @property
     def api_url(self) -> str:
-        """Where the API is."""
+        """The URL of the API."""
         return self.tier.api_url
 
     @property
@@ -272,11 +272,11 @@ class LocalStackTier:
 
     @property
     def directory(self) -> Path:
-        """Where logs and state are."""
+        """The directory of logs and state."""
         return self.tier.directory
 
     def forwarder_pids(self) -> list[int]:
-        """The process ids of the forwarders that are running now."""
+        """The process ids of the running forwarders."""
         return self.tier.forwarder_pids()
 
     def _up(self) -> Tier:
@@ -320,18 +320,18 @@ class LocalStackTier:
 
 
 def _clear(directory: Path) -> None:
-    """Remove what a tier left that did not end as it should.
+    """Remove the files and processes of a tier that did not end properly.
 
-    :raises Conflict: if one runs with the directory.
+    :raises Conflict: if a tier runs with the directory.
     """
     if (directory / _STATE_FILE).exists():
         old = Tier.load(directory)
-        if old.is_there:
+        if old.is_running:
             raise Conflict(
-                f"a tier runs with {directory} already", hint=f"`down` ends it, `deploy` renews it. {_BESIDE}"
+                f"a tier already runs with {directory}", hint=f"`down` ends it, `deploy` updates it. {_ANOTHER}"
             )
         if old.localstack_pid is not None:
-            old.destroy()  # what a LocalStack that was killed had started
+            old.destroy()  # the children of a killed LocalStack
     remove_state(directory)
 
 

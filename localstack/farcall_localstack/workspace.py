@@ -1,4 +1,4 @@
-"""Where things are in a checkout. The tier is for checkouts: it synthesises the app from its sources."""
+"""Paths in a checkout. The offline tier needs a checkout: it synthesises the app from its sources."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["ASSEMBLIES", "CONSTRAINTS", "ENVIRONMENT", "PLUGIN", "SOURCES", "WOR
 WORKSPACE: Final = Path(__file__).resolve().parents[2]
 PLUGIN: Final = WORKSPACE / "localstack" / "plugin"
 CONSTRAINTS: Final = WORKSPACE / "localstack" / "constraints.txt"
-# LocalStack's own Python environment: it pins what the project must not be pinned to.
+# LocalStack's own Python environment: it pins versions that the project must not be pinned to.
 ENVIRONMENT: Final = WORKSPACE / ".venv-localstack"
 ASSEMBLIES: Final = WORKSPACE / "cdk.out" / "localstack"
-# What a synthesised template depends on.
+# The inputs of a synthesised template.
 SOURCES: Final = tuple(WORKSPACE / name for name in ("common", "forwarder_fargate", "infra", "lambdas", "uv.lock"))

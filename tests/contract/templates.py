@@ -1,8 +1,8 @@
-"""The synthesised templates, for every test that looks at them: each profile, for AWS and for the offline tier, and
-what becomes of a profile with the settings that change a template's shape.
+"""Synthesised templates for the tests: each profile, for AWS and for the offline tier, and profiles with settings that
+change the shape of a template.
 
-They are made once per run of the tests, also when several workers share it, by one process per target: starting the CDK
-library takes as long as a synth.
+They are synthesised once per test run, also with several workers, by one process per target: starting the CDK library
+takes as long as a synth.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def ensure_assemblies(directory: Path) -> None:
             subprocess.Popen(
                 [sys.executable, "-m", "tests.contract.templates", str(directory), target],
                 cwd=_WORKSPACE,
-                # CDK and cdk-nag look at what goes to AWS; a second look at the same would only cost time.
+                # CDK and cdk-nag check the templates for AWS; a second check of the same would only take time.
                 env=os.environ | ({} if target == "aws" else {"CDK_VALIDATION": "false"}),
             )
             for target in TARGETS
@@ -92,7 +92,7 @@ def read_templates(assembly: Path) -> Templates:
 
 
 def context(**values: object) -> dict[str, object]:
-    """The context of ``cdk.json`` with ``values``, and no bundles: they take long and are in no template."""
+    """The context of ``cdk.json`` with ``values``, without bundles: they take long and are in no template."""
     committed: Mapping[str, object] = json.loads((_WORKSPACE / "cdk.json").read_text(encoding="utf-8"))["context"]
     return {**committed, "aws:cdk:bundling-stacks": [], **values}
 
@@ -120,7 +120,7 @@ def function_of(templates: Templates, handler: str) -> Resource:
 
 
 def count_types(template: dict[str, Any]) -> dict[str, int]:
-    """How many resources of each type a template has."""
+    """The number of resources of each type in a template."""
     counts: dict[str, int] = {}
     for resource in template["Resources"].values():
         counts[resource["Type"]] = counts.get(resource["Type"], 0) + 1

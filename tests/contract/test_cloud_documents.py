@@ -1,4 +1,4 @@
-"""The pages about deploying and operating, and the hints of ``farcall cloud``, name commands, settings and metrics that
+"""Commands, settings and metrics in the pages about deploying and operating, and in the hints of ``farcall cloud``,
 exist."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _commands() -> Iterator[str]:
         yield command.name or command.callback.__name__
 
 
-def test_commands_exist(page: str) -> None:
+def test_commands_in_pages_exist(page: str) -> None:
     named = set(re.findall(r"farcall\s+cloud\s+([a-z]+)", page))
     assert named <= set(_commands())
 
@@ -43,13 +43,13 @@ def test_every_command_is_explained() -> None:
 
 
 @pytest.mark.parametrize("path", [*_PAGES, "README.md"])
-def test_what_a_page_tells_to_type_can_be_typed(path: str) -> None:
+def test_aws_commands_in_pages_are_valid(path: str) -> None:
     commands = list(commands_of((_WORKSPACE / path).read_text(encoding="utf-8")))
     assert len(commands) >= 4
     assert {str(command): why for command in commands if (why := problem(command))} == {}
 
 
-def test_what_our_hints_tell_to_type_at_aws_can_be_typed() -> None:
+def test_aws_commands_in_our_hints_are_valid() -> None:
     sources = sorted((_WORKSPACE / "infra" / "farcall_infra" / "cloud").glob("*.py"))
     said = [text if "`" in text else f"`{text}`" for path in sources for _, text in texts(path) if "aws " in text]
     commands = [command for text in said for command in commands_of(text) if command.words[0] == "aws"]
@@ -81,13 +81,13 @@ def test_what_our_hints_tell_to_type_at_aws_can_be_typed() -> None:
         ("kubectl apply", "no program 'kubectl'"),
     ],
 )
-def test_what_cannot_be_typed_is_found(typed: str, said: str) -> None:
+def test_invalid_aws_commands_are_found(typed: str, said: str) -> None:
     command, *_ = commands_of(f"A page.\n\n```\nexport A=b {typed} && farcall cloud status  # and so on\n```\n")
     assert command == Command(4, tuple(typed.split()))
     assert said in problem(command)
 
 
-def test_commands_are_found_wherever_they_stand() -> None:
+def test_commands_are_found_anywhere_in_a_line() -> None:
     text = "Run `farcall cloud\nstatus` or\n\n```console\n$ aws sso \\\n   login | cat\n$ x=$(make docs)\n```\n"
     assert [command.words for command in commands_of(text)] == [
         ("aws", "sso", "login"),
@@ -97,14 +97,14 @@ def test_commands_are_found_wherever_they_stand() -> None:
     ]
 
 
-def test_every_alarm_says_what_to_do() -> None:
+def test_every_alarm_documents_its_remedy() -> None:
     alarms = (_WORKSPACE / "docs" / "operations.md").read_text(encoding="utf-8")
     alarms = alarms[alarms.index("\n## Alarms\n") : alarms.index("\n## The budget\n")]
     for name, text in re.findall(r"^### `([a-z-]+)`\n(.*?)(?=^### |\Z)", alarms, flags=re.MULTILINE | re.DOTALL):
-        assert re.search(r"`[^`]+`", text), f"{name} names nothing that one could look at or do"
+        assert re.search(r"`[^`]+`", text), f"{name} names no command, metric or setting"
 
 
-def test_status_asks_for_metrics_that_are_made(aws: Templates, profile: str) -> None:
+def test_status_reads_metrics_that_exist(aws: Templates, profile: str) -> None:
     made = {
         (each["MetricTransformations"][0]["MetricNamespace"], each["MetricTransformations"][0]["MetricName"])
         for _, each in resources(aws, "AWS::Logs::MetricFilter")
@@ -115,13 +115,13 @@ def test_status_asks_for_metrics_that_are_made(aws: Templates, profile: str) -> 
     assert ours - made == (set() if has_canary else {("Farcall/farcall", "CanaryTime")})
 
 
-def test_settings_exist(page: str) -> None:
+def test_settings_in_pages_exist(page: str) -> None:
     sections = "|".join(sorted({setting.partition(".")[0] for setting in setting_names()}))
     named = set(re.findall(rf"(?:`|-c )((?:{sections})\.[a-z_]+)", page))
     assert named <= setting_names()
 
 
-def test_variables_exist(page: str) -> None:
+def test_variables_in_pages_exist(page: str) -> None:
     read = {f"FARCALL_{field.upper()}" for path in sources() for field in fields(path)}
     tests = _WORKSPACE / "tests"
     for path in [*sources(), tests / "e2e" / "conftest.py", *(tests / "contract").glob("test_template_*.py")]:
@@ -129,7 +129,7 @@ def test_variables_exist(page: str) -> None:
     assert set(VARIABLE.findall(page)) <= read
 
 
-def test_files_exist(page: str, request: pytest.FixtureRequest) -> None:
+def test_files_in_pages_exist(page: str, request: pytest.FixtureRequest) -> None:
     here = (_WORKSPACE / request.node.callspec.params["page"]).parent
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page):
         assert (here / link).exists(), link

@@ -1,7 +1,6 @@
-"""What the templates name exists in the code: handlers, commands and environment variables.
+"""Handlers, commands and environment variables in the templates exist in the code.
 
-The parts never import one another, so nothing but this test would notice a handler that moved or a variable that nobody
-reads.
+The parts never import one another, so only this test notices a moved handler or an unused variable.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ def resources(aws: Templates) -> dict[str, dict[str, Any]]:
 
 
 def _functions(resources: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Handler name to environment; what is known only at deployment is replaced by a number, which is also text."""
+    """Handler name to environment; values known only at deployment are replaced by a number, which is also valid
+    text."""
     return {
         r["Properties"]["Handler"]: {
             key: value if isinstance(value, str) else "5432"
@@ -66,13 +66,13 @@ def test_every_handler_can_be_imported(resources: dict[str, dict[str, Any]]) -> 
         assert callable(getattr(module, name))
 
 
-def test_the_containers_command_is_a_program_of_the_bundle(resources: dict[str, dict[str, Any]]) -> None:
+def test_the_container_command_is_a_program_of_the_bundle(resources: dict[str, dict[str, Any]]) -> None:
     python, flag, package = _container(resources)["Command"]
     assert (python, flag) == ("python", "-m")
     assert importlib.util.find_spec(f"{package}.__main__") is not None
 
 
-def test_the_code_accepts_the_environments(resources: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_settings_can_be_read_from_the_environments(resources: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     # In a bundle the file is next to the code.
     authorities = {"FARCALL_DATABASE_AUTHORITIES": str(Authority().write(tmp_path / "authorities.pem"))}
     functions = {

@@ -1,4 +1,4 @@
-"""What the synthesised templates cost: every resource has a price, and no profile leaves its budget."""
+"""Cost of the synthesised templates: every resource has a price, and every profile is within its budget."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.contract.templates import Templates
 PRICES = load_prices()
 
 
-def test_doing_nothing_stays_within_the_budget(aws: Templates, size: Profile) -> None:
+def test_the_idle_bill_is_within_the_budget(aws: Templates, size: Profile) -> None:
     bill = idle_bill(aws, PRICES)
     assert bill.usd <= size.budget.idle_usd, "\n".join(f"{item.usd:8.2f}  {item.what}" for item in bill.items)
-    # A budget far above the bill would notice nothing.
+    # A limit far above the bill would not detect a change.
     assert bill.usd >= 0.85 * size.budget.idle_usd
 
 
-def test_every_stack_that_must_cost_something_is_on_the_bill(aws: Templates) -> None:
+def test_every_stack_with_a_price_is_on_the_bill(aws: Templates) -> None:
     bill = idle_bill(aws, PRICES)
     assert {"farcall-data", "farcall-forwarder"} <= {item.stack for item in bill.items}
     for part in ("PostgreSQL", "Valkey", "Fargate", "IPv4"):
         assert any(part in item.what for item in bill.items), part
 
 
-def test_an_endpoint_in_the_network_is_on_the_bill(synthesized: Callable[[str, str], Templates]) -> None:
+def test_a_vpc_endpoint_is_on_the_bill(synthesized: Callable[[str, str], Templates]) -> None:
     (usd,) = (item.usd for item in idle_bill(synthesized("options", "parked"), PRICES).items if "endpoint" in item.what)
     assert usd == pytest.approx(2 * 0.01 * 730)
 

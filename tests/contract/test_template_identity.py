@@ -1,4 +1,4 @@
-"""Where users come from, in the template."""
+"""Identity provider in the template."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tests.contract.templates import Templates
 
 
-def test_an_issuer_of_the_profile_takes_the_place_of_globus(synthesized: Callable[[str, str], Templates]) -> None:
+def test_an_oidc_issuer_in_the_profile_replaces_globus(synthesized: Callable[[str, str], Templates]) -> None:
     (template,) = (each for name, each in synthesized("options", "restored").items() if name.endswith("-api"))
     functions = [each for each in template["Resources"].values() if each["Type"] == "AWS::Lambda::Function"]
     environments = [each["Properties"].get("Environment", {}).get("Variables", {}) for each in functions]

@@ -1,7 +1,7 @@
-"""cfn-lint on every template that goes to AWS, for several regions: types, properties and values that CloudFormation
-refuses, sizes that a region does not have, and IAM actions that do not exist or do not fit their resources.
+"""cfn-lint on every template for AWS, in several regions: types, properties and values that CloudFormation refuses,
+sizes that a region does not have, and IAM actions that do not exist or do not fit their resources.
 
-Each run is a process of its own and takes some seconds, so everything is looked at by one.
+Each run is a separate process and takes some seconds, so one run checks all templates.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MAJOR_VERSION = (
 )
 #: Findings that are known and left, by rule and the beginning of what it says, each with its reason.
 _ACCEPTED = {
-    ("I1022", "Prefer using Fn::Sub"): "To CloudFormation both are the same, and nobody edits what CDK writes.",
-    ("W3010", "Avoid hardcoding availability zones"): "Nobody gets them without having named them (network.zones).",
+    ("I1022", "Prefer using Fn::Sub"): "CloudFormation treats both alike, and the templates are generated.",
+    ("W3010", "Avoid hardcoding availability zones"): "They are in a template only if network.zones names them.",
     ("W3005", ""): "CDK writes down every dependency on a construct, also where a reference says the same.",
     ("W3691", "Engine version '16' for"): _MAJOR_VERSION,
     ("W3691", "Engine version '17' for"): _MAJOR_VERSION,
@@ -33,7 +33,7 @@ _ACCEPTED = {
 
 
 def _lint(directory: Path, templates: Iterable[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What cfn-lint finds in the templates, information included."""
+    """cfn-lint's findings in the templates, information included."""
     paths = []
     for name, template in templates:
         path = directory / f"{name}.json"
@@ -48,15 +48,13 @@ def _lint(directory: Path, templates: Iterable[tuple[str, dict[str, Any]]]) -> l
 
 
 def _reason(finding: dict[str, Any]) -> tuple[str, str] | None:
-    """Under which key the finding is accepted."""
+    """The key under which the finding is accepted."""
     return next(
         (key for key in _ACCEPTED if finding["Rule"]["Id"] == key[0] and finding["Message"].startswith(key[1])), None
     )
 
 
-def test_nothing_is_found_that_is_not_accepted_with_a_reason(
-    synthesized: Callable[[str, str], Templates], tmp_path: Path
-) -> None:
+def test_all_findings_are_accepted_with_a_reason(synthesized: Callable[[str, str], Templates], tmp_path: Path) -> None:
     kinds = [("aws", profile) for profile in PROFILES] + [("options", name) for name in OPTIONS]
     findings = _lint(
         tmp_path,
@@ -69,8 +67,10 @@ def test_nothing_is_found_that_is_not_accepted_with_a_reason(
     assert {key for key, _ in found} == set(_ACCEPTED), "a reason that is no longer needed"
 
 
-def test_stores_are_of_kinds_that_aws_still_makes(synthesized: Callable[[str, str], Templates], tmp_path: Path) -> None:
-    """cfn-lint knows versions and sizes of a single cache node only, and no minor versions behind a major one."""
+def test_store_versions_and_sizes_are_still_offered_by_aws(
+    synthesized: Callable[[str, str], Templates], tmp_path: Path
+) -> None:
+    """cfn-lint knows versions and sizes of single cache nodes only, and no minor versions of a major one."""
     scratch: dict[str, Any] = {}
     for profile in PROFILES:
         queue = the_one(synthesized("aws", profile), "AWS::ElastiCache::ReplicationGroup")
@@ -90,12 +90,13 @@ def test_stores_are_of_kinds_that_aws_still_makes(synthesized: Callable[[str, st
     }
     assert not [name for name in refused if name.startswith("Queue")]
     offered = {name for name in scratch if name.startswith("Minor")} - refused
-    assert 0 < len(offered) < 39  # some are too old, and some are not there yet
+    assert 0 < len(offered) < 39  # some are too old, and some are not available yet
 
 
-def test_a_deployment_grows_without_a_replacement(synthesized: Callable[[str, str], Templates]) -> None:
-    """A replacement would be made before the old resource goes: what has a fixed name could not, and data would stay
-    behind. Which properties cannot be changed in place is in CloudFormation's own schemas, which cfn-lint brings."""
+def test_growing_a_deployment_replaces_no_resource(synthesized: Callable[[str, str], Templates]) -> None:
+    """CloudFormation creates a replacement before it deletes the old resource: that fails for fixed names, and data
+    would be lost. CloudFormation's schemas, which cfn-lint contains, list the properties that cannot be changed in
+    place."""
     from cfnlint.schema import PROVIDER_SCHEMA_MANAGER  # takes five seconds, which no other test should wait for
 
     replaced = set()
@@ -120,8 +121,8 @@ def _at(properties: dict[str, Any], pointer: str) -> object:
     return found
 
 
-def test_what_aws_would_refuse_is_found(synthesized: Callable[[str, str], Templates], tmp_path: Path) -> None:
-    """Mistakes that LocalStack deploys without a word."""
+def test_invalid_templates_are_found(synthesized: Callable[[str, str], Templates], tmp_path: Path) -> None:
+    """Mistakes that LocalStack deploys without an error."""
     templates: Templates = json.loads(json.dumps(synthesized("aws", "lab")))
     the_one(templates, "AWS::RDS::DBInstance")["DBInstanceClass"] = "db.t4g.nano"
     the_one(templates, "AWS::ECS::TaskDefinition")["Memory"] = "300"

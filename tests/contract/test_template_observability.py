@@ -1,4 +1,4 @@
-"""Metrics, alarms, dashboard and budget: they look at what exists, and people are told what they mean."""
+"""Metrics, alarms, dashboard and budget: they use existing resources and metrics, and alarms are documented."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _alarm_names(templates: Templates) -> set[str]:
     return {alarm["AlarmName"].removeprefix("farcall-") for _, alarm in resources(templates, "AWS::CloudWatch::Alarm")}
 
 
-def test_metrics_are_made_of_fields_that_the_forwarder_writes(aws: Templates, size: Profile) -> None:
-    # Tests of the canary, of a submit and of the reconciler hold theirs.
+def test_metric_filters_read_fields_that_the_forwarder_writes(aws: Templates, size: Profile) -> None:
+    # Tests of the canary, of submits and of the reconciler check the other fields.
     written = {*Meter().read(endpoints=0, connections=0), "canary_s", "tasks_accepted", "tasks_waiting"}
     filters = [each for _, each in resources(aws, "AWS::Logs::MetricFilter")]
     assert len(filters) == 10 + bool(size.canary.minutes)  # ten metrics are free, and the canary pays for its own
@@ -32,7 +32,7 @@ def test_metrics_are_made_of_fields_that_the_forwarder_writes(aws: Templates, si
         assert not made.get("Dimensions")
 
 
-def test_every_alarm_tells_somebody_and_says_what_it_means(aws: Templates) -> None:
+def test_every_alarm_notifies_the_topic_and_has_a_description(aws: Templates) -> None:
     alarms = [alarm for _, alarm in resources(aws, "AWS::CloudWatch::Alarm")]
     assert len(alarms) >= 12
     for alarm in alarms:
@@ -43,7 +43,7 @@ def test_every_alarm_tells_somebody_and_says_what_it_means(aws: Templates) -> No
         assert alarm["AlarmDescription"].endswith(f"See docs/operations.md, {name}.")
 
 
-def test_the_manual_has_every_alarm_and_no_other(aws: Templates, profile: str) -> None:
+def test_the_manual_documents_exactly_the_existing_alarms(aws: Templates, profile: str) -> None:
     documented = set(re.findall(r"^### `([a-z0-9-]+)`$", _OPERATIONS.read_text(encoding="utf-8"), flags=re.MULTILINE))
     named = {re.sub(r"-\d+$", "", name) for name in _alarm_names(aws)}
     assert named <= documented
@@ -51,18 +51,18 @@ def test_the_manual_has_every_alarm_and_no_other(aws: Templates, profile: str) -
         assert documented - named <= {"database-credits"}  # that size has them too; others may not
 
 
-def test_what_must_not_stop_alarms_when_it_is_silent(aws: Templates, size: Profile) -> None:
+def test_alarms_on_periodic_metrics_fire_when_data_is_missing(aws: Templates, size: Profile) -> None:
     breaching = {
         alarm["AlarmName"]
         for _, alarm in resources(aws, "AWS::CloudWatch::Alarm")
         if alarm["TreatMissingData"] == "breaching"
     }
     canary = {"farcall-canary-failing"} if size.canary.minutes else set()
-    forwarder = set() if size.forwarder.sleeps else {"farcall-forwarder-missing"}  # nobody misses one that sleeps
+    forwarder = set() if size.forwarder.sleeps else {"farcall-forwarder-missing"}  # a sleeping forwarder is no problem
     assert breaching == {"farcall-reconciler-silent"} | forwarder | canary
 
 
-def test_an_alarm_counts_the_hours_until_the_disk_is_full(aws: Templates) -> None:
+def test_an_alarm_predicts_a_full_disk(aws: Templates) -> None:
     (alarm,) = (
         each for _, each in resources(aws, "AWS::CloudWatch::Alarm") if each["AlarmName"] == "farcall-database-filling"
     )
@@ -72,12 +72,12 @@ def test_an_alarm_counts_the_hours_until_the_disk_is_full(aws: Templates) -> Non
     assert free["Id"] == "free"
     assert free["MetricStat"]["Metric"]["MetricName"] == "FreeStorageSpace"
     assert (alarm["Threshold"], alarm["ComparisonOperator"]) == (6, "LessThanThreshold")
-    # Told within half an hour: 15 percent of the smallest disk last six minutes at the rate that a lab advertises.
+    # The alarm fires within half an hour: 15 percent of the smallest disk last six minutes at the rate of a lab.
     assert free["MetricStat"]["Period"] * alarm["EvaluationPeriods"] <= 1800
 
 
-def test_alarms_look_no_further_back_than_cloudwatch_does(aws: Templates) -> None:
-    """A day, or a week where each period is an hour or more; what is no linter's rule."""
+def test_alarm_periods_are_within_cloudwatchs_limit(aws: Templates) -> None:
+    """The limit is a day, or a week for periods of an hour or more; no linter has a rule for it."""
     for _, alarm in resources(aws, "AWS::CloudWatch::Alarm"):
         measured = [each["MetricStat"] for each in alarm.get("Metrics", []) if "MetricStat" in each] or [alarm]
         for period in (each["Period"] for each in measured):
@@ -85,7 +85,7 @@ def test_alarms_look_no_further_back_than_cloudwatch_does(aws: Templates) -> Non
             assert period % 60 == 0
 
 
-def test_each_node_of_the_queue_is_watched(aws: Templates, size: Profile) -> None:
+def test_each_node_of_the_queue_has_an_alarm(aws: Templates, size: Profile) -> None:
     watched = {name for name in _alarm_names(aws) if name.startswith("queue-memory-")}
     assert watched == {f"queue-memory-{number}" for number in range(1, size.queue.nodes + 1)}
 
@@ -102,7 +102,7 @@ def test_the_budget_warns_before_it_is_spent(aws: Templates, size: Profile) -> N
     ]
 
 
-def test_alarms_and_budget_may_publish_to_the_topic_and_nobody_without_tls(aws: Templates) -> None:
+def test_alarms_and_budget_may_publish_to_the_topic_with_tls_only(aws: Templates) -> None:
     statements = the_one(aws, "AWS::SNS::TopicPolicy")["PolicyDocument"]["Statement"]
     (allowed,) = (statement for statement in statements if statement["Effect"] == "Allow")
     assert allowed["Principal"] == {"Service": ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]}
@@ -113,7 +113,7 @@ def test_alarms_and_budget_may_publish_to_the_topic_and_nobody_without_tls(aws: 
     )
 
 
-def test_there_is_one_dashboard_of_the_deployments_name(aws: Templates) -> None:
+def test_there_is_one_dashboard_with_the_deployments_name(aws: Templates) -> None:
     dashboard = the_one(aws, "AWS::CloudWatch::Dashboard")
     assert dashboard["DashboardName"] == {"Fn::Join": ["", ["farcall-", {"Ref": "AWS::Region"}]]}
     shown = json.dumps(dashboard["DashboardBody"])

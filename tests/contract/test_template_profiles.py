@@ -1,6 +1,6 @@
-"""The synthesised templates of every profile: what must never be in them, what must be, and what they were last time.
+"""Synthesised templates of every profile: resources, settings and names, and a comparison with the last snapshots.
 
-After a wanted change, write the snapshots anew with ``FARCALL_UPDATE_SNAPSHOTS=1``.
+After an intended change, update the snapshots with ``FARCALL_UPDATE_SNAPSHOTS=1``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_the_only_vpc_endpoint_is_the_free_one(aws: Templates) -> None:
     assert the_one(aws, "AWS::EC2::VPCEndpoint")["VpcEndpointType"] == "Gateway"
 
 
-def test_a_full_queue_refuses_instead_of_forgetting(aws: Templates) -> None:
+def test_a_full_queue_refuses_writes_instead_of_evicting(aws: Templates) -> None:
     assert the_one(aws, "AWS::ElastiCache::ParameterGroup")["Properties"] == {"maxmemory-policy": "noeviction"}
 
 
@@ -47,8 +47,9 @@ def test_blobs_expire(aws: Templates, size: Profile) -> None:
     (rule,) = the_one(aws, "AWS::S3::Bucket")["LifecycleConfiguration"]["Rules"]
     assert rule["ExpirationInDays"] == size.retention.blob_days
     # After the longest wait for a start, and the longest that a task is kept after its end.
-    told = function_of(aws, "api.handle")["Environment"]["Variables"]
-    assert rule["ExpirationInDays"] > float(told["FARCALL_MAX_WAIT_DAYS"]) + float(told["FARCALL_RETENTION_DAYS"])
+    environment = function_of(aws, "api.handle")["Environment"]["Variables"]
+    days = [float(environment[name]) for name in ("FARCALL_MAX_WAIT_DAYS", "FARCALL_RETENTION_DAYS")]
+    assert rule["ExpirationInDays"] > sum(days)
     assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
 
 
@@ -66,7 +67,7 @@ def test_functions_are_arm64_on_one_python(aws: Templates) -> None:
         assert function["Runtime"] == "python3.14"
 
 
-def test_the_gateways_own_answers_have_our_shape(aws: Templates) -> None:
+def test_gateway_responses_have_the_apis_error_format(aws: Templates) -> None:
     answers = {r["ResponseType"]: r for _, r in resources(aws, "AWS::ApiGateway::GatewayResponse")}
     assert {"UNAUTHORIZED", "ACCESS_DENIED", "THROTTLED"} <= set(answers)
     for answer in answers.values():
@@ -83,14 +84,14 @@ def test_the_forwarders_are_arm64_tasks_with_addresses(aws: Templates, size: Pro
     (container,) = task["ContainerDefinitions"]
     assert container["Command"] == ["python", "-m", "farcall_forwarder"]
     assert container["StopTimeout"] == 120
-    told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
-    assert told["AWS_DEFAULT_REGION"] == told["AWS_REGION"] == {"Ref": "AWS::Region"}
+    environment = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    assert environment["AWS_DEFAULT_REGION"] == environment["AWS_REGION"] == {"Ref": "AWS::Region"}
     service = the_one(aws, "AWS::ECS::Service")
     assert service["DesiredCount"] == size.forwarder.tasks
     assert service["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"] == "ENABLED"
     assert service["DeploymentConfiguration"]["MinimumHealthyPercent"] == 100
     assert container["HealthCheck"]["StartPeriod"] == 120
-    assert service.get("HealthCheckGracePeriodSeconds", 120) == 120  # ECS takes it with a load balancer only
+    assert service.get("HealthCheckGracePeriodSeconds", 120) == 120  # ECS accepts it only with a load balancer
     assert ("LoadBalancers" in service) == ("HealthCheckGracePeriodSeconds" in service)
 
 
@@ -99,14 +100,14 @@ def test_only_spot_tasks_may_be_interrupted(aws: Templates, size: Profile) -> No
     provider = "FARGATE_SPOT" if size.forwarder.spot else "FARGATE"
     assert service["CapacityProviderStrategy"] == [{"CapacityProvider": provider, "Weight": 1}]
     assert provider in the_one(aws, "AWS::ECS::Cluster")["CapacityProviders"]
-    assert "LaunchType" not in service  # to change it would make a new service, and a profile could not be changed
+    assert "LaunchType" not in service  # its change would replace the service, so profiles could not be changed
 
 
 def test_a_load_balancer_has_fixed_addresses_and_one_key_behind_it(aws: Templates, size: Profile) -> None:
     balancers = list(resources(aws, "AWS::ElasticLoadBalancingV2::LoadBalancer"))
     (container,) = the_one(aws, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
     given = {secret["Name"] for secret in container.get("Secrets", [])}
-    told = {variable["Name"] for variable in container["Environment"]}
+    environment = {variable["Name"] for variable in container["Environment"]}
     assert len(balancers) == (1 if size.network.load_balancer else 0)
     if not balancers:
         assert not list(resources(aws, "AWS::EC2::EIP"))
@@ -115,11 +116,11 @@ def test_a_load_balancer_has_fixed_addresses_and_one_key_behind_it(aws: Template
     zones = len({json.dumps(s["AvailabilityZone"]) for _, s in resources(aws, "AWS::EC2::Subnet")})
     assert len(list(resources(aws, "AWS::EC2::EIP"))) == len(balancers[0][1]["SubnetMappings"]) == zones
     assert "FARCALL_FORWARDER_KEY_SEED" in given
-    assert "FARCALL_FORWARDER_ADVERTISE" in told
+    assert "FARCALL_FORWARDER_ADVERTISE" in environment
     assert the_one(aws, "AWS::ElasticLoadBalancingV2::TargetGroup")["HealthCheckPort"] == str(
         size.forwarder.health_port
     )
-    # Peers get to the tasks through the load balancer only.
+    # Peers reach the tasks only through the load balancer.
     open_groups = [
         group["GroupDescription"]
         for _, group in resources(aws, "AWS::EC2::SecurityGroup")
@@ -136,8 +137,9 @@ def test_a_facility_survives_the_loss_of_a_zone(synthesized: Callable[[str, str]
     assert the_one(facility, "AWS::ECS::Service")["DesiredCount"] >= 2
 
 
-def test_forwarders_start_when_their_rights_are_there(aws: Templates) -> None:
-    """Those of the task and those of ECS, which pulls, logs and reads the secrets: a race loses the first tasks."""
+def test_forwarders_start_after_their_permissions_exist(aws: Templates) -> None:
+    """Permissions of the task and of ECS, which pulls, logs and reads the secrets: without them the first tasks
+    fail."""
     stack = aws["farcall-forwarder"]["Resources"]
     (service,) = (each for each in stack.values() if each["Type"] == "AWS::ECS::Service")
     policies = {name for name, each in stack.items() if each["Type"] == "AWS::IAM::Policy"}
@@ -145,17 +147,17 @@ def test_forwarders_start_when_their_rights_are_there(aws: Templates) -> None:
     assert policies <= set(service["DependsOn"])
 
 
-def test_limits_of_the_profile_reach_the_functions_that_keep_them(aws: Templates, size: Profile) -> None:
+def test_the_profiles_limits_are_passed_to_the_functions(aws: Templates, size: Profile) -> None:
     for handler in ("api.handle", "reconciler.handle"):
-        told = function_of(aws, handler)["Environment"]["Variables"]
-        assert {name: told[name] for name in size.limits.environment()} == size.limits.environment()
-        assert int(told["FARCALL_DATABASE_BYTES"]) == size.database.max_storage_gib * 2**30
+        environment = function_of(aws, handler)["Environment"]["Variables"]
+        assert {name: environment[name] for name in size.limits.environment()} == size.limits.environment()
+        assert int(environment["FARCALL_DATABASE_BYTES"]) == size.database.max_storage_gib * 2**30
     stage = the_one(aws, "AWS::ApiGateway::Stage")["MethodSettings"][0]
     assert 4 * size.limits.rate_per_s <= stage["ThrottlingRateLimit"]
     assert 4 * size.limits.rate_burst <= stage["ThrottlingBurstLimit"]
 
 
-def test_the_disk_grows_by_itself_and_extended_support_is_off(aws: Templates, size: Profile) -> None:
+def test_the_disk_grows_automatically_and_extended_support_is_off(aws: Templates, size: Profile) -> None:
     database = the_one(aws, "AWS::RDS::DBInstance")
     assert database["MaxAllocatedStorage"] == size.database.max_storage_gib >= 5 * int(database["AllocatedStorage"])
     assert database["EngineLifecycleSupport"] == "open-source-rds-extended-support-disabled"
@@ -163,19 +165,19 @@ def test_the_disk_grows_by_itself_and_extended_support_is_off(aws: Templates, si
     assert the_one(aws, "AWS::RDS::DBParameterGroup")["Family"] == "postgres17"
 
 
-def test_a_disk_and_a_version_may_stay_as_they_are(synthesized: Callable[[str, str], Templates]) -> None:
+def test_disk_growth_and_version_can_be_fixed(synthesized: Callable[[str, str], Templates]) -> None:
     database = the_one(synthesized("options", "parked"), "AWS::RDS::DBInstance")
     assert "MaxAllocatedStorage" not in database
     assert (database["EngineVersion"], database["AllowMajorVersionUpgrade"]) == ("16", True)
 
 
-def test_a_budget_and_a_reservation_may_be_left_out(synthesized: Callable[[str, str], Templates]) -> None:
+def test_budget_and_reservation_are_optional(synthesized: Callable[[str, str], Templates]) -> None:
     parked = synthesized("options", "parked")
     assert not list(resources(parked, "AWS::Budgets::Budget"))
     assert _reserved(parked) == {}
 
 
-def test_the_api_leaves_connections_of_the_database_to_others(aws: Templates, size: Profile) -> None:
+def test_the_api_leaves_database_connections_for_other_programs(aws: Templates, size: Profile) -> None:
     assert _reserved(aws) == {
         "farcall_lambdas.handlers.api.handle": size.api.concurrency,
         "farcall_lambdas.handlers.reconciler.handle": 1,
@@ -196,7 +198,7 @@ def _reserved(templates: Templates) -> dict[str, int]:
     }
 
 
-def test_an_account_with_little_concurrency_reserves_none(synthesized: Callable[[str, str], Templates]) -> None:
+def test_an_account_with_too_little_concurrency_reserves_none(synthesized: Callable[[str, str], Templates]) -> None:
     assert _reserved(synthesized("options", "own-image")) == {}  # 200 of them, for which 200 are free, and 1
 
 
@@ -204,13 +206,13 @@ def test_a_forwarder_admits_as_many_connections_as_its_memory_holds(aws: Templat
     """83 KiB each were measured, and the process itself has some 90 MiB."""
     task = the_one(aws, "AWS::ECS::TaskDefinition")
     (container,) = task["ContainerDefinitions"]
-    told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
-    connections = int(told["FARCALL_FORWARDER_CONNECTIONS"])
+    environment = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    connections = int(environment["FARCALL_FORWARDER_CONNECTIONS"])
     assert 90 + connections * 83 / 1024 < 0.95 * int(task["Memory"])
     assert connections >= 4000
     # Behind a load balancer all connections come from its addresses.
-    expected = told["FARCALL_FORWARDER_CONNECTIONS"] if size.network.load_balancer else None
-    assert told.get("FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE") == expected
+    expected = environment["FARCALL_FORWARDER_CONNECTIONS"] if size.network.load_balancer else None
+    assert environment.get("FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE") == expected
 
 
 def test_cloudformation_waits_longer_for_a_migration_than_lambda(aws: Templates) -> None:
@@ -218,14 +220,14 @@ def test_cloudformation_waits_longer_for_a_migration_than_lambda(aws: Templates)
     assert 600 < timeout_s < int(the_one(aws, "Custom::FarcallMigration")["ServiceTimeout"]) == 900  # Lambda's limit
 
 
-def test_the_migration_runs_again_for_other_roles_or_limits(aws: Templates, size: Profile) -> None:
+def test_the_migration_runs_again_after_a_change_of_roles_or_limits(aws: Templates, size: Profile) -> None:
     resource = the_one(aws, "Custom::FarcallMigration")
-    told = function_of(aws, "migration_resource.handle")["Environment"]["Variables"]
-    assert resource["Roles"] == told["FARCALL_DATABASE_ROLE_SECRET_ARNS"]
+    environment = function_of(aws, "migration_resource.handle")["Environment"]["Variables"]
+    assert resource["Roles"] == environment["FARCALL_DATABASE_ROLE_SECRET_ARNS"]
     assert resource["Connections"] == str(size.database.connections)
 
 
-def test_who_is_called_by_a_clock_is_not_called_again_for_an_error(aws: Templates, size: Profile) -> None:
+def test_scheduled_functions_are_not_retried(aws: Templates, size: Profile) -> None:
     api = aws["farcall-api"]["Resources"]
     once = {
         api[each["FunctionName"]["Ref"]]["Properties"]["Handler"]
@@ -241,7 +243,7 @@ def test_a_deployment_may_name_its_zones(synthesized: Callable[[str, str], Templ
     assert sorted(subnet["AvailabilityZone"] for subnet in subnets) == ["us-east-1b"] * 2 + ["us-east-1c"] * 2
 
 
-def test_secrets_may_have_an_address_in_the_network(synthesized: Callable[[str, str], Templates]) -> None:
+def test_secrets_manager_can_have_a_vpc_endpoint(synthesized: Callable[[str, str], Templates]) -> None:
     network = synthesized("options", "parked")
     (endpoint,) = (each for _, each in resources(network, "AWS::EC2::VPCEndpoint") if "PrivateDnsEnabled" in each)
     assert (endpoint["VpcEndpointType"], endpoint["PrivateDnsEnabled"], len(endpoint["SubnetIds"])) == (
@@ -256,7 +258,7 @@ def test_secrets_may_have_an_address_in_the_network(synthesized: Callable[[str, 
         for _, rule in resources(network, "AWS::EC2::SecurityGroupIngress")
         if rule["GroupId"] == {"Fn::GetAtt": [group, "GroupId"]} and rule["FromPort"] == rule["ToPort"] == 443
     ]
-    # Its name is for the whole network, so the forwarder is sent there too.
+    # Its DNS name is valid in the whole network, so the forwarder uses it too.
     assert [re.sub(r"[0-9A-F]{8}$", "", name) for name in let_in] == ["NetworkFunctions", "NetworkForwarder"]
 
 
@@ -266,10 +268,10 @@ def test_a_queue_gets_its_second_node_before_fail_over(synthesized: Callable[[st
     assert (queue["NumCacheClusters"], queue["AutomaticFailoverEnabled"], queue["MultiAZEnabled"]) == (2, False, False)
 
 
-def test_a_deployment_can_grow_at_once(synthesized: Callable[[str, str], Templates]) -> None:
-    """What a stack exports cannot go while another one uses it, and the one that exports is updated first.
+def test_larger_profiles_keep_the_exports_of_smaller_ones(synthesized: Callable[[str, str], Templates]) -> None:
+    """An export cannot be removed while another stack uses it, and the exporting stack is updated first.
 
-    A larger profile therefore has all exports of the smaller ones. The way back is in docs/operations.md.
+    A larger profile therefore has all exports of the smaller ones. docs/operations.md describes the way back.
     """
     exports = [
         {
@@ -284,20 +286,20 @@ def test_a_deployment_can_grow_at_once(synthesized: Callable[[str, str], Templat
 
 
 def test_templates_are_ascii(aws: Templates) -> None:
-    """EC2 refuses other characters in descriptions, and CloudFormation gives them back as question marks, which the
-    CDK takes for a change in every deployment. The boot program is among them."""
+    """EC2 refuses other characters in descriptions, and CloudFormation returns them as question marks, which the CDK
+    regards as a change in every deployment. This includes the boot program."""
     for name, template in aws.items():
         assert json.dumps(template, ensure_ascii=False).isascii(), name
 
 
-def test_what_holds_data_survives_a_replacement_too(aws: Templates) -> None:
+def test_data_resources_survive_a_replacement(aws: Templates) -> None:
     for template in aws.values():
         for name, each in template["Resources"].items():
             if each["Type"] in ("AWS::RDS::DBInstance", "AWS::S3::Bucket", "AWS::ElastiCache::ReplicationGroup"):
                 assert each["UpdateReplacePolicy"] == each["DeletionPolicy"], name
 
 
-def test_the_schema_is_up_to_date_before_anything_uses_it(aws: Templates) -> None:
+def test_the_migration_runs_before_programs_that_use_the_schema(aws: Templates) -> None:
     resources = aws["farcall-api"]["Resources"]
     (migration,) = (name for name, r in resources.items() if r["Type"] == "Custom::FarcallMigration")
     for handler in ("api.handle", "reconciler.handle"):
@@ -312,7 +314,8 @@ def test_logs_are_kept_for_as_long_as_the_profile_says(aws: Templates, size: Pro
 
 
 def test_the_offline_tier_differs_only_where_it_must(aws: Templates, localstack: Templates) -> None:
-    """Types may go (docs/adr/0010 has the list), none may come, and no database, queue or task is of another kind."""
+    """Types may be missing (docs/adr/0010 has the list), none may be added, and databases, queues and tasks are the
+    same."""
     only_aws = {
         "AWS::EC2::EgressOnlyInternetGateway",
         "AWS::EC2::VPCCidrBlock",
@@ -330,7 +333,7 @@ def test_the_offline_tier_differs_only_where_it_must(aws: Templates, localstack:
     assert localstack["farcall-api"]["Parameters"]["DevTokens"]["NoEcho"] is True
 
 
-def test_a_deployment_can_begin_with_the_data_of_a_snapshot(synthesized: Callable[[str, str], Templates]) -> None:
+def test_a_deployment_can_be_restored_from_a_snapshot(synthesized: Callable[[str, str], Templates]) -> None:
     database = the_one(synthesized("options", "restored"), "AWS::RDS::DBInstance")
     assert database["DBSnapshotIdentifier"] == "farcall-data-snapshot-1"
     assert "DBName" not in database  # the snapshot has it
@@ -339,8 +342,8 @@ def test_a_deployment_can_begin_with_the_data_of_a_snapshot(synthesized: Callabl
     assert database["DeletionProtection"] is True
 
 
-def test_forwarders_that_sleep_can_be_woken_and_nothing_else_can_be_done_to_them(aws: Templates, size: Profile) -> None:
-    told = {
+def test_functions_may_scale_forwarders_that_sleep_and_nothing_else(aws: Templates, size: Profile) -> None:
+    environment = {
         function["Handler"].split(".")[-2]: {
             name: value for name, value in function["Environment"]["Variables"].items() if "_FLEET_" in name
         }
@@ -353,8 +356,8 @@ def test_forwarders_that_sleep_can_be_woken_and_nothing_else_can_be_done_to_them
         "FARCALL_FLEET_TASKS": str(size.forwarder.tasks),
         "FARCALL_FLEET_IDLE_S": str(60 * size.forwarder.idle_minutes),
     }
-    assert told["api"] == told["reconciler"] == (expected if size.forwarder.sleeps else {})
-    assert not told["authorizer"]
+    assert environment["api"] == environment["reconciler"] == (expected if size.forwarder.sleeps else {})
+    assert not environment["authorizer"]
     rights = [
         statement
         for _, policy in resources(aws, "AWS::IAM::Policy")
@@ -367,7 +370,7 @@ def test_forwarders_that_sleep_can_be_woken_and_nothing_else_can_be_done_to_them
         assert right["Resource"]["Fn::Join"][1][-1] == ":service/farcall/forwarder"
 
 
-def test_an_image_of_ones_own_brings_the_code(synthesized: Callable[[str, str], Templates]) -> None:
+def test_an_own_image_contains_the_code(synthesized: Callable[[str, str], Templates]) -> None:
     templates = synthesized("options", "own-image")
     (container,) = the_one(templates, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
     assert container["Command"] == ["python", "-m", "farcall_forwarder"]
@@ -383,10 +386,8 @@ def test_an_image_of_ones_own_brings_the_code(synthesized: Callable[[str, str], 
     assert "123456789012:repository/farcall-forwarder" in json.dumps(pull)
 
 
-def test_a_synth_depends_on_nothing_but_the_sources(
-    synthesized: Callable[[str, str], Templates], tmp_path: Path
-) -> None:
-    """No account, no region, no programs on the path, nobody's home, another directory: the same templates."""
+def test_a_synth_depends_only_on_the_sources(synthesized: Callable[[str, str], Templates], tmp_path: Path) -> None:
+    """No account, no region, no programs on the path, no home, another directory: the same templates."""
     variables = {
         "CDK_OUTDIR": str(tmp_path / "out"),
         "CDK_CONTEXT_JSON": json.dumps(context(profile="lab")),
@@ -399,7 +400,7 @@ def test_a_synth_depends_on_nothing_but_the_sources(
 
 
 def test_two_deployments_fit_into_one_account(synthesized: Callable[[str, str], Templates]) -> None:
-    """Whatever has a name that is unique in an account or region starts with the deployment's name."""
+    """Every name that is unique in an account or region starts with the deployment's name."""
     named = {
         (name, key): value
         for template in synthesized("aws", "facility").values()
@@ -429,7 +430,7 @@ _GLOBAL_NAMES = {
 def test_a_deployment_of_the_same_name_fits_into_another_region(
     synthesized: Callable[[str, str], Templates],
 ) -> None:
-    """What has such a name holds the region in it, or leaves it to CloudFormation."""
+    """Every name that is unique in an account contains the region, or CloudFormation chooses it."""
     named = dict[str, str]()
     for template in synthesized("aws", "facility").values():
         for name, resource in template["Resources"].items():
@@ -446,7 +447,7 @@ def test_a_deployment_of_the_same_name_fits_into_another_region(
 _NAMES_IN_A_SCOPE = {"DBName", "DisplayName", "MetricName", "PolicyName", "ServiceName", "StageName"}
 
 
-def test_the_templates_are_as_they_were(aws: Templates, profile: str) -> None:
+def test_the_templates_match_their_snapshots(aws: Templates, profile: str) -> None:
     snapshot = _SNAPSHOTS / f"template-{profile}.json"
     current = _map_strings(aws, _without_hashes)
     if os.environ.get("FARCALL_UPDATE_SNAPSHOTS"):

@@ -1,4 +1,4 @@
-"""Who calls AWS in the cloud tier may do so, may do nothing else, and can reach what it calls.
+"""IAM permissions of the cloud tier's programs: exactly those for their AWS calls, whose endpoints they can reach.
 
 The calls are read from the sources: every module that makes a client of boto3 makes one of one service, so each method
 of the module that is named like an operation of that service is a call of it.
@@ -26,7 +26,7 @@ _WORKSPACE = Path(__file__).resolve().parents[2]
 _SOURCES = ("common/farcall_common", "lambdas/farcall_lambdas", "forwarder_fargate/farcall_forwarder", "infra/runtime")
 _REGIONS = ("eu-central-1", "us-east-1", "us-west-2")
 
-#: The variable without which a module makes no client. Whoever is given it needs the rights for all of its calls.
+#: The variable without which a module makes no client. A program with the variable needs permissions for all its calls.
 _USED_WITH = {
     "common/farcall_common/store/blobs_s3.py": "FARCALL_BLOB_BUCKET",
     "common/farcall_common/store/secrets.py": "FARCALL_DATABASE_SECRET_ARN",
@@ -51,7 +51,7 @@ _DUAL_STACK = {
 
 
 def _clients(tree: ast.AST) -> list[str]:
-    """The services of the clients that are made in a module; nothing of boto3 is used in another way."""
+    """The services of a module's boto3 clients; boto3 is not used in any other way."""
     uses = [
         node for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "boto3"
@@ -64,7 +64,7 @@ def _clients(tree: ast.AST) -> list[str]:
 
 @functools.cache
 def _calls() -> dict[str, tuple[str, frozenset[str]]]:
-    """Service and rights (``s3:GetObject``) by module."""
+    """Service and permissions (``s3:GetObject``) by module."""
     found = {}
     for path in (path for source in _SOURCES for path in sorted((_WORKSPACE / source).rglob("*.py"))):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def _calls() -> dict[str, tuple[str, frozenset[str]]]:
 
 
 def _programs(templates: Templates) -> Iterator[tuple[str, Resource, dict[str, Any], bool]]:
-    """Name, role, environment of every program that runs in AWS, and whether it is in the private subnets."""
+    """Name, role and environment of every program that runs in AWS, and whether it is in the private subnets."""
     for _, function in resources(templates, "AWS::Lambda::Function"):
         yield (
             function["Handler"],
@@ -104,7 +104,7 @@ def _programs(templates: Templates) -> Iterator[tuple[str, Resource, dict[str, A
 
 
 def _granted(templates: Templates, role: Resource) -> dict[str, list[Any]]:
-    """The resources of each right of a role."""
+    """The resources of each permission of a role."""
     granted: dict[str, list[Any]] = {}
     for _, policy in resources(templates, "AWS::IAM::Policy"):
         if role not in policy["Roles"]:
@@ -119,17 +119,17 @@ def _granted(templates: Templates, role: Resource) -> dict[str, list[Any]]:
     return granted
 
 
-def test_the_forwarders_bundle_has_the_data_of_the_services_that_it_calls() -> None:
+def test_the_forwarder_bundle_has_botocores_data_for_its_calls() -> None:
     ours = ("common/", "forwarder_fargate/")
     called = {service for module, (service, _) in _calls().items() if module.startswith(ours)}
     assert called == set(FORWARDER.aws_services)
 
 
-def test_it_is_known_what_makes_a_module_call_aws() -> None:
+def test_all_modules_that_call_aws_are_known() -> None:
     assert set(_calls()) == set(_USED_WITH)
 
 
-def test_each_program_may_do_what_it_does_and_nothing_else(aws: Templates) -> None:
+def test_each_program_has_exactly_the_permissions_for_its_calls(aws: Templates) -> None:
     for name, role, environment, _ in _programs(aws):
         needed = {
             right for module, (_, rights) in _calls().items() if _USED_WITH[module] in environment for right in rights
@@ -138,7 +138,7 @@ def test_each_program_may_do_what_it_does_and_nothing_else(aws: Templates) -> No
         assert granted == needed, name
 
 
-def test_each_program_may_read_the_secrets_that_it_is_told_of_and_no_others(aws: Templates) -> None:
+def test_each_program_may_read_only_the_secrets_in_its_environment(aws: Templates) -> None:
     for name, role, environment, _ in _programs(aws):
         told = [value for variable, value in environment.items() if variable.endswith("_SECRET_ARN")]
         if several := environment.get("FARCALL_DATABASE_ROLE_SECRET_ARNS"):
@@ -149,7 +149,7 @@ def test_each_program_may_read_the_secrets_that_it_is_told_of_and_no_others(aws:
         assert sorted(map(str, readable)) == sorted(map(str, told)), name
 
 
-def test_the_only_condition_of_any_policy_is_one_that_exists(aws: Templates) -> None:
+def test_policy_conditions_are_valid(aws: Templates) -> None:
     kinds = ("AWS::IAM::Policy", "AWS::S3::BucketPolicy", "AWS::SNS::TopicPolicy")
     conditions = [
         statement["Condition"]
@@ -165,7 +165,7 @@ def test_the_only_condition_of_any_policy_is_one_that_exists(aws: Templates) -> 
 
 
 def test_the_code_of_a_function_may_not_change_network_interfaces(aws: Templates) -> None:
-    """Lambda attaches a function to the VPC with the function's own role; its code has the same one."""
+    """Lambda attaches a function to the VPC with the function's own role, which its code has too."""
     for _, function in resources(aws, "AWS::Lambda::Function"):
         role = {"Ref": function["Role"]["Fn::GetAtt"][0]}
         statements = [
@@ -180,7 +180,7 @@ def test_the_code_of_a_function_may_not_change_network_interfaces(aws: Templates
         assert len(allowed) == ("VpcConfig" in function)
 
 
-def test_no_program_but_the_migration_is_the_databases_master_user(aws: Templates) -> None:
+def test_only_the_migration_is_the_databases_master_user(aws: Templates) -> None:
     logins = {
         name: str(environment["FARCALL_DATABASE_SECRET_ARN"])
         for name, _, environment, _ in _programs(aws)
@@ -199,10 +199,10 @@ def test_no_program_but_the_migration_is_the_databases_master_user(aws: Template
 
 
 @pytest.mark.parametrize("region", _REGIONS)
-def test_what_the_private_subnets_call_has_addresses_of_ipv6(
+def test_endpoints_called_from_the_private_subnets_support_ipv6(
     aws: Templates, region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing there reaches an address of IPv4. That boto3 sends where AWS documents IPv6 is asked of boto3 itself."""
+    """Programs there cannot reach IPv4 addresses. boto3 itself is asked for the endpoint of each call."""
     switch = "AWS_USE_DUALSTACK_ENDPOINT"
     private = [environment for _, _, environment, is_private in _programs(aws) if is_private]
     assert all(environment[switch] == "true" for environment in private)
@@ -220,7 +220,7 @@ def test_what_the_private_subnets_call_has_addresses_of_ipv6(
 
 
 class _Sent(Exception):
-    """Instead of a request."""
+    """Raised instead of sending a request."""
 
 
 def _sent_to(service: str, operation: str, arguments: dict[str, str], region: str) -> str:

@@ -1,5 +1,5 @@
-"""What protects a deployment, in the templates of every profile: who can reach what, who may do what, and what is
-encrypted. cdk-nag's opinion is part of it: a finding that no construct accepts, with a reason, ends a synth.
+"""Security of the templates of every profile: network access, permissions and encryption. A synth also fails for a
+finding of cdk-nag that no construct suppresses with a reason.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def _world_open_ports(templates: Templates) -> set[int]:
         "AWS::ApiGatewayV2::Api",
     ],
 )
-def test_what_no_profile_has(aws: Templates, kind: str) -> None:
+def test_resource_types_that_no_profile_has(aws: Templates, kind: str) -> None:
     assert not list(resources(aws, kind))
 
 
-def test_nothing_is_public_but_the_api_and_the_forwarders_port(aws: Templates) -> None:
+def test_only_the_api_and_the_forwarders_port_are_public(aws: Templates) -> None:
     assert _world_open_ports(aws) == {443}
     assert not any(subnet["MapPublicIpOnLaunch"] for _, subnet in resources(aws, "AWS::EC2::Subnet"))
     assert the_one(aws, "AWS::RDS::DBInstance")["PubliclyAccessible"] is False
@@ -49,14 +49,14 @@ def test_nothing_is_public_but_the_api_and_the_forwarders_port(aws: Templates) -
     assert len(block) == 4
 
 
-def test_stores_let_in_only_the_cloud_tier(aws: Templates) -> None:
+def test_only_the_cloud_tier_can_reach_the_stores(aws: Templates) -> None:
     rules = [rule for _, rule in resources(aws, "AWS::EC2::SecurityGroupIngress")]
     stores = [rule["FromPort"] for rule in rules if rule["FromPort"] in (5432, 6379)]
     assert sorted(stores) == [5432, 5432, 6379, 6379]
     assert all("SourceSecurityGroupId" in rule for rule in rules)
 
 
-def test_stores_are_encrypted_at_rest_and_on_the_way(aws: Templates) -> None:
+def test_stores_are_encrypted_at_rest_and_in_transit(aws: Templates) -> None:
     assert the_one(aws, "AWS::RDS::DBInstance")["StorageEncrypted"] is True
     assert the_one(aws, "AWS::RDS::DBParameterGroup")["Parameters"]["rds.force_ssl"] == "1"
     queue = the_one(aws, "AWS::ElastiCache::ReplicationGroup")
@@ -72,31 +72,31 @@ def test_stores_are_encrypted_at_rest_and_on_the_way(aws: Templates) -> None:
         assert (variables["FARCALL_QUEUE_TLS"], variables["PGSSLMODE"]) == ("true", "require")
     assert function_of(aws, "migration_resource.handle")["Environment"]["Variables"]["PGSSLMODE"] == "require"
     (container,) = the_one(aws, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
-    told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
-    assert (told["FARCALL_QUEUE_TLS"], told["PGSSLMODE"]) == ("true", "require")
+    environment = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    assert (environment["FARCALL_QUEUE_TLS"], environment["PGSSLMODE"]) == ("true", "require")
 
 
-def test_the_certificate_of_the_database_is_checked_where_its_authorities_are_known(
+def test_the_databases_certificate_is_checked_if_a_ca_bundle_is_set(
     synthesized: Callable[[str, str], Templates],
 ) -> None:
-    """All that speak to the database find them in their bundle, which another file of them makes another bundle."""
+    """All programs that connect to the database have the CA bundle in their code bundle, whose hash depends on it."""
     bundles = []
     for templates, expected in (
         (synthesized("options", "restored"), "database-authorities.pem"),
-        (synthesized("aws", "lab"), "database-authorities.pem"),  # those that are fetched, by default
+        (synthesized("aws", "lab"), "database-authorities.pem"),  # by default the file is downloaded
         (synthesized("options", "unverified"), None),
     ):
         functions = [function for _, function in resources(templates, "AWS::Lambda::Function")]
         (container,) = the_one(templates, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
-        told = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
-        environments = [told, *(function.get("Environment", {}).get("Variables", {}) for function in functions)]
-        speakers = [each for each in environments if "FARCALL_DATABASE_HOST" in each]
-        assert len(speakers) == 4
+        forwarder = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+        environments = [forwarder, *(function.get("Environment", {}).get("Variables", {}) for function in functions)]
+        clients = [each for each in environments if "FARCALL_DATABASE_HOST" in each]
+        assert len(clients) == 4
         for environment in environments:
-            assert environment.get("FARCALL_DATABASE_AUTHORITIES") == (expected if environment in speakers else None)
+            assert environment.get("FARCALL_DATABASE_AUTHORITIES") == (expected if environment in clients else None)
         (lambdas,) = {function["Code"]["S3Key"] for function in functions}
         migrated = the_one(templates, "Custom::FarcallMigration")["Bundle"]
-        bundles += [lambdas, migrated, told["FARCALL_BUNDLE_KEY"]]
+        bundles += [lambdas, migrated, forwarder["FARCALL_BUNDLE_KEY"]]
     assert len(set(bundles)) == 9
 
 
@@ -110,7 +110,7 @@ def test_data_outlives_the_stack(aws: Templates, size: Profile) -> None:
     assert database["BackupRetentionPeriod"] == size.database.backup_days
 
 
-def test_who_asks_the_internet_is_outside_the_vpc_and_the_others_are_in_it(aws: Templates, size: Profile) -> None:
+def test_only_functions_that_need_the_internet_are_outside_the_vpc(aws: Templates, size: Profile) -> None:
     in_vpc = {f["Handler"]: "VpcConfig" in f for _, f in resources(aws, "AWS::Lambda::Function")}
     canary = {"farcall_lambdas.handlers.canary.handle": False} if size.canary.minutes else {}
     assert in_vpc == {
@@ -122,7 +122,7 @@ def test_who_asks_the_internet_is_outside_the_vpc_and_the_others_are_in_it(aws: 
     }
 
 
-def test_every_method_asks_the_authorizer(aws: Templates) -> None:
+def test_every_method_has_the_authorizer(aws: Templates) -> None:
     methods = [method for _, method in resources(aws, "AWS::ApiGateway::Method")]
     assert len(methods) == 2  # the root and everything below it
     for method in methods:
@@ -140,7 +140,7 @@ def test_every_method_asks_the_authorizer(aws: Templates) -> None:
     assert the_one(aws, "AWS::ApiGateway::Resource")["PathPart"] == "{proxy+}"
 
 
-def test_wildcard_resources_are_only_those_that_aws_forces(aws: Templates) -> None:
+def test_wildcard_resources_are_only_those_that_aws_requires(aws: Templates) -> None:
     forced = {"ec2:", "ecr:GetAuthorizationToken"}
     for name, policy in resources(aws, "AWS::IAM::Policy"):
         for statement in policy["PolicyDocument"]["Statement"]:
@@ -151,15 +151,15 @@ def test_wildcard_resources_are_only_those_that_aws_forces(aws: Templates) -> No
     assert not [role for _, role in resources(aws, "AWS::IAM::Role") if role.get("ManagedPolicyArns")]
 
 
-def test_functions_are_called_by_what_they_were_made_for(aws: Templates) -> None:
+def test_functions_can_be_invoked_only_by_their_own_api_and_schedules(aws: Templates) -> None:
     permissions = [permission for _, permission in resources(aws, "AWS::Lambda::Permission")]
     assert len(permissions) >= 3
     for permission in permissions:
         assert permission["Principal"] in ("apigateway.amazonaws.com", "events.amazonaws.com")
-        assert permission["SourceArn"]  # and not anybody's API or rule
+        assert permission["SourceArn"]  # only a specific API or rule
 
 
-def test_the_forwarder_may_read_its_bundle_and_no_other_code(aws: Templates) -> None:
+def test_the_forwarder_may_read_only_its_own_bundle(aws: Templates) -> None:
     statements = [
         statement
         for _, policy in resources(aws, "AWS::IAM::Policy")
@@ -174,14 +174,14 @@ def test_no_secret_is_in_the_templates(aws: Templates) -> None:
     variables = function_of(aws, "authorizer.handle")["Environment"]["Variables"]
     assert variables["FARCALL_AUTH_PROVIDER"] == "globus"
     assert "FARCALL_DEV_TOKENS" not in variables
-    # Whoever may look at a function sees its environment, so the secret is read where it is used.
+    # The permission to describe a function shows its environment, so secrets are read at run time.
     assert variables["FARCALL_GLOBUS_SECRET_ARN"] == {"Ref": "GlobusCredentialsArn"}
     for _, function in resources(aws, "AWS::Lambda::Function"):
         assert "{{resolve:" not in json.dumps(function["Environment"])
     assert "{{resolve:secretsmanager:" in json.dumps(the_one(aws, "AWS::RDS::DBInstance")["MasterUserPassword"])
 
 
-def test_cdk_nag_finds_nothing_that_is_not_accepted_with_a_reason(assemblies: Path, profile: str) -> None:
+def test_all_cdk_nag_findings_are_suppressed_with_a_reason(assemblies: Path, profile: str) -> None:
     report = json.loads((assemblies / "aws" / profile / "validation-report.json").read_text(encoding="utf-8"))
     (nag,) = (each for each in report["pluginReports"] if each["pluginName"] == "AwsSolutions")
     assert [each["violations"] for each in report["pluginReports"] if each["violations"]] == []
@@ -189,11 +189,11 @@ def test_cdk_nag_finds_nothing_that_is_not_accepted_with_a_reason(assemblies: Pa
     assert len(accepted) > 10, "cdk-nag did not look"
     for finding in accepted:
         assert len(finding["reason"].split()) >= 10, finding["acknowledgedId"]
-        # Next to what it is about, never on a whole stack.
+        # Next to the construct that it concerns, never on a whole stack.
         assert "/" in finding["acknowledgedAt"], finding["acknowledgedId"]
 
 
-def test_what_holds_data_cannot_be_deleted_in_passing(assemblies: Path, profile: str) -> None:
+def test_data_stacks_have_termination_protection(assemblies: Path, profile: str) -> None:
     manifest = json.loads((assemblies / "aws" / profile / "manifest.json").read_text(encoding="utf-8"))
     protected = {
         name

@@ -1,4 +1,4 @@
-"""What an upgrade relies on: the order in which stacks are deployed, and how long old code goes on."""
+"""Upgrades: the order of the stacks' updates, the run time of old code, and recorded settings."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.contract.templates import OPTIONS, Templates
 
 @pytest.fixture
 def manifest(assemblies: Path, profile: str) -> dict[str, Any]:
-    """What the CDK deploys."""
+    """The manifest of the assembly that the CDK deploys."""
     artifacts = json.loads((assemblies / "aws" / profile / "manifest.json").read_text())["artifacts"]
     assert isinstance(artifacts, dict)
     return artifacts
 
 
-def test_forwarders_are_replaced_after_the_api_and_stores_come_first(manifest: dict[str, Any]) -> None:
-    """As docs/operations.md says: an old forwarder beside a new API is what each upgrade goes through."""
+def test_stores_are_updated_before_the_api_and_the_forwarders_last(manifest: dict[str, Any]) -> None:
+    """As in docs/operations.md: during each upgrade an old forwarder runs with a new API."""
     assert "farcall-api" in manifest["farcall-forwarder"]["dependencies"]
     assert "farcall-data" in manifest["farcall-api"]["dependencies"]
 
 
-def test_an_end_is_remembered_for_longer_than_whoever_may_offer_its_task_again_lives(aws: Templates) -> None:
-    """Functions that read open tasks from the database and queue them, by the time that they have between the two."""
+def test_results_are_remembered_longer_than_functions_that_requeue_their_tasks_run(aws: Templates) -> None:
+    """Time limits of the functions that read open tasks from the database and queue them."""
     functions = {
         resource["Properties"]["Handler"]: resource["Properties"]["Timeout"]
         for resource in aws["farcall-api"]["Resources"].values()
@@ -50,27 +50,27 @@ def _deployed(templates: Templates, part: str) -> Stack:
     return Stack(name, "CREATE_COMPLETE", outputs, is_protected=False)
 
 
-def test_every_stack_tells_its_release(aws: Templates) -> None:
+def test_every_stack_outputs_its_release(aws: Templates) -> None:
     assert {template["Outputs"]["Release"]["Value"] for template in aws.values()} == {this_release()}
 
 
-def test_what_the_data_stack_tells_of_its_settings_is_what_the_next_deployment_compares(
+def test_the_next_deployment_compares_the_settings_in_the_outputs(
     synthesized: Callable[[str, str], Templates], profile: str
 ) -> None:
-    told = deployed_settings(_deployed(synthesized("aws", profile), "data"))
-    assert (told.profile, told.overrides) == (profile, ())
-    assert changes(told, deployment_from_context({"profile": profile})) == []
+    deployed = deployed_settings(_deployed(synthesized("aws", profile), "data"))
+    assert (deployed.profile, deployed.overrides) == (profile, ())
+    assert changes(deployed, deployment_from_context({"profile": profile})) == []
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_settings_that_were_given_are_told_and_missed(
+def test_settings_from_the_command_line_are_recorded_and_compared(
     assemblies: Path, synthesized: Callable[[str, str], Templates], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(assemblies)  # where the file of the authorities is
-    told = deployed_settings(_deployed(synthesized("options", name), "data"))
+    monkeypatch.chdir(assemblies)  # the directory of the CA bundle
+    deployed = deployed_settings(_deployed(synthesized("options", name), "data"))
     profile = OPTIONS[name]["profile"]
-    assert changes(told, deployment_from_context(OPTIONS[name])) == []
-    missed = {each.setting for each in changes(told, deployment_from_context({"profile": profile}))}
+    assert changes(deployed, deployment_from_context(OPTIONS[name])) == []
+    missed = {each.setting for each in changes(deployed, deployment_from_context({"profile": profile}))}
     given = {key for key in OPTIONS[name] if "." in key}
     assert missed == given
-    assert set(told.overrides) == given - {"database.authorities"}  # its path says nothing to others
+    assert set(deployed.overrides) == given - {"database.authorities"}  # paths are not recorded

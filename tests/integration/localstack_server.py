@@ -1,4 +1,4 @@
-"""A LocalStack for the tests of one file."""
+"""Fixture: a LocalStack for the tests of one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["localstack"]
 
 @pytest.fixture(scope="module")
 def localstack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStackServer]:
-    """One LocalStack for all; each test leaves it as empty as it was."""
+    """One LocalStack for all tests of a file; each test deletes its resources."""
     server = LocalStackServer(ensure_environment(), directory=tmp_path_factory.mktemp("localstack"))
     try:
         server.start()

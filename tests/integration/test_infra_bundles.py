@@ -1,4 +1,4 @@
-"""Bundles as AWS gets them: wheels for its processor, no compiler and no docker, and small."""
+"""Code bundles for AWS: wheels for its processor, small, built without compiler and docker."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ARM64_ELF = 183  # e_machine of an ELF file
 
 @pytest.mark.parametrize(
     ("bundle", "unpacked_mb", "packed_mb"),
-    # Lambda takes 250 MB; a cold start reads all of it, so ours are far below.
+    # Lambda's limit is 250 MB; a cold start reads all of it, so ours are far smaller.
     [(LAMBDAS, 75, 22), (FORWARDER, 48, 13)],
     ids=["lambdas", "forwarder"],
 )
 def test_a_bundle_for_arm64_is_small(tmp_path: Path, bundle: Bundle, unpacked_mb: int, packed_mb: int) -> None:
-    """Without its byte code, which is there if that Python is."""
+    """Without byte code, which needs an installed Python."""
     directory = tmp_path / "bundle"
     bundle.build(directory, platform=ARM64)
     for path in list(directory.rglob("*.pyc")):
@@ -52,17 +52,17 @@ def test_a_bundle_for_arm64_is_small(tmp_path: Path, bundle: Bundle, unpacked_mb
     ],
     ids=["lambdas", "forwarder"],
 )
-def test_a_bundle_has_all_that_its_programs_import(tmp_path: Path, bundle: Bundle, modules: str) -> None:
+def test_a_bundle_has_all_imports_of_its_programs(tmp_path: Path, bundle: Bundle, modules: str) -> None:
     bundle.build(tmp_path, platform=HOST)
-    # Lambda's own Python has boto3; all else has to be in the bundle. -I and -S: nothing of this environment.
+    # Lambda's own Python has boto3; all other packages must be in the bundle. -I and -S: nothing of this environment.
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {modules}"
     subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, cwd=tmp_path)
 
 
-def test_another_processors_bundle_has_byte_code_where_its_python_is_here(
+def test_a_bundle_for_another_processor_has_byte_code_if_its_python_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """This Python stands for the one of AWS, which need not be on this machine."""
+    """This Python replaces that of AWS, which may not be installed here."""
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     platform = dataclasses.replace(ARM64, python_version=HOST.python_version)
@@ -73,7 +73,7 @@ def test_another_processors_bundle_has_byte_code_where_its_python_is_here(
     for source in sources:
         code = Path(importlib.util.cache_from_source(str(tmp_path / "with" / source))).read_bytes()
         assert code[:4] == importlib.util.MAGIC_NUMBER
-        assert int.from_bytes(code[4:8], "little") == 1, "its source would be looked at"  # PEP 552
+        assert int.from_bytes(code[4:8], "little") == 1, "Python would compare it with its source"  # PEP 552
     assert capfd.readouterr().err == ""
     small.build(tmp_path / "without", platform=dataclasses.replace(ARM64, python_version="3.14.99"))
     assert not list((tmp_path / "without").rglob("*.pyc"))

@@ -1,5 +1,5 @@
-"""``farcall cloud`` over HTTP, from boto3's real clients to moto's server: what it sees of stacks that CloudFormation
-has made, what it leaves of them, and the CDK's own bootstrap."""
+"""``farcall cloud`` over HTTP, from boto3's real clients to moto's server: status and destruction of stacks that
+CloudFormation has created, and the CDK's own bootstrap."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DATABASE = {
 
 
 def _template(part: str, api_url: str) -> Mapping[str, Any]:
-    """As little of each stack as the commands look at."""
+    """The parts of each stack that the commands read."""
     bucket = {"Type": "AWS::S3::Bucket", "DeletionPolicy": "Retain", "Properties": {"Tags": _TAGS}}
     task = {"ContainerDefinitions": [{"Name": "forwarder", "Image": "python", "Memory": 128}]}
     service = {"Cluster": {"Ref": "Cluster"}, "TaskDefinition": {"Ref": "Task"}, "DesiredCount": 0}
@@ -60,8 +60,8 @@ def _template(part: str, api_url: str) -> Mapping[str, Any]:
     return templates[part]
 
 
-@pytest.mark.usefixtures("s3_environment")  # which is moto, with all that it has
-def test_a_deployment_is_seen_and_destroyed_and_what_is_left_is_found_again(s3_server: str) -> None:
+@pytest.mark.usefixtures("s3_environment")  # a moto server with all its services
+def test_a_deployment_is_read_and_destroyed_and_its_remains_are_listed(s3_server: str) -> None:
     cloudformation = boto3.client("cloudformation")
     for part in STACKS:
         body = json.dumps(_template(part, f"{s3_server}/api/"))
@@ -80,8 +80,8 @@ def test_a_deployment_is_seen_and_destroyed_and_what_is_left_is_found_again(s3_s
         "version": "postgres 16.4",
     }
     assert (found["tasks"]["desired"], found["tasks"]["running"]) == (0, 0)
-    assert found["api_trouble"] == ""
-    assert found["troubles"] == []
+    assert found["api_problem"] == ""
+    assert found["problems"] == []
     assert seen.exit_code == 0
 
     done = CliRunner().invoke(app, ["destroy", "--yes", "farcall"])
@@ -94,12 +94,12 @@ def test_a_deployment_is_seen_and_destroyed_and_what_is_left_is_found_again(s3_s
 
 @pytest.mark.skipif(not _CDK.exists(), reason="the CDK's command line is not installed: make .tools/cdklocal/.made")
 @pytest.mark.usefixtures("s3_environment")
-@pytest.mark.filterwarnings("ignore:Tried to parse AWS:UserWarning")  # moto says so of a bucket's policy
-def test_an_account_is_bootstrapped_once_and_again(
+@pytest.mark.filterwarnings("ignore:Tried to parse AWS:UserWarning")  # moto warns about a bucket's policy
+def test_an_account_can_be_bootstrapped_twice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FARCALL_CDK", str(_CDK))
-    monkeypatch.setenv("CDK_HOME", str(tmp_path))  # where the CDK remembers which account a key belongs to
+    monkeypatch.setenv("CDK_HOME", str(tmp_path))  # the CDK caches the account of each key here
     for _ in range(2):
         assert CliRunner().invoke(app, ["bootstrap"]).exit_code == 0, capfd.readouterr()
     found = CliRunner().invoke(app, ["doctor", "--json"])
@@ -108,7 +108,7 @@ def test_an_account_is_bootstrapped_once_and_again(
     assert outcomes["CDK command line"] == "fine"
 
 
-def test_without_a_login_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_credentials_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):

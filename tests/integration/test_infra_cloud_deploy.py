@@ -1,5 +1,5 @@
-"""``farcall cloud deploy`` with everything but AWS: the doctor, the price, and a program in the place of the CDK's
-command line that writes down how it was called."""
+"""``farcall cloud deploy`` without AWS: the checks, the price, and a fake of the CDK's command line that records its
+arguments."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 from farcall.cli._app import app as farcall
 from farcall_common.errors import ConfigurationError
 from farcall_common.interruption import heed_sigterm
-from farcall_infra.authorities import Authorities
+from farcall_infra.ca_bundle import CaBundle
 from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Stack
 from farcall_infra.cloud.cli import app
 from farcall_infra.cloud.errors import DeploymentBusy, DeploymentFailed, NotReady
 from tests.certificates import Authority
-from tests.unit.infra_account import SECRET, FakeAws, fetch_authorities
+from tests.unit.infra_account import SECRET, FakeAws, fetch_ca_bundle
 
 _CDK = """#!{python}
 import json, os, sys
@@ -42,8 +42,8 @@ else:
 def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
     fake = FakeAws()
     monkeypatch.setattr(account, "connect", lambda _region=None: fake)
-    monkeypatch.setattr("farcall_infra.cloud.cli.knock", lambda _url: "")
-    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_authorities", fetch_authorities)
+    monkeypatch.setattr("farcall_infra.cloud.cli.unreachable_reason", lambda _url: "")
+    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_ca_bundle", fetch_ca_bundle)
     return fake
 
 
@@ -55,7 +55,7 @@ def _install_cdk(directory: Path, monkeypatch: pytest.MonkeyPatch, *, then: str 
     return record
 
 
-def test_an_update_looks_prices_asks_deploys_and_tells(
+def test_an_update_checks_prices_confirms_deploys_and_shows_the_status(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = _install_cdk(tmp_path, monkeypatch)
@@ -67,18 +67,20 @@ def test_an_update_looks_prices_asks_deploys_and_tells(
     called = json.loads(record.read_text(encoding="utf-8"))
     assert called["arguments"][:2] == ["deploy", "--all"]
     assert "database.storage_gib=30" in called["arguments"]
-    assert f"database.authorities={tmp_path / 'authorities.pem'}" in called["arguments"]  # it runs elsewhere
-    assert "profile=hobby" in called["arguments"]  # the one that it has
-    assert "--parameters" not in called["arguments"]  # an update keeps those that it has
+    assert (
+        f"database.authorities={tmp_path / 'authorities.pem'}" in called["arguments"]
+    )  # the app runs in another directory
+    assert "profile=hobby" in called["arguments"]  # the deployed one
+    assert "--parameters" not in called["arguments"]  # an update keeps the deployed ones
     assert called["region"] == aws.region
     assert (Path(called["directory"]) / "cdk.json").exists()
     assert "bootstrap: version 30" in done.output
-    assert "nobody is told of alarms" in done.output
+    assert "no e-mail address is set for alarms" in done.output
     assert "a month while idle" in done.output
     assert "export FARCALL_API_URL=https://api.example/api" in done.output
 
 
-def test_settings_that_would_go_back_are_told_before_anything_is_asked(
+def test_reverted_settings_are_shown_before_the_confirmation(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = _install_cdk(tmp_path, monkeypatch)
@@ -90,13 +92,13 @@ def test_settings_that_would_go_back_are_told_before_anything_is_asked(
     assert not record.exists()
     assert re.search(r"database\.backup_days\W+5\W+1\W", refused.output)
     assert re.search(r"database\.storage_gib\W+50\W+20\W", refused.output)
-    assert "-c database.storage_gib=50, or for good `storage_gib` in [hobby.database]" in refused.output
+    assert "-c database.storage_gib=50, or permanently `storage_gib` in [hobby.database]" in refused.output
     asked = CliRunner().invoke(app, ["deploy", "-c", "database.storage_gib=50"], input="n\n")
     assert asked.exit_code == 1
     assert not record.exists()
-    told, _, _ = asked.output.partition("Go on?")
-    assert "database.backup_days" in told
-    assert "database.storage_gib" not in told
+    shown, _, _ = asked.output.partition("Continue?")
+    assert "database.backup_days" in shown
+    assert "database.storage_gib" not in shown
     kept = ["-c", "database.storage_gib=50", "-c", "database.backup_days=5"]
     assert "Settings that change" not in CliRunner().invoke(app, ["deploy", "--yes", *kept]).output
     assert record.exists()
@@ -105,7 +107,7 @@ def test_settings_that_would_go_back_are_told_before_anything_is_asked(
     assert "is the file with your profiles missing?" in CliRunner().invoke(app, ["deploy", "--yes"]).output
 
 
-def test_the_authorities_of_the_database_are_fetched_and_concurrency_is_reserved(
+def test_the_ca_bundle_is_downloaded_and_concurrency_is_reserved(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = _install_cdk(tmp_path, monkeypatch)
@@ -118,24 +120,24 @@ def test_the_authorities_of_the_database_are_fetched_and_concurrency_is_reserved
     assert "reservable_concurrency=900" in arguments
 
 
-def test_nothing_is_deployed_when_the_authorities_cannot_be_fetched(
+def test_nothing_is_deployed_if_the_ca_bundle_cannot_be_downloaded(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(url: str, _directory: Path, *, now: dt.datetime) -> Authorities:
+    def fail(url: str, _directory: Path, *, now: dt.datetime) -> CaBundle:
         raise ConfigurationError(f"cannot fetch {url} at {now:%H:%M}", hint="Pass a file.")
 
     record = _install_cdk(tmp_path, monkeypatch)
-    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_authorities", fail)
+    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_ca_bundle", fail)
     stopped = CliRunner().invoke(app, ["deploy", "--yes"])
     assert isinstance(stopped.exception, NotReady)
     assert "Pass a file." in stopped.output
     assert not record.exists()
-    # Not to check the certificate has to be said.
+    # Without an explicit setting the certificate is checked.
     assert CliRunner().invoke(app, ["deploy", "--yes", "-c", "database.authorities="]).exit_code == 0
     assert record.exists()
 
 
-def test_the_secret_of_the_globus_client_is_named_by_its_whole_arn(
+def test_the_globus_clients_secret_is_passed_as_a_full_arn(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = _install_cdk(tmp_path, monkeypatch)
@@ -148,27 +150,27 @@ def test_the_secret_of_the_globus_client_is_named_by_its_whole_arn(
     assert arguments[-2:] == ["--parameters", f"farcall-api:GlobusCredentialsArn={SECRET}"]
 
 
-def test_nothing_is_deployed_without_a_yes(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_deployed_without_confirmation(
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = _install_cdk(tmp_path, monkeypatch)
     assert CliRunner().invoke(app, ["deploy"], input="n\n").exit_code == 1
     assert not record.exists()
 
 
-def test_a_deployment_that_failed_is_an_error(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_deployment_is_an_error(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install_cdk(tmp_path, monkeypatch, then="sys.exit(1)")
     _set(aws, "data", "ROLLBACK_COMPLETE")
     failed = CliRunner().invoke(app, ["deploy", "--yes"])
     assert isinstance(failed.exception, DeploymentFailed)
     assert "deploy again" in failed.exception.hint
-    # What an earlier attempt left half-made was taken away first.
+    # Unfinished stacks of an earlier attempt were deleted first.
     assert "farcall-data was never finished (ROLLBACK_COMPLETE)" in failed.output
     assert "farcall-data deleted" in aws.changes
     assert "farcall-network CREATE_COMPLETE" in str(failed.exception)
 
 
-def test_a_deployment_that_cannot_even_be_put_back_says_how(
-    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_rollback_has_a_hint(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install_cdk(tmp_path, monkeypatch, then="sys.exit(1)")
     seen = Counter[str]()
 
@@ -184,7 +186,9 @@ def test_a_deployment_that_cannot_even_be_put_back_says_how(
     assert "continue-update-rollback --stack-name farcall-api" in failed.exception.hint
 
 
-def test_nobody_deploys_while_another_does(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_is_refused_while_another_one_runs(
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = _install_cdk(tmp_path, monkeypatch)
     _set(aws, "forwarder", "UPDATE_IN_PROGRESS")
     second = CliRunner().invoke(app, ["deploy", "--yes"])
@@ -194,15 +198,15 @@ def test_nobody_deploys_while_another_does(aws: FakeAws, tmp_path: Path, monkeyp
 
 
 @pytest.fixture
-def _heeding() -> Iterator[None]:
-    """As in a process of the command line."""
+def _raise_on_sigterm() -> Iterator[None]:
+    """Run the command as its own process does."""
     before = signal.getsignal(signal.SIGTERM)
     heed_sigterm()
     yield
     signal.signal(signal.SIGTERM, before)
 
 
-#: Ctrl-C goes to all that the terminal shows, SIGTERM to us alone: then the program has to hear it from us.
+#: Ctrl-C goes to all processes of the terminal, SIGTERM to us alone: then we have to signal the program.
 _INTERRUPTING = """
     import signal
     try:
@@ -210,26 +214,26 @@ _INTERRUPTING = """
         if signal.{number} == signal.SIGTERM:
             signal.pause()
     except KeyboardInterrupt:
-        open("{told}", "w").close()
+        open("{signalled}", "w").close()
     sys.exit(130)
 """
 
 
-@pytest.mark.usefixtures("_heeding")
+@pytest.mark.usefixtures("_raise_on_sigterm")
 @pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_an_interruption_says_what_goes_on_and_how_to_go_on(
+def test_an_interrupted_deployment_has_a_message_and_a_hint(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, status: int
 ) -> None:
-    told = tmp_path / "told"
-    _install_cdk(tmp_path, monkeypatch, then=_INTERRUPTING.format(number=number, told=told))
+    signalled = tmp_path / "signalled"
+    _install_cdk(tmp_path, monkeypatch, then=_INTERRUPTING.format(number=number, signalled=signalled))
     stopped = CliRunner().invoke(farcall, ["cloud", "deploy", "--yes"])
-    assert told.exists() is (number == "SIGTERM")
+    assert signalled.exists() is (number == "SIGTERM")
     assert stopped.exit_code == status
     assert "[DEPLOYMENT_INTERRUPTED]" in stopped.stderr
     assert "farcall cloud status" in stopped.stderr
 
 
-def test_a_destruction_that_is_interrupted_says_so_too(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_destroy_has_a_message_and_a_hint(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     def delete_stack(_name: str, **_: int) -> None:
         raise KeyboardInterrupt
 
@@ -237,7 +241,7 @@ def test_a_destruction_that_is_interrupted_says_so_too(aws: FakeAws, monkeypatch
     stopped = CliRunner().invoke(farcall, ["cloud", "destroy", "--yes", "farcall"])
     assert stopped.exit_code == 130
     assert "[DEPLOYMENT_INTERRUPTED]" in stopped.stderr
-    assert "Run it again" in stopped.stderr
+    assert "Run the command again" in stopped.stderr
 
 
 def _set(aws: FakeAws, part: str, status: str, reason: str = "") -> None:

@@ -1,5 +1,5 @@
-"""The Dockerfile of the forwarder, as far as it can be proved without docker: its lines are read, and those that make
-the files are run."""
+"""The Dockerfile of the forwarder, tested without docker: its lines are parsed, and the commands that create files
+run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import uv
 
-from farcall_infra.authorities import AUTHORITIES_FILE
 from farcall_infra.bundles import FORWARDER, HOST, WORKSPACE
+from farcall_infra.ca_bundle import CA_BUNDLE_FILE
 from farcall_infra.profiles import load_profile, profile_names
 from tests.certificates import Authority
 from tests.waiting import WAIT_S
@@ -39,14 +39,14 @@ def _stages() -> list[list[tuple[str, str]]]:
     return stages
 
 
-def test_both_stages_are_the_stock_image_by_digest() -> None:
+def test_both_stages_use_the_stock_image_by_digest() -> None:
     assert {word for word, _ in _instructions()} <= _KNOWN
     images = {shlex.split(rest)[0] for word, rest in _instructions() if word == "FROM"}
     assert images == {load_profile(name).forwarder.image for name in profile_names()}
     assert all("@sha256:" in image for image in images)
 
 
-def test_the_image_becomes_the_forwarder_with_its_code_on_the_path() -> None:
+def test_the_image_starts_the_forwarder_with_its_code_on_the_path() -> None:
     _, final = _stages()
     assert final[1:] == [
         ("COPY", "--from=build /app /app"),
@@ -55,13 +55,13 @@ def test_the_image_becomes_the_forwarder_with_its_code_on_the_path() -> None:
     ]
 
 
-def test_uv_is_the_one_that_the_makefile_fetches() -> None:
+def test_uv_has_the_version_of_the_makefile() -> None:
     pinned = next(line for line in (WORKSPACE / "Makefile").read_text().splitlines() if line.startswith("UV_VERSION"))
     assert f"uv=={pinned.rpartition(' ')[2]}" in _DOCKERFILE.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_build_make_the_bundles_files(tmp_path: Path) -> None:
+def test_the_build_commands_create_the_bundles_files(tmp_path: Path) -> None:
     build, _ = _stages()
     context, app, bundle = tmp_path / "context", tmp_path / "app", tmp_path / "bundle"
     context.mkdir()
@@ -75,22 +75,22 @@ def test_the_commands_of_the_build_make_the_bundles_files(tmp_path: Path) -> Non
         else:
             target.mkdir()
             shutil.copy(project, target)
-    authorities = Authority().write(context / AUTHORITIES_FILE).read_text(encoding="utf-8")
+    authorities = Authority().write(context / CA_BUNDLE_FILE).read_text(encoding="utf-8")
     path = os.pathsep.join([str(Path(uv.find_uv_bin()).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     commands = [rest for word, rest in build if word == "RUN"]
-    assert commands[0].startswith("pip install")  # uv, which we have
+    assert commands[0].startswith("pip install")  # uv, which is installed here
     for command in commands[1:]:
         local = command.replace("/app", str(app))
         subprocess.run(
             ["sh", "-ec", local], check=True, cwd=context, env={**os.environ, "PATH": path}, timeout=3 * WAIT_S
         )
-    dataclasses.replace(FORWARDER, texts=((AUTHORITIES_FILE, authorities),)).build(bundle, platform=HOST)
-    assert (app / AUTHORITIES_FILE).read_text(encoding="utf-8") == authorities
+    dataclasses.replace(FORWARDER, texts=((CA_BUNDLE_FILE, authorities),)).build(bundle, platform=HOST)
+    assert (app / CA_BUNDLE_FILE).read_text(encoding="utf-8") == authorities
     assert _files(app) == _files(bundle)
 
 
 def _files(root: Path) -> set[str]:
-    """Names of all files, but for what differs from one installation to the next."""
+    """Names of all files, without those that differ between installations."""
     return {
         str(path.relative_to(root))
         for path in root.rglob("*")

@@ -1,4 +1,4 @@
-"""The local tier's data stores and how its processes are held, with real processes on loopback."""
+"""Data stores and supervised processes of the local tier, with real processes on loopback."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def running(part: Part, logs: Path) -> AsyncIterator[Child]:
         await child.stop()
 
 
-def test_postgres_keeps_its_data_and_its_door(tmp_path: Path) -> None:
+def test_postgres_keeps_its_data_and_requires_its_password(tmp_path: Path) -> None:
     postgres = Postgres(tmp_path, free_port(), "right", migrate)
 
     async def story() -> None:
@@ -63,7 +63,7 @@ def test_postgres_keeps_its_data_and_its_door(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root keeps the data elsewhere")
-def test_a_tier_that_was_deleted_leaves_no_data_to_the_next_one_there(tmp_path: Path) -> None:
+def test_a_new_tier_does_not_use_data_of_a_deleted_one_at_the_same_path(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     tier = tmp_path / "tier"
 
@@ -82,7 +82,7 @@ def test_a_tier_that_was_deleted_leaves_no_data_to_the_next_one_there(tmp_path: 
             if password == "first":
                 first = data
                 shutil.rmtree(tier)
-        assert not first.exists(), "data that nobody can read any more is removed"
+        assert not first.exists(), "data of the deleted tier is removed"
 
     try:
         asyncio.run(story())
@@ -90,7 +90,7 @@ def test_a_tier_that_was_deleted_leaves_no_data_to_the_next_one_there(tmp_path: 
         forget_database(tier)
 
 
-def test_postgres_comes_back_after_kill_9(tmp_path: Path) -> None:
+def test_postgres_recovers_after_kill_9(tmp_path: Path) -> None:
     postgres = Postgres(tmp_path, free_port(), "word", migrate)
 
     async def story() -> None:
@@ -110,7 +110,7 @@ def test_postgres_comes_back_after_kill_9(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tier", "d" * 100], ids=["short", "too long for a socket"])
-def test_valkey_wants_its_password_and_can_be_wiped(tmp_path: Path, name: str) -> None:
+def test_valkey_requires_its_password_and_can_be_wiped(tmp_path: Path, name: str) -> None:
     valkey = Valkey(tmp_path / name, "word")
     valkey.directory.mkdir()
 
@@ -135,7 +135,7 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-def test_blobs_outlive_kill_9(tmp_path: Path, listener: socket.socket) -> None:
+def test_blobs_survive_kill_9(tmp_path: Path, listener: socket.socket) -> None:
     engine = Blobs(tmp_path, listener, "key")
     blobs = BlobSettings.from_environment(engine.environment()).open()
     body = os.urandom(300_000)
@@ -156,7 +156,7 @@ def test_blobs_outlive_kill_9(tmp_path: Path, listener: socket.socket) -> None:
     asyncio.run(story())
 
 
-def test_blobs_of_an_earlier_release_are_taken_over(tmp_path: Path, listener: socket.socket) -> None:
+def test_blobs_of_an_earlier_release_are_converted(tmp_path: Path, listener: socket.socket) -> None:
     earlier = tmp_path / "objects"
     earlier.mkdir()
     (earlier / "%2Ffarcall%2Fowner%2Fkey").write_bytes(b'{"REQUEST_METHOD": "PUT"}\nbytes\n of a blob')
@@ -177,7 +177,7 @@ def test_an_api_whose_port_file_is_damaged_gets_a_new_port(tmp_path: Path, conte
         assert listener.getsockname()[1] > 0
 
 
-def test_an_early_end_shows_the_log(tmp_path: Path) -> None:
+def test_the_error_for_a_failed_start_has_the_log(tmp_path: Path) -> None:
     script = "import sys; print('the disk is on fire', file=sys.stderr); sys.exit(3)"
     program = Program("doomed", [sys.executable, "-c", script], dict(os.environ), tmp_path / "doomed.log")
 
@@ -192,7 +192,7 @@ def test_an_early_end_shows_the_log(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_what_does_not_stop_is_killed(tmp_path: Path) -> None:
+def test_a_process_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     script = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
     )

@@ -1,4 +1,4 @@
-"""The whole local tier as its user sees it: up, used, broken, down, up again."""
+"""The whole local tier: start, use, faults, stop and restart, and its command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     wipe(tmp_path / "tier")
 
 
-def test_a_tier_survives_the_death_of_its_parts_and_its_own_end(directory: Path) -> None:
+def test_a_tier_survives_killed_parts_and_a_restart(directory: Path) -> None:
     with LocalTier(directory, users=("ada", "grace")) as tier:
         pids = {name: process.pid for name, process in tier.state.processes.items()}
         assert set(pids) == {"postgres", "valkey", "blobs", "api", "forwarder"}
@@ -53,7 +53,7 @@ def test_a_tier_survives_the_death_of_its_parts_and_its_own_end(directory: Path)
             assert tier.state.processes["api"].restarts == 1
             assert tier.state.processes["api"].last_status == -signal.SIGKILL
 
-        with pytest.raises(ConfigurationError, match="runs already"):
+        with pytest.raises(ConfigurationError, match="already running"):
             launch(directory)
     assert not any(pid is not None and psutil.pid_exists(pid) for pid in pids.values())
     assert tier.state.phase == "stopped"
@@ -63,12 +63,12 @@ def test_a_tier_survives_the_death_of_its_parts_and_its_own_end(directory: Path)
         assert ada.get_function(function_id)["function_uuid"] == function_id
 
 
-def test_a_state_that_cannot_be_written_ends_nothing(directory: Path) -> None:
+def test_a_tier_keeps_running_if_its_state_cannot_be_written(directory: Path) -> None:
     with LocalTier(directory) as tier:
         state, path = tier.state, directory / "state.json"
         killed = state.processes["forwarder"].pid
         path.unlink()
-        path.mkdir()  # no file can take its place, as on a full disk
+        path.mkdir()  # no file can replace it, as on a full disk
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
         log = directory / "logs" / "supervisor.log"
@@ -81,7 +81,7 @@ def test_a_state_that_cannot_be_written_ends_nothing(directory: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's orphan signal is Linux's")
-def test_nothing_outlives_a_killed_supervisor(directory: Path) -> None:
+def test_no_process_outlives_a_killed_supervisor(directory: Path) -> None:
     supervisor = launch(directory)
     state = TierState.read(directory)
     assert state is not None
@@ -118,10 +118,10 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     try:
         came_up = command.invoke(app, ["up"])
         assert came_up.exit_code == 0, came_up.output
-        assert "up already" in command.invoke(app, ["up"]).output
+        assert "already running" in command.invoke(app, ["up"]).output
         refused = command.invoke(app, ["up", "--port", str(free_port())])
         assert isinstance(refused.exception, ConfigurationError), refused.output
-        assert "its port stays" in str(refused.exception)
+        assert "its port cannot change" in str(refused.exception)
         status = json.loads(command.invoke(app, ["status", "--json"]).output)
         assert status["running"]
         assert status["phase"] == "ready"

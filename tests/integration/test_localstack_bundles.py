@@ -1,4 +1,4 @@
-"""Bundles are complete: their programs can be imported where there is only the bundle and the standard library."""
+"""Completeness of code bundles: their programs can be imported with only the bundle and the standard library."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def _bundle(assembly: Path, package: str) -> Path:
         ("farcall_forwarder", "farcall_forwarder.__main__"),
     ],
 )
-def test_a_bundle_needs_nothing_else(assembly: Path, package: str, module: str) -> None:
+def test_a_bundle_needs_only_the_standard_library(assembly: Path, package: str, module: str) -> None:
     program = f"import sys; sys.path.insert(0, {str(_bundle(assembly, package))!r}); import {module}"
-    # -I and -S: no environment variables, no site-packages. What Lambda brings along (boto3) is imported on first use.
+    # -I and -S: no environment variables, no site-packages. Packages of Lambda (boto3) are imported on first use.
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_no_bundle_can_open_user_bytes(assembly: Path) -> None:
+def test_no_bundle_can_deserialize_user_bytes(assembly: Path) -> None:
     for package in ("farcall_lambdas", "farcall_forwarder"):
         bundle = _bundle(assembly, package)
         assert not (bundle / "dill").exists()

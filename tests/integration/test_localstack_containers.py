@@ -1,4 +1,4 @@
-"""A LocalStack that runs functions and tasks in containers: what it would get. It itself needs docker and a licence."""
+"""Templates and bundles for a LocalStack with containers. Running one needs docker and a licence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OUR_PYTHON = re.compile(r"\.(cpython-314-x86_64-linux-gnu|abi3)\.so$")
 _ANY_PYTHON = re.compile(r"\.(cpython-|abi3)[^/]*\.so$")
 
 
-def test_the_way_to_aws_is_one_of_them() -> None:
+def test_containers_on_arm64_use_the_same_wheels_as_aws() -> None:
     assert TARGETS["localstack-arm64"].wheels == TARGETS["aws"].wheels
     assert TARGETS["localstack-x86_64"].wheels is X86_64
     assert X86_64.python_version == TARGETS["aws"].wheels.python_version
@@ -56,7 +56,7 @@ def test_templates_and_wheels_are_for_the_same_processor_and_python() -> None:
 
 
 def _check_addresses(functions: list[dict[str, Any]], task: dict[str, Any]) -> None:
-    """Where database, queue and bucket are is what the LocalStack says of them when it has made them."""
+    """The addresses of database, queue and bucket come from LocalStack's attributes of them."""
     (container,) = task["ContainerDefinitions"]
     told = [{each["Name"]: each["Value"] for each in container["Environment"]}]
     told += [function["Environment"]["Variables"] for function in functions if "VpcConfig" in function]
@@ -65,7 +65,7 @@ def _check_addresses(functions: list[dict[str, Any]], task: dict[str, Any]) -> N
         where = {name: value for name, value in where.items() if not re.match("FARCALL_(FORWARDER|BUNDLE)_", name)}
         assert {"FARCALL_DATABASE_HOST", "FARCALL_DATABASE_PORT"} <= where.keys()
         assert all("Fn::ImportValue" in value or "Ref" in value for value in where.values()), where
-        assert "FARCALL_FORWARDER_ADVERTISE" not in variables  # it finds that out where it runs
+        assert "FARCALL_FORWARDER_ADVERTISE" not in variables  # the boot program finds it at run time
 
 
 def _check_wheels(bundle: Path) -> None:
@@ -80,7 +80,7 @@ def _check_wheels(bundle: Path) -> None:
 
 
 class _LocalStack(http.server.BaseHTTPRequestHandler):
-    """The two addresses that are asked; ``python`` is what our plugin says, None where it is not installed."""
+    """The two URLs that are requested; ``python`` is the answer of our plugin, None without it."""
 
     python: str | None = None
 
@@ -93,7 +93,7 @@ class _LocalStack(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(body.get(self.path)).encode())
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the tests' output is for failures."""
+        """No log: the tests' output is for failures."""
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def endpoint_url() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("machine", "target"), [("aarch64", "arm64"), ("arm64", "arm64"), ("AMD64", "x86_64")])
-def test_without_our_plugin_it_gets_lambdas_wheels_for_this_machine(
+def test_without_our_plugin_bundles_have_lambdas_wheels_for_this_machine(
     endpoint_url: str, machine: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
@@ -117,36 +117,36 @@ def test_without_our_plugin_it_gets_lambdas_wheels_for_this_machine(
 def test_another_processor_can_be_named(endpoint_url: str) -> None:
     for processor in ("arm64", "x86_64"):
         assert target_of(endpoint_url, bundles=processor) == f"localstack-{processor}"
-    with pytest.raises(ConfigurationError, match="there are no bundles 'riscv'") as caught:
+    with pytest.raises(ConfigurationError, match="unknown bundles 'riscv'") as caught:
         target_of(endpoint_url, bundles="riscv")
     assert "host, arm64, x86_64" in caught.value.hint
 
 
-def test_a_processor_that_lambda_does_not_have_is_said(endpoint_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_without_a_lambda_image_is_an_error(endpoint_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(ConfigurationError, match="riscv64") as caught:
         target_of(endpoint_url)
     assert "--bundles" in caught.value.hint
 
 
-def test_with_our_plugin_it_gets_this_pythons_wheels_or_is_told_why_not(
+def test_with_our_plugin_bundles_have_this_pythons_wheels_or_an_error_says_why_not(
     endpoint_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_LocalStack, "python", THIS_PYTHON)
     assert target_of(endpoint_url) == "localstack"
-    with pytest.raises(ConfigurationError, match="for containers of Lambda's image"):
+    with pytest.raises(ConfigurationError, match="need containers of Lambda's image"):
         target_of(endpoint_url, bundles="x86_64")
     monkeypatch.setattr(_LocalStack, "python", "linux-x86_64-cpython-39")
     with pytest.raises(ConfigurationError, match="runs functions under linux-x86_64-cpython-39"):
         target_of(endpoint_url)
 
 
-def test_a_localstack_of_our_own_has_no_containers() -> None:
+def test_mode_host_has_no_containers() -> None:
     with pytest.raises(ConfigurationError, match="cannot run bundles for arm64"):
         LocalStackTier(bundles="arm64")
 
 
-def test_where_nothing_answers_it_is_said() -> None:
+def test_an_unreachable_localstack_is_an_error() -> None:
     with pytest.raises(Unavailable, match="there is no LocalStack") as caught:
         target_of("http://127.0.0.1:1")
     assert "AWS_ENDPOINT_URL" in caught.value.hint

@@ -1,5 +1,5 @@
-"""``farcall cloud`` on the offline tier, to the end: how a deployment is, how it goes, what is left of it and still
-costs, and that a database can begin with that."""
+"""``farcall cloud`` on the offline tier: status, destruction, the remaining resources with their cost, and a restore
+from a snapshot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TAGS = [{"Key": "farcall:deployment", "Value": "physics"}]
 
 @pytest.fixture(autouse=True)
 def _account(localstack: LocalStackServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What somebody exports who has `farcall cloud` speak with a LocalStack."""
+    """The environment variables that make `farcall cloud` use a LocalStack."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", localstack.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCOUNT)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
@@ -47,7 +47,7 @@ def _double(number: int) -> int:
     return 2 * number
 
 
-def test_a_deployment_is_destroyed_to_its_end_and_begins_anew_with_its_snapshot(localstack: LocalStackServer) -> None:
+def test_a_deployment_is_destroyed_and_restored_from_its_snapshot(localstack: LocalStackServer) -> None:
     alone, release = group_members(localstack.pid), this_release()
     started = LocalStackTier(localstack.directory, assembly=ensure_assembly(), endpoint_url=localstack.url)
     with started:
@@ -61,7 +61,10 @@ def test_a_deployment_is_destroyed_to_its_end_and_begins_anew_with_its_snapshot(
         assert (found["settings"]["profile"], found["settings"]["overrides"]) == ("lab", [])
         assert found["database"]["status"] == "available"
         assert found["tasks"] == {**found["tasks"], "desired": 1, "running": 1}
-        assert (code, "farcall-observability is missing" in found["troubles"]) == (3, True)  # nothing here watches
+        assert (code, "farcall-observability is missing" in found["problems"]) == (
+            3,
+            True,
+        )  # the offline tier has no alarms
 
         rds = Deployer(localstack.url).client("rds")
         (database,) = rds.describe_db_instances()["DBInstances"]
@@ -87,7 +90,7 @@ def test_a_deployment_is_destroyed_to_its_end_and_begins_anew_with_its_snapshot(
 
 
 def _data_stack(directory: Path, properties: Mapping[str, Any]) -> Path:
-    """The assembly of a deployment ``physics`` that is a database as the profiles have it in an account."""
+    """The assembly of a deployment ``physics`` with only a database, with the settings for AWS."""
     stack = {"type": "aws:cloudformation:stack", "properties": {"templateFile": "physics-data.template.json"}}
     database = {
         "Type": "AWS::RDS::DBInstance",
@@ -142,17 +145,17 @@ def test_a_protected_database_leaves_a_final_snapshot_that_can_be_restored(
     assert said.count("aws rds delete-db-snapshot") == 2
 
 
-def test_a_protected_database_is_not_deleted_behind_anybodys_back(localstack: LocalStackServer, tmp_path: Path) -> None:
+def test_a_protected_database_is_not_deleted(localstack: LocalStackServer, tmp_path: Path) -> None:
     deployer = Deployer(localstack.url)
     assembly = _data_stack(tmp_path / "guarded", {"MasterUsername": "ada", "DBName": "records"})
     port = deployer.deploy(assembly, parameters={})["Port"]
-    deployer.delete(assembly)  # LocalStack takes the stack for deleted although a resource of it was not
+    deployer.delete(assembly)  # LocalStack reports the stack as deleted although one of its resources was not
     with _connect(port) as connection:
         assert connection.execute("SELECT 1").fetchall() == [(1,)]
     rds = deployer.client("rds")
     (database,) = rds.describe_db_instances()["DBInstances"]
     assert database["DeletionProtection"] is True
-    with pytest.raises(ClientError, match="cannot be changed here: MultiAZ"):  # nothing is taken for done that is not
+    with pytest.raises(ClientError, match="cannot be changed here: MultiAZ"):  # an unsupported change is refused
         rds.modify_db_instance(DBInstanceIdentifier=database["DBInstanceIdentifier"], MultiAZ=True)
     with pytest.raises(ClientError, match="DBSnapshot none not found"):
         rds.describe_db_snapshots(DBSnapshotIdentifier="none")

@@ -1,4 +1,4 @@
-"""The engines' programs of the offline tier, out of their wheels."""
+"""Programs of PostgreSQL and Valkey for the offline tier, from their wheels."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def _version(program: Path) -> str:
     return subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
 
 
-def test_the_programs_run() -> None:
+def test_postgres_and_valkey_programs_run() -> None:
     assert "PostgreSQL) 16" in _version(postgres_bin() / "postgres")
     assert "Valkey" in _version(valkey_server())
 
 
-def test_a_copy_for_another_user_runs_and_is_made_once(tmp_path: Path) -> None:
+def test_a_copy_for_another_user_runs_and_is_created_once(tmp_path: Path) -> None:
     wheel = postgres_bin().parent
     root = tmp_path / "farcall-postgres"
     copy = public_copy(wheel, root)
     assert "PostgreSQL) 16" in _version(copy / "bin" / "postgres")
-    assert "createdb" in _version(copy / "bin" / "createdb")  # the one that needs the libraries beside the package
+    assert "createdb" in _version(copy / "bin" / "createdb")  # it needs the libraries next to the package
     assert all(path.stat().st_mode & 0o001 for path in (root, copy.parent, copy, copy / "bin"))
 
     made = root.stat().st_ino
@@ -33,9 +33,9 @@ def test_a_copy_for_another_user_runs_and_is_made_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [root]
 
 
-def test_a_copy_that_is_a_link_is_not_used(tmp_path: Path) -> None:
+def test_a_copy_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     root = tmp_path / "farcall-postgres"
     root.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PermissionError, match="somebody else"):
+    with pytest.raises(PermissionError, match="another user"):
         public_copy(postgres_bin().parent, root)

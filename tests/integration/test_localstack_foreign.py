@@ -1,6 +1,6 @@
-"""Deploying to a LocalStack that somebody else started: with our command line, and with ``cdklocal``.
+"""Deployment to an already running LocalStack: with our command line, and with ``cdklocal``.
 
-The LocalStack here is a process that knows the plugin and nothing of a driver; what deploys knows only its address.
+This LocalStack has the plugin but no driver; the deployment knows only its URL.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _runs_a_task(api_url: str, token: str, tmp_path: Path) -> None:
         assert executor.submit(_double, 21).result(timeout=WAIT_S) == 42
 
 
-def test_the_command_line_deploys_to_it_and_leaves_it_as_it_was(foreign: LocalStackServer, tmp_path: Path) -> None:
+def test_up_and_down_leave_a_running_localstack_unchanged(foreign: LocalStackServer, tmp_path: Path) -> None:
     directory = tmp_path / "state"
 
     def run(*arguments: str) -> str:
@@ -73,7 +73,7 @@ def test_the_command_line_deploys_to_it_and_leaves_it_as_it_was(foreign: LocalSt
             command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=3 * WAIT_S
         ).stdout
 
-    with pytest.raises(subprocess.CalledProcessError):  # it says that its functions run under this Python
+    with pytest.raises(subprocess.CalledProcessError):  # its functions run under this Python, without containers
         run("up", "--mode", "endpoint", "--bundles", "x86_64")
     said = dict(re.findall(r"export (\w+)=(\S+)", run("up", "--mode", "endpoint")))
     assert said["FARCALL_API_URL"].startswith(foreign.url)
@@ -82,12 +82,12 @@ def test_the_command_line_deploys_to_it_and_leaves_it_as_it_was(foreign: LocalSt
     run("down")
     assert _engines(foreign) == []
     assert Deployer(foreign.url).client("cloudformation").list_exports()["Exports"] == []
-    assert psutil.pid_exists(foreign.pid)  # it is not ours to end
+    assert psutil.pid_exists(foreign.pid)  # it keeps running
 
 
 @pytest.mark.skipif(not _CDKLOCAL.exists(), reason="cdklocal is not installed: make .tools/cdklocal/.made")
-def test_cdklocal_deploys_to_it_and_destroys(foreign: LocalStackServer, tmp_path: Path) -> None:
-    choose()  # the Node of our environment: the system's may be older than the CDK wants
+def test_cdklocal_deploys_and_destroys(foreign: LocalStackServer, tmp_path: Path) -> None:
+    choose()  # the Node of our environment: the system's may be too old for the CDK
     environment = {**os.environ, **_credentials(foreign.url)}
     assembly = str(ensure_assembly())
 
@@ -110,7 +110,7 @@ def test_cdklocal_deploys_to_it_and_destroys(foreign: LocalStackServer, tmp_path
 
 
 def _credentials(url: str) -> Mapping[str, str]:
-    """What cdklocal wants to know; the second address is for S3, whose buckets would else be in the host's name."""
+    """The environment of cdklocal; the second URL is for S3, whose buckets would otherwise be in the host name."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ENDPOINT_URL_S3": url,

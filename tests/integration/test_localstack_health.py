@@ -1,4 +1,4 @@
-"""When a tier is well: its API answers, and each forwarder that runs has said where it is, and says that it is well."""
+"""Health of a tier: its API answers, and each running forwarder is ready and healthy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from farcall_localstack.server import READY_FILE
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):
-    """An API that knows one token at ``/v2/version``; a forwarder that is well at ``/well`` and not at ``/ill``."""
+    """An API that knows one token at ``/v2/version``; a healthy forwarder at ``/healthy``, an unhealthy one
+    elsewhere."""
 
     def do_GET(self) -> None:
         knows = self.headers.get("Authorization") == "Bearer a-token"
-        is_well = self.path == "/well" or (self.path == "/v2/version" and knows)
-        self.send_response(HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE)
+        healthy = self.path == "/healthy" or (self.path == "/v2/version" and knows)
+        self.send_response(HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -58,45 +59,45 @@ def tier(url: str, tmp_path: Path) -> Tier:
     )
 
 
-def _start(tier: Tier, name: str, *, says: str | None) -> Path:
-    """A forwarder that runs, as its directory shows it; ``says`` is the path of its health, None before it is ready."""
+def _start(tier: Tier, name: str, *, health: str | None) -> Path:
+    """The directory of a running forwarder; ``health`` is the path of its health check, None before it is ready."""
     task = tier.directory / "tasks" / name
     task.mkdir(parents=True)
     (task / "pid").write_text("1")
-    if says:
-        (task / READY_FILE).write_text(json.dumps({"health_url": f"{tier.api_url}{says}"}))
+    if health:
+        (task / READY_FILE).write_text(json.dumps({"health_url": f"{tier.api_url}{health}"}))
     return task
 
 
-def test_a_tier_is_well_when_its_api_and_all_of_its_forwarders_are(tier: Tier) -> None:
+def test_a_tier_is_healthy_if_its_api_and_all_forwarders_are(tier: Tier) -> None:
     tier.require_healthy()  # forwarders may sleep
-    _start(tier, "one", says="/well")
-    _start(tier, "two", says="/well")
+    _start(tier, "one", health="/healthy")
+    _start(tier, "two", health="/healthy")
     tier.require_healthy()
 
 
-def test_a_forwarder_that_has_ended_is_not_asked(tier: Tier) -> None:
-    (_start(tier, "ended", says="/ill") / "pid").unlink()
+def test_a_forwarder_that_has_ended_is_not_checked(tier: Tier) -> None:
+    (_start(tier, "ended", health="/unhealthy") / "pid").unlink()
     tier.require_healthy()
 
 
-def test_a_forwarder_that_is_not_ready_yet_is_named(tier: Tier) -> None:
-    _start(tier, "one", says="/well")
-    starting = _start(tier, "two", says=None)
+def test_a_starting_forwarder_is_reported_as_not_ready(tier: Tier) -> None:
+    _start(tier, "one", health="/healthy")
+    starting = _start(tier, "two", health=None)
     with pytest.raises(Unavailable, match="not ready yet") as caught:
         tier.require_healthy()
     assert str(starting) in caught.value.hint
-    (starting / READY_FILE).write_text(json.dumps({"health_url": f"{tier.api_url}/well"}))
+    (starting / READY_FILE).write_text(json.dumps({"health_url": f"{tier.api_url}/healthy"}))
     tier.require_healthy()
 
 
-def test_a_forwarder_that_is_not_well_is_named(tier: Tier) -> None:
-    ill = _start(tier, "ill", says="/ill")
-    with pytest.raises(Unavailable, match="is not well") as caught:
+def test_an_unhealthy_forwarder_is_reported(tier: Tier) -> None:
+    unhealthy = _start(tier, "unhealthy", health="/unhealthy")
+    with pytest.raises(Unavailable, match="is unhealthy") as caught:
         tier.require_healthy()
-    assert str(ill) in caught.value.hint
+    assert str(unhealthy) in caught.value.hint
 
 
-def test_an_api_that_does_not_answer_is_named(tier: Tier) -> None:
+def test_an_api_that_does_not_answer_is_reported(tier: Tier) -> None:
     with pytest.raises(Unavailable, match=r"the API at .* does not answer"):
         dataclasses.replace(tier, token="another").require_healthy()

@@ -1,4 +1,4 @@
-"""The command line of the offline tier when something goes wrong: it says so with a code and a hint, or mends it."""
+"""Errors of the offline tier's command line: they have a code and a hint, and leave no processes or files."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def _start(*arguments: str, directory: Path, limit: Callable[[], None] | None = 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a terminal's Ctrl-C reaches what is in its session, and LocalStack is not
+        start_new_session=True,  # Ctrl-C at a terminal reaches only its own session, without LocalStack
         preexec_fn=limit,
     )
 
 
 def _run(*arguments: str, directory: Path, limit: Callable[[], None] | None = None) -> tuple[int, str]:
-    """Exit status, and what it said on both channels."""
+    """Exit status, and the output on stdout and stderr."""
     with _start(*arguments, directory=directory, limit=limit) as running:
         said, complained = running.communicate(timeout=3 * WAIT_S)
     return running.returncode, said + complained
 
 
 def _localstacks(directory: Path) -> list[int]:
-    """The LocalStacks that run for a tier, each of which leads the group of what it started."""
+    """The running LocalStacks of a tier; each leads its own process group."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -69,14 +69,14 @@ def _programs(group: int) -> set[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _made() -> None:
-    """What every `up` shares is there, so that each test is about what it says."""
+    """Create files that all `up` commands share, so that the tests do not measure their creation."""
     ensure_environment()
     ensure_assembly()
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """The directory of a tier, which is ended afterwards."""
+    """The directory of a tier, which is stopped afterwards."""
     path = tmp_path / "tier"
     yield path
     for group in _localstacks(path):
@@ -90,11 +90,11 @@ def directory(tmp_path: Path) -> Iterator[Path]:
         (signal.SIGTERM, 143, "postgres"),
         (signal.SIGKILL, -signal.SIGKILL, "postgres"),
         (signal.SIGKILL, -signal.SIGKILL, "initdb"),
-        (signal.SIGKILL, -signal.SIGKILL, "python"),  # LocalStack itself, which has hardly begun
+        (signal.SIGKILL, -signal.SIGKILL, "python"),  # LocalStack itself, just after its start
     ],
     ids=["SIGINT", "SIGTERM", "SIGKILL", "SIGKILL-initdb", "SIGKILL-python"],
 )
-def test_an_interrupted_up_leaves_nothing_behind(
+def test_an_interrupted_up_leaves_no_processes_or_files(
     directory: Path, number: signal.Signals, ended_with: int, program: str
 ) -> None:
     running = _start("up", directory=directory)
@@ -115,17 +115,17 @@ def test_an_interrupted_up_leaves_nothing_behind(
     assert "[CONFIGURATION] no tier runs with" in said
 
 
-def test_one_that_was_killed_makes_way_for_a_new_one(directory: Path) -> None:
+def test_up_replaces_a_killed_tier(directory: Path) -> None:
     assert _run("up", directory=directory)[0] == 0
     first = Tier.load(directory)
     assert first.localstack_pid is not None
     status, said = _run("up", directory=directory)
     assert status == 1
-    assert re.search(r"\[CONFLICT\] a tier runs with .* already \(`down` ends it", said)
+    assert re.search(r"\[CONFLICT\] a tier already runs with .* \(`down` ends it", said)
 
     os.kill(first.localstack_pid, signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(first.localstack_pid or 0))
-    assert group_members(first.localstack_pid)  # engines and forwarder are still there
+    assert group_members(first.localstack_pid)  # data stores and forwarder still run
     status, said = _run("status", directory=directory)
     assert status == 1
     assert "[UNAVAILABLE]" in said
@@ -139,14 +139,14 @@ def test_one_that_was_killed_makes_way_for_a_new_one(directory: Path) -> None:
     assert group_members(second.localstack_pid or 0) == set()
 
 
-def test_two_at_once_do_not_mix(directory: Path) -> None:
+def test_a_second_concurrent_up_is_refused(directory: Path) -> None:
     with locked(directory / "up"):
         status, said = _run("up", directory=directory)
     assert status == 1
-    assert "[CONFLICT] another `up` is at work" in said
+    assert "[CONFLICT] another `up` is running" in said
 
 
-def test_a_number_that_another_process_has_by_now_is_left_alone(directory: Path) -> None:
+def test_a_reused_process_id_is_not_killed(directory: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
     ) as bystander:
@@ -170,18 +170,18 @@ def test_a_number_that_another_process_has_by_now_is_left_alone(directory: Path)
     assert not (directory / "state.json").exists()
 
 
-def test_a_state_of_another_version_is_named(directory: Path) -> None:
+def test_a_state_file_of_another_version_is_an_error(directory: Path) -> None:
     directory.mkdir()
     (directory / "state.json").write_text(json.dumps({"localstack_pid": 1}))
     for command in ("up", "down", "status"):
         status, said = _run(command, directory=directory)
         assert status == 1
         assert "[CONFIGURATION]" in said
-        assert "is not of this version" in said
+        assert "is from another version" in said
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_behind(directory: Path) -> None:
-    """A limit of the process and its children: it needs no privilege, and fails as a quota does."""
+def test_a_full_disk_is_an_error_and_leaves_no_files(directory: Path) -> None:
+    """A file size limit of the process and its children: it needs no privilege, and fails like a quota."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (_LITTLE_BYTES, _LITTLE_BYTES))
@@ -193,7 +193,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(directory: Path) -> None:
     assert not (directory / "state.json").exists()
 
 
-def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     status, said = _run("up", directory=tmp_path / "file" / "below")
     assert status == 1
@@ -201,17 +201,17 @@ def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     assert "--directory" in said
 
 
-def test_an_assembly_that_has_lost_a_bundle_is_made_anew(tmp_path: Path) -> None:
+def test_an_assembly_with_a_missing_bundle_is_synthesised_again(tmp_path: Path) -> None:
     made = tmp_path / ensure_assembly().name
     shutil.copytree(ensure_assembly(), made, copy_function=os.link)
     bundle = next(path for path in made.glob("asset.*") if (path / "farcall_lambdas").is_dir())
     bundle.rename(tmp_path / "lost")
-    bundle.with_name(f"{bundle.name}.zip").unlink(missing_ok=True)  # would do instead of it
+    bundle.with_name(f"{bundle.name}.zip").unlink(missing_ok=True)  # could replace it
     assert ensure_assembly(directory=tmp_path) == made
     assert (bundle / "farcall_lambdas" / "__init__.py").exists()
 
 
-def test_an_environment_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_cannot_be_created_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python2.7"))
     with pytest.raises(ConfigurationError, match=r"(?s)uv venv.* failed.*Python 3\.11") as caught:
         ensure_environment(tmp_path / "environment")

@@ -1,5 +1,5 @@
-"""Every profile through its life on one LocalStack: made, used, updated, given new code with its data kept, deleted
-with everything that it had started. And one deployment that grows from the smallest profile to the largest."""
+"""Lifecycle of every profile on one LocalStack: create, use, update, deploy new code with the same data, delete with
+all processes. One deployment grows from the smallest profile to the largest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
 from tests.waiting import WAIT_S, wait_until
 
-#: API Gateway refuses shorter ones before it asks anybody.
+#: API Gateway refuses shorter ones without calling the authorizer.
 NEWCOMERS_TOKEN = "token-of-a-newcomer"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -34,13 +34,13 @@ def _double(number: int) -> int:
 
 
 def _programs(server: LocalStackServer) -> set[str]:
-    """The engines, load balancers and forwarders that run."""
+    """The running data stores, load balancers and forwarders."""
     lines = [" ".join(psutil.Process(pid).cmdline()) for pid in group_members(server.pid)]
     return {name for name in ("postgres", "valkey", "relay", "farcall_forwarder") for line in lines if name in line}
 
 
 def _peers(pid: int) -> set[int]:
-    """The processes at the other ends of the connections to a forwarder's port for peers."""
+    """The peers' processes of the connections to a forwarder's port."""
     forwarder: list[Any] = psutil.Process(pid).net_connections("tcp")
     ports = {each.laddr.port for each in forwarder if each.status == psutil.CONN_LISTEN}
     theirs = {each.raddr.port for each in forwarder if each.raddr and each.laddr.port in ports}
@@ -55,7 +55,7 @@ def _version(tier: Tier) -> str:
 
 
 def _with_new_code(assembly: Path, copy: Path) -> Path:
-    """The assembly as it would be if a line of both bundles were another: other contents, other hashes."""
+    """The assembly with a changed line in both bundles: other contents, other hashes."""
     shutil.copytree(assembly, copy, copy_function=os.link, ignore=shutil.ignore_patterns("*.zip"))
     for package, file, old, new in (
         ("farcall_lambdas", "version.py", 'API_VERSION: Final = "', 'API_VERSION: Final = "7.'),
@@ -76,13 +76,13 @@ def _with_new_code(assembly: Path, copy: Path) -> Path:
 
 
 def _rewrite(link: Path, text: str) -> None:
-    """Give a file that is a link other contents; the original keeps its own."""
+    """Change the contents of a linked file without changing the original."""
     link.unlink()
     link.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("profile", profile_names())
-def test_the_life_of_a_profile(localstack: LocalStackServer, profile: str, tmp_path: Path) -> None:
+def test_the_lifecycle_of_a_profile(localstack: LocalStackServer, profile: str, tmp_path: Path) -> None:
     size = load_profile(profile)
     assembly = ensure_assembly(profile=profile)
     with LocalStackTier(localstack.directory, assembly=assembly, endpoint_url=localstack.url) as started:
@@ -103,7 +103,7 @@ def test_the_life_of_a_profile(localstack: LocalStackServer, profile: str, tmp_p
                 NEWCOMERS_TOKEN: {"identity_id": "5" * 32, "username": "new"},
             }
             deployer.deploy(assembly, parameters={"DevTokens": json.dumps(tokens)})
-            assert tier.forwarder_pids() == before  # nothing of theirs has changed
+            assert tier.forwarder_pids() == before  # their stack has not changed
             with farcall.Client(tier.api_url, NEWCOMERS_TOKEN) as newcomer:
                 assert not newcomer.get_endpoints()
 
@@ -113,14 +113,16 @@ def test_the_life_of_a_profile(localstack: LocalStackServer, profile: str, tmp_p
             assert _version(tier) == f"7.{version}"
             assert set(tier.forwarder_pids()).isdisjoint(before)
             assert client.get_result(first.task_id) == 42
-            with farcall.Executor(endpoint.endpoint_id, client=client) as executor:  # the endpoint came back by itself
+            with farcall.Executor(
+                endpoint.endpoint_id, client=client
+            ) as executor:  # the endpoint reconnected by itself
                 assert executor.submit(_double, 4).result(timeout=WAIT_S) == 8
     assert tier.forwarder_pids() == []
     assert _programs(localstack) == set()
 
 
 def _check_the_way_in(tier: Tier, *, balanced: bool, endpoint: LocalEndpoint) -> None:
-    """Behind a load balancer all peers come through it; without one they come to the forwarders themselves."""
+    """With a load balancer all peers connect through it; without one they connect to the forwarders."""
     peers = set().union(*(_peers(pid) for pid in tier.forwarder_pids()))
     relays = {pid for pid in peers if any("relay" in part for part in psutil.Process(pid).cmdline())}
     assert peers
@@ -135,9 +137,9 @@ def _check_the_way_in(tier: Tier, *, balanced: bool, endpoint: LocalEndpoint) ->
 
 
 def _let_sleep(functions: Any, tier: Tier) -> None:
-    """Run the reconciler, as its schedule does, until it has put the forwarder to sleep and that has drained.
+    """Run the reconciler, as its schedule does, until it has stopped the forwarder and that has drained.
 
-    Meanwhile a second without use is enough, and no quarter of an hour; not afterwards, when the schedule goes on.
+    Meanwhile the idle time is one second instead of a quarter of an hour; afterwards the schedule continues as before.
     """
     (name,) = (
         each["FunctionName"]
@@ -162,7 +164,7 @@ def _configure(functions: Any, name: str, variables: dict[str, str]) -> None:
     functions.get_waiter("function_updated_v2").wait(FunctionName=name)
 
 
-def test_a_forwarder_that_nobody_uses_sleeps_and_is_woken(
+def test_an_idle_forwarder_sleeps_and_is_woken(
     localstack: LocalStackServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assembly = ensure_assembly(profile="hobby")
@@ -172,13 +174,16 @@ def test_a_forwarder_that_nobody_uses_sleeps_and_is_woken(
         endpoint = LocalEndpoint("own", home=tmp_path / "home", environment=deployment.environment("dev"))
         functions = Deployer(localstack.url).client("lambda")
         _let_sleep(functions, tier)
-        with endpoint, farcall.Client(tier.api_url, tier.token) as client:  # the endpoint wakes it, and waits for it
-            assert endpoint.log_path.read_text(encoding="utf-8").count("FORWARDER_WAKING") == 1  # it says so once
+        with (
+            endpoint,
+            farcall.Client(tier.api_url, tier.token) as client,
+        ):  # the endpoint wakes the forwarder and waits for it
+            assert endpoint.log_path.read_text(encoding="utf-8").count("FORWARDER_WAKING") == 1  # logged once
             with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
                 assert executor.submit(_double, 21).result(timeout=WAIT_S) == 42
             endpoint.stop()
             _let_sleep(functions, tier)
-            with farcall.Executor(endpoint.endpoint_id, client=client) as executor:  # now a client is the first
+            with farcall.Executor(endpoint.endpoint_id, client=client) as executor:  # now a client connects first
                 waiting = executor.submit(_double, 4)
                 wait_until(tier.forwarder_pids, "a client wakes it")
                 endpoint.start()
@@ -199,14 +204,14 @@ def test_a_deployment_grows_through_the_profiles_and_keeps_its_data(localstack: 
             database = tier.environment()["FARCALL_DATABASE_PORT"]
             for profile in later:
                 before = tier.forwarder_pids()
-                if load_profile(profile).queue.failover:  # in two steps, as on AWS: docs/operations.md has them
+                if load_profile(profile).queue.failover:  # in two steps, as on AWS: see docs/operations.md
                     first_step = ensure_assembly(profile=profile, settings={"queue.failover": "false"})
                     deployer.deploy(first_step, parameters=tier.parameters())
                 deployer.deploy(ensure_assembly(profile=profile), parameters=tier.parameters())
                 tier.require_healthy()
                 running = tier.forwarder_pids()
                 assert len(running) == load_profile(profile).forwarder.tasks
-                assert set(running).isdisjoint(before)  # another size is another task
+                assert set(running).isdisjoint(before)  # another size means new tasks
                 assert tier.environment()["FARCALL_DATABASE_PORT"] == database
                 assert client.get_function(function_id)["function_uuid"] == function_id
     assert _programs(localstack) == set()

@@ -1,4 +1,4 @@
-"""The Lambda execution environment of the offline tier: awslambdaric in a process, on our Runtime API."""
+"""Lambda execution environment of the offline tier: awslambdaric in a process, with our Runtime API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Start = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Any]:
-    """The plugin's module. The plugin is in LocalStack's environment, but this part of it does not need LocalStack."""
+    """The plugin's module. The plugin is installed in LocalStack's environment, but this part does not need
+    LocalStack."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(_PLUGIN))
         yield importlib.import_module("farcall_localstack_plugin.runtime")
@@ -57,7 +58,7 @@ def _invoke(runtime: Any, process: Any, event: object, request_id: str = "r1") -
     return json.loads(outcome.payload), outcome.is_error
 
 
-def test_it_answers_with_lambdas_context(runtime: Any, start: Start) -> None:
+def test_the_handler_gets_lambdas_context(runtime: Any, start: Start) -> None:
     process = start(
         "import os\n"
         "def handle(event, context):\n"
@@ -70,7 +71,7 @@ def test_it_answers_with_lambdas_context(runtime: Any, start: Start) -> None:
     assert process.log_text().count("working") == 2
 
 
-def test_an_exception_is_an_error_and_the_environment_lives_on(runtime: Any, start: Start) -> None:
+def test_an_exception_is_an_error_and_the_environment_keeps_running(runtime: Any, start: Start) -> None:
     process = start("def handle(event, context):\n    return 1 / event\n")
     error, failed = _invoke(runtime, process, 0)
     assert failed
@@ -89,7 +90,7 @@ def test_a_crash_is_an_error_and_the_next_invocation_has_a_new_process(runtime: 
     assert second != first
 
 
-def test_a_handler_that_takes_too_long_is_ended(runtime: Any, start: Start) -> None:
+def test_a_handler_that_takes_too_long_is_killed(runtime: Any, start: Start) -> None:
     process = start(
         "import threading\ndef handle(event, context):\n    return threading.Event().wait(600) if event else 'quick'\n",
         timeout_s=1.0,

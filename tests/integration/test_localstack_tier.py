@@ -1,4 +1,4 @@
-"""The offline cloud tier: the synthesised templates on LocalStack, real engines behind them; all gone afterwards."""
+"""The offline cloud tier: the synthesised templates on LocalStack with real data stores; all removed afterwards."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="module")
 def assembly() -> Path:
-    """The templates and bundles of the sources as they are now."""
+    """The templates and bundles of the current sources."""
     return ensure_assembly()
 
 
 @pytest.fixture(scope="module")
 def tier(assembly: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
-    """A tier with two users. Afterwards nothing of it may be left."""
+    """A tier with two users. Afterwards no processes or files of it may remain."""
     directory = tmp_path_factory.mktemp("tier")
     with LocalStackTier(directory, users=("ada", "grace"), assembly=assembly) as running:
         tier = running.tier
@@ -70,20 +70,20 @@ def test_the_identity_comes_from_the_authorizer_and_the_rows_from_postgresql(tie
 
 
 @pytest.mark.parametrize("token", [None, "not-a-token"])
-def test_a_stranger_is_refused_in_the_apis_own_words(tier: Tier, token: str | None) -> None:
+def test_a_request_without_a_valid_token_gets_the_apis_error_format(tier: Tier, token: str | None) -> None:
     status, body = _get(tier, "/v2/version", token)
     assert status == 401
     assert body["status"] == "Failed"
     assert body["code"] == "UNAUTHENTICATED"
 
 
-def test_an_unknown_route_is_the_apis_business(tier: Tier) -> None:
+def test_an_unknown_route_is_answered_by_the_api(tier: Tier) -> None:
     status, body = _get(tier, "/no/such/route", tier.token)
     assert status == 404
     assert body["status"] == "Failed"
 
 
-def test_the_migration_ran_and_the_engines_are_real(tier: Tier) -> None:
+def test_the_migration_ran_on_real_data_stores(tier: Tier) -> None:
     environment = tier.environment()
     programs = {psutil.Process(pid).name() for pid in group_members(tier.localstack_pid or 0)}
     assert "postgres" in programs
@@ -94,7 +94,7 @@ def test_the_migration_ran_and_the_engines_are_real(tier: Tier) -> None:
     assert '"changed":true' in migrations[0].read_text(encoding="utf-8").replace(" ", "")
 
 
-def test_the_forwarder_runs_from_its_bundle_and_comes_back_after_a_kill(tier: Tier) -> None:
+def test_the_forwarder_runs_from_its_bundle_and_is_restarted_after_a_kill(tier: Tier) -> None:
     (pid,) = tier.forwarder_pids()
     environment = psutil.Process(pid).environ()
     assert "farcall-bundle-" in environment["PYTHONPATH"]
@@ -105,7 +105,7 @@ def test_the_forwarder_runs_from_its_bundle_and_comes_back_after_a_kill(tier: Ti
     tier.require_healthy()
 
 
-def test_the_suite_for_a_deployment_of_ones_own_knows_an_address_and_tokens(tier: Tier) -> None:
+def test_the_end_to_end_suite_runs_with_an_api_url_and_tokens(tier: Tier) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FARCALL_"))}
     environment |= {"FARCALL_API_URL": tier.api_url, "FARCALL_E2E_TOKENS": json.dumps(tier.tokens)}
     wanted = "registered_function or someone_else or five_megabytes or wiped"
@@ -131,7 +131,7 @@ def test_deploying_the_same_templates_again_changes_nothing(tier: Tier, assembly
     assert _get(tier, "/v2/version", tier.token)[0] == 200
 
 
-def test_a_second_deployment_fits_beside_the_first_and_goes_without_it(tier: Tier) -> None:
+def test_a_second_deployment_can_be_created_and_deleted_without_the_first(tier: Tier) -> None:
     second = LocalStackTier(name="second", mode="endpoint", endpoint_url=tier.endpoint_url)
     with second:
         assert _get(second.tier, "/v2/version", second.token)[0] == 200
@@ -151,7 +151,7 @@ def _assembly(directory: Path, resources: dict[str, Any]) -> Path:
     return directory
 
 
-def test_a_type_that_nobody_knows_fails_the_deployment(tier: Tier, tmp_path: Path) -> None:
+def test_an_unknown_resource_type_fails_the_deployment(tier: Tier, tmp_path: Path) -> None:
     assembly = _assembly(tmp_path, {"Pool": {"Type": "AWS::Cognito::UserPool", "Properties": {}}})
     deployer = Deployer(tier.endpoint_url)
     with pytest.raises(DeployFailed, match=r"Pool \(AWS::Cognito::UserPool\)"):
@@ -159,7 +159,7 @@ def test_a_type_that_nobody_knows_fails_the_deployment(tier: Tier, tmp_path: Pat
     deployer.delete(assembly)
 
 
-def test_a_queue_with_tls_is_refused_instead_of_made_without(tier: Tier, tmp_path: Path) -> None:
+def test_a_queue_with_tls_is_refused(tier: Tier, tmp_path: Path) -> None:
     group = {"ReplicationGroupDescription": "q", "Engine": "valkey", "TransitEncryptionEnabled": True}
     assembly = _assembly(tmp_path, {"Queue": {"Type": "AWS::ElastiCache::ReplicationGroup", "Properties": group}})
     with pytest.raises(DeployFailed, match="Valkey has no TLS here"):
@@ -185,7 +185,7 @@ def test_a_queue_gets_its_replica_before_fail_over_or_is_refused_as_on_aws(tier:
         deployer.deploy(assembly(2, failover=True), parameters={})
 
 
-def test_a_tier_ends_with_its_driver_even_if_that_is_killed(tmp_path: Path) -> None:
+def test_a_tier_ends_with_its_driver_even_if_the_driver_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path\n"
         "from farcall_localstack.environment import ensure_environment\n"

@@ -1,5 +1,5 @@
-"""A deployment whose database has a certificate, on LocalStack: migration, API and forwarder check it, as on AWS,
-against the file that was deployed with them. With the wrong one a deployment ends before anything has changed."""
+"""TLS to the database on LocalStack: migration, API and forwarder verify its certificate, as on AWS, with the CA bundle
+that was deployed with them. With a wrong CA bundle a deployment fails before it changes any program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import farcall
-from farcall_infra.authorities import AUTHORITIES_FILE
+from farcall_infra.ca_bundle import CA_BUNDLE_FILE
 from farcall_localstack import DeployFailed, LocalStackTier
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment
@@ -37,11 +37,11 @@ def test_the_databases_certificate_is_checked_from_migration_to_forwarder(tmp_pa
     )
     try:
         server.start()
-        # It is not taken down: LocalStack cannot delete a stack after an update that failed.
+        # It is not deleted: LocalStack cannot delete a stack after a failed update.
         tier = LocalStackTier(server.directory, assembly=assembly, endpoint_url=server.url).up()
         where = tier.environment()
-        assert where["FARCALL_DATABASE_AUTHORITIES"] == AUTHORITIES_FILE
-        with pytest.raises(psycopg.OperationalError):  # nobody gets in without TLS
+        assert where["FARCALL_DATABASE_AUTHORITIES"] == CA_BUNDLE_FILE
+        with pytest.raises(psycopg.OperationalError):  # connections without TLS are refused
             psycopg.connect(f"{_address(where)} user=farcall sslmode=disable", connect_timeout=10).close()
         with farcall.Client(tier.api_url, tier.token) as client:
             function_id = client.register_function(_name)
@@ -55,9 +55,9 @@ def test_the_databases_certificate_is_checked_from_migration_to_forwarder(tmp_pa
 
 
 def _with_other_authorities(assembly: Path, copy: Path) -> Path:
-    """What a synth would make of another file: other bundles with other hashes, on which the migration depends."""
+    """The result of a synth with another file: other bundles with other hashes, on which the migration depends."""
     shutil.copytree(assembly, copy, ignore=shutil.ignore_patterns("*.zip"))
-    for file in copy.glob(f"asset.*/{AUTHORITIES_FILE}"):
+    for file in copy.glob(f"asset.*/{CA_BUNDLE_FILE}"):
         Authority().write(file)
         bundle = file.parent
         digest = bundle.name.removeprefix("asset.")

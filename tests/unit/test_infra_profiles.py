@@ -1,4 +1,4 @@
-"""Profiles and deployments: what is in the files is taken as it is, and what is wrong stops the synth."""
+"""Profiles and deployments: values of the files and overrides, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _profiles(directory: Path, **changes: str) -> Path:
     return path
 
 
-def test_there_are_three_profiles_and_each_is_complete() -> None:
+def test_the_three_profiles_are_complete() -> None:
     assert profile_names() == ("hobby", "lab", "facility")
     for name in profile_names():
         profile = load_profile(name)
@@ -32,7 +32,7 @@ def test_there_are_three_profiles_and_each_is_complete() -> None:
         assert profile.budget.idle_usd <= profile.budget.monthly_usd
 
 
-def test_profiles_grow() -> None:
+def test_each_profile_is_larger_than_the_one_before() -> None:
     hobby, lab, facility = map(load_profile, profile_names())
     assert hobby.forwarder.spot
     assert not lab.forwarder.spot
@@ -42,12 +42,12 @@ def test_profiles_grow() -> None:
     assert budgets == sorted(budgets)
 
 
-def test_a_profile_cannot_be_changed() -> None:
+def test_a_profile_is_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_profile("lab").queue.nodes = 2
 
 
-def test_an_unknown_profile_names_the_known_ones() -> None:
+def test_the_error_for_an_unknown_profile_lists_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="no profile 'planet'") as caught:
         load_profile("planet")
     assert "lab" in caught.value.record.hint
@@ -68,10 +68,10 @@ def test_an_unknown_profile_names_the_known_ones() -> None:
         ("failover", "true", "fail-over needs a second node"),
         ("log_days", "31", "retention.log_days"),
         ("emails", '["nobody"]', "budget.emails.0"),
-        ("monthly_usd", "1", "the budget would be spent by doing nothing"),
+        ("monthly_usd", "1", "the idle cost alone would exceed the budget"),
         ("max_storage_gib", "21", "max_storage_gib must be 0 or at least"),
         ("version", '"15"', "database.version"),
-        ("authorities", '"http://ca.example.org/rds.pem"', "fetched over https"),
+        ("authorities", '"http://ca.example.org/rds.pem"', "downloaded over https"),
         ("blob_days", "60", "must be at least 61"),
         ("retention_days", "365", "blobs would expire before their tasks"),
         ("max_wait_days", "30.5", "must be at least 62"),
@@ -81,12 +81,12 @@ def test_an_unknown_profile_names_the_known_ones() -> None:
         ("concurrency", "55", "leave 54 for the API"),
     ],
 )
-def test_a_wrong_value_is_named(tmp_path: Path, key: str, value: str, problem: str) -> None:
+def test_the_error_for_an_invalid_value_names_it(tmp_path: Path, key: str, value: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         load_profile("lab", path=_profiles(tmp_path, **{key: value}))
 
 
-def test_a_budget_of_nothing_is_none() -> None:
+def test_a_budget_of_zero_is_no_budget() -> None:
     assert load_profile("lab", overrides={"budget.monthly_usd": "0"}).budget.monthly_usd == 0
 
 
@@ -124,18 +124,18 @@ def test_overrides_replace_single_values() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "problem"),
     [
-        ("database.storage", "50", "no setting 'database.storage'"),
+        ("database.storage", "50", "unknown setting 'database.storage'"),
         ("database.storage_gib", "many", "database.storage_gib"),
         ("network.load_balancer", "perhaps", "network.load_balancer"),
         ("network.forwarder_cidrs", "", "network.forwarder_cidrs"),
     ],
 )
-def test_a_wrong_override_is_named(setting: str, value: str, problem: str) -> None:
+def test_the_error_for_an_invalid_override_names_it(setting: str, value: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         load_profile("lab", overrides={setting: value})
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_invalid_file_names_it(tmp_path: Path) -> None:
     path = tmp_path / "profiles.toml"
     path.write_text("[lab", encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r"cannot read the profiles in .*profiles\.toml"):
@@ -149,14 +149,14 @@ def test_a_deployment_comes_from_the_context() -> None:
     assert deployment.target is TARGETS["localstack"]
 
 
-def test_aws_is_the_target_unless_told_otherwise_and_it_keeps_data() -> None:
+def test_aws_is_the_default_target_and_keeps_data() -> None:
     deployment = deployment_from_context({})
     assert deployment.target is TARGETS["aws"]
     assert deployment.keeps_data
     assert not deployment.target.dev_tokens
 
 
-def test_users_come_from_globus_or_from_an_issuer_for_an_audience() -> None:
+def test_the_identity_provider_is_globus_or_an_issuer_with_an_audience() -> None:
     assert deployment_from_context({}).profile.identity.oidc_issuer == ""
     context = {"identity.oidc_issuer": "https://id.example.org", "identity.oidc_audience": "farcall"}
     assert deployment_from_context(context).profile.identity.oidc_audience == "farcall"
@@ -165,7 +165,7 @@ def test_users_come_from_globus_or_from_an_issuer_for_an_audience() -> None:
             deployment_from_context(wrong)
 
 
-def test_settings_are_overridden_by_the_context_and_keys_of_others_left_alone() -> None:
+def test_the_context_overrides_settings_and_other_keys_are_ignored() -> None:
     context = {"queue.nodes": 2, "@aws-cdk/core:something": True, "aws:cdk:bundling-stacks": [], "tree": "1.2"}
     assert deployment_from_context(context).profile.queue.nodes == 2
 
@@ -173,21 +173,21 @@ def test_settings_are_overridden_by_the_context_and_keys_of_others_left_alone() 
 @pytest.mark.parametrize(
     "context", [{"name": "My Lab"}, {"target": "moon"}, {"profile": "planet"}, {"queue.node": "3"}]
 )
-def test_a_wrong_context_is_refused(context: dict[str, str]) -> None:
+def test_an_invalid_context_is_refused(context: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         deployment_from_context(context)
 
 
-def test_a_forwarder_sleeps_if_there_is_one_and_the_canary_lets_it() -> None:
+def test_a_forwarder_can_sleep_unless_the_canary_keeps_it_awake() -> None:
     assert load_profile("hobby").forwarder.sleeps
     assert not load_profile("hobby", overrides={"forwarder.tasks": "0"}).forwarder.sleeps
     assert not load_profile("hobby", overrides={"forwarder.idle_minutes": "0"}).forwarder.sleeps
     assert load_profile("hobby", overrides={"canary.minutes": "20"}).forwarder.sleeps
-    with pytest.raises(ConfigurationError, match="never let the forwarder sleep"):
+    with pytest.raises(ConfigurationError, match="keep the forwarder awake"):
         load_profile("hobby", overrides={"canary.minutes": "15"})
 
 
-def test_a_file_of_an_earlier_release_is_told_what_it_lacks(tmp_path: Path) -> None:
+def test_the_error_for_a_file_of_an_earlier_release_lists_missing_settings(tmp_path: Path) -> None:
     lines = DEFAULT_PROFILES.read_text(encoding="utf-8").splitlines(keepends=True)
     start = lines.index("[lab.limits]\n")
     end = lines.index("[lab.budget]\n")

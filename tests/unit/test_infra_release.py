@@ -1,4 +1,4 @@
-"""Which release an installation is."""
+"""The release of an installation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_release_is_a_version_and_a_digest() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\+[0-9a-f]{12}", this_release())
 
 
-def test_the_place_does_not_matter_and_byte_code_neither(tmp_path: Path) -> None:
+def test_the_digest_ignores_the_path_and_byte_code(tmp_path: Path) -> None:
     other = _workspace(tmp_path / "other")
     cache = other / "lambdas" / "farcall_lambdas" / "__pycache__"
     cache.mkdir()
@@ -43,8 +43,8 @@ def test_the_place_does_not_matter_and_byte_code_neither(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("changed", _FILES)
-def test_what_is_deployed_makes_a_release_and_nothing_else(tmp_path: Path, changed: str) -> None:
-    """Settings are told by themselves, and neither what looks at deployments nor what uses them is in one."""
+def test_the_digest_depends_only_on_deployed_sources(tmp_path: Path, changed: str) -> None:
+    """Settings are recorded separately, and code that only reads or uses deployments is not a part of them."""
     before, after = this_release(_workspace(tmp_path / "before")), this_release(_workspace(tmp_path / "after", changed))
     is_deployed = changed not in ("infra/farcall_infra/cloud/cli.py", "infra/profiles.toml", "sdk/farcall/_client.py")
     assert (before != after) is is_deployed

@@ -1,4 +1,4 @@
-"""The local tier's blob store: the suite of every Blobs, and signed addresses that a stranger tries to bend."""
+"""Blob store of the local tier: the common suite of all blob stores, and tampered signed URLs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_upload_is_bound_to_its_bytes(blobs: FileBlobs, tmp_path: Path, data:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_address_is_for_one_method_one_blob_and_a_time(blobs: FileBlobs) -> None:
+def test_a_url_is_valid_for_one_method_one_blob_and_a_limited_time(blobs: FileBlobs) -> None:
     blobs.write(REF.blob_key, DATA)
     blobs.write("bob/other", b"secret")
     get, (put, _) = blobs.download_url(REF.blob_key, ttl_s=60), blobs.upload_url(REF, ttl_s=60)
@@ -88,7 +88,7 @@ def test_a_key_never_leaves_the_directory(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
 
 
-def test_what_was_not_finished_is_removed(blobs: FileBlobs, tmp_path: Path) -> None:
+def test_unfinished_uploads_are_removed(blobs: FileBlobs, tmp_path: Path) -> None:
     (tmp_path / ".new-left").write_bytes(b"half")
     blobs.write(REF.blob_key, DATA)
     blobs.remove_unfinished()
@@ -96,13 +96,13 @@ def test_what_was_not_finished_is_removed(blobs: FileBlobs, tmp_path: Path) -> N
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_an_empty_blob_travels(blobs: FileBlobs) -> None:
+def test_an_empty_blob_can_be_stored(blobs: FileBlobs) -> None:
     ref = BlobRef("alice/empty", 0, hashlib.sha256(b"").hexdigest())
     assert request(blobs, "PUT", blobs.upload_url(ref, ttl_s=60)[0]).is_success
     assert request(blobs, "GET", blobs.download_url("alice/empty", ttl_s=60)).content == b""
 
 
-def test_an_absent_directory_is_unavailable(tmp_path: Path) -> None:
+def test_a_missing_directory_is_unavailable(tmp_path: Path) -> None:
     blobs = FileBlobs(tmp_path / "gone", url=URL, key="key")
     with pytest.raises(Unavailable):
         blobs.ping()
@@ -112,7 +112,7 @@ def test_an_absent_directory_is_unavailable(tmp_path: Path) -> None:
     assert request(blobs, "PUT", blobs.upload_url(ref, ttl_s=60)[0], b"x").status_code == 503
 
 
-def test_what_is_old_expires_unless_it_is_renewed(blobs: FileBlobs, tmp_path: Path) -> None:
+def test_old_blobs_expire_unless_they_are_renewed(blobs: FileBlobs, tmp_path: Path) -> None:
     for name in ("old", "renewed", "new"):
         blobs.write(f"alice/{name}", DATA)
     long_ago = time.time() - 62 * 86_400
@@ -136,7 +136,7 @@ def test_a_new_blob_is_not_renewed(blobs: FileBlobs) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_said_to_the_client_and_once_a_minute_in_the_log(
+def test_a_full_disk_is_reported_to_the_client_and_logged_once_a_minute(
     blobs: FileBlobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     def full(_blob: NewBlob, _data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What a local tier keeps on disk, and what it lets its processes see."""
+"""State and secrets of a local tier, and the environment of its processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from farcall_local.services import base_environment
 from farcall_local.state import ProcessState, TierSecrets, TierState
 
 
-def test_secrets_are_made_once_and_are_nobody_elses(tmp_path: Path) -> None:
-    made = TierSecrets.load_or_make(tmp_path, users=["ada", "grace"])
-    again = TierSecrets.load_or_make(tmp_path, users=["someone", "else"])
+def test_secrets_are_created_once_and_only_the_owner_can_read_them(tmp_path: Path) -> None:
+    made = TierSecrets.load_or_create(tmp_path, users=["ada", "grace"])
+    again = TierSecrets.load_or_create(tmp_path, users=["someone", "else"])
 
     assert made == again
     assert list(made.tokens) == ["ada", "grace"]
@@ -26,23 +26,23 @@ def test_secrets_are_made_once_and_are_nobody_elses(tmp_path: Path) -> None:
 
 
 def test_secrets_of_another_release_are_kept(tmp_path: Path) -> None:
-    made = TierSecrets.load_or_make(tmp_path, users=["ada"])
+    made = TierSecrets.load_or_create(tmp_path, users=["ada"])
     path = tmp_path / "secrets.json"
     path.write_text(json.dumps({"tokens": made.tokens, "ticket_key": made.ticket_key, "of_a_later_release": "x"}))
-    again = TierSecrets.load_or_make(tmp_path, users=["ada"])
+    again = TierSecrets.load_or_create(tmp_path, users=["ada"])
     assert (again.tokens, again.ticket_key) == (made.tokens, made.ticket_key)
-    assert TierSecrets.load_or_make(tmp_path, users=["ada"]) == again
+    assert TierSecrets.load_or_create(tmp_path, users=["ada"]) == again
 
 
 def test_an_identity_keeps_its_id(tmp_path: Path) -> None:
-    secrets = TierSecrets.load_or_make(tmp_path, users=["ada", "grace"])
+    secrets = TierSecrets.load_or_create(tmp_path, users=["ada", "grace"])
     people = json.loads(secrets.dev_tokens())
     assert people == json.loads(secrets.dev_tokens())
     assert {person["username"] for person in people.values()} == {"ada", "grace"}
     assert len({person["identity_id"] for person in people.values()}) == 2
 
 
-def test_state_survives_the_disk(tmp_path: Path) -> None:
+def test_state_is_written_and_read(tmp_path: Path) -> None:
     state = TierState(phase="ready", supervisor_pid=7, processes={"api": ProcessState(pid=8, restarts=1)})
     state.write(tmp_path)
     assert TierState.read(tmp_path) == state
@@ -50,20 +50,20 @@ def test_state_survives_the_disk(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_where_no_tier_was_there_is_no_state(tmp_path: Path) -> None:
+def test_without_a_tier_there_is_no_state(tmp_path: Path) -> None:
     assert TierState.read(tmp_path) is None
     assert not is_up(tmp_path)
     assert not stop(tmp_path)
 
 
-def test_a_dead_supervisors_state_does_not_count_as_up(tmp_path: Path) -> None:
+def test_a_state_file_without_a_running_supervisor_is_not_up(tmp_path: Path) -> None:
     TierState(phase="ready", supervisor_pid=1).write(tmp_path)
     (tmp_path / "lock").touch()
     assert not is_up(tmp_path)
     assert not stop(tmp_path)
 
 
-def test_no_child_can_reach_a_real_account(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_environments_have_no_real_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "production")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "real")
     monkeypatch.setenv("FARCALL_API_URL", "https://elsewhere.example")
@@ -88,8 +88,8 @@ def test_no_child_can_reach_a_real_account(monkeypatch: pytest.MonkeyPatch) -> N
             '[default]\ntoken = "ours"\napi_url = "http://local:2"\nendpoint = "mine"\n',
             "points at it",
         ),
-        ('[default]\napi_url = "http://x"\ntoken = "y"\n', None, "is left as it is"),
-        ('[default]\napi_url = "http://x"\ntoken = "y"\n[other]\ntoken = "ours"\n', None, "is left as it is"),
+        ('[default]\napi_url = "http://x"\ntoken = "y"\n', None, "is unchanged"),
+        ('[default]\napi_url = "http://x"\ntoken = "y"\n[other]\ntoken = "ours"\n', None, "is unchanged"),
         ('[default\ntoken = "ours"\n', None, "cannot be read"),
     ],
     ids=["none", "of another port", "of the user", "of the user, with the token elsewhere", "broken"],

@@ -1,4 +1,4 @@
-"""Files of LocalStack's plugin that another process reads while they are written."""
+"""Atomic file writes of the LocalStack plugin."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _PLUGIN = Path(__file__).parents[2] / "localstack" / "plugin"
 
 @pytest.fixture
 def write_whole() -> Iterator[Callable[[Path, str], None]]:
-    """The plugin's function: this part of the plugin runs without LocalStack, in whose environment it is installed."""
+    """The plugin's function. The plugin is installed in LocalStack's environment, but this part does not need
+    LocalStack."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(_PLUGIN))
         yield importlib.import_module("farcall_localstack_plugin.files").write_whole
 
 
-def test_a_reader_finds_all_of_a_file_or_what_was_there_before(
+def test_a_reader_sees_the_old_or_the_new_contents(
     write_whole: Callable[[Path, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "pid"
@@ -31,7 +32,7 @@ def test_a_reader_finds_all_of_a_file_or_what_was_there_before(
         found.append(file.read_text(encoding="utf-8") if file.exists() else None)
 
     def slow_write(path: Path, text: str, **options: Any) -> int:
-        write_text(path, "", **options)  # opened and not written yet, as a slow machine leaves it
+        write_text(path, "", **options)  # opened but not written yet, as on a slow machine
         look()
         written = write_text(path, text, **options)
         look()

@@ -1,3 +1,3 @@
-"""``farcall cloud``: look before a deployment, price it, make it, watch it, take it down."""
+"""``farcall cloud``: check, price, deploy, monitor and destroy the cloud tier in an AWS account."""
 
 __all__: list[str] = []

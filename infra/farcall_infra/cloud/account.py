@@ -1,4 +1,4 @@
-"""What there is in an account, as ``farcall cloud`` sees it."""
+"""Data types for the AWS resources that ``farcall cloud`` reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Caller", "Database", "LeftBehind", "Metric", "Queue", "Resource", "S
 
 @dataclasses.dataclass(frozen=True)
 class Caller:
-    """Who the credentials belong to."""
+    """The owner of the credentials."""
 
     account: str
     arn: str
@@ -19,8 +19,8 @@ class Caller:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """A stack of CloudFormation; ``reason`` is its word on how it came to its status, ``changed_at`` when it was last
-    made or updated."""
+    """A CloudFormation stack. ``reason`` is CloudFormation's explanation of the status, ``changed_at`` the time of the
+    last creation or update."""
 
     name: str
     status: str
@@ -33,7 +33,7 @@ class Stack:
 
 @dataclasses.dataclass(frozen=True)
 class Resource:
-    """What a stack made: its type, and its physical id."""
+    """A resource of a stack: its type, and its physical id."""
 
     kind: str
     physical_id: str
@@ -41,8 +41,8 @@ class Resource:
 
 @dataclasses.dataclass(frozen=True)
 class Tasks:
-    """How many tasks of a service should run, and do; whether they sleep while nobody needs them, and what ECS said
-    last about them."""
+    """The tasks of an ECS service: their desired and running count, whether the service may scale to zero when it is
+    idle, and ECS's last event."""
 
     desired: int
     running: int
@@ -52,7 +52,8 @@ class Tasks:
 
 @dataclasses.dataclass(frozen=True)
 class Database:
-    """A database instance; ``storage_gib`` is its disk now, and what its final snapshot will be billed for at most."""
+    """A database instance. ``storage_gib`` is the size of its disk, and the largest billed size of its final
+    snapshot."""
 
     status: str
     storage_gib: int
@@ -61,7 +62,7 @@ class Database:
 
     @property
     def major_version(self) -> str:
-        """That of ``postgres 16.9`` is 16; empty if the version is not known."""
+        """For ``postgres 16.9`` this is 16; empty if the version is unknown."""
         return self.version.rpartition(" ")[2].partition(".")[0]
 
 
@@ -75,7 +76,7 @@ class Queue:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric of CloudWatch, how the values of a minute become one, and the name and value of its dimension."""
+    """A CloudWatch metric, its statistic for one minute, and the name and value of its dimension."""
 
     namespace: str
     name: str
@@ -85,7 +86,7 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A metric's value in the minute that began ``at``."""
+    """A metric's value in the minute that starts ``at``."""
 
     value: float
     at: dt.datetime
@@ -93,7 +94,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class LeftBehind:
-    """Something of a deployment that outlives it, with its size in GiB, and the command that deletes it."""
+    """A resource that outlives its deployment, with its size in GiB, and the command that deletes it."""
 
     what: str
     storage_gib: int

@@ -1,6 +1,6 @@
-"""The account as ``farcall cloud`` sees it: a few questions and a few changes, over boto3's clients.
+"""The AWS client of ``farcall cloud``: a few queries and changes, over boto3's clients.
 
-The only module that calls AWS. Foreign errors become ours here.
+This is the only module that calls AWS. It converts boto3's errors to ours.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ _NO_LOGIN: Final = (
     TokenRetrievalError,
     UnknownCredentialError,
 )
-_ROLE_EXISTS: Final = ("InvalidInput", "EntityAlreadyExists")  # the manual knows the first
+_ROLE_EXISTS: Final = ("InvalidInput", "EntityAlreadyExists")  # AWS documents the first
 _NO_QUOTA: Final = ("NoSuchResourceException",)
 _BOOTSTRAP: Final = "/cdk-bootstrap/hnb659fds/version"
 
 
 def connect(region: str | None = None) -> Aws:
-    """The account of the usual credentials (``AWS_PROFILE`` …), in ``region`` or the configured one.
+    """Connect with the usual credentials (``AWS_PROFILE`` …), to ``region`` or the configured one.
 
     :raises CredentialsMissing: if the named profile does not exist.
     :raises ConfigurationError: if no region is given or configured.
     """
     with _translated():
-        # boto3 alone of all AWS' programs does not look at AWS_REGION.
+        # boto3 is the only AWS program that ignores AWS_REGION.
         session = boto3.Session(region_name=region or os.environ.get("AWS_REGION"))
         if session.region_name is None:
             raise NoRegionError
@@ -89,9 +89,9 @@ def connect(region: str | None = None) -> Aws:
 
 
 class Aws:
-    """One account in one ``region``; ``make_client`` makes boto3's client of a service.
+    """One account in one ``region``; ``make_client`` returns boto3's client of a service.
 
-    Every method raises CredentialsMissing, AwsRefused or Unavailable when AWS does not know the caller, refuses the
+    Every method raises CredentialsMissing, AwsRefused or Unavailable if the credentials are invalid, AWS refuses the
     call or cannot be reached.
     """
 
@@ -100,10 +100,10 @@ class Aws:
         self._clients: dict[str, Any] = {}
         self.region = region
 
-    # -- questions of the doctor ---------------------------------------------------------------------------------------
+    # -- queries of the doctor -----------------------------------------------------------------------------------------
 
     def caller(self) -> Caller:
-        """Who we are."""
+        """The caller's identity."""
         with _translated():
             answer = self._client("sts").get_caller_identity()
         return Caller(answer["Account"], answer["Arn"])
@@ -117,20 +117,20 @@ class Aws:
     def quota(self, service: str, code: str) -> float | None:
         """The value of a service quota, or None where the region does not have it."""
         quotas = self._client("service-quotas")
-        # The account's own value, or the one that holds for everybody if nobody has asked for another.
+        # The account's own value, or AWS's default if the account has none.
         for ask in (quotas.get_service_quota, quotas.get_aws_default_service_quota):
             if answer := _unless(_NO_QUOTA, functools.partial(ask, ServiceCode=service, QuotaCode=code)):
                 return float(answer["Quota"]["Value"])
         return None
 
     def function_concurrency(self) -> int:
-        """How many Lambda functions may run at once in this account and region."""
+        """The number of Lambda functions that may run at once in this account and region."""
         with _translated():
             return int(self._client("lambda").get_account_settings()["AccountLimit"]["ConcurrentExecutions"])
 
     def reservable_concurrency(self, functions: Sequence[str]) -> int:
-        """How much of the account's Lambda concurrency may be reserved, with what ``functions`` have reserved already:
-        Lambda refuses to reserve the last 100."""
+        """The part of the account's Lambda concurrency that may be reserved, including what ``functions`` have reserved
+        already. Lambda refuses to reserve the last 100."""
         client = self._client("lambda")
         with _translated():
             free = int(client.get_account_settings()["AccountLimit"]["UnreservedConcurrentExecutions"])
@@ -138,13 +138,13 @@ class Aws:
         return max(0, free - UNRESERVABLE + sum(int(each.get("ReservedConcurrentExecutions", 0)) for each in ours))
 
     def count_vpcs(self) -> int:
-        """How many VPCs there are."""
+        """The number of VPCs."""
         with _translated():
             pages = self._client("ec2").get_paginator("describe_vpcs").paginate()
             return sum(len(page["Vpcs"]) for page in pages)
 
     def count_addresses(self) -> int:
-        """How many elastic addresses are taken."""
+        """The number of allocated elastic IP addresses."""
         with _translated():
             return len(self._client("ec2").describe_addresses()["Addresses"])
 
@@ -154,13 +154,13 @@ class Aws:
         return _unless(("NoSuchEntity",), ask) is not None
 
     def secret_arn(self, secret: str) -> str | None:
-        """The whole ARN of a secret, which may be given without its last six characters; None if there is none. Its
+        """The full ARN of a secret, which may be given without its last six characters; None if there is none. The
         value is not read."""
         ask = functools.partial(self._client("secretsmanager").describe_secret, SecretId=secret)
         answer = _unless(("ResourceNotFoundException",), ask)
         return None if answer is None else str(answer["ARN"])
 
-    # -- questions about a deployment ----------------------------------------------------------------------------------
+    # -- queries about a deployment ------------------------------------------------------------------------------------
 
     def stack(self, name: str) -> Stack | None:
         """The stack of that name, if there is one."""
@@ -168,7 +168,7 @@ class Aws:
             try:
                 found = self._client("cloudformation").describe_stacks(StackName=name)["Stacks"][0]
             except ClientError as error:
-                # CloudFormation has no error of its own for this.
+                # CloudFormation has no specific error code for this.
                 if "does not exist" in error.response["Error"].get("Message", ""):
                     return None
                 raise
@@ -183,7 +183,7 @@ class Aws:
         )
 
     def resources(self, stack: str) -> Sequence[Resource]:
-        """What a stack has made."""
+        """The resources of a stack."""
         with _translated():
             pages = self._client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
             return [
@@ -207,7 +207,7 @@ class Aws:
         )
 
     def alarms(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Name and state of these alarms, up to a hundred of them."""
+        """Names and states of up to a hundred alarms."""
         with _translated():
             found = self._client("cloudwatch").describe_alarms(AlarmNames=list(names), MaxRecords=100)
         return {alarm["AlarmName"]: alarm["StateValue"] for alarm in found["MetricAlarms"]}
@@ -230,7 +230,8 @@ class Aws:
         return Queue(found["Status"], tuple(found["MemberClusters"]))
 
     def newest(self, metrics: Sequence[Metric], *, now: dt.datetime, within_s: int) -> Mapping[Metric, Sample]:
-        """The newest value of each of these metrics that is not older than ``within_s``; left out if there is none."""
+        """The newest value of each metric, if one is not older than ``within_s``; metrics without a value are left
+        out."""
         queries = [
             {
                 "Id": f"m{number}",
@@ -262,7 +263,7 @@ class Aws:
         }
 
     def left_behind(self, deployment: str) -> Sequence[LeftBehind]:
-        """Snapshots and retained backups of the database of a deployment: they have its tag, also when it is gone."""
+        """Snapshots and retained backups of a deployment's database: they keep its tag after it was deleted."""
         rds = self._client("rds")
         wanted = {"Key": DEPLOYMENT_TAG, "Value": deployment}
         with _translated():
@@ -290,7 +291,7 @@ class Aws:
         ]
 
     def buckets(self, deployment: str) -> Sequence[str]:
-        """The buckets that have the tag of a deployment."""
+        """The buckets with the tag of a deployment."""
         with _translated():
             found = _all_of(
                 self._client("resourcegroupstaggingapi"),
@@ -304,28 +305,29 @@ class Aws:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def make_service_role(self, service: str) -> None:
-        """Make the role that a service (``rds.amazonaws.com``) acts with, unless there is one."""
+        """Create the service-linked role of a service (``rds.amazonaws.com``), unless it exists."""
         ask = functools.partial(self._client("iam").create_service_linked_role, AWSServiceName=service)
         _unless(_ROLE_EXISTS, ask)
 
     def unprotect_database(self, identifier: str) -> None:
-        """Let the database be deleted."""
+        """Turn off the database's deletion protection."""
         with _translated():
             self._client("rds").modify_db_instance(
                 DBInstanceIdentifier=identifier, DeletionProtection=False, ApplyImmediately=True
             )
 
     def unprotect_stack(self, name: str) -> None:
-        """Let the stack be deleted."""
+        """Turn off the stack's termination protection."""
         with _translated():
             self._client("cloudformation").update_termination_protection(
                 StackName=name, EnableTerminationProtection=False
             )
 
     def delete_stack(self, name: str, *, poll_s: int = 15, timeout_s: int = 3600) -> None:
-        """Delete a stack and wait until it is gone. Functions in a VPC keep its groups for up to half an hour.
+        """Delete a stack and wait until that is done. Functions in a VPC keep its security groups for up to half an
+        hour.
 
-        :raises DeploymentFailed: if it could not be deleted, with the reasons of the resources that stayed.
+        :raises DeploymentFailed: if it could not be deleted, with the reason of each resource that remains.
         """
         cloudformation = self._client("cloudformation")
         with _translated():
@@ -343,7 +345,7 @@ class Aws:
                 )
                 raise DeploymentFailed(
                     f"{name} could not be deleted: {reasons or error}",
-                    hint="Remove what is named there, and try again.",
+                    hint="Remove the resources named there, and run the command again.",
                 ) from error
 
     def _client(self, service: str) -> Any:
@@ -354,13 +356,13 @@ class Aws:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Turn boto3's errors into ours."""
+    """Convert boto3's errors to ours."""
     try:
         yield
     except _NO_LOGIN as error:
         raise CredentialsMissing(str(error)) from error
     except NoRegionError as error:
-        raise ConfigurationError("no AWS region is chosen", hint="pass --region, or set AWS_REGION") from error
+        raise ConfigurationError("no AWS region is set", hint="Pass --region, or set AWS_REGION.") from error
     except ClientError as error:
         code = error.response["Error"]["Code"]
         if code in _NO_IDENTITY:
@@ -373,13 +375,13 @@ def _translated() -> Iterator[None]:
 
 
 def _all_of(client: Any, operation: str, key: str, **asked: Any) -> Iterator[Any]:
-    """What all pages of an answer list under ``key``."""
+    """The items under ``key`` of all pages of an answer."""
     for page in client.get_paginator(operation).paginate(**asked):
         yield from page[key]
 
 
 def _unless(codes: Sequence[str], ask: Callable[[], Any]) -> Any:
-    """AWS' answer, or None if it says with one of ``codes`` that the thing is not there."""
+    """AWS's answer, or None if it is an error with one of ``codes``: the resource does not exist."""
     with _translated():
         try:
             return ask()

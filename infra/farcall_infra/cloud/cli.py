@@ -1,4 +1,4 @@
-"""``farcall cloud``: the cloud tier in your own AWS account, from the look before the first deployment to the last."""
+"""``farcall cloud``: the commands that check, price, deploy, show and destroy a cloud tier in your AWS account."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ import typer
 
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_common.interruption import Terminated
-from farcall_infra.authorities import Authorities, fetch_authorities
 from farcall_infra.bundles import WORKSPACE
+from farcall_infra.ca_bundle import CaBundle, fetch_ca_bundle
 from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Stack
 from farcall_infra.cloud.aws import Aws
-from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Outcome, examine
+from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Outcome, run_checks
 from farcall_infra.cloud.errors import DeploymentFailed, DeploymentInterrupted, DeploymentUnknown, NotReady
 from farcall_infra.cloud.lifecycle import (
     SECRET_PARAMETER,
-    clear,
+    created_resources,
+    delete_unfinished,
     destroy,
     find_stacks,
-    is_stillborn,
-    made,
+    is_unfinished,
     require_changeable,
 )
 from farcall_infra.cloud.settings import changes, deployed_settings, require_possible
-from farcall_infra.cloud.show import show_changes, show_cost, show_finding, show_remains, show_status, tell
-from farcall_infra.cloud.status import knock, look
+from farcall_infra.cloud.show import echo, show_changes, show_cost, show_finding, show_remains, show_status
+from farcall_infra.cloud.status import read_status, unreachable_reason
 from farcall_infra.cloud.synth import synthesized_templates
 from farcall_infra.cloud.tools import Tools
 from farcall_infra.cost import idle_bill, price_per_million_tasks
@@ -48,15 +48,15 @@ __all__ = ["app"]
 
 app = typer.Typer(name="cloud", help="The cloud tier in your own AWS account.", no_args_is_help=True)
 
-_NOT_WELL = 3
-_TIDY_S = 10.0
-_GO_ON = "Run it again when `farcall cloud status` shows nothing that is IN_PROGRESS."
+_UNHEALTHY = 3
+_CLEANUP_S = 10.0
+_RETRY_HINT = "Run the command again when `farcall cloud status` shows no stack that is IN_PROGRESS."
 
-NameOption = Annotated[str, typer.Option("--name", help="The deployment; several fit into one account.")]
+NameOption = Annotated[str, typer.Option("--name", help="Name of the deployment; one account can have several.")]
 ProfileOption = Annotated[str, typer.Option("--profile", help="hobby, lab or facility.")]
 ContextOption = Annotated[
     list[str] | None,
-    typer.Option("--context", "-c", metavar="KEY=VALUE", help="Another value for a setting: database.storage_gib=50."),
+    typer.Option("--context", "-c", metavar="KEY=VALUE", help="Override a setting: database.storage_gib=50."),
 ]
 RegionOption = Annotated[str | None, typer.Option("--region", help="The AWS region, if not the configured one.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
@@ -84,11 +84,11 @@ def doctor(
     globus_credentials_arn: GlobusSecretOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Look whether a deployment would work: programs, credentials, bootstrap, quotas. Changes nothing. Exits with 1 if
-    it would not."""
+    """Check whether a deployment would work: programs, credentials, bootstrap, quotas. Changes nothing. Exits with 1 if
+    it would fail."""
     deployment, _ = _deployment(name, profile, context)
     globus = GlobusClient(globus_client_id, globus_scope, globus_credentials_arn)
-    findings = _examine(deployment, _authorities(ctx, deployment), region, globus, quiet=as_json)
+    findings = _run_checks(deployment, _ca_bundle(ctx, deployment), region, globus, quiet=as_json)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings]))
     if any(finding.outcome is Outcome.FAILED for finding in findings):
@@ -102,7 +102,7 @@ def cost(
     context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a profile costs: a month of doing nothing, item by item, and a million tasks. Needs no account."""
+    """Show the cost of a profile: an idle month, item by item, and a million tasks. Needs no account."""
     deployment, arguments = _deployment(name, profile, context)
     templates, prices = synthesized_templates(arguments), load_prices()
     bill = idle_bill(templates, prices)
@@ -124,19 +124,19 @@ def cost(
 
 @app.command()
 def bootstrap(region: RegionOption = None) -> None:
-    """Prepare the account, once in each region: the CDK's bootstrap stack, and the roles that services act with."""
+    """Prepare the account, once in each region: the CDK's bootstrap stack, and the service-linked roles."""
     aws = account.connect(region)
     number = aws.caller().account
     for role, service in SERVICE_ROLES.items():
         if not aws.has_role(role):
             aws.make_service_role(service)
-            tell(f"made the role of {service}")
-    with tempfile.TemporaryDirectory(prefix="farcall-bootstrap-") as nowhere:  # with an app at hand it would be asked
-        status = _run_cdk(["bootstrap", f"aws://{number}/{aws.region}"], aws.region, directory=Path(nowhere))
+            echo(f"created the role of {service}")
+    with tempfile.TemporaryDirectory(prefix="farcall-bootstrap-") as empty:  # in the clone, the CDK would run the app
+        status = _run_cdk(["bootstrap", f"aws://{number}/{aws.region}"], aws.region, directory=Path(empty))
     if status != 0:
         raise DeploymentFailed(
             f"account {number} is not bootstrapped in {aws.region}",
-            hint="The reason is above. Mend it and run it again.",
+            hint="The reason is above. Fix the problem and run the command again.",
         )
 
 
@@ -145,62 +145,62 @@ def deploy(
     ctx: typer.Context,
     name: NameOption = "farcall",
     profile: Annotated[
-        str, typer.Option("--profile", help="hobby, lab or facility; if not given, the deployed one, or else lab.")
+        str, typer.Option("--profile", help="hobby, lab or facility. [default: the deployed one, or lab]")
     ] = "",
     context: ContextOption = None,
     region: RegionOption = None,
     globus_client_id: GlobusIdOption = "",
     globus_scope: GlobusScopeOption = "",
     globus_credentials_arn: GlobusSecretOption = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Make a deployment, or bring it up to date. The Globus client, if users come from Globus, is asked for once."""
+    """Create or update a deployment. With Globus Auth, the first deployment needs the options of the Globus client."""
     if not profile:
         data = account.connect(region).stack(stack_name(name, "data"))
         profile = data.outputs.get("Profile", "lab") if data else "lab"
     deployment, arguments = _deployment(name, profile, context)
     globus = GlobusClient(globus_client_id, globus_scope, globus_credentials_arn)
-    authorities = _authorities(ctx, deployment)
-    findings = _examine(deployment, authorities, region, globus, quiet=False)
-    if isinstance(authorities, FarcallError) or any(finding.outcome is Outcome.FAILED for finding in findings):
-        raise NotReady("a deployment would fail", hint="Fix what is marked as failed above.")
+    ca_bundle = _ca_bundle(ctx, deployment)
+    findings = _run_checks(deployment, ca_bundle, region, globus, quiet=False)
+    if isinstance(ca_bundle, FarcallError) or any(finding.outcome is Outcome.FAILED for finding in findings):
+        raise NotReady("a deployment would fail", hint="Fix the problems marked as failed above.")
     aws = account.connect(region)
     stacks = _stacks(aws, name)
     require_changeable(stacks.values(), region=aws.region)
-    deployment = dataclasses.replace(deployment, authorities=authorities)
-    if authorities:
-        arguments["database.authorities"] = str(authorities.path)
+    deployment = dataclasses.replace(deployment, ca_bundle=ca_bundle)
+    if ca_bundle:
+        arguments["database.authorities"] = str(ca_bundle.path)
     arguments["reservable_concurrency"] = str(_reservable_concurrency(aws, stacks.get("api")))
     changed = changes(deployed_settings(stacks.get("data")), deployment)
     show_changes(changed, profile)
-    instances = made(aws, stacks.get("data"), "AWS::RDS::DBInstance")
+    instances = created_resources(aws, stacks.get("data"), "AWS::RDS::DBInstance")
     database = aws.database(instances[0]) if instances else None
     require_possible(changed, database=database, wanted=deployment.profile.database)
     parameters = globus.parameters()
     if deployment.profile.identity.oidc_issuer:
-        parameters = {}  # The profile says it all.
+        parameters = {}  # the profile has all settings of the identity provider
     else:
         _require_known(parameters, stacks.get("api"))
         _complete_secret(aws, parameters, stacks.get("api"))
     bill = idle_bill(synthesized_templates(arguments), load_prices())
-    tell(f"Deployment {name!r}, profile {profile}, {aws.region}: about ${bill.usd:.0f} a month while idle.")
+    echo(f"Deployment {name!r}, profile {profile}, {aws.region}: about ${bill.usd:.0f} a month while idle.")
     if not yes:
-        typer.confirm("Go on?", abort=True)
-    with _interruptible(_GO_ON):
-        clear(aws, stacks, tell=tell)
+        typer.confirm("Continue?", abort=True)
+    with _interruptible(_RETRY_HINT):
+        delete_unfinished(aws, stacks, echo=echo)
     if _run_cdk(cdk_arguments(arguments, name, parameters), aws.region) != 0:
         raise _failure(aws, name)
-    show_status(name, look(aws, name, now=dt.datetime.now(dt.UTC), knock=knock))
+    show_status(name, read_status(aws, name, now=dt.datetime.now(dt.UTC), probe=unreachable_reason))
 
 
 @app.command()
 def status(name: NameOption = "farcall", region: RegionOption = None, as_json: JsonOption = False) -> None:
-    """Show how a deployment is. Exits with 3 if it is not well."""
-    found = look(account.connect(region), name, now=dt.datetime.now(dt.UTC), knock=knock)
+    """Show the status of a deployment. Exits with 3 if it is unhealthy."""
+    found = read_status(account.connect(region), name, now=dt.datetime.now(dt.UTC), probe=unreachable_reason)
     if as_json:
         verdict = {
-            "is_well": found.is_well,
-            "troubles": found.troubles,
+            "healthy": found.healthy,
+            "problems": found.problems,
             "is_asleep": found.is_asleep,
             "is_current": found.is_current,
             "releases": found.releases,
@@ -208,30 +208,34 @@ def status(name: NameOption = "farcall", region: RegionOption = None, as_json: J
         typer.echo(json.dumps(verdict | _plain(dataclasses.asdict(found)), indent=2))
     else:
         show_status(name, found)
-    if not found.is_well:
-        raise typer.Exit(_NOT_WELL)
+    if not found.healthy:
+        raise typer.Exit(_UNHEALTHY)
 
 
 @app.command(name="destroy")
 def destroy_command(
     name: NameOption = "farcall",
     region: RegionOption = None,
-    yes: Annotated[str, typer.Option("--yes", metavar="NAME", help="Its name once more, instead of asking.")] = "",
+    yes: Annotated[
+        str, typer.Option("--yes", metavar="NAME", help="The deployment's name, instead of the prompt.")
+    ] = "",
 ) -> None:
-    """Delete a deployment. A final snapshot of the database and the bucket stay; what they cost is shown."""
+    """Delete a deployment. A final snapshot of the database and the bucket remain; the command shows their cost."""
     aws = account.connect(region)
     stacks = find_stacks(aws, name)
-    tell(f"This deletes {', '.join(stack.name for stack in stacks.values())} in {aws.region}.")
-    tell("Endpoints lose their connection, and tasks that have not ended stay in the snapshot only.")
-    if (yes or typer.prompt("Type its name to go on")) != name:
-        raise ConfigurationError(f"that is not {name!r}; nothing was deleted", hint="Type it, or pass --yes NAME.")
-    with _interruptible("Run it again: it goes on from there, and tells what is left."):
-        remains = destroy(aws, name, tell=tell)
+    echo(f"This deletes {', '.join(stack.name for stack in stacks.values())} in {aws.region}.")
+    echo("Endpoints lose their connection. Unfinished tasks remain only in the snapshot.")
+    if (yes or typer.prompt("Type the name of the deployment to continue")) != name:
+        raise ConfigurationError(
+            f"the name does not match {name!r}; nothing was deleted", hint="Type the name, or pass --yes NAME."
+        )
+    with _interruptible("Run the command again: it continues, and lists the remaining resources."):
+        remains = destroy(aws, name, echo=echo)
     show_remains(remains, load_prices())
 
 
 def cdk_arguments(context: Mapping[str, str], name: str, parameters: Mapping[str, str]) -> list[str]:
-    """What the CDK's command line is called with. A parameter without a value keeps the one that it has."""
+    """Arguments for the CDK's command line. A parameter without a value keeps its deployed value."""
     given = [f"{stack_name(name, 'api')}:{key}={value}" for key, value in parameters.items() if value]
     return [
         "deploy",
@@ -246,20 +250,23 @@ def cdk_arguments(context: Mapping[str, str], name: str, parameters: Mapping[str
 
 
 def _run_cdk(arguments: list[str], region: str, *, directory: Path = WORKSPACE) -> int:
-    """Run the CDK's command line, and return what it ended with.
+    """Run the CDK's command line, and return its exit status.
 
-    :raises DeploymentInterrupted: if somebody interrupts it.
+    :raises DeploymentInterrupted: on Ctrl-C or SIGTERM.
     """
     tools = Tools()
     environment = {**tools.environment(), "AWS_REGION": region, "AWS_DEFAULT_REGION": region}
-    with _interruptible(_GO_ON), subprocess.Popen([*tools.cdk, *arguments], cwd=directory, env=environment) as program:
+    with (
+        _interruptible(_RETRY_HINT),
+        subprocess.Popen([*tools.cdk, *arguments], cwd=directory, env=environment) as program,
+    ):
         try:
             return program.wait()
         except KeyboardInterrupt as interruption:
-            if isinstance(interruption, Terminated):  # by Ctrl-C the terminal has told it, too
+            if isinstance(interruption, Terminated):  # on Ctrl-C the terminal has signalled it as well
                 program.send_signal(signal.SIGINT)
-            try:  # it may tidy up
-                program.wait(_TIDY_S)
+            try:  # give it time to clean up
+                program.wait(_CLEANUP_S)
             except subprocess.TimeoutExpired:
                 program.kill()
                 program.wait()
@@ -271,7 +278,7 @@ def _interruptible(hint: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interruption:
-        message = "interrupted; CloudFormation goes on with the stack that it was at"
+        message = "interrupted; CloudFormation continues with the current stack"
         raise DeploymentInterrupted(message, hint=hint) from interruption
 
 
@@ -279,37 +286,39 @@ def _stacks(aws: Aws, name: str) -> Mapping[str, Stack]:
     try:
         return find_stacks(aws, name)
     except DeploymentUnknown:
-        return {}  # This is the first time.
+        return {}  # the first deployment
 
 
 def _failure(aws: Aws, name: str) -> DeploymentFailed:
-    """What to say of a deployment that the CDK could not make."""
+    """The error for a deployment that the CDK did not finish."""
     stacks = _stacks(aws, name).values()
-    states = ", ".join(f"{stack.name} {stack.status}" for stack in stacks) or "no stack was made"
-    hint = "The reason is above. Mend it and deploy again: what is finished is kept, and what is not is made again."
+    states = ", ".join(f"{stack.name} {stack.status}" for stack in stacks) or "no stack was created"
+    hint = (
+        "The reason is above. Fix the problem and deploy again: finished stacks are kept, the others are created again."
+    )
     try:
         require_changeable(stacks, region=aws.region)
-    except FarcallError as error:  # it takes more than that
+    except FarcallError as error:  # deploying again is not enough
         hint = f"The reason is above. {error.hint}"
     return DeploymentFailed(f"the deployment did not finish ({states})", hint=hint)
 
 
 def _require_known(parameters: Mapping[str, str], api: Stack | None) -> None:
-    """:raises ConfigurationError: if one of the parameters has no value, neither now nor from the last time."""
-    known = {} if api is None or is_stillborn(api) else api.parameters
+    """:raises ConfigurationError: if one of the parameters has neither a new nor a deployed value."""
+    known = {} if api is None or is_unfinished(api) else api.parameters
     missing = [key for key, value in parameters.items() if not (value or known.get(key))]
     if missing:
         raise ConfigurationError(
-            f"the Globus client is not known: {', '.join(missing)} missing",
+            f"the Globus client is not set: {', '.join(missing)} missing",
             hint="Set FARCALL_GLOBUS_CLIENT_ID, FARCALL_GLOBUS_SCOPE and FARCALL_GLOBUS_CREDENTIALS_ARN, or pass"
-            " --globus-client-id, --globus-scope and --globus-credentials-arn; docs/deploy.md says how to make it."
-            " With an identity provider of your own, deploy with the file of your profiles: -c profiles=….",
+            " --globus-client-id, --globus-scope and --globus-credentials-arn; docs/deploy.md says how to create it."
+            " With your own identity provider, deploy with the file of your profiles: -c profiles=….",
         )
 
 
 def _complete_secret(aws: Aws, parameters: dict[str, str], api: Stack | None) -> None:
-    """Put the whole ARN of the Globus client's secret in place of one without its last six characters, with which the
-    authorizer's right to read it would not work."""
+    """Replace an ARN of the Globus client's secret without its last six characters by the full ARN: with the short one,
+    the authorizer could not read the secret."""
     deployed = api.parameters.get(SECRET_PARAMETER, "") if api else ""
     known = parameters[SECRET_PARAMETER] or deployed
     if (whole := aws.secret_arn(known)) and whole != known:
@@ -317,55 +326,55 @@ def _complete_secret(aws: Aws, parameters: dict[str, str], api: Stack | None) ->
 
 
 def _reservable_concurrency(aws: Aws, api: Stack | None) -> int:
-    """How much Lambda concurrency this deployment may reserve; 0 if AWS does not say."""
+    """The Lambda concurrency that this deployment may reserve; 0 if AWS does not answer."""
     try:
-        return aws.reservable_concurrency(made(aws, api, "AWS::Lambda::Function"))
+        return aws.reservable_concurrency(created_resources(aws, api, "AWS::Lambda::Function"))
     except FarcallError as error:
-        tell(f"No concurrency is reserved for the API: {error.record.message}")
+        echo(f"Not reserving concurrency for the API: {error.record.message}")
         return 0
 
 
-def _authorities(context: typer.Context, deployment: Deployment) -> Authorities | FarcallError | None:
-    """The certificate authorities of the database, fetched if the profile gives an address, or why they cannot be. The
-    file stays until the command ends."""
-    if deployment.authorities or not deployment.verifies_database:
-        return deployment.authorities
-    directory = context.with_resource(tempfile.TemporaryDirectory(prefix="farcall-authorities-"))
+def _ca_bundle(context: typer.Context, deployment: Deployment) -> CaBundle | FarcallError | None:
+    """The CA bundle of the database, downloaded if the profile gives a URL, or the error of the download. The file
+    exists until the command ends."""
+    if deployment.ca_bundle or not deployment.verifies_database:
+        return deployment.ca_bundle
+    directory = context.with_resource(tempfile.TemporaryDirectory(prefix="farcall-ca-bundle-"))
     try:
-        return fetch_authorities(deployment.profile.database.authorities, Path(directory), now=dt.datetime.now(dt.UTC))
+        return fetch_ca_bundle(deployment.profile.database.authorities, Path(directory), now=dt.datetime.now(dt.UTC))
     except FarcallError as error:
         return error
 
 
 def _deployment(name: str, profile: str, context: list[str] | None) -> tuple[Deployment, dict[str, str]]:
-    """The deployment that the options describe, and the same as context for the CDK."""
+    """The deployment for the options, and the same as context for the CDK."""
     arguments = {"name": name, "profile": profile}
     for pair in context or []:
         key, separator, value = pair.partition("=")
         if not separator:
-            raise ConfigurationError(f"{pair!r} is no setting", hint="write -c section.key=value")
-        # The app runs in the clone, wherever we are.
+            raise ConfigurationError(f"{pair!r} is not a setting", hint="Write -c section.key=value.")
+        # The app runs in the clone, not in the current directory.
         arguments[key] = str(Path(value).resolve()) if key == "profiles" else value
     deployment = deployment_from_context(arguments)
-    if deployment.authorities:
-        arguments["database.authorities"] = str(deployment.authorities.path)
+    if deployment.ca_bundle:
+        arguments["database.authorities"] = str(deployment.ca_bundle.path)
     return deployment, arguments
 
 
-def _examine(
+def _run_checks(
     deployment: Deployment,
-    authorities: Authorities | FarcallError | None,
+    ca_bundle: CaBundle | FarcallError | None,
     region: str | None,
     globus: GlobusClient,
     *,
     quiet: bool,
 ) -> list[Finding]:
     findings = []
-    for finding in examine(
+    for finding in run_checks(
         deployment.profile,
         lambda: account.connect(region),
         Tools(),
-        authorities=authorities,
+        ca_bundle=ca_bundle,
         globus=globus,
     ):
         findings.append(finding)
@@ -375,7 +384,7 @@ def _examine(
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """A dataclass' dictionary as JSON can have it."""
+    """A dataclass's dictionary, with values that JSON supports."""
     plain: dict[str, Any] = json.loads(
         json.dumps(value, default=lambda each: each.isoformat() if isinstance(each, dt.datetime) else dict(each))
     )

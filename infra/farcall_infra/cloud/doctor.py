@@ -1,4 +1,4 @@
-"""Everything that would make a deployment fail, looked at before one begins."""
+"""Pre-deployment checks: find problems that would make a deployment fail."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from farcall_common.errors import FarcallError
-from farcall_infra.authorities import AUTHORITIES_FILE, FETCH_AUTHORITIES, Authorities, is_address
 from farcall_infra.bundles import ARM64
+from farcall_infra.ca_bundle import CA_BUNDLE_FILE, FETCH_CA_BUNDLE, CaBundle, is_https_url
 from farcall_infra.cloud.aws import UNRESERVABLE, Aws
 from farcall_infra.cloud.tools import CDK_VERSION, MIN_NODE, Tools
 from farcall_infra.deployment import RECONCILER_CONCURRENCY
 from farcall_infra.profiles import Profile
 
-__all__ = ["SERVICE_ROLES", "Finding", "GlobusClient", "Outcome", "examine"]
+__all__ = ["SERVICE_ROLES", "Finding", "GlobusClient", "Outcome", "run_checks"]
 
-#: What the templates ask of the bootstrap stack, and what the CDK's command line needs to upload their bundles.
+#: The version of the bootstrap stack that the templates and the CDK's command line need.
 _MIN_BOOTSTRAP: Final = 6
 _MIN_CONCURRENCY: Final = 50
 _CDK_SERIES: Final = tuple(map(int, CDK_VERSION.split(".")[:2]))
@@ -30,14 +30,14 @@ _TIMEOUT_S: Final = 10.0
 
 Version = tuple[int, ...]
 
-# Service Quotas' names for the limits that we come near.
+# Service Quotas' names of the checked limits.
 _FARGATE_VCPU: Final = ("fargate", "L-3032A538")
 _SPOT_VCPU: Final = ("fargate", "L-36FBB829")
 _VPCS: Final = ("vpc", "L-F678F1CE")
 _ADDRESSES: Final = ("ec2", "L-0263D0A3")
 
-#: The roles that services act with. A service makes its own when it is first used in the console, and not when
-#: CloudFormation is the first to use it.
+#: Service-linked roles. A service creates its role when it is first used in the console, but not when CloudFormation is
+#: its first user.
 SERVICE_ROLES: Final = {
     "AWSServiceRoleForECS": "ecs.amazonaws.com",
     "AWSServiceRoleForElastiCache": "elasticache.amazonaws.com",
@@ -48,7 +48,7 @@ _SECRET_ARN: Final = re.compile(r"arn:aws[a-z-]*:secretsmanager:(?P<region>[a-z0
 
 
 class Outcome(enum.StrEnum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
     FINE = "fine"
     WARNING = "warning"
@@ -57,7 +57,7 @@ class Outcome(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What one look found, and what to do about it."""
+    """The result of one check, with a hint that says what to do."""
 
     what: str
     outcome: Outcome
@@ -67,7 +67,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class GlobusClient:
-    """The client that asks Globus Auth who somebody is; what is empty stays as it was deployed."""
+    """The client of Globus Auth that validates tokens. Empty values keep the deployed ones."""
 
     client_id: str = ""
     scope: str = ""
@@ -88,25 +88,25 @@ def _fetch(url: str) -> bytes:
     return body
 
 
-def examine(
+def run_checks(
     profile: Profile,
     aws: Callable[[], Aws],
     tools: Tools,
     *,
-    authorities: Authorities | FarcallError | None,
+    ca_bundle: CaBundle | FarcallError | None,
     globus: GlobusClient = GlobusClient(),
     fetch: Callable[[str], bytes] = _fetch,
 ) -> Iterator[Finding]:
-    """Look at everything, in the order in which a deployment would meet it.
+    """Run all checks, in the order in which a deployment needs their results.
 
-    The account is not asked for anything before the credentials are known to work. ``authorities`` are those that the
-    database's certificate is checked against, or why they could not be fetched; ``globus`` is the Globus client, as far
-    as this deployment is going to be given one; ``fetch`` reads a page of the identity provider.
+    The credentials are checked before anything else in the account. ``ca_bundle`` verifies the database's certificate,
+    or is the error of its download; ``globus`` is the Globus client given for this deployment, if any; ``fetch`` reads
+    a page of the identity provider.
     """
     yield from _tools(tools)
     yield _byte_code(tools)
     yield _emails(profile)
-    yield _certificate(profile, authorities)
+    yield _certificate(profile, ca_bundle)
     if profile.identity.oidc_issuer:
         yield _issuer(profile.identity.oidc_issuer, fetch)
     try:
@@ -116,7 +116,7 @@ def examine(
         yield Finding("credentials", Outcome.FAILED, error.record.message, error.hint)
         return
     yield Finding("credentials", Outcome.FINE, f"{caller.arn}, account {caller.account}, {account.region}")
-    looks: list[tuple[str, Callable[[], Finding]]] = [
+    checks: list[tuple[str, Callable[[], Finding]]] = [
         ("bootstrap", lambda: _bootstrap(account, caller.account)),
         ("Lambda concurrency", lambda: _concurrency(account, profile)),
         ("Fargate vCPU", lambda: _fargate(account, profile)),
@@ -124,14 +124,14 @@ def examine(
         ("service-linked roles", lambda: _roles(account, profile)),
     ]
     if profile.network.load_balancer:
-        looks.append(("elastic addresses", lambda: _addresses(account)))
+        checks.append(("elastic addresses", lambda: _addresses(account)))
     if globus != GlobusClient() and not profile.identity.oidc_issuer:
-        looks.append(("Globus client", lambda: _globus(account, caller.account, globus)))
-    for what, look in looks:
+        checks.append(("Globus client", lambda: _globus(account, caller.account, globus)))
+    for what, check in checks:
         try:
-            yield look()
-        except FarcallError as error:  # a right that is missing for one question says nothing about the others
-            yield Finding(what, Outcome.WARNING, f"cannot be looked at: {error.record.message}", error.hint)
+            yield check()
+        except FarcallError as error:  # a permission that is missing for one check says nothing about the others
+            yield Finding(what, Outcome.WARNING, f"cannot be checked: {error.record.message}", error.hint)
 
 
 def _tools(tools: Tools) -> Iterator[Finding]:
@@ -144,48 +144,50 @@ def _byte_code(tools: Tools) -> Finding:
     if tools.has_python(version):
         return Finding(what, Outcome.FINE, f"compiled by Python {version}")
     if tools.fetches_python:
-        return Finding(what, Outcome.FINE, f"compiled by Python {version}, which uv fetches")
+        return Finding(what, Outcome.FINE, f"compiled by Python {version}, which uv downloads")
     hint = f"Run `uv python install {version}`, or unset UV_PYTHON_DOWNLOADS."
-    return Finding(what, Outcome.WARNING, f"none without Python {version}: programs start in twice the time", hint)
+    return Finding(what, Outcome.WARNING, f"none without Python {version}: programs take twice as long to start", hint)
 
 
 def _emails(profile: Profile) -> Finding:
     if emails := profile.budget.emails:
-        return Finding("e-mail", Outcome.FINE, f"alarms and the budget tell {', '.join(emails)}")
-    hint = 'Put it into the file of your profiles (emails = ["you@example.org"]), or pass -c budget.emails=… each time.'
-    return Finding("e-mail", Outcome.WARNING, "nobody is told of alarms and of what AWS charges", hint)
+        return Finding("e-mail", Outcome.FINE, f"alarms and the budget notify {', '.join(emails)}")
+    hint = 'Add one to the file of your profiles (emails = ["you@example.org"]), or pass -c budget.emails=… each time.'
+    return Finding("e-mail", Outcome.WARNING, "no e-mail address is set for alarms and the budget", hint)
 
 
-def _certificate(profile: Profile, authorities: Authorities | FarcallError | None) -> Finding:
+def _certificate(profile: Profile, ca_bundle: CaBundle | FarcallError | None) -> Finding:
     what, setting = "database certificate", profile.database.authorities
-    if isinstance(authorities, FarcallError):
-        return Finding(what, Outcome.FAILED, authorities.record.message, authorities.hint)
-    if authorities is None:
+    if isinstance(ca_bundle, FarcallError):
+        return Finding(what, Outcome.FAILED, ca_bundle.record.message, ca_bundle.hint)
+    if ca_bundle is None:
         hint = (
-            "Leave database.authorities as it is in infra/profiles.toml, or name a file: that of RDS comes with"
-            f" `{FETCH_AUTHORITIES}`."
+            "Keep database.authorities of infra/profiles.toml, or name a file. Download that of RDS with"
+            f" `{FETCH_CA_BUNDLE}`."
         )
-        return Finding(what, Outcome.WARNING, "not verified: connections to the database are encrypted, no more", hint)
-    source = setting if is_address(setting) else authorities.path
-    checked = f"signed by one of {authorities.valid} in {source}, until {authorities.expires_at:%Y-%m-%d}"
+        return Finding(what, Outcome.WARNING, "not verified: connections to the database are only encrypted", hint)
+    source = setting if is_https_url(setting) else ca_bundle.path
+    checked = f"signed by one of {ca_bundle.valid} in {source}, until {ca_bundle.expires_at:%Y-%m-%d}"
     if profile.forwarder.code == "image":
-        hint = f"Bundles have them. Your image has to have the file beside the code, as {AUTHORITIES_FILE}."
-        return Finding(what, Outcome.WARNING, f"{checked}, if the forwarder's image has them", hint)
+        hint = f"Bundles contain the file. Your image must have it next to the code, as {CA_BUNDLE_FILE}."
+        return Finding(what, Outcome.WARNING, f"{checked}, if the forwarder's image contains the file", hint)
     return Finding(what, Outcome.FINE, checked)
 
 
 def _issuer(issuer: str, fetch: Callable[[str], bytes]) -> Finding:
     what, url = "identity provider", f"{issuer.rstrip('/')}/.well-known/openid-configuration"
     try:
-        said = json.loads(fetch(url))["issuer"]
+        reported = json.loads(fetch(url))["issuer"]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        # The function that asks it is elsewhere, and may get through where we do not.
-        hint = "Check identity.oidc_issuer. The deployment asks over the internet, so it must be reachable from there."
+        # The function that calls the provider runs in AWS, and may reach it although this machine does not.
+        hint = (
+            "Check identity.oidc_issuer. The deployment calls it over the internet, so it must be reachable from there."
+        )
         return Finding(what, Outcome.WARNING, f"{url} cannot be read: {getattr(error, 'reason', error)}", hint)
-    if said == issuer:
+    if reported == issuer:
         return Finding(what, Outcome.FINE, issuer)
-    message = f"{issuer} calls itself {said}, as its tokens will, and none of them would be taken"
-    return Finding(what, Outcome.FAILED, message, f"Set identity.oidc_issuer to {said}, to the letter.")
+    message = f"{issuer} names itself {reported}, also in its tokens, so the API would refuse them"
+    return Finding(what, Outcome.FAILED, message, f"Set identity.oidc_issuer to exactly {reported}.")
 
 
 def _tool(what: str, ask: Callable[[], Version], wanted: Version, *, is_fine: Callable[[Version], bool]) -> Finding:
@@ -195,8 +197,8 @@ def _tool(what: str, ask: Callable[[], Version], wanted: Version, *, is_fine: Ca
         return Finding(what, Outcome.FAILED, error.record.message, error.hint)
     if is_fine(version):
         return Finding(what, Outcome.FINE, _dotted(version))
-    hint = "Leave FARCALL_CDK and JSII_NODE unset to use the right ones."
-    return Finding(what, Outcome.FAILED, f"{_dotted(version)}; it has to be {_dotted(wanted)}", hint)
+    hint = "Unset FARCALL_CDK and JSII_NODE to use the right versions."
+    return Finding(what, Outcome.FAILED, f"{_dotted(version)}; required: {_dotted(wanted)}", hint)
 
 
 def _dotted(version: Version) -> str:
@@ -207,7 +209,7 @@ def _bootstrap(aws: Aws, account: str) -> Finding:
     version = aws.bootstrap_version()
     if version is not None and version >= _MIN_BOOTSTRAP:
         return Finding("bootstrap", Outcome.FINE, f"version {version}")
-    message = "this region has none" if version is None else f"version {version} is older than {_MIN_BOOTSTRAP}"
+    message = "none in this region" if version is None else f"version {version} is older than {_MIN_BOOTSTRAP}"
     hint = f"Run once: `farcall cloud bootstrap --region {aws.region}`"
     return Finding("bootstrap", Outcome.FAILED, f"{message} (account {account})", hint)
 
@@ -215,52 +217,50 @@ def _bootstrap(aws: Aws, account: str) -> Finding:
 def _concurrency(aws: Aws, profile: Profile) -> Finding:
     what, limit = "Lambda concurrency", aws.function_concurrency()
     hint = (
-        "Ask for 1,000 in the console under Service Quotas, AWS Lambda, Concurrent executions; it takes a day or two."
+        "Request 1,000 in the console under Service Quotas, AWS Lambda, Concurrent executions; it takes a day or two."
     )
     if limit < _MIN_CONCURRENCY:
-        message = f"{limit} at once, which is the limit of a new account: busy clients will be told to wait"
+        message = f"{limit} at once, the limit of a new account: the API will throttle busy clients"
         return Finding(what, Outcome.WARNING, message, hint)
     wanted = profile.api.concurrency + RECONCILER_CONCURRENCY
     if profile.api.concurrency and limit < wanted + UNRESERVABLE:
-        message = f"{limit} at once: none of them is reserved for the API, whose functions are not limited then"
+        message = f"{limit} at once: too few to reserve any for the API, so its functions have no limit of their own"
         return Finding(what, Outcome.WARNING, message, hint)
     return Finding(what, Outcome.FINE, f"{limit} at once")
 
 
 def _fargate(aws: Aws, profile: Profile) -> Finding:
     size = profile.forwarder
-    wanted = 2 * size.tasks * size.cpu_units / 1024  # during a release old and new tasks run side by side
+    wanted = 2 * size.tasks * size.cpu_units / 1024  # during a release old and new tasks run at the same time
     limit = aws.quota(*(_SPOT_VCPU if size.spot else _FARGATE_VCPU))
     if limit is None:
-        return Finding("Fargate vCPU", Outcome.WARNING, "the region does not say how many are allowed")
+        return Finding("Fargate vCPU", Outcome.WARNING, "the region does not report its limit")
     message = f"{limit:g} allowed, {wanted:g} needed"
     if limit >= wanted:
         return Finding("Fargate vCPU", Outcome.FINE, message)
-    hint = (
-        "Ask for more in the console under Service Quotas, AWS Fargate; or set -c forwarder.tasks and cpu_units lower."
-    )
+    hint = "Request more in the console under Service Quotas, AWS Fargate; or lower -c forwarder.tasks and cpu_units."
     return Finding("Fargate vCPU", Outcome.FAILED, message, hint)
 
 
 def _vpcs(aws: Aws) -> Finding:
     limit, taken = aws.quota(*_VPCS), aws.count_vpcs()
     return _room(
-        "VPCs", limit, taken, needed=1, hint="Ask for more under Service Quotas, Amazon VPC, or use another region."
+        "VPCs", limit, taken, needed=1, hint="Request more under Service Quotas, Amazon VPC, or use another region."
     )
 
 
 def _addresses(aws: Aws) -> Finding:
     limit, taken = aws.quota(*_ADDRESSES), aws.count_addresses()
-    return _room("elastic addresses", limit, taken, needed=2, hint="Ask for more under Service Quotas, Amazon EC2.")
+    return _room("elastic addresses", limit, taken, needed=2, hint="Request more under Service Quotas, Amazon EC2.")
 
 
 def _room(what: str, limit: float | None, taken: int, *, needed: int, hint: str) -> Finding:
     if limit is None:
-        return Finding(what, Outcome.WARNING, f"{taken} are taken, the region does not say of how many")
-    message = f"{taken} of {limit:g} are taken"
+        return Finding(what, Outcome.WARNING, f"{taken} in use; the region does not report its limit")
+    message = f"{taken} of {limit:g} in use"
     if taken + needed <= limit:
         return Finding(what, Outcome.FINE, message)
-    # Not certain to fail: an update of a deployment needs none.
+    # A warning only: an update of a deployment needs none.
     return Finding(what, Outcome.WARNING, f"{message}; a new deployment needs {needed}", hint)
 
 
@@ -268,9 +268,9 @@ def _roles(aws: Aws, profile: Profile) -> Finding:
     needed = [role for role in SERVICE_ROLES if profile.network.load_balancer or "LoadBalancing" not in role]
     missing = [SERVICE_ROLES[role] for role in needed if not aws.has_role(role)]
     if not missing:
-        return Finding("service-linked roles", Outcome.FINE, "all there")
+        return Finding("service-linked roles", Outcome.FINE, "all exist")
     hint = f"Run once: `farcall cloud bootstrap --region {aws.region}`"
-    # ECS makes its role when it is first asked for a cluster, and fails if CloudFormation goes on before that is done.
+    # ECS creates its role with the first cluster, and fails if CloudFormation continues before the role exists.
     return Finding("service-linked roles", Outcome.FAILED, f"missing for {', '.join(missing)}", hint)
 
 
@@ -278,19 +278,19 @@ def _globus(aws: Aws, account: str, client: GlobusClient) -> Finding:
     what = "Globus client"
     if client.client_id and not _is_uuid(client.client_id):
         hint = "It is a UUID, shown by app.globus.org/settings/developers."
-        return Finding(what, Outcome.FAILED, f"{client.client_id!r} is no client id", hint)
+        return Finding(what, Outcome.FAILED, f"{client.client_id!r} is not a client id", hint)
     expected = f"https://auth.globus.org/scopes/{client.client_id}/"
     if client.client_id and client.scope and not client.scope.startswith(expected):
-        hint = f"It has to begin with {expected}; docs/deploy.md says how to make it."
-        return Finding(what, Outcome.FAILED, f"{client.scope} is no scope of this client", hint)
+        hint = f"It must begin with {expected}; docs/deploy.md says how to create it."
+        return Finding(what, Outcome.FAILED, f"{client.scope} is not a scope of this client", hint)
     if not (arn := client.credentials_arn):
-        return Finding(what, Outcome.FINE, "its secret stays the one that is deployed")
+        return Finding(what, Outcome.FINE, "keeps the deployed secret")
     found = _SECRET_ARN.fullmatch(arn)
     if found is None:
         hint = "It looks like arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME; create-secret prints it."
-        return Finding(what, Outcome.FAILED, f"{arn!r} is no ARN of a secret", hint)
+        return Finding(what, Outcome.FAILED, f"{arn!r} is not the ARN of a secret", hint)
     make = (
-        "Make it there: `aws secretsmanager create-secret --name farcall-globus --secret-string"
+        "Create it there: `aws secretsmanager create-secret --name farcall-globus --secret-string"
         f' \'{{"client_secret": "…"}}\' --region {aws.region}`'
     )
     if (found["account"], found["region"]) != (account, aws.region):

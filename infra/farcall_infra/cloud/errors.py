@@ -1,16 +1,16 @@
-"""What can be wrong between this machine and an AWS account.
+"""Errors of ``farcall cloud``.
 
 ::
 
     FarcallError
-    ├── CredentialsMissing    AWS does not know who is calling
-    ├── AwsRefused            it does, and says no
-    ├── ToolMissing           a program is not here, or in a version that cannot work
-    ├── NotReady              the doctor found something that a deployment would fail on
+    ├── CredentialsMissing    AWS does not accept the credentials
+    ├── AwsRefused            the credentials lack a permission
+    ├── ToolMissing           a program is missing, or has an unsuitable version
+    ├── NotReady              the doctor found a problem that would make a deployment fail
     ├── DeploymentUnknown     there is no deployment of that name in this account and region
-    ├── DeploymentBusy        CloudFormation is still changing it, for somebody else or since an interruption
-    ├── DeploymentStuck       CloudFormation gave up half-way, and wants to be told how to go on
-    └── DeploymentFailed      CloudFormation could not do it (DeploymentInterrupted: nobody waited for it)
+    ├── DeploymentBusy        CloudFormation is changing it: another command runs, or one was interrupted
+    ├── DeploymentStuck       CloudFormation stopped half-way and needs a manual step
+    └── DeploymentFailed      CloudFormation could not finish it (DeploymentInterrupted: the command was interrupted)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CredentialsMissing(Unauthenticated):
 
 class AwsRefused(Forbidden):
     code = "AWS_REFUSED"
-    default_hint = "Deploying needs the rights of an administrator of the account; ask for them, or change AWS_PROFILE."
+    default_hint = "Deploying needs administrator permissions in the account: request them, or change AWS_PROFILE."
 
 
 class ToolMissing(ConfigurationError):
@@ -49,7 +49,7 @@ class ToolMissing(ConfigurationError):
 
 class NotReady(ConfigurationError):
     code = "ACCOUNT_NOT_READY"
-    default_hint = "`farcall cloud doctor` lists what is missing and how to mend it."
+    default_hint = "`farcall cloud doctor` lists the problems and how to fix them."
 
 
 class DeploymentUnknown(NotFound):

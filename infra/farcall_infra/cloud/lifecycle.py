@@ -1,4 +1,4 @@
-"""What becomes of a deployment: whether it can be changed, and how it ends."""
+"""Lifecycle of a deployment: find its stacks, decide whether they can be changed, and delete them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from farcall_infra.deployment import STACKS, stack_name
 __all__ = [
     "SECRET_PARAMETER",
     "Remains",
-    "clear",
+    "created_resources",
+    "delete_unfinished",
     "destroy",
     "find_stacks",
-    "is_stillborn",
-    "made",
+    "is_unfinished",
     "require_changeable",
     "require_quiet",
 ]
@@ -28,16 +28,16 @@ _DATABASE: Final = "AWS::RDS::DBInstance"
 #: The parameter of the API's stack that names the secret of the Globus client.
 SECRET_PARAMETER: Final = "GlobusCredentialsArn"  # noqa: S105 - the name of a parameter
 
-#: A stack that was never finished. CloudFormation can only delete it, and nothing has used what is in it.
-_STILLBORN: Final = frozenset({"CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED"})
-#: Made by a change set that nobody carried out; the next one goes on from here.
+#: Status of a stack whose creation never finished. CloudFormation can only delete it; its resources were never used.
+_UNFINISHED: Final = frozenset({"CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED"})
+#: Status of a stack whose first change set was never executed; the next deployment uses it.
 _PLANNED: Final = "REVIEW_IN_PROGRESS"
 
 
 @dataclasses.dataclass(frozen=True)
 class Remains:
-    """What is left of a deployment, and is billed for until somebody deletes it: ``secret`` is that of its Globus
-    client. ``unknown`` says what could not be looked at, and why."""
+    """Resources that remain after a deployment was deleted, and are billed until they are deleted too. ``secret`` is
+    that of its Globus client. ``unknown`` says which resources could not be listed, and why."""
 
     buckets: tuple[str, ...] = ()
     backups: tuple[LeftBehind, ...] = ()
@@ -46,9 +46,9 @@ class Remains:
 
 
 def find_stacks(aws: Aws, name: str) -> Mapping[str, Stack]:
-    """The stacks of the deployment ``name`` by part, in the order in which they are made.
+    """The stacks of the deployment ``name`` by part, in the order in which they are created.
 
-    :raises DeploymentUnknown: if there is not one of them.
+    :raises DeploymentUnknown: if there are none.
     """
     found = {part: stack for part in STACKS if (stack := aws.stack(stack_name(name, part)))}
     if not found:
@@ -56,8 +56,8 @@ def find_stacks(aws: Aws, name: str) -> Mapping[str, Stack]:
     return found
 
 
-def made(aws: Aws, stack: Stack | None, kind: str) -> Sequence[str]:
-    """The physical ids of what a stack made of one type."""
+def created_resources(aws: Aws, stack: Stack | None, kind: str) -> Sequence[str]:
+    """The physical ids of a stack's resources of one type."""
     resources: Sequence[Resource] = aws.resources(stack.name) if stack else ()
     return [resource.physical_id for resource in resources if resource.kind == kind]
 
@@ -67,79 +67,79 @@ def require_quiet(stacks: Iterable[Stack]) -> None:
     for stack in stacks:
         if stack.status.endswith("_IN_PROGRESS") and stack.status != _PLANNED:
             raise DeploymentBusy(
-                f"{stack.name} is {stack.status}: somebody else deploys, or CloudFormation goes on with what was"
-                " interrupted",
-                hint="Wait until `farcall cloud status` shows nothing that is IN_PROGRESS, and try again.",
+                f"{stack.name} is {stack.status}: another command is running, or CloudFormation continues after an"
+                " interruption",
+                hint="Wait until `farcall cloud status` shows no stack that is IN_PROGRESS, and run the command again.",
             )
 
 
 def require_changeable(stacks: Iterable[Stack], *, region: str) -> None:
     """:raises DeploymentBusy: if CloudFormation is changing one of the stacks.
-    :raises DeploymentStuck: if one of them was left by CloudFormation in a state that nothing can be deployed over.
+    :raises DeploymentStuck: if CloudFormation left one of them in a status that no deployment can change.
     """
     stacks = list(stacks)
     require_quiet(stacks)
     for stack in stacks:
         if stack.status == "UPDATE_ROLLBACK_FAILED":
             raise DeploymentStuck(
-                f"{stack.name} could neither be updated nor put back: {stack.reason or 'no reason given'}",
-                hint="Mend the reason, run `aws cloudformation continue-update-rollback"
+                f"{stack.name}: the update failed, and so did the rollback: {stack.reason or 'no reason given'}",
+                hint="Fix the problem, run `aws cloudformation continue-update-rollback"
                 f" --stack-name {stack.name} --region {region}`, and deploy again when `farcall cloud status` shows"
                 " UPDATE_ROLLBACK_COMPLETE.",
             )
         if stack.status == "DELETE_FAILED":
             raise DeploymentStuck(
-                f"{stack.name} is half deleted: {stack.reason or 'no reason given'}",
-                hint="Finish that with `farcall cloud destroy`, and deploy again.",
+                f"{stack.name} is partly deleted: {stack.reason or 'no reason given'}",
+                hint="Finish the deletion with `farcall cloud destroy`, and deploy again.",
             )
 
 
-def is_stillborn(stack: Stack) -> bool:
-    """Whether a stack was never finished, and is going to be made again."""
-    return stack.status in _STILLBORN
+def is_unfinished(stack: Stack) -> bool:
+    """Whether the creation of a stack never finished, so that a deployment creates it again."""
+    return stack.status in _UNFINISHED
 
 
-def clear(aws: Aws, stacks: Mapping[str, Stack], *, tell: Callable[[str], None]) -> None:
-    """Delete the stacks that were never finished, so that they can be made again."""
+def delete_unfinished(aws: Aws, stacks: Mapping[str, Stack], *, echo: Callable[[str], None]) -> None:
+    """Delete stacks whose creation never finished, so that they can be created again."""
     for stack in reversed(list(stacks.values())):
-        if is_stillborn(stack):
-            tell(f"{stack.name} was never finished ({stack.status}) and is made again")
-            _delete(aws, stack, tell=tell)
+        if is_unfinished(stack):
+            echo(f"{stack.name} was never finished ({stack.status}) and is created again")
+            _delete(aws, stack, echo=echo)
 
 
-def destroy(aws: Aws, name: str, *, tell: Callable[[str], None]) -> Remains:
-    """Delete the stacks of a deployment, last made first; ``tell`` hears of each step.
+def destroy(aws: Aws, name: str, *, echo: Callable[[str], None]) -> Remains:
+    """Delete the stacks of a deployment, last created first; ``echo`` prints each step.
 
-    The protections of the data are taken off first, which is why the caller must have asked. What the profile keeps
-    stays: a final snapshot and the automated backups of the database, and the bucket.
+    The deletion protection of the data is turned off first, so the caller must have asked the user. Data that the
+    profile keeps remains: a final snapshot and the automated backups of the database, and the bucket.
 
     :raises DeploymentUnknown: if there is no such deployment.
     :raises DeploymentBusy: if CloudFormation is changing it.
-    :raises DeploymentFailed: if a stack cannot be deleted; calling again goes on from there.
+    :raises DeploymentFailed: if a stack cannot be deleted; a further call continues.
     """
     stacks = find_stacks(aws, name)
-    # A deletion that was interrupted is only waited for.
+    # For an interrupted deletion it is enough to wait.
     require_quiet(stack for stack in stacks.values() if stack.status != "DELETE_IN_PROGRESS")
     for stack in reversed(list(stacks.values())):
-        _delete(aws, stack, tell=tell)
+        _delete(aws, stack, echo=echo)
     return _remains(aws, name, secret=stacks["api"].parameters.get(SECRET_PARAMETER, "") if "api" in stacks else "")
 
 
-def _delete(aws: Aws, stack: Stack, *, tell: Callable[[str], None]) -> None:
-    for identifier in made(aws, stack, _DATABASE):
+def _delete(aws: Aws, stack: Stack, *, echo: Callable[[str], None]) -> None:
+    for identifier in created_resources(aws, stack, _DATABASE):
         database = aws.database(identifier)
         if database and database.is_protected:
-            tell(f"database {identifier}: protection off")
+            echo(f"database {identifier}: protection off")
             aws.unprotect_database(identifier)
     if stack.is_protected:
-        tell(f"{stack.name}: protection off")
+        echo(f"{stack.name}: protection off")
         aws.unprotect_stack(stack.name)
-    tell(f"{stack.name}: deleting")
+    echo(f"{stack.name}: deleting")
     aws.delete_stack(stack.name)
 
 
 def _remains(aws: Aws, name: str, *, secret: str) -> Remains:
-    """What has the deployment's tag still. Its stacks are gone by now, so not to know it is no failure."""
+    """Resources that still have the deployment's tag. Its stacks are deleted by now, so an error here is no failure."""
     remains, unknown = Remains(secret=secret), []
     try:
         remains = dataclasses.replace(remains, backups=tuple(aws.left_behind(name)))

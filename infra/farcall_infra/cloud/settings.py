@@ -1,7 +1,7 @@
-"""The settings that a deployment was made with, and which of them the next one would change.
+"""Deployed settings, and their difference to those of the next deployment.
 
-The data stack tells them in its outputs. Whoever deploys without what was given the last time takes it back, and is to
-know that before it happens.
+The outputs of the data stack hold them. A deployment without a ``-c`` option of the last one reverts that setting; the
+user has to see this before it happens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Change", "DeployedSettings", "changes", "deployed_settings", "requir
 
 @dataclasses.dataclass(frozen=True)
 class DeployedSettings:
-    """The profile, each ``section.key`` with its value as text, and which of them were given with ``-c``."""
+    """The profile, each ``section.key`` with its value as text, and the names of those given with ``-c``."""
 
     profile: str = ""
     values: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -30,7 +30,8 @@ class DeployedSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One setting that would become another; whether somebody gave it with ``-c``, then and now."""
+    """A setting whose value would change; whether it was given with ``-c`` in the last deployment and is in this
+    one."""
 
     setting: str
     deployed: str
@@ -40,7 +41,8 @@ class Change:
 
 
 def deployed_settings(data: Stack | None) -> DeployedSettings:
-    """What the data stack tells. There is nothing before it is made, nor of one that an older release made."""
+    """The settings in the outputs of the data stack; empty before the first deployment, and for one of an older
+    release."""
     outputs = data.outputs if data else {}
     sections = {
         key.removeprefix(SETTINGS_OUTPUT).lower(): json.loads(value)
@@ -52,7 +54,8 @@ def deployed_settings(data: Stack | None) -> DeployedSettings:
 
 
 def changes(before: DeployedSettings, deployment: Deployment) -> Sequence[Change]:
-    """What deploying would change, another profile first. A setting that only one release knows does not count."""
+    """The settings that a deployment would change, first the profile. A setting that only one release has is left
+    out."""
     wanted = _flat(deployment.settings)
     found = [
         Change(setting, value, wanted[setting], setting in before.overrides, setting in deployment.overrides)
@@ -65,14 +68,14 @@ def changes(before: DeployedSettings, deployment: Deployment) -> Sequence[Change
 
 
 def require_possible(found: Sequence[Change], *, database: Database | None, wanted: DatabaseSize) -> None:
-    """Compare the changes with what AWS refuses only after a quarter of an hour; ``database`` is the one that runs.
+    """Refuse changes that AWS would refuse only after a quarter of an hour; ``database`` is the running one.
 
-    :raises ConfigurationError: if one of them is refused.
+    :raises ConfigurationError: if AWS would refuse one of them.
     """
     by_name = {each.setting: each for each in found}
     disk = by_name.get("database.storage_gib")
     if disk:
-        # RDS enlarges the disk by itself, and so it may be larger than it was deployed with.
+        # RDS enlarges the disk by itself, so it may be larger than the deployed setting.
         present = max(int(disk.deployed), database.storage_gib if database else 0)
         if int(disk.wanted) < present:
             raise ConfigurationError(
@@ -85,8 +88,8 @@ def require_possible(found: Sequence[Change], *, database: Database | None, want
     failover, nodes = by_name.get("queue.failover"), by_name.get("queue.nodes")
     if failover and nodes and failover.wanted == "true" and nodes.deployed == "1":
         raise ConfigurationError(
-            "the queue has to have its second node before fail-over can be turned on",
-            hint="Deploy with -c queue.failover=false first, and once more without it.",
+            "the queue needs its second node before fail-over can be turned on",
+            hint="Deploy with -c queue.failover=false first, then again without it.",
         )
 
 
@@ -110,7 +113,7 @@ def _flat(sections: Mapping[str, Mapping[str, Any]]) -> Mapping[str, str]:
 
 
 def _text(value: Any) -> str:
-    """As ``-c`` takes it."""
+    """A value in the format of ``-c``."""
     if isinstance(value, list):
         return ",".join(map(_text, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

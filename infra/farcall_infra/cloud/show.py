@@ -1,4 +1,4 @@
-"""What ``farcall cloud`` writes for people."""
+"""Text output of ``farcall cloud``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from farcall_infra.cost import Bill
 from farcall_infra.deployment import Deployment
 from farcall_infra.prices import Prices
 
-__all__ = ["show_changes", "show_cost", "show_finding", "show_remains", "show_status", "tell"]
+__all__ = ["echo", "show_changes", "show_cost", "show_finding", "show_remains", "show_status"]
 
 _COLOURS: Final = {Outcome.FINE: "green", Outcome.WARNING: "yellow", Outcome.FAILED: "red"}
 _GIB: Final = 2**30
@@ -27,42 +27,42 @@ _GIB: Final = 2**30
 _console = Console(highlight=False, emoji=False)  # an ARN has `:secret:` in it
 
 
-def tell(line: str) -> None:
-    """Write a line as it is."""
+def echo(line: str) -> None:
+    """Print a line without markup."""
     _console.print(line, markup=False, soft_wrap=True)
 
 
 def show_finding(finding: Finding) -> None:
-    """What one look found, and what to do about it."""
+    """Print the result of one check, with its hint."""
     colour = _COLOURS[finding.outcome]
     _console.print(f"[{colour}]{finding.outcome:8}[/{colour}] {finding.what}: ", end="")
-    tell(" ".join(finding.message.split()))
+    echo(" ".join(finding.message.split()))
     if finding.hint and finding.outcome is not Outcome.FINE:
-        tell(f"         {finding.hint}")
+        echo(f"         {finding.hint}")
 
 
 def show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], prices: Prices) -> None:
-    """A profile's bill, and the price of its tasks."""
+    """Print a profile's bill, and the price of its tasks."""
     profile = deployment.profile
     table = Table("US$ a month", "what", "stack", title=f"Profile {profile.name}, idle, {prices.region}")
     for item in sorted(bill.items, key=lambda item: -item.usd):
         table.add_row(f"{item.usd:.2f}", item.what, item.stack)
     table.add_section()
-    table.add_row(f"{bill.usd:.2f}", "all", "")
+    table.add_row(f"{bill.usd:.2f}", "total", "")
     _console.print(table)
     if not profile.identity.oidc_issuer:
-        tell(f"Besides: {prices.secrets.secret_usd_per_month:.2f} for the secret of your Globus client.")
+        echo(f"Plus {prices.secrets.secret_usd_per_month:.2f} for the secret of your Globus client.")
     table = Table("US$", "a million small tasks")
     for how, usd in tasks.items():
         table.add_row(f"{usd:.2f}", how)
     _console.print(table)
     budget = profile.budget.monthly_usd
     alarm = f"The alarm on the real bill is at ${budget:.0f} a month." if budget else "There is no budget."
-    tell(f"Prices of {prices.as_of}, without free tiers and taxes (infra/prices.toml). {alarm}")
+    echo(f"Prices of {prices.as_of}, without free tiers and taxes (infra/prices.toml). {alarm}")
 
 
 def show_changes(changes: Sequence[Change], profile: str) -> None:
-    """Settings that are going to be others than they are, and how to keep those that nobody asked to change."""
+    """Print the settings that the deployment changes, and how to keep those that changed only by omission."""
     if not changes:
         return
     table = Table("setting", "deployed", "from now on", title="Settings that change")
@@ -72,17 +72,17 @@ def show_changes(changes: Sequence[Change], profile: str) -> None:
     for each in changes:
         if each.was_given and not each.is_given:
             section, _, key = each.setting.partition(".")
-            tell(
-                f"{each.setting} was given with -c, and is not now, so it goes back. To keep it: -c"
-                f" {each.setting}={each.deployed}, or for good `{key}` in [{profile}.{section}] of a file with your"
-                " profiles (-c profiles=FILE)."
+            echo(
+                f"{each.setting} was given with -c last time but not this time, so it is reverted. To keep it:"
+                f" -c {each.setting}={each.deployed}, or permanently `{key}` in [{profile}.{section}] of a"
+                " file with your profiles (-c profiles=FILE)."
             )
     if changes[0].setting != "profile" and not all(each.is_given or each.was_given for each in changes):
-        tell("If you did not mean that: is the file with your profiles missing? (-c profiles=FILE)")
+        echo("If this is not intended: is the file with your profiles missing? (-c profiles=FILE)")
 
 
 def show_status(name: str, status: Status) -> None:
-    """A deployment at one moment."""
+    """Print the status of a deployment."""
     table = Table("stack", "status", "changed", title=f"Deployment {name!r}")
     for stack in status.stacks:
         changed = f"{stack.changed_at:%Y-%m-%d %H:%M} UTC" if stack.changed_at else ""
@@ -91,29 +91,29 @@ def show_status(name: str, status: Status) -> None:
         table.add_row(missing, "missing", "")
     _console.print(table)
     for what, line in _lines(status):
-        tell(f"{what:10} {line}")
-    tell("Not well:" if status.troubles else "All is well.")
-    for trouble in status.troubles:
-        tell(f"  {trouble}")
+        echo(f"{what:10} {line}")
+    echo("Unhealthy:" if status.problems else "Healthy.")
+    for problem in status.problems:
+        echo(f"  {problem}")
     if status.api_url:
-        tell(f"export FARCALL_API_URL={status.api_url}")
+        echo(f"export FARCALL_API_URL={status.api_url}")
 
 
 def _release(status: Status) -> str:
-    """Which release is deployed, and which command brings it and this installation together."""
+    """The deployed release, and the command that updates it or this installation."""
     if status.is_current:
-        return f"{status.installed}, that of this installation"
+        return f"{status.installed}, same as this installation"
     stacks: dict[str, list[str]] = {}
     for stack, release in status.releases.items():
-        stacks.setdefault(release or "an older one", []).append(stack)
+        stacks.setdefault(release or "an older release", []).append(stack)
     deployed = " and ".join(
         f"{release} ({', '.join(names)})" if len(stacks) > 1 else release for release, names in stacks.items()
     )
     newest = max((version_of(release) for release in status.releases.values() if release), default=())
     if newest > version_of(status.installed):
-        way = "`git pull && make setup` brings this installation up to date"
+        way = "`git pull && make setup` updates this installation"
     else:
-        way = "`farcall cloud deploy` brings the deployment to it"
+        way = "`farcall cloud deploy` updates the deployment"
         if newest == version_of(status.installed):
             way += ", after `git pull && make setup` if the deployment is the newer one"
     return f"{deployed}; this installation is {status.installed}: {way}"
@@ -126,29 +126,29 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         given = ", ".join(f"{setting}={settings.values.get(setting, '?')}" for setting in settings.overrides)
         lines.append(("Settings", f"profile {settings.profile}{', with -c ' if given else ''}{given}"))
     if status.api_url:
-        lines.append(("API", "does not answer" if status.api_trouble else "answers"))
+        lines.append(("API", "does not answer" if status.api_problem else "answers"))
     if status.tasks:
         running = f"{status.tasks.running} of {status.tasks.desired} tasks run"
-        lines.append(("Forwarder", "asleep until somebody connects" if status.is_asleep else running))
+        lines.append(("Forwarder", "asleep until a client or endpoint connects" if status.is_asleep else running))
     numbers = {what: _number(sample) for what, sample in status.measured.items()}
     if "endpoints" in numbers and not status.is_asleep:
         lines.append(("Connected", f"{numbers['endpoints']} endpoints, {numbers.get('connections', '?')} connections"))
     if "tasks_waiting" in numbers:
-        lines.append(("Waiting", f"{numbers['tasks_waiting']} tasks do not run yet"))
+        lines.append(("Waiting", f"{numbers['tasks_waiting']} tasks have not started yet"))
     if "queue_wait_s" in numbers and not status.is_asleep:
-        lines.append(("Waited", f"{numbers['queue_wait_s']} s, the longest of the tasks that were last dispatched"))
+        lines.append(("Waited", f"{numbers['queue_wait_s']} s, the longest wait among the tasks dispatched last"))
     if status.database:
-        said = f"{status.database.status}, {status.database.version}"
+        text = f"{status.database.status}, {status.database.version}"
         if free := status.measured.get("database_free_bytes"):
-            said += f", {free.value / _GIB:.1f} of {status.database.storage_gib} GiB free"
-        lines.append(("Database", said))
+            text += f", {free.value / _GIB:.1f} of {status.database.storage_gib} GiB free"
+        lines.append(("Database", text))
     if status.queue:
-        said = f"{status.queue.status}, {len(status.queue.nodes)} nodes"
+        text = f"{status.queue.status}, {len(status.queue.nodes)} nodes"
         if "queue_keys" in numbers:
-            said += f", {numbers['queue_keys']} keys, {numbers.get('queue_memory_percent', '?')} percent of its memory"
-        lines.append(("Queue", said))
+            text += f", {numbers['queue_keys']} keys, {numbers.get('queue_memory_percent', '?')} percent of its memory"
+        lines.append(("Queue", text))
     if canary := status.measured.get("canary_s"):
-        lines.append(("Canary", f"came through in {canary.value:.1f} s at {canary.at:%H:%M} UTC"))
+        lines.append(("Canary", f"finished in {canary.value:.1f} s at {canary.at:%H:%M} UTC"))
     lines.append(("Alarms", f"{', '.join(status.alarms) or 'none'} (of {status.alarms_watched})"))
     return lines
 
@@ -158,18 +158,18 @@ def _number(sample: Sample) -> str:
 
 
 def show_remains(remains: Remains, prices: Prices) -> None:
-    """What a deployment leaves behind, what it costs, and how to be rid of it."""
-    tell("Deleted. This stays, and is billed for until you delete it:")
+    """Print the resources that remain of a deployment, their cost, and the commands that delete them."""
+    echo("Deleted. These resources remain, and are billed until you delete them:")
     for backup in remains.backups:
         usd = backup.storage_gib * prices.database.backup_usd_per_gib_month
-        tell(f"  {backup.what}: at most ${usd:.2f} a month\n    {backup.delete}")
+        echo(f"  {backup.what}: at most ${usd:.2f} a month\n    {backup.delete}")
     for bucket in remains.buckets:
         usd = prices.blobs.storage_usd_per_gb_month
-        tell(f"  bucket {bucket}: ${usd} per GB and month; its objects expire by themselves")
-        tell(f"    aws s3 rb --force s3://{bucket}")
+        echo(f"  bucket {bucket}: ${usd} per GB and month; its objects expire by themselves")
+        echo(f"    aws s3 rb --force s3://{bucket}")
     if remains.secret:
-        tell(f"  the secret of your Globus client: ${prices.secrets.secret_usd_per_month:.2f} a month")
-        tell(f"    aws secretsmanager delete-secret --secret-id {remains.secret}")
-    tell("  the CDK's bootstrap stack and its bucket of bundles: cents; other CDK apps may use it too")
+        echo(f"  the secret of your Globus client: ${prices.secrets.secret_usd_per_month:.2f} a month")
+        echo(f"    aws secretsmanager delete-secret --secret-id {remains.secret}")
+    echo("  the CDK's bootstrap stack and its bucket of bundles: cents; other CDK apps may use it too")
     for unknown in remains.unknown:
-        tell(f"  and what could not be looked at: {unknown}")
+        echo(f"  could not be listed: {unknown}")

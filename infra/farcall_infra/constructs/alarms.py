@@ -1,4 +1,4 @@
-"""The alarms of a deployment. ``docs/operations.md`` says of each what it means and what to do; a test holds that."""
+"""CloudWatch alarms of a deployment. ``docs/operations.md`` explains each alarm and its remedy; a test checks that."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from farcall_infra.constructs.metrics import CANARY, Metrics
-from farcall_infra.constructs.watched import Watched
+from farcall_infra.constructs.monitored import Monitored
 from farcall_infra.profiles import Profile
 
 __all__ = ["Alarms", "queue_metric"]
 
 _GIB: Final = 2**30
-#: Connections that the processor of one forwarder is sized for; each takes half a millisecond to set up.
+#: Connections that one forwarder's processor is sized for; setting up one takes half a millisecond.
 _CONNECTIONS_PER_TASK: Final = 4000
-#: Hours until the database's disk is full, at the rate of the last five minutes, that are worth an alarm.
+#: Alarm if the database's disk, at the rate of the last five minutes, is full within this many hours.
 _FILLING_H: Final = 6
 
 Comparison = cloudwatch.ComparisonOperator
@@ -27,7 +27,7 @@ Missing = cloudwatch.TreatMissingData
 
 
 class Alarms(Construct):
-    """Every alarm tells ``topic`` when it begins and when it ends. Their names start with the deployment's."""
+    """Every alarm notifies ``topic`` when it starts and when it ends. Alarm names start with the deployment's name."""
 
     def __init__(
         self,
@@ -36,20 +36,20 @@ class Alarms(Construct):
         *,
         deployment: str,
         profile: Profile,
-        watched: Watched,
+        monitored: Monitored,
         metrics: Metrics,
         topic: sns.ITopic,
     ) -> None:
         super().__init__(scope, construct_id)
         self._prefix = deployment
         self._topic = topic
-        self._watch_api(profile, watched)
-        self._watch_forwarder(profile, watched, metrics)
-        self._watch_reconciler(watched)
+        self._watch_api(profile, monitored)
+        self._watch_forwarder(profile, monitored, metrics)
+        self._watch_reconciler(monitored)
         if minutes := profile.canary.minutes:
             self._watch_canary(metrics, minutes)
-        self._watch_database(profile, watched)
-        for number, node in enumerate(watched.queue_nodes, start=1):
+        self._watch_database(profile, monitored)
+        for number, node in enumerate(monitored.queue_nodes, start=1):
             self._above(
                 f"queue-memory-{number}",
                 queue_metric("DatabaseMemoryUsagePercentage", node),
@@ -58,7 +58,7 @@ class Alarms(Construct):
                 why="The queue is filling up; when it is full, submits are answered but wait for the reconciler.",
             )
 
-    def _watch_api(self, profile: Profile, watched: Watched) -> None:
+    def _watch_api(self, profile: Profile, monitored: Monitored) -> None:
         five = cdk.Duration.minutes(5)
         concurrency = profile.api.concurrency
         to_raise = (
@@ -67,10 +67,10 @@ class Alarms(Construct):
             else "the account's Lambda concurrency is used up. Ask for more under Service Quotas"
         )
         share = cloudwatch.MathExpression(
-            expression="100 * errors / IF(calls > 20, calls, 20)",  # one failed call of three is no outage
+            expression="100 * errors / IF(calls > 20, calls, 20)",  # one failed call out of three is not an outage
             using_metrics={
-                "errors": watched.api.metric_server_error(period=five, statistic="Sum"),
-                "calls": watched.api.metric_count(period=five, statistic="Sum"),
+                "errors": monitored.api.metric_server_error(period=five, statistic="Sum"),
+                "calls": monitored.api.metric_count(period=five, statistic="Sum"),
             },
             period=five,
             label="server errors in percent",
@@ -78,22 +78,23 @@ class Alarms(Construct):
         self._above("api-errors", share, 1, periods=2, why="More than one in a hundred calls ends with a server error.")
         self._above(
             "api-slow",
-            watched.api.metric_latency(period=five, statistic="p99"),
+            monitored.api.metric_latency(period=five, statistic="p99"),
             2000,
             periods=3,
             why="One in a hundred calls takes longer than two seconds.",
         )
         self._above(
             "api-throttled",
-            watched.api_function.metric_throttles(period=five, statistic="Sum"),
+            monitored.api_function.metric_throttles(period=five, statistic="Sum"),
             0,
             periods=1,
             why=f"Calls are turned away: {to_raise}.",
         )
 
-    def _watch_forwarder(self, profile: Profile, watched: Watched, metrics: Metrics) -> None:
+    def _watch_forwarder(self, profile: Profile, monitored: Monitored, metrics: Metrics) -> None:
         if (tasks := profile.forwarder.tasks) and not profile.forwarder.sleeps:
-            # Each forwarder writes a line a minute, so five minutes of all of them are five times their number.
+            # Each forwarder writes one line a minute: in five minutes, five times as many lines as there are
+            # forwarders.
             self._alarm(
                 "forwarder-missing",
                 metrics.metric("Connections", "SampleCount", minutes=5),
@@ -105,7 +106,7 @@ class Alarms(Construct):
             )
         self._above(
             "forwarder-busy",
-            watched.forwarder.metric_cpu_utilization(period=cdk.Duration.minutes(5)),
+            monitored.forwarder.metric_cpu_utilization(period=cdk.Duration.minutes(5)),
             80,
             periods=3,
             why="The forwarders' processors are busy; results will come late.",
@@ -132,11 +133,11 @@ class Alarms(Construct):
             why="Results wait longer than ten seconds for the database.",
         )
 
-    def _watch_reconciler(self, watched: Watched) -> None:
+    def _watch_reconciler(self, monitored: Monitored) -> None:
         five = cdk.Duration.minutes(5)
         self._alarm(
             "reconciler-silent",
-            watched.reconciler.metric_invocations(period=five, statistic="Sum"),
+            monitored.reconciler.metric_invocations(period=five, statistic="Sum"),
             3,
             Comparison.LESS_THAN_THRESHOLD,
             periods=2,
@@ -145,7 +146,7 @@ class Alarms(Construct):
         )
         self._above(
             "reconciler-failing",
-            watched.reconciler.metric_errors(period=five, statistic="Sum"),
+            monitored.reconciler.metric_errors(period=five, statistic="Sum"),
             2,
             periods=2,
             why="The reconciler runs and fails, so tasks that a crash left behind stay there.",
@@ -169,12 +170,12 @@ class Alarms(Construct):
             why="Each of the canary's last three calls took longer than five seconds.",
         )
 
-    def _watch_database(self, profile: Profile, watched: Watched) -> None:
+    def _watch_database(self, profile: Profile, monitored: Monitored) -> None:
         five = cdk.Duration.minutes(5)
         size = profile.database
         self._alarm(
             "database-storage",
-            watched.database.metric_free_storage_space(period=five, statistic="Minimum"),
+            monitored.database.metric_free_storage_space(period=five, statistic="Minimum"),
             0.15 * size.storage_gib * _GIB,
             Comparison.LESS_THAN_THRESHOLD,
             periods=2,
@@ -185,7 +186,7 @@ class Alarms(Construct):
             "database-filling",
             cloudwatch.MathExpression(
                 expression=f"IF(RATE(free) < 0, free / (-3600 * RATE(free)), {10 * _FILLING_H})",
-                using_metrics={"free": watched.database.metric_free_storage_space(period=five, statistic="Average")},
+                using_metrics={"free": monitored.database.metric_free_storage_space(period=five, statistic="Average")},
                 period=five,
                 label="hours until the disk is full",
             ),
@@ -197,14 +198,14 @@ class Alarms(Construct):
         )
         self._above(
             "database-connections",
-            watched.database.metric_database_connections(period=five, statistic="Maximum"),
+            monitored.database.metric_database_connections(period=five, statistic="Maximum"),
             0.8 * size.connections,
             periods=2,
             why="Four fifths of the database's connections are taken.",
         )
         self._above(
             "database-busy",
-            watched.database.metric_cpu_utilization(period=five),
+            monitored.database.metric_cpu_utilization(period=five),
             80,
             periods=6,
             why="The database's processor has been busy for half an hour.",
@@ -212,14 +213,14 @@ class Alarms(Construct):
         if size.instance_type.startswith("t"):
             self._above(
                 "database-credits",
-                watched.database.metric("CPUSurplusCreditsCharged", period=cdk.Duration.hours(1), statistic="Sum"),
+                monitored.database.metric("CPUSurplusCreditsCharged", period=cdk.Duration.hours(1), statistic="Sum"),
                 0,
                 periods=1,
                 why="The database is busier than its size allows for, and AWS charges for the surplus.",
             )
 
     def _above(self, name: str, metric: cloudwatch.IMetric, threshold: float, *, periods: int, why: str) -> None:
-        """Above ``threshold``; silence is good news."""
+        """An alarm for values above ``threshold``; missing data is not a problem."""
         self._alarm(
             name,
             metric,

@@ -1,4 +1,4 @@
-"""Code bundles as CDK assets. CDK asks for a bundle only when a stack that needs it is being synthesised."""
+"""Code bundles as CDK assets. CDK builds a bundle only when it synthesises a stack that needs it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _source(bundle: Bundle) -> str:
 
 def _bundling(bundle: Bundle, platform: WheelPlatform) -> cdk.BundlingOptions:
     return cdk.BundlingOptions(
-        # CDK wants an image for the case that local bundling declines. Ours never does: it works or it raises.
+        # CDK requires an image for the case that local bundling declines. Ours never declines: it succeeds or raises.
         image=cdk.DockerImage.from_registry("scratch"),
         local=_LocalBundling(bundle, platform),
     )

@@ -1,4 +1,4 @@
-"""The canary: every few minutes a call of its own goes through the whole cloud tier, to an endpoint of its own."""
+"""The canary: a scheduled function that sends a task through the whole cloud tier, to its own endpoint."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["Canary"]
 
 
 class Canary(Construct):
-    """The function and its schedule. It is outside of the VPC, because users and endpoints are: what it asks of a
-    forwarder goes the way that theirs goes."""
+    """The function and its schedule. It is outside of the VPC, like users and endpoints, so its connections take the
+    same path."""
 
     def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment, api: lambda_.Function) -> None:
         super().__init__(scope, construct_id)
@@ -37,5 +37,5 @@ class Canary(Construct):
         )
         period = cdk.Duration.minutes(deployment.profile.canary.minutes)
         rule = events.Rule(self, "Schedule", schedule=events.Schedule.rate(period))
-        # A missed run, and one that failed, is made up for by the next one.
+        # No retries: the next run replaces a missed or failed one.
         rule.add_target(targets.LambdaFunction(canary.function, retry_attempts=0))

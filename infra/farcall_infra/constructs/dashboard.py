@@ -1,4 +1,4 @@
-"""One page that shows how a deployment is."""
+"""CloudWatch dashboard of a deployment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from constructs import Construct
 
 from farcall_infra.constructs.alarms import queue_metric
 from farcall_infra.constructs.metrics import ACCEPTED, CANARY, WAITING, Metrics
-from farcall_infra.constructs.watched import Watched
+from farcall_infra.constructs.monitored import Monitored
 
 __all__ = ["Dashboard"]
 
@@ -19,10 +19,12 @@ _FIVE = cdk.Duration.minutes(5)
 class Dashboard(Construct):
     """Tasks, waits and connections above; API, database, queue and forwarder below."""
 
-    def __init__(self, scope: Construct, construct_id: str, *, name: str, watched: Watched, metrics: Metrics) -> None:
+    def __init__(
+        self, scope: Construct, construct_id: str, *, name: str, monitored: Monitored, metrics: Metrics
+    ) -> None:
         super().__init__(scope, construct_id)
-        api, database = watched.api, watched.database
-        waits = ("QueueWait", "PushLag", *((CANARY.name,) if watched.canary else ()))
+        api, database = monitored.api, monitored.database
+        waits = ("QueueWait", "PushLag", *((CANARY.name,) if monitored.canary else ()))
         cloudwatch.Dashboard(
             self,
             "Page",
@@ -59,7 +61,7 @@ class Dashboard(Construct):
                         "API errors",
                         api.metric_client_error(period=_FIVE, statistic="Sum"),
                         api.metric_server_error(period=_FIVE, statistic="Sum"),
-                        watched.reconciler.metric_errors(period=_FIVE, statistic="Sum"),
+                        monitored.reconciler.metric_errors(period=_FIVE, statistic="Sum"),
                     ),
                     _graph(
                         "API latency, ms",
@@ -70,14 +72,14 @@ class Dashboard(Construct):
                 [
                     _graph(
                         "Processors, %",
-                        watched.forwarder.metric_cpu_utilization(period=_FIVE),
+                        monitored.forwarder.metric_cpu_utilization(period=_FIVE),
                         database.metric_cpu_utilization(period=_FIVE),
-                        *(queue_metric("EngineCPUUtilization", node) for node in watched.queue_nodes),
+                        *(queue_metric("EngineCPUUtilization", node) for node in monitored.queue_nodes),
                     ),
                     _graph(
                         "Memory, %",
-                        watched.forwarder.metric_memory_utilization(period=_FIVE),
-                        *(queue_metric("DatabaseMemoryUsagePercentage", node) for node in watched.queue_nodes),
+                        monitored.forwarder.metric_memory_utilization(period=_FIVE),
+                        *(queue_metric("DatabaseMemoryUsagePercentage", node) for node in monitored.queue_nodes),
                     ),
                     _graph(
                         "Database connections",

@@ -1,6 +1,6 @@
-"""What wakes the forwarders and puts them to sleep: the names of their service, and the right to scale it.
+"""Scaling of the forwarder service to and from zero: the service's name, and the permission to scale it.
 
-The names are fixed because the functions that do it are in a stack before the service's own.
+The names are fixed because the functions that scale the service are in an earlier stack than the service.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def cluster_name(deployment: Deployment) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """The forwarders of a deployment whose profile lets them sleep."""
+    """Environment and grants for functions that scale the forwarders, if the profile lets these sleep."""
 
     deployment: Deployment
 
     def environment(self) -> dict[str, str]:
-        """What :mod:`farcall_lambdas.fleet` reads; nothing where the forwarders never sleep."""
+        """The variables of :mod:`farcall_lambdas.fleet`; empty if the forwarders never sleep."""
         size = self.deployment.profile.forwarder
         if not size.sleeps:
             return {}
@@ -43,7 +43,7 @@ class Fleet:
         }
 
     def grant(self, scope: Construct, role: iam.IRole) -> None:
-        """Let ``role`` scale the service, and do nothing else to it or any other."""
+        """Let ``role`` scale this service, and nothing else."""
         if not self.deployment.profile.forwarder.sleeps:
             return
         service = cdk.Stack.of(scope).format_arn(

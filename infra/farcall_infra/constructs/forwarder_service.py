@@ -1,9 +1,9 @@
-"""The forwarder: a Fargate service on ARM64. Each task has a public address of its own, which peers learn from the
-API; or all stand behind one load balancer, and then they share its address and one CURVE key.
+"""The forwarder: a Fargate service on ARM64. Each task has its own public address, which peers get from the API; or all
+tasks are behind one load balancer and share its address and one CURVE key.
 
-The container image is a stock Python image. Our code comes as a bundle from the deployment's asset bucket, fetched by
-``fargate_boot.py``, which travels in the task definition; the bundle's key is in its environment, so every release is
-a new task revision and nobody needs docker to make one. Who publishes images may have the code in one instead.
+The container image is a stock Python image. Our code comes as a bundle from the deployment's asset bucket.
+``fargate_boot.py``, a part of the task definition, downloads it. The bundle's key is in the environment, so every
+release is a new task revision, and a release needs no docker. Alternatively, an own image can contain the code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
 from farcall_infra.bundles import FORWARDER, WORKSPACE
-from farcall_infra.constructs.accepted import accept
 from farcall_infra.constructs.bundle_asset import bundle_asset
 from farcall_infra.constructs.fleet import SERVICE, cluster_name
-from farcall_infra.constructs.front import Front
 from farcall_infra.constructs.function import retention
+from farcall_infra.constructs.load_balancer import LoadBalancer
+from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import Stores
 from farcall_infra.deployment import SLEEPS_TAG, Deployment
@@ -34,11 +34,11 @@ from farcall_infra.profiles import ForwarderSize
 __all__ = ["ForwarderService"]
 
 _BOOT = WORKSPACE / "infra" / "runtime" / "fargate_boot.py"
-# Draining flushes results and tells endpoints to move; Fargate grants two minutes at most before it kills the task.
+# Draining flushes results and redirects endpoints; Fargate allows two minutes at most before it kills the task.
 _STOP_TIMEOUT_S = 120
 _DRAIN_S = 100
-# How long a task that is not healthy yet is left alone. To fetch, unpack and compile the bundle takes five seconds of a
-# processor, which is twenty of a quarter of one; a task that is healthy before counts at once.
+# Grace period until a task must be healthy. Downloading, unpacking and compiling the bundle takes five seconds of a
+# vCPU, which is twenty seconds on a quarter of one. A task that is healthy earlier counts at once.
 _GRACE_S = 120
 _KEY_SEED_LENGTH = 64  # characters
 _PRIVATE_ECR: Final = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com/([a-z0-9._/-]+)(?:[:@](\S+))?")
@@ -46,16 +46,16 @@ _ON_DEMAND = "FARGATE"
 _SPOT = "FARGATE_SPOT"
 
 
-def _behind(front: Front, size: ForwarderSize) -> dict[str, str]:
-    """What a forwarder behind a load balancer needs: the address of that, from which all connections seem to come."""
+def _behind(balancer: LoadBalancer, size: ForwarderSize) -> dict[str, str]:
+    """Variables of a forwarder behind a load balancer: its address, which is also the source of all connections."""
     return {
-        "FARCALL_FORWARDER_ADVERTISE": front.address,
+        "FARCALL_FORWARDER_ADVERTISE": balancer.address,
         "FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE": str(size.connections),
     }
 
 
 class ForwarderService(Construct):
-    """Cluster, task definition and service; the connection port is the only thing that the internet can reach."""
+    """Cluster, task definition and service; the internet can reach only the connection port."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network, stores: Stores
@@ -63,16 +63,18 @@ class ForwarderService(Construct):
         super().__init__(scope, construct_id)
         size = deployment.profile.forwarder
         cluster = ecs.Cluster(self, "Cluster", vpc=network.vpc, cluster_name=cluster_name(deployment))
-        accept(
+        suppress(
             cluster,
             "ECS4",
-            "Container Insights bills each task's metrics every month. The forwarder reports its own numbers in its "
-            "log, which the observability stack turns into metrics.",
+            "Container Insights bills each task's metrics every month. The forwarder logs its own numbers, and the "
+            "observability stack turns them into metrics.",
         )
-        # As a property of the cluster; CDK's own way is a resource of a type that the offline tier lacks.
+        # As a property of the cluster: CDK's own method uses a resource type that the offline tier lacks.
         resource = cast(ecs.CfnCluster, cluster.node.default_child)
         resource.capacity_providers = [_ON_DEMAND, _SPOT]
-        front = Front(self, "Front", network=network, size=size, drain_s=_DRAIN_S) if network.front else None
+        balancer = (
+            LoadBalancer(self, "Front", network=network, size=size, drain_s=_DRAIN_S) if network.load_balancer else None
+        )
         task = ecs.FargateTaskDefinition(
             self,
             "Task",
@@ -83,11 +85,11 @@ class ForwarderService(Construct):
                 operating_system_family=ecs.OperatingSystemFamily.LINUX,
             ),
         )
-        accept(
+        suppress(
             task,
             "ECS2",
-            "The variables are addresses, names and ARNs. What is secret comes from Secrets Manager, at run time or "
-            "as a secret of the container.",
+            "The variables are addresses, names and ARNs. Secrets come from Secrets Manager, at run time or as a "
+            "secret of the container.",
         )
         self.log_group = logs.LogGroup(
             self,
@@ -105,19 +107,19 @@ class ForwarderService(Construct):
             environment={
                 **stores.environment("forwarder"),
                 "AWS_REGION": region,  # for the boot program
-                "AWS_DEFAULT_REGION": region,  # for boto3, which does not look at the other one
+                "AWS_DEFAULT_REGION": region,  # for boto3, which ignores AWS_REGION
                 **(self._bundle(task, deployment) if size.code == "bundle" else {}),
-                "FARCALL_FORWARDER_HOST": "0.0.0.0",  # noqa: S104 - the security group decides who gets here
+                "FARCALL_FORWARDER_HOST": "0.0.0.0",  # noqa: S104 - the security group limits access
                 "FARCALL_FORWARDER_PORT": str(size.port),
                 "FARCALL_FORWARDER_HEALTH_PORT": str(size.health_port),
                 "FARCALL_FORWARDER_DRAIN_S": str(_DRAIN_S),
                 "FARCALL_FORWARDER_CONNECTIONS": str(size.connections),
-                **(_behind(front, size) if front else {}),
+                **(_behind(balancer, size) if balancer else {}),
             },
-            secrets={"FARCALL_FORWARDER_KEY_SEED": self._shared_key()} if front else None,
+            secrets={"FARCALL_FORWARDER_KEY_SEED": self._shared_key()} if balancer else None,
             port_mappings=[
                 ecs.PortMapping(container_port=port)
-                for port in ((size.port, size.health_port) if front else (size.port,))
+                for port in ((size.port, size.health_port) if balancer else (size.port,))
             ],
             logging=ecs.LogDrivers.aws_logs(stream_prefix="forwarder", log_group=self.log_group),
             health_check=ecs.HealthCheck(
@@ -138,32 +140,33 @@ class ForwarderService(Construct):
             assign_public_ip=True,
             vpc_subnets=ec2.SubnetSelection(subnet_type=ec2.SubnetType.PUBLIC),
             security_groups=[network.forwarder],
-            # The new task is up before the old one drains: connections move, the queue never stops.
+            # The new task runs before the old one drains: connections are redirected without a gap.
             min_healthy_percent=100,
             max_healthy_percent=200,
             circuit_breaker=ecs.DeploymentCircuitBreaker(rollback=True),
-            health_check_grace_period=cdk.Duration.seconds(_GRACE_S) if front else None,
-            # A strategy in both cases: a launch type cannot be changed without making a new service.
+            health_check_grace_period=cdk.Duration.seconds(_GRACE_S) if balancer else None,
+            # A strategy in both cases: a change of the launch type would replace the service.
             capacity_provider_strategies=[
                 ecs.CapacityProviderStrategy(capacity_provider=_SPOT if size.spot else _ON_DEMAND, weight=1)
             ],
         )
-        # The CDK waits for the task's rights by itself. Without those to pull and to log, the first tasks would fail.
+        # CDK adds the dependency on the task role, but not on the execution role, without which the first tasks could
+        # neither pull nor log.
         self.service.node.add_dependency(task.obtain_execution_role())
-        if front:
-            front.add_service(self.service)
+        if balancer:
+            balancer.add_service(self.service)
         if size.sleeps:
             cdk.Tags.of(self.service).add(SLEEPS_TAG, f"after {size.idle_minutes} minutes")
 
     def _bundle(self, task: ecs.FargateTaskDefinition, deployment: Deployment) -> dict[str, str]:
-        """Where the boot program finds the code, and the right to read it."""
+        """Variables with the bundle's location for the boot program, and the permission to read it."""
         bundle = bundle_asset(self, "Bundle", bundle=deployment.packed(FORWARDER), platform=deployment.target.wheels)
         code = bundle.bucket.arn_for_objects(bundle.s3_object_key)
         task.add_to_task_role_policy(iam.PolicyStatement(actions=["s3:GetObject"], resources=[code]))
         return {"FARCALL_BUNDLE_BUCKET": bundle.s3_bucket_name, "FARCALL_BUNDLE_KEY": bundle.s3_object_key}
 
     def _image(self, name: str, task: ecs.FargateTaskDefinition) -> ecs.ContainerImage:
-        """The image of that name; one in a private repository of ECR with the right to pull it."""
+        """The image of that name; for a private ECR repository, with the permission to pull it."""
         private = _PRIVATE_ECR.fullmatch(name)
         if private is None:
             return ecs.ContainerImage.from_registry(name)
@@ -171,10 +174,10 @@ class ForwarderService(Construct):
         arn = cdk.Stack.of(self).format_arn(
             service="ecr", account=account, region=region, resource="repository", resource_name=repository
         )
-        accept(
+        suppress(
             task.obtain_execution_role(),
             "IAM5[Resource::*]",
-            "ECR hands out its login for the whole registry; what may be pulled is this repository.",
+            "ECR issues its login for the whole registry; only this repository may be pulled.",
         )
         return ecs.ContainerImage.from_ecr_repository(
             ecr.Repository.from_repository_attributes(self, "Image", repository_arn=arn, repository_name=repository),
@@ -182,7 +185,8 @@ class ForwarderService(Construct):
         )
 
     def _shared_key(self) -> ecs.Secret:
-        """What every task makes the same CURVE key pair of: a peer cannot tell which task a load balancer chose."""
+        """The seed from which all tasks derive the same CURVE key pair: a peer cannot know which task it is connected
+        to."""
         secret = secretsmanager.Secret(
             self,
             "Key",
@@ -193,12 +197,12 @@ class ForwarderService(Construct):
                 password_length=_KEY_SEED_LENGTH,
                 exclude_punctuation=True,
             ),
-            removal_policy=cdk.RemovalPolicy.DESTROY,  # peers learn the public key anew with every connect
+            removal_policy=cdk.RemovalPolicy.DESTROY,  # peers get the public key with every connect
         )
-        accept(
+        suppress(
             secret,
             "SMG4",
-            "A new key sends every peer through a new connect, so it is replaced with a release or when it may have "
+            "With a new key every peer has to connect again, so it is replaced with a release or when it may have "
             "leaked; docs/operations.md says how.",
         )
         return ecs.Secret.from_secrets_manager(secret, "seed")

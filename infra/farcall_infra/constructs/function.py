@@ -1,4 +1,4 @@
-"""A Lambda function the way all of ours are: the target's processor, its own role, its own log group, JSON logs."""
+"""Lambda function with our defaults: the target's processor, its own role, its own log group, JSON logs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from farcall_infra.bundles import LAMBDAS
-from farcall_infra.constructs.accepted import accept
 from farcall_infra.constructs.bundle_asset import lambda_code
+from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import Network
 from farcall_infra.deployment import Deployment
 
@@ -23,10 +23,10 @@ class PythonFunction(Construct):
     """One handler of the ``lambdas`` bundle. It is in the VPC if ``network`` is given, and outside it otherwise.
 
     ``timeout_s`` is in seconds. The role may write to the function's own log group and, in the VPC, attach the
-    function's network interfaces; everything else is granted by the constructs that own it, to ``role``.
-    If it is not ``retried``, Lambda leaves it at one attempt where nobody waits for the answer, instead of three.
-    ``concurrency`` is reserved for the function and bounds it; None for no reservation. An event that nobody waits for
-    is dropped when it could not be handled for ``max_event_age_s``, by default Lambda's six hours.
+    function's network interfaces; everything else is granted by the constructs that own it, to ``role``. Without
+    ``retried``, Lambda makes one attempt for an asynchronous invocation, instead of three. ``concurrency`` is reserved
+    for the function and limits it; None for no reservation. An asynchronous event is dropped if it could not be handled
+    for ``max_event_age_s``, by default Lambda's six hours.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PythonFunction(Construct):
         if network is not None:
             for statement in _network_interfaces():
                 role.add_to_principal_policy(statement)
-            accept(
+            suppress(
                 role,
                 "IAM5[Resource::*]",
                 "Lambda makes and removes the network interfaces of a function with the function's role, before they "
@@ -90,8 +90,8 @@ class PythonFunction(Construct):
 
 
 def _network_interfaces() -> tuple[iam.PolicyStatement, iam.PolicyStatement]:
-    """What Lambda needs to attach a function to a VPC, for which EC2 offers no narrower resource; and that the code of
-    a function, whose calls carry ``lambda:SourceFunctionArn``, may not do the same."""
+    """Permissions that Lambda needs to attach a function to a VPC; EC2 offers no narrower resource for them. A second
+    statement denies them to the code of a function, whose calls carry ``lambda:SourceFunctionArn``."""
     actions = [
         "ec2:AssignPrivateIpAddresses",
         "ec2:CreateNetworkInterface",
@@ -100,7 +100,7 @@ def _network_interfaces() -> tuple[iam.PolicyStatement, iam.PolicyStatement]:
         "ec2:DescribeSubnets",
         "ec2:UnassignPrivateIpAddresses",
     ]
-    # Of any function: the name of this one would make the role and the function depend on each other.
+    # For any function: the name of this one would make the role and the function depend on each other.
     functions = f"arn:{cdk.Aws.PARTITION}:lambda:{cdk.Aws.REGION}:{cdk.Aws.ACCOUNT_ID}:function:*"
     return (
         iam.PolicyStatement(actions=actions, resources=["*"]),
@@ -114,7 +114,7 @@ def _network_interfaces() -> tuple[iam.PolicyStatement, iam.PolicyStatement]:
 
 
 def retention(days: int) -> logs.RetentionDays:
-    """CDK's name for keeping logs for that many days."""
+    """CDK's constant for a log retention of that many days."""
     return {
         1: logs.RetentionDays.ONE_DAY,
         3: logs.RetentionDays.THREE_DAYS,

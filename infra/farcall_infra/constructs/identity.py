@@ -1,8 +1,8 @@
-"""Where users come from: the authorizer function's settings.
+"""Authentication settings of the authorizer function.
 
-On AWS that is an OpenID Connect issuer, if the profile names one, and else Globus Auth, by three parameters of the
-stack; the authorizer reads the client's secret from Secrets Manager. The offline tier has fixed tokens, given by a
-parameter too.
+On AWS the identity provider is an OpenID Connect issuer, if the profile names one, otherwise Globus Auth, with three
+parameters of the stack; the authorizer reads the client's secret from Secrets Manager. The offline tier has fixed
+tokens, also from a parameter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Identity"]
 
 
 class Identity(Construct):
-    """The environment of the authorizer, and its right to read the secret of the Globus client."""
+    """The environment of the authorizer, and its permission to read the secret of the Globus client."""
 
     def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment) -> None:
         super().__init__(scope, construct_id)

@@ -1,8 +1,8 @@
-"""Metrics out of logs: the forwarder writes one line a minute, and each number in it becomes one metric; the API writes
-one for each batch that it accepts, the reconciler one a round, with the number of tasks that wait, and the canary one a
-round, with the time that its call took.
+"""Metrics from logs. The forwarder writes one line a minute, and each number in it is a metric. The API writes one for
+each batch that it accepts, the reconciler one per run, with the number of waiting tasks, and the canary one per run,
+with the duration of its task.
 
-There are no dimensions: one per endpoint would cost more than the rest of a deployment.
+The metrics have no dimensions: one per endpoint would cost more than the rest of a deployment.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ CANARY: Final = MetricField("CanaryTime", "canary_s", cloudwatch.Unit.SECONDS)
 
 
 class Metrics(Construct):
-    """A metric filter for each of :data:`FIELDS`, for the API's, the reconciler's and, where there is one, the
-    canary's, in a namespace of the deployment's own."""
+    """A metric filter for each of :data:`FIELDS` and for the metrics of the API, the reconciler and the canary, if
+    there is one, in the deployment's own namespace."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Database migrations: CloudFormation runs them when the code has changed, before anything uses the schema."""
+"""Database migration: CloudFormation runs it when the code has changed, before any program uses the schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farcall_infra.deployment import Deployment
 
 __all__ = ["Migration"]
 
-# CloudFormation waits a minute longer than Lambda lets the function run, which answers before it is killed.
+# CloudFormation waits a minute longer than Lambda's limit for the function, which answers before Lambda kills it.
 _TIMEOUT_S = 840
 _ANSWERED_S = 900
 
@@ -21,8 +21,8 @@ _ANSWERED_S = 900
 class Migration(Construct):
     """Depend on this construct to run after the schema is up to date.
 
-    The function answers CloudFormation by itself (``migration_resource.handle``) and not through CDK's provider
-    framework: that one is made of Node functions, which the offline tier does not run.
+    The function answers CloudFormation itself (``migration_resource.handle``), without CDK's provider framework: that
+    consists of Node functions, which the offline tier does not run.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Migration(Construct):
             environment=database.migrator_environment(),
             timeout_s=_TIMEOUT_S,
             network=network,
-            retried=False,  # CloudFormation has its answer, and may be putting back the old code
+            retried=False,  # CloudFormation has its answer, and may already be rolling back
         )
         database.grant_migrator(migrator.role)
         resource = cdk.CustomResource(
@@ -47,7 +47,8 @@ class Migration(Construct):
             resource_type="Custom::FarcallMigration",
             service_token=migrator.function.function_arn,
             service_timeout=cdk.Duration.seconds(_ANSWERED_S),
-            # It runs again when one of these changes: the code, the roles' secrets, or the connections they share.
+            # The migration runs again when one of these changes: the code, the roles' secrets, or their connection
+            # limits.
             properties={
                 "Bundle": deployment.packed(LAMBDAS).digest(deployment.target.wheels),
                 "Roles": database.role_secret_arns,

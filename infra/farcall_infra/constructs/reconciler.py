@@ -1,4 +1,4 @@
-"""The reconciler: each minute it repairs what a crash between two stores left, and lets idle forwarders sleep."""
+"""The reconciler: a scheduled function that repairs the stores after a crash, and stops idle forwarders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Reconciler(Construct):
             timeout_s=55,  # done before the next one starts
             network=network,
             retried=False,
-            # Two rounds at once would do the same work twice. A round that could not start is left to the next one.
+            # Two runs at once would do the same work twice. The next run replaces one that could not start.
             concurrency=RECONCILER_CONCURRENCY if deployment.api_concurrency else None,
             max_event_age_s=60,
         )
@@ -44,5 +44,5 @@ class Reconciler(Construct):
         stores.grant(reconciler.role, "reconciler")
         fleet.grant(self, reconciler.role)
         rule = events.Rule(self, "EachMinute", schedule=events.Schedule.rate(_PERIOD))
-        # A missed run, and one that failed, is made up for by the next one.
+        # No retries: the next run replaces a missed or failed one.
         rule.add_target(targets.LambdaFunction(reconciler.function, retry_attempts=0))

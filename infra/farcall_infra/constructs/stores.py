@@ -15,14 +15,14 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
-from farcall_infra.authorities import AUTHORITIES_FILE
-from farcall_infra.constructs.accepted import accept
+from farcall_infra.ca_bundle import CA_BUNDLE_FILE
+from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import POSTGRES_PORT, VALKEY_PORT, Network
 from farcall_infra.profiles import DatabaseSize, QueueSize
 
 __all__ = ["PROGRAMS", "BlobStore", "Database", "Queue", "Stores", "TicketKey"]
 
-#: The programs that have a database role of their own, ``farcall_<program>``.
+#: The programs with their own database role, ``farcall_<program>``.
 PROGRAMS: Final = ("api", "reconciler", "forwarder")
 _MASTER = "farcall"
 _PASSWORD_LENGTH = 40
@@ -31,7 +31,7 @@ _VERSIONS = {"16": rds.PostgresEngineVersion.VER_16, "17": rds.PostgresEngineVer
 
 class Database(Construct):
     """PostgreSQL, encrypted, in the private subnets, with generated passwords in Secrets Manager: one for the master
-    user and one for the role of each of :data:`PROGRAMS`. The migration makes the roles and limits their connections.
+    user and one for the role of each of :data:`PROGRAMS`. The migration creates the roles and limits their connections.
     """
 
     _NAME = "farcall"
@@ -51,7 +51,7 @@ class Database(Construct):
         self._tls = tls
         self._verified = verified
         engine = rds.DatabaseInstanceEngine.postgres(version=_VERSIONS[size.version])
-        # The default of RDS for the first is the same, but a default can change and this must not.
+        # The first is also RDS's default, but a default can change and this must not.
         wanted = {"rds.force_ssl": "1", "max_connections": str(size.connections)}
         parameters = rds.ParameterGroup(self, "Parameters", engine=engine, parameters=wanted) if tls else None
         shared: dict[str, Any] = {
@@ -71,7 +71,7 @@ class Database(Construct):
             "delete_automated_backups": not keep,
             "auto_minor_version_upgrade": True,
             "allow_major_version_upgrade": size.major_upgrade,
-            # Else AWS charges for RDS Extended Support when the version's standard support ends.
+            # Otherwise AWS charges for RDS Extended Support when the version's standard support ends.
             "engine_lifecycle_support": rds.EngineLifecycleSupport.OPEN_SOURCE_RDS_EXTENDED_SUPPORT_DISABLED,
             "deletion_protection": keep,
             "removal_policy": cdk.RemovalPolicy.SNAPSHOT if keep else cdk.RemovalPolicy.DESTROY,
@@ -85,7 +85,7 @@ class Database(Construct):
                 credentials=rds.SnapshotCredentials.from_generated_secret(_MASTER),  # a new password for it
                 **shared,
             )
-            accept(
+            suppress(
                 self.instance,
                 "RDS2",
                 "An instance has the encryption of the snapshot that it is made of, and the snapshots of our databases "
@@ -103,20 +103,19 @@ class Database(Construct):
         assert self.instance.secret is not None  # from_generated_secret makes one
         self._secret = self.instance.secret
         self._logins = {program: self._login(program) for program in PROGRAMS}
-        accept(
+        suppress(
             self.instance,
             "SMG4",
             "Rotation runs a function of AWS' in the VPC that calls services over IPv4, which nothing here can (there "
             "is no NAT). docs/operations.md says how to replace the password.",
         )
-        accept(
+        suppress(
             self.instance,
             "RDS11",
-            "Nothing but the cloud tier's own two groups can reach the port, so hiding its number hides it from "
-            "nobody.",
+            "Only the cloud tier's own two groups can reach the port, so another port number would add nothing.",
         )
         if not size.multi_az:
-            accept(
+            suppress(
                 self.instance,
                 "RDS3",
                 "A standby doubles the price of the database. This profile has daily backups and point-in-time "
@@ -136,7 +135,7 @@ class Database(Construct):
             ),
             removal_policy=cdk.RemovalPolicy.DESTROY,  # the migration sets the password of a new one
         )
-        accept(
+        suppress(
             secret,
             "SMG4",
             "Rotation runs a function in the VPC that calls services over IPv4, which nothing here can (there is no "
@@ -145,11 +144,11 @@ class Database(Construct):
         return secret
 
     def environment(self, program: str) -> dict[str, str]:
-        """Where the database is, and the secret of the role of a program."""
+        """Variables with the database's address, and the secret of a program's role."""
         return self._address() | {"FARCALL_DATABASE_SECRET_ARN": self._logins[program].secret_arn}
 
     def migrator_environment(self) -> dict[str, str]:
-        """Where the database is, the master user's secret, and those of the roles that the migration makes."""
+        """Variables with the database's address, the master user's secret, and the secrets of the roles."""
         return self._address() | {
             "FARCALL_DATABASE_SECRET_ARN": self._secret.secret_arn,
             "FARCALL_DATABASE_ROLE_SECRET_ARNS": self.role_secret_arns,
@@ -161,11 +160,12 @@ class Database(Construct):
         return cdk.Fn.join(",", [login.secret_arn for login in self._logins.values()])
 
     def _address(self) -> dict[str, str]:
-        """The client is told to insist on TLS where there is any, and to check the certificate where it can."""
-        insist = {"PGSSLMODE": "require"} if self._tls else {}
-        verify = {"FARCALL_DATABASE_AUTHORITIES": AUTHORITIES_FILE} if self._verified else {}
+        """Variables with the address. The client requires TLS if the target has it, and checks the certificate if it
+        can."""
+        require = {"PGSSLMODE": "require"} if self._tls else {}
+        verify = {"FARCALL_DATABASE_AUTHORITIES": CA_BUNDLE_FILE} if self._verified else {}
         return {
-            **insist,
+            **require,
             **verify,
             "FARCALL_DATABASE_HOST": self.instance.db_instance_endpoint_address,
             "FARCALL_DATABASE_PORT": self.instance.db_instance_endpoint_port,
@@ -173,7 +173,8 @@ class Database(Construct):
         }
 
     def grant(self, role: iam.IRole, program: str) -> None:
-        """Let ``role`` read the credentials of a program. Who can reach the port is the security group's business."""
+        """Let ``role`` read the credentials of a program. The security group decides which functions can reach the
+        port."""
         _grant_value(self._logins[program], role)
 
     def grant_migrator(self, role: iam.IRole) -> None:
@@ -195,7 +196,7 @@ class Queue(Construct):
             description="Queue of the Farcall cloud tier",
             subnet_ids=network.vpc.select_subnets(subnet_type=network.private.subnet_type).subnet_ids,
         )
-        # A full queue must refuse tasks loudly; an evicted key would be a task that silently waits for the sweep.
+        # A full queue must refuse tasks with an error; an evicted key would be a task that waits for the reconciler.
         parameters = elasticache.CfnParameterGroup(
             self,
             "Parameters",
@@ -221,15 +222,15 @@ class Queue(Construct):
             security_group_ids=[network.queue.security_group_id],
             auto_minor_version_upgrade=True,
         )
-        self._group.apply_removal_policy(cdk.RemovalPolicy.DESTROY)  # all that is in it is in the database as well
-        accept(
+        self._group.apply_removal_policy(cdk.RemovalPolicy.DESTROY)  # all of its data is in the database as well
+        suppress(
             self._group,
             "AEC6",
             "Nothing but the cloud tier's own two groups can reach the port, both of which would hold the password "
             "too. All that is in the queue is in the database as well.",
         )
         if not size.failover:
-            accept(
+            suppress(
                 self._group,
                 "AEC4",
                 "A second node doubles the price. Losing the only one loses no task: they are rebuilt from the "
@@ -238,11 +239,11 @@ class Queue(Construct):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The ids of the nodes, which ElastiCache derives from the group's."""
+        """The ids of the nodes, which ElastiCache derives from the group's id."""
         return tuple(f"{self._group.ref}-{number:03}" for number in range(1, self._size.nodes + 1))
 
     def environment(self) -> dict[str, str]:
-        """Where the queue is."""
+        """Variables with the queue's address."""
         return {
             "FARCALL_QUEUE_HOST": self._group.attr_primary_end_point_address,
             "FARCALL_QUEUE_PORT": self._group.attr_primary_end_point_port,
@@ -271,22 +272,21 @@ class BlobStore(Construct):
             ],
             removal_policy=cdk.RemovalPolicy.RETAIN if keep else cdk.RemovalPolicy.DESTROY,
         )
-        accept(
+        suppress(
             self._bucket,
             "S1",
-            "Access logs of S3 fill a second bucket for ever. Blobs are read and written through addresses that the "
-            "API and the forwarder sign for one object and one hour; both log whom for.",
+            "Access logs of S3 fill a second bucket without limit. Blobs are read and written through URLs that the "
+            "API and the forwarder sign for one object and one hour; both log the caller.",
         )
 
     def environment(self) -> dict[str, str]:
-        """The bucket's name."""
+        """The variable with the bucket's name."""
         return {"FARCALL_BLOB_BUCKET": self._bucket.bucket_name}
 
     def grant(self, role: iam.IRole) -> None:
-        """Let ``role`` read and write blobs, and hand out pre-signed addresses that do. They expire by themselves, so
-        nobody needs to delete one."""
+        """Let ``role`` read and write blobs, and sign URLs for that. Blobs expire, so no role needs to delete them."""
         for statement in (
-            # Without the right to list, S3 answers "forbidden" for an object that is not there.
+            # Without the permission to list, S3 answers "forbidden" for a missing object.
             iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self._bucket.bucket_arn]),
             iam.PolicyStatement(
                 actions=["s3:GetObject", "s3:PutObject"], resources=[self._bucket.arn_for_objects("*")]
@@ -295,10 +295,10 @@ class BlobStore(Construct):
             role.add_to_principal_policy(statement)
         stack = cdk.Stack.of(self)
         exported = stack.resolve(stack.export_value(self._bucket.bucket_arn))["Fn::ImportValue"]
-        accept(
+        suppress(
             role,
             f"IAM5[Resource::{exported}/*]",
-            "Blobs are named by their owner and hash, which nobody knows beforehand; the bucket holds nothing else.",
+            "The names of blobs have their owner and hash, unknown in advance; the bucket holds nothing else.",
         )
 
 
@@ -319,17 +319,17 @@ class TicketKey(Construct):
                 password_length=self._LENGTH,
                 exclude_punctuation=True,
             ),
-            removal_policy=cdk.RemovalPolicy.DESTROY,  # tickets live for a day and are made anew
+            removal_policy=cdk.RemovalPolicy.DESTROY,  # tickets are valid for a day and are then replaced
         )
-        accept(
+        suppress(
             self._secret,
             "SMG4",
-            "A new key makes every ticket worthless at once, so it is replaced when it may have leaked; "
+            "A new key invalidates every ticket at once, so it is replaced only when it may have leaked; "
             "docs/operations.md says how.",
         )
 
     def environment(self) -> dict[str, str]:
-        """Which secret holds the key."""
+        """The variable with the ARN of the key's secret."""
         return {"FARCALL_TICKET_SECRET_ARN": self._secret.secret_arn}
 
     def grant(self, role: iam.IRole) -> None:
@@ -338,7 +338,7 @@ class TicketKey(Construct):
 
 
 def _grant_value(secret: secretsmanager.ISecret, role: iam.IRole) -> None:
-    """Let ``role`` read the secret, and not its description, as CDK's own grant would."""
+    """Let ``role`` read the secret. CDK's own grant would also allow reading its description."""
     role.add_to_principal_policy(
         iam.PolicyStatement(actions=["secretsmanager:GetSecretValue"], resources=[secret.secret_arn])
     )
@@ -346,7 +346,7 @@ def _grant_value(secret: secretsmanager.ISecret, role: iam.IRole) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Stores:
-    """All four, as the parts that use them all see them."""
+    """All four stores, for programs that use all of them."""
 
     database: Database
     queue: Queue

@@ -1,7 +1,7 @@
-"""The REST API: one regional API Gateway in front of one function, with a token authorizer before it.
+"""The REST API: one regional API Gateway in front of one function, with a token authorizer.
 
-The function routes by itself, so the gateway knows two routes only: the root and everything below it. Answers that the
-gateway gives alone (no token, throttled, function gone) have the same JSON shape as the function's.
+The function routes requests itself, so the gateway has only two routes: the root and everything below it. The gateway's
+own responses (no token, throttled, function unavailable) have the same JSON shape as the function's.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from constructs import Construct
 
 from farcall_common.errors import FarcallError, Fault, Forbidden, LimitExceeded, Unauthenticated, Unavailable
 from farcall_common.http_errors import status_of
-from farcall_infra.constructs.accepted import accept
+from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.profiles import ApiSize
 
 __all__ = ["STAGE", "WebApi"]
 
 STAGE = "api"
-#: What a caller may send as Authorization. Anything else is answered 401 by the gateway: without a call of the function
-#: and a question to the identity provider, which may throttle us.
+#: Valid Authorization headers. The gateway answers any other with 401, without calling the function or the identity
+#: provider, which may throttle us.
 _BEARER = r"^[Bb][Ee][Aa][Rr][Ee][Rr] +\S{16,8192}$"
 
 
 class WebApi(Construct):
-    """``url`` and ``api_id`` say where ``api`` is."""
+    """API Gateway, its stage and its authorizer; ``url`` and ``api_id`` identify ``api``."""
 
     def __init__(
         self,
@@ -80,30 +80,29 @@ class WebApi(Construct):
 
 
 def _accept_findings(api: apigateway.RestApi) -> None:
-    accept(
+    suppress(
         api,
         "APIG2",
         "The function validates every request against its models, which the OpenAPI document is made from, and "
-        "answers in the API's own error shape. A second copy of them in the gateway would only fall out of step.",
+        "answers in the API's own error shape. A second copy of them in the gateway would have to be kept in sync.",
     )
     for rule in ("APIG1", "APIG6"):
-        accept(
+        suppress(
             api,
             rule,
-            "Logs of a REST API need a role that is set once per account and region, over which several deployments "
-            "(and everybody else's APIs) would fight. The function logs what it did, and the gateway's metrics count "
-            "the rest.",
+            "Logs of a REST API need a role that is set once per account and region, so several deployments and other "
+            "APIs would overwrite it. The function logs its requests, and the gateway's metrics count the others.",
         )
-    accept(
+    suppress(
         api,
         "APIG3",
-        "A web ACL costs from six dollars a month. Every request needs a token before it reaches anything of ours, "
-        "and the stage is throttled. A web ACL can be put before the stage without a change here.",
+        "A web ACL costs at least six dollars a month. Every request needs a token before it reaches our code, and "
+        "the stage is throttled. A web ACL can be attached to the stage without a change here.",
     )
-    accept(
+    suppress(
         api,
         "COG4",
-        "Users come from Globus Auth, not from Cognito. Every method has a Lambda authorizer, and a test holds that.",
+        "Users come from Globus Auth, not from Cognito. Every method has a Lambda authorizer, and a test checks that.",
     )
 
 
@@ -117,7 +116,7 @@ _GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, type[FarcallError]], ...]
 
 
 def _error_body(error: type[FarcallError], status: int) -> str:
-    """The body of an answer that the gateway gives alone. It fills in ``$context…`` itself, quotes included."""
+    """The body of the gateway's own response. The gateway fills in ``$context…``, including the quotes."""
     message = "$context.error.messageString"
     body = {
         "status": "Failed",

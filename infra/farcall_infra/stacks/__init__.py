@@ -1,3 +1,3 @@
-"""Stacks: they wire constructs together and own nothing themselves."""
+"""CloudFormation stacks: they connect constructs and own no resources themselves."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""API stack: changes with every release."""
+"""API stack: migration, API, reconciler and canary. It changes with every release."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ApiStack(cdk.Stack):
         size = deployment.profile.api
         migration = Migration(self, "Migration", deployment=deployment, network=network, database=stores.database)
         identity = Identity(self, "Identity", deployment=deployment)
-        # The authorizer talks to the identity provider, so it stays outside the VPC, which has no way to the internet.
+        # The authorizer calls the identity provider, so it is outside of the VPC, which has no internet access.
         authorizer = PythonFunction(
             self,
             "Authorizer",

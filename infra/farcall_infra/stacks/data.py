@@ -1,4 +1,4 @@
-"""Data stack: what must not be lost, and what the other stacks hold on to."""
+"""Data stack: database, queue, blobs and ticket key, which the other stacks use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DataStack(cdk.Stack):
             blobs=BlobStore(self, "Blobs", blob_days=profile.retention.blob_days, keep=keep),
             tickets=TicketKey(self, "Tickets"),
         )
-        # What `farcall cloud deploy` goes on with, or says that it changes.
+        # `farcall cloud deploy` reads these outputs to show which settings it changes.
         cdk.CfnOutput(self, PROFILE_OUTPUT, value=profile.name)
         for section, values in deployment.settings.items():
             name = f"{SETTINGS_OUTPUT}{section.capitalize()}"

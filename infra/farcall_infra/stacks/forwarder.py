@@ -1,4 +1,4 @@
-"""Forwarder stack: changes with every release."""
+"""Forwarder stack: the Fargate service. It changes with every release."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class ForwarderStack(cdk.Stack):
         self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network, stores: Stores
     ) -> None:
         super().__init__(scope, construct_id, description="Farcall: forwarder")
-        made = ForwarderService(self, "Forwarder", deployment=deployment, network=network, stores=stores)
-        self.service = made.service
-        self.log_group = made.log_group
+        forwarder = ForwarderService(self, "Forwarder", deployment=deployment, network=network, stores=stores)
+        self.service = forwarder.service
+        self.log_group = forwarder.log_group

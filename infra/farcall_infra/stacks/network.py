@@ -1,4 +1,4 @@
-"""Network stack: rarely changes."""
+"""Network stack: VPC and security groups. It rarely changes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Real processes behind LocalStack: Lambdas under awslambdaric, PostgreSQL behind RDS, Valkey behind ElastiCache, tasks
-behind ECS, and a token authorizer in front of API Gateway's integrations.
+"""LocalStack plugin with real processes: Lambda functions under awslambdaric, PostgreSQL for RDS, Valkey for
+ElastiCache, tasks for ECS, and a token authorizer for API Gateway.
 
-Runs inside LocalStack's process and its own environment, never in the project's; it is told everything by the variables
-that :mod:`farcall_localstack_plugin.settings` reads.
+It runs inside LocalStack's process and environment, never in the project's. All its settings are the variables that
+:mod:`farcall_localstack_plugin.settings` reads.
 """
 
 __all__: list[str] = []

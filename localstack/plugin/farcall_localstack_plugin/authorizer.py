@@ -1,9 +1,8 @@
 """Token authorizers for REST APIs, which LocalStack's core stores but never calls.
 
-What API Gateway does: take the header that the authorizer names, refuse a request without it or with one that does not
-match its expression (401), ask the function
-for a policy (cached per token), refuse what the policy does not allow (403), and hand principal and context to the
-integration.
+As in API Gateway: read the header that the authorizer names, refuse a request without it or with a value that does not
+match the authorizer's expression (401), get a policy from the function (cached per token), refuse requests that the
+policy does not allow (403), and pass principal and context to the integration.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["TokenAuthorizer"]
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:
-    """What the function said about a token, and until when (monotonic seconds) it holds."""
+    """The function's answer for a token, valid until ``expires_at`` (monotonic seconds)."""
 
     principal_id: str
     statements: list[dict[str, Any]]
@@ -39,7 +38,7 @@ class _Decision:
     expires_at: float
 
     def allows(self, method_arn: str) -> bool:
-        """An explicit deny wins, and without an allow the answer is no."""
+        """Whether the policy allows the method: an explicit deny wins, and the default is deny."""
         effects = {
             statement["Effect"] for statement in self.statements if _matches(statement.get("Resource", []), method_arn)
         }
@@ -81,7 +80,7 @@ class TokenAuthorizer:
             known = self._decisions.get(key)
         if known is not None and now < known.expires_at:
             return known
-        answer = _ask(authorizer, token, method_arn, region=region)
+        answer = _call(authorizer, token, method_arn, region=region)
         decision = _Decision(
             principal_id=answer["principalId"],
             statements=answer["policyDocument"]["Statement"],
@@ -93,7 +92,7 @@ class TokenAuthorizer:
         return decision
 
 
-def _ask(authorizer: dict[str, Any], token: str, method_arn: str, *, region: str) -> dict[str, Any]:
+def _call(authorizer: dict[str, Any], token: str, method_arn: str, *, region: str) -> dict[str, Any]:
     event = {"type": "TOKEN", "authorizationToken": token, "methodArn": method_arn}
     invoked = connect_to(region_name=region).lambda_.invoke(
         FunctionName=function_arn(authorizer["authorizerUri"]), Payload=json.dumps(event).encode()
@@ -114,5 +113,5 @@ def _matches(patterns: str | list[str], method_arn: str) -> bool:
 
 
 def _text(value: object) -> str:
-    """API Gateway hands every value of the context on as text."""
+    """API Gateway passes every value of the context as text."""
     return value if isinstance(value, str) else json.dumps(value)

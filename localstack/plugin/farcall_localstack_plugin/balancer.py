@@ -1,4 +1,4 @@
-"""A network load balancer of TCP connections: one relay process for each listener, tasks behind it."""
+"""Network load balancer for TCP: one relay process for each listener, with ECS tasks as targets."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["ListenerProvider", "LoadBalancerProvider", "TargetGroup", "TargetGro
 
 
 class TargetGroup:
-    """Where the relay may send connections. It reads the file anew for each one, so that what has left gets none."""
+    """The targets of a relay, in a file. The relay reads it for each connection, so a deregistered target gets none."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True)
         self.file = directory / "targets.json"
-        self.address = ""  # of the listener that stands before the group; empty until there is one
+        self.address = ""  # of the group's listener; empty until there is one
         self._ports: list[int] = []
         self._lock = threading.Lock()
         self._write()
 
     def register(self, port: int) -> None:
-        """Send connections to ``port`` of this machine too."""
+        """Send connections also to ``port`` of this machine."""
         with self._lock:
             self._ports.append(port)
             self._write()
 
     def deregister(self, port: int) -> None:
-        """Send no more connections to ``port``; those that it has stay, as they do on AWS."""
+        """Send no more connections to ``port``; its connections stay open, as on AWS."""
         with self._lock:
             if port in self._ports:
                 self._ports.remove(port)
@@ -61,7 +61,7 @@ def _arn(request: Request, kind: str) -> str:
 
 
 class LoadBalancerProvider(Provider):
-    """The name that listeners have in common; they do the work."""
+    """A name for the listeners, which do the work."""
 
     TYPE = "AWS::ElasticLoadBalancingV2::LoadBalancer"
     SCHEMA: Model = schema(TYPE, "LoadBalancerArn")
@@ -69,13 +69,13 @@ class LoadBalancerProvider(Provider):
     def create(self, request: Request) -> Event:
         model = request.desired_state
         if model.get("Type") != "network":
-            return failed(model, f"only network load balancers are available here, not {model.get('Type')}")
+            return failed(model, f"only network load balancers are supported here, not {model.get('Type')}")
         model |= {"LoadBalancerArn": _arn(request, "loadbalancer/net"), "DNSName": HOST}
         return done(model)
 
 
 class TargetGroupProvider(Provider):
-    """The file that the relay reads its targets from; ECS services write it."""
+    """The file with the relay's targets, written by ECS services."""
 
     TYPE = "AWS::ElasticLoadBalancingV2::TargetGroup"
     SCHEMA: Model = schema(TYPE, "TargetGroupArn")
@@ -93,7 +93,7 @@ class TargetGroupProvider(Provider):
 
 
 class ListenerProvider(Provider):
-    """Starts a relay on any free port: several deployments cannot all have the port of the template."""
+    """Starts a relay on any free port: several deployments cannot share the port of the template."""
 
     TYPE = "AWS::ElasticLoadBalancingV2::Listener"
     SCHEMA: Model = schema(TYPE, "ListenerArn")
@@ -102,7 +102,7 @@ class ListenerProvider(Provider):
         model = request.desired_state
         (action,) = model["DefaultActions"]
         if model["Protocol"] != "TCP" or action["Type"] != "forward":
-            return failed(model, "a listener can only pass TCP connections on here")
+            return failed(model, "a listener can only forward TCP connections here")
         model["ListenerArn"] = arn = _arn(request, "listener/net")
         group = target_group(action["TargetGroupArn"])
         try:

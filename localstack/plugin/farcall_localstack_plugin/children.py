@@ -1,6 +1,6 @@
-"""Child processes: started with a log file each, and all stopped when LocalStack stops.
+"""Child processes: each has a log file, and all are stopped when LocalStack stops.
 
-They stay in LocalStack's process group, so that the driver can end whatever a killed LocalStack leaves behind.
+They stay in LocalStack's process group, so the driver can end the children of a killed LocalStack.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ChildDied(Exception):
 
 
 class Child:
-    """One running process. ``spawn`` starts it, and another one in its place."""
+    """One running process. ``spawn`` starts it and each replacement."""
 
     def __init__(
         self, name: str, spawn: Callable[[], subprocess.Popen[bytes]], log: Path, stop_signal: signal.Signals
@@ -61,7 +61,7 @@ class Child:
         return self._process.wait()
 
     def keep(self) -> None:
-        """From now on start it anew whenever it ends without having been asked to, as AWS does with a server."""
+        """From now on restart the process whenever it ends without :meth:`stop`, as AWS does with a server."""
         threading.Thread(target=self._keep, name=f"keep-{self.name}", daemon=True).start()
 
     def _keep(self) -> None:
@@ -82,7 +82,7 @@ class Child:
         return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
     def stop(self) -> None:
-        """Ask the process to end, and end it if it does not."""
+        """Ask the process to end, and kill it after a time limit."""
         with self._swapping:
             self._asked.set()
         with contextlib.suppress(ProcessLookupError):
@@ -125,7 +125,7 @@ def start(
                 extra_groups=[] if user else None,
             )
 
-    with _lock:  # none starts unseen by stop_all
+    with _lock:  # stop_all must see every child
         if _ended.is_set():
             raise ChildDied(f"{name} is not started: LocalStack is stopping")
         child = Child(name, spawn, log, stop_signal)
@@ -134,7 +134,7 @@ def start(
 
 
 def stop_all() -> None:
-    """Stop every child, for good: the youngest first, as what was started later may need what was started earlier."""
+    """Stop all children and prevent new ones. The newest is stopped first, because it may depend on older ones."""
     with _lock:
         _ended.set()
         children = list(reversed(_children))
@@ -143,9 +143,9 @@ def stop_all() -> None:
 
 
 def end_group(directory: Path, *, within_s: float) -> None:
-    """Remove a directory and end this process with all of its group, also what threads run for a moment.
+    """Remove a directory and end this process with its process group, including short-lived programs of threads.
 
-    Such a program may write to the directory until it has ended, and another may follow it until there is no directory.
+    Such a program may write to the directory until it ends, and another may start until the directory is removed.
     """
     deadline = time.monotonic() + within_s
     while (others := _others_of_the_group()) or directory.exists():
@@ -175,5 +175,5 @@ def stopping() -> bool:
 
 
 def unprivileged_user() -> str | None:
-    """Whom to run PostgreSQL as, which refuses root; None if we are not root."""
+    """The user for PostgreSQL, which refuses root; None if we are not root."""
     return "nobody" if os.geteuid() == 0 else None

@@ -1,4 +1,4 @@
-"""What RDS keeps: instances, each a PostgreSQL that runs, and snapshots of them, each a dump of its database."""
+"""Database instances and snapshots of RDS: running PostgreSQL servers, and dumps of their databases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tags = Sequence[Mapping[str, str]]
 
 @dataclasses.dataclass
 class Instance:
-    """A PostgreSQL at ``port``; ``model`` has the properties of its resource as they are now."""
+    """A PostgreSQL at ``port``; ``model`` has the current properties of its resource."""
 
     identifier: str
     port: int
@@ -36,7 +36,7 @@ class Instance:
 
     @property
     def is_protected(self) -> bool:
-        """Whether it may not be deleted."""
+        """Whether deletion protection is on."""
         return str(self.model.get("DeletionProtection", False)).lower() == "true"
 
     @property
@@ -59,16 +59,16 @@ class Snapshot:
     file: Path
 
 
-#: Those that run, by identifier.
+#: Running instances, by identifier.
 databases: dict[str, Instance] = {}
-#: Those that were taken since LocalStack started, by identifier.
+#: Snapshots taken since LocalStack started, by identifier.
 snapshots: dict[str, Snapshot] = {}
 
 
 def take(identifier: str, instance: Instance, *, tags: Tags = ()) -> Snapshot:
-    """Make a snapshot while the instance goes on. It has the instance's tags if that says so, besides ``tags``.
+    """Take a snapshot while the instance runs. It gets ``tags``, and the instance's tags if CopyTagsToSnapshot is set.
 
-    :raises subprocess.CalledProcessError: if PostgreSQL's program fails; its words are in ``stderr``.
+    :raises subprocess.CalledProcessError: if PostgreSQL's program fails; its output is in ``stderr``.
     """
     directory = settings().directory / "snapshots"
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -90,9 +90,9 @@ def take(identifier: str, instance: Instance, *, tags: Tags = ()) -> Snapshot:
 
 
 def load(snapshot: Snapshot, instance: Instance) -> None:
-    """Fill the empty database of a new instance.
+    """Restore a snapshot into the empty database of a new instance.
 
-    :raises subprocess.CalledProcessError: if PostgreSQL's program fails; its words are in ``stderr``.
+    :raises subprocess.CalledProcessError: if PostgreSQL's program fails; its output is in ``stderr``.
     """
     _run("pg_restore", instance, "--exit-on-error", "--single-transaction", "--no-privileges", str(snapshot.file))
 

@@ -1,4 +1,4 @@
-"""ECS services as processes: a task is its container's own command, kept running as ECS would."""
+"""ECS services as processes: a task runs its container's command and is restarted as by ECS."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _services: dict[str, RunningService] = {}
 
 
 class TaskDefinitionProvider(Provider):
-    """Keeps the container definitions for the services that name it."""
+    """Stores the container definitions for services."""
 
     TYPE = "AWS::ECS::TaskDefinition"
     SCHEMA: Model = schema(TYPE, "TaskDefinitionArn")
@@ -59,12 +59,12 @@ class TaskDefinitionProvider(Provider):
         return done(model)
 
     def update(self, request: Request) -> Event:
-        # On AWS every change makes a new revision with an ARN of its own.
+        # On AWS every change creates a new revision with its own ARN.
         return self.create(request)
 
 
 class ServiceProvider(Provider):
-    """Starts ``DesiredCount`` tasks, and new ones in their place when the task definition changes."""
+    """Starts ``DesiredCount`` tasks, and replaces them when the task definition changes."""
 
     TYPE = "AWS::ECS::Service"
     SCHEMA: Model = schema(TYPE, "ServiceArn")
@@ -110,7 +110,7 @@ class ServiceProvider(Provider):
 
 
 def find_service(cluster: str, service: str) -> tuple[str, RunningService] | None:
-    """The ARN and the tasks of a service that is given by its name or by its ARN."""
+    """The ARN and the tasks of a service, given by its name or its ARN."""
     for arn, running in _services.items():
         if service == arn or arn.endswith(f":service/{cluster}/{service}"):
             return arn, running
@@ -118,7 +118,7 @@ def find_service(cluster: str, service: str) -> tuple[str, RunningService] | Non
 
 
 class _Container:
-    """One container of one task: how to start it, again and again. Peers reach it under ``address``."""
+    """One container of a task definition, which can be started several times. Peers reach it under ``address``."""
 
     def __init__(self, definition: Model, request: Request, config: Settings, *, address: str) -> None:
         self._settings = config
@@ -139,7 +139,7 @@ class _Container:
         }
 
     def start(self) -> tuple[Child, Path]:
-        """Start it and wait until it is ready.
+        """Start the container and wait until it is ready.
 
         :raises ChildDied: if it ends before it is ready, or takes too long.
         """
@@ -169,18 +169,18 @@ class _Container:
         return child, directory
 
 
-class _Place:
-    """Where one container of one task runs; after an end that nobody asked for it runs anew."""
+class _RunningContainer:
+    """One running container of a task; it is restarted after an unexpected end."""
 
     def __init__(self, container: _Container, groups: list[TargetGroup]) -> None:
         self._container = container
         self._groups = groups
-        self._leaving = threading.Event()
+        self._stopping = threading.Event()
         self._begin()
 
-    def leave(self) -> None:
-        """End the container: first it gets no more connections, then it is asked to go."""
-        self._leaving.set()
+    def stop(self) -> None:
+        """Stop the container: first deregister it, so that it gets no more connections, then end it."""
+        self._stopping.set()
         self._deregister()
         self._child.stop()
 
@@ -204,7 +204,7 @@ class _Place:
         with contextlib.suppress(FileNotFoundError):
             (directory / "pid").unlink()
         shutil.rmtree(directory / "tmp", ignore_errors=True)  # a task's storage ends with the task
-        while not self._leaving.wait(_RESTART_INTERVAL_S) and not children.stopping():
+        while not self._stopping.wait(_RESTART_INTERVAL_S) and not children.stopping():
             LOG.warning("task %s ended with status %s; starting it again", self._container.name, status)
             try:
                 self._begin()
@@ -220,31 +220,31 @@ class RunningService:
     def __init__(self, containers: list[_Container], groups: list[TargetGroup]) -> None:
         self._containers = containers
         self._groups = groups
-        self._tasks: list[list[_Place]] = []
+        self._tasks: list[list[_RunningContainer]] = []
         self._lock = threading.Lock()
         self.desired = 0
 
     @property
     def running(self) -> int:
-        """How many tasks there are."""
+        """The number of running tasks."""
         return len(self._tasks)
 
     def scale(self, tasks: int) -> None:
-        """Start tasks, or end the youngest, until there are that many, or as many as somebody wants after us.
+        """Start tasks, or stop the newest, until their number is ``tasks``, or that of a later concurrent call.
 
-        :raises ChildDied: if one does not become ready; those that did stay.
+        :raises ChildDied: if one does not become ready; the others keep running.
         """
         self.desired = tasks
         with self._lock:
             while len(self._tasks) > self.desired:
-                for place in self._tasks.pop():
-                    place.leave()
+                for container in self._tasks.pop():
+                    container.stop()
             while len(self._tasks) < self.desired:
-                self._tasks.append([_Place(container, self._groups) for container in self._containers])
+                self._tasks.append([_RunningContainer(container, self._groups) for container in self._containers])
 
 
 def _secret(reference: str, request: Request) -> str:
-    """The value that ``arn:…:secret:NAME[:JSON_KEY::]`` points at."""
+    """The value of the secret ``arn:…:secret:NAME[:JSON_KEY::]``."""
     prefix, _, rest = reference.partition(":secret:")
     name, *key = rest.split(":")
     secrets = request.aws_client_factory.secretsmanager

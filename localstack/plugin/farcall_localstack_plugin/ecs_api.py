@@ -1,4 +1,4 @@
-"""The API of ECS, as far as our programs call it: a service is looked at and scaled."""
+"""ECS API: the calls that our programs make, which describe and scale a service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOG = logging.getLogger(__name__)
 
 
 class EcsApi:
-    """Every other operation is answered as not implemented."""
+    """The API's operations; any other is answered as not implemented."""
 
     @handler("DescribeServices", expand=False)
     def describe_services(self, _context: RequestContext, request: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class EcsApi:
             raise CommonServiceException("ServiceNotFoundException", f"There is no service {request['service']}.")
         arn, service = found
         if (desired := request.get("desiredCount")) is not None:
-            # AWS answers at once, too, and tasks come and go afterwards.
+            # As on AWS, the answer does not wait for the tasks.
             threading.Thread(target=_scale, args=(service, desired), name="ecs-scale", daemon=True).start()
         return {"service": {**_described(arn, service), "desiredCount": desired}}
 

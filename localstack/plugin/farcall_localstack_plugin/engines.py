@@ -1,4 +1,4 @@
-"""PostgreSQL and Valkey as child processes on free loopback ports, and relays, which pass connections on to ports."""
+"""Data store processes: PostgreSQL and Valkey on free loopback ports, and relays that forward connections to ports."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["HOST", "free_port", "start_postgres", "start_relay", "start_tls", "s
 HOST = "127.0.0.1"
 _START_TIMEOUT_S = 120.0
 _POLL_S = 0.02
-_ATTEMPTS = 3  # another process may take a free port between our look and the server's bind
+_ATTEMPTS = 3  # another process may take a free port before the server binds it
 
 
 def start_postgres(
     name: str, *, settings: Settings, user: str, password: str, database: str | None
 ) -> tuple[Child, int]:
-    """A new PostgreSQL cluster with that superuser and database; returns the server and its port."""
+    """Start a new PostgreSQL cluster with that superuser and database; returns the server and its port."""
     owner = children.unprivileged_user()
     root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=settings.database_directory))
     password_file = root / "password"
@@ -73,7 +73,7 @@ def start_postgres(
 
 
 def start_valkey(name: str, *, settings: Settings) -> tuple[Child, int]:
-    """An empty Valkey that keeps nothing on disk; returns the server and its port."""
+    """Start an empty Valkey without files on disk; returns the server and its port."""
     for attempt in range(1, _ATTEMPTS + 1):
         port = free_port()
         server = children.start(
@@ -95,7 +95,7 @@ def start_valkey(name: str, *, settings: Settings) -> tuple[Child, int]:
 
 
 def start_tls(name: str, port: int, *, settings: Settings, certificate: Path) -> tuple[Child, int]:
-    """A relay that speaks TLS in the stead of the PostgreSQL at ``port``; returns it and its own port.
+    """Start a relay that adds TLS to the PostgreSQL at ``port``; returns the relay and its own port.
 
     :raises ChildDied: if it does not start.
     """
@@ -106,7 +106,7 @@ def start_tls(name: str, port: int, *, settings: Settings, certificate: Path) ->
 
 
 def start_relay(name: str, targets: Path, *, settings: Settings, certificate: Path | None = None) -> tuple[Child, int]:
-    """The program :mod:`farcall_localstack_plugin.relay`; returns it and its port, which it writes beside ``targets``.
+    """Start :mod:`farcall_localstack_plugin.relay`; returns it and its port, which it writes next to ``targets``.
 
     :raises ChildDied: if it does not start.
     """
@@ -131,7 +131,7 @@ def start_relay(name: str, targets: Path, *, settings: Settings, certificate: Pa
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on at this moment."""
+    """A loopback port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -157,7 +157,7 @@ def _wait_for_port(server: Child, port: int) -> None:
 
 
 def _create_database(server: Child, settings: Settings, port: int, *, user: str, password: str, database: str) -> None:
-    """Create ``database``; the first tries meet a server that is still starting up."""
+    """Create ``database``; retries while the server is starting up."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
         done = subprocess.run(

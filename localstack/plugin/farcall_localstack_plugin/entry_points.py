@@ -1,5 +1,5 @@
-"""The classes that plux finds in ``pyproject.toml``. They import the code behind them only when they are loaded:
-LocalStack looks at every entry point at start, and most of its own modules are slow to import."""
+"""Entry points of the plugin, listed in ``pyproject.toml`` for plux. They import their code only when they are loaded:
+LocalStack reads every entry point at start, and most of its own modules are slow to import."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 @aws_provider(api="ecs")
 def ecs_api() -> ApiService:
-    """The few calls of ECS that our programs make."""
+    """The ECS calls that our programs make."""
     from localstack.aws.skeleton import create_skeleton
 
     from farcall_localstack_plugin.ecs_api import EcsApi
@@ -44,7 +44,7 @@ def ecs_api() -> ApiService:
 
 @aws_provider(api="rds")
 def rds_api() -> ApiService:
-    """The few calls of RDS that whoever deploys makes."""
+    """The RDS calls that deployments make."""
     from localstack.aws.skeleton import create_skeleton
 
     from farcall_localstack_plugin.rds_api import RdsApi
@@ -65,7 +65,7 @@ class ProcessExecutorPlugin(Plugin):
 
 
 class _ProviderPlugin(CloudFormationResourceProviderPlugin):
-    """``factory`` is what LocalStack calls to get a provider."""
+    """Base: LocalStack calls ``factory`` to get a provider."""
 
     factory: Any = None
 

@@ -1,4 +1,4 @@
-"""LocalStack's Lambda executor that runs functions as processes instead of containers."""
+"""Lambda executor for LocalStack that runs functions as processes instead of containers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from localstack import config
 
 __all__ = ["ProcessRuntimeExecutor"]
 
-_INIT_TIMEOUT_S = 120.0  # as long as LocalStack waits for it: server.py
+_INIT_TIMEOUT_S = 120.0  # the same as LocalStack's time limit: server.py
 _unzip_lock = threading.Lock()
 
 
 class ProcessRuntimeExecutor(RuntimeExecutor):
-    """One execution environment; LocalStack's own assignment service decides how many there are."""
+    """One execution environment; LocalStack's own assignment service decides their number."""
 
     def __init__(self, id: str, function_version: FunctionVersion) -> None:  # noqa: A002 - the base class's name
         super().__init__(id, function_version)
@@ -89,18 +89,18 @@ class ProcessRuntimeExecutor(RuntimeExecutor):
 
     @classmethod
     def cleanup_version(cls, function_version: FunctionVersion) -> None:
-        """Nothing is prepared that LocalStack does not clean up by itself."""
+        """Nothing to do: LocalStack cleans up by itself."""
 
 
 def _code(function_version: FunctionVersion) -> S3Code:
-    """A function's code, which is in S3: our templates have no container images and no inline code."""
+    """A function's code in S3: our templates have no container images and no inline code."""
     code = function_version.config.code
     assert isinstance(code, S3Code)
     return code
 
 
 def _unzipped(code: S3Code) -> Path:
-    """The directory that the code was unzipped into. Functions with the same code share it, as nobody writes to it."""
+    """The directory of the unzipped code. Functions with the same code share it, because it is only read."""
     directory = settings().directory / "code" / base64.b64decode(code.code_sha256).hex()
     with _unzip_lock:
         if not directory.exists():
@@ -109,8 +109,8 @@ def _unzipped(code: S3Code) -> Path:
                 archive = Path(temporary) / "code.zip"
                 with archive.open("wb") as file:
                     code._download_archive_to_file(file)
-                made = Path(temporary) / "code"
+                fresh = Path(temporary) / "code"
                 with zipfile.ZipFile(archive) as zipped:
-                    zipped.extractall(made)
-                made.rename(directory)
+                    zipped.extractall(fresh)
+                fresh.rename(directory)
     return directory

@@ -1,4 +1,4 @@
-"""Files that another process reads while they are written."""
+"""Atomic writes of files that another process reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader finds what was there before, or all of ``text``."""
+    """Write a file atomically: a reader sees the old contents, or all of ``text``."""
     draft = path.with_name(f"{path.name}.tmp")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)

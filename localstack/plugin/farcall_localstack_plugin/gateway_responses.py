@@ -1,6 +1,6 @@
-"""Gateway responses: what API Gateway answers without asking the integration, in the form that the API gave it.
+"""Gateway responses: API Gateway's own answers, without the integration, in the format of the API's templates.
 
-LocalStack's core keeps the templates but answers in its own form.
+LocalStack's core stores the templates but answers in its own format.
 """
 
 from __future__ import annotations

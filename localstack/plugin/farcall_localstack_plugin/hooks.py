@@ -1,4 +1,4 @@
-"""What happens when LocalStack starts and stops."""
+"""Start and shutdown hooks of LocalStack."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from farcall_localstack_plugin.settings import settings
 
 __all__ = ["farcall_start", "farcall_stop"]
 
-#: For so long it is tried to leave nothing behind, in seconds, before LocalStack ends anyway.
+#: Time limit of the cleanup in seconds, before LocalStack ends anyway.
 _LEAVE_NOTHING_S: Final = 60.0
 
 
 @hooks.on_infra_start()
 def farcall_start() -> None:
-    """Add what the core has no entry point for, and watch the driver."""
+    """Patch parts of the core that have no entry point, and monitor the driver."""
     _complete_api_gateway()
     _attach_secrets()
-    _keep_objects_apart()
-    _look_often()
-    _say_what_runs_functions()
+    _separate_objects()
+    _poll_often()
+    _serve_python_tag()
     if (lifeline := settings().lifeline_fd) is not None:
         threading.Thread(target=_stop_with_driver, args=(lifeline,), name="lifeline", daemon=True).start()
 
 
 @hooks.on_infra_shutdown()
 def farcall_stop() -> None:
-    """Stop every process that we started; the driver may be gone, so what they stored goes here."""
+    """Stop all our processes and remove their data, because the driver may have ended."""
     children.stop_all()
     shutil.rmtree(settings().database_directory, ignore_errors=True)
 
@@ -49,7 +49,7 @@ def _complete_api_gateway() -> None:
 
 
 def _attach_secrets() -> None:
-    """A provider that the core has already wins over an entry point of the same name, so it is changed in place."""
+    """Patch the core's provider in place: it takes precedence over an entry point of the same name."""
     from localstack.services.secretsmanager.resource_providers import (
         aws_secretsmanager_secrettargetattachment as attachment,
     )
@@ -59,23 +59,23 @@ def _attach_secrets() -> None:
     setattr(attachment.SecretsManagerSecretTargetAttachmentProvider, "create", attach_secret)  # noqa: B010 - a patch
 
 
-def _keep_objects_apart() -> None:
-    """S3's objects are in one fixed directory by default, which several LocalStacks would share."""
+def _separate_objects() -> None:
+    """Give S3 its own directory: the default is a fixed one, which several LocalStacks would share."""
     from localstack.services.s3 import provider
 
     provider.DEFAULT_S3_TMP_DIR = str(settings().directory / "objects")
 
 
-def _look_often() -> None:
-    """What a stack waits for is looked at ten times a second and not once: some functions, a service, a database."""
+def _poll_often() -> None:
+    """Poll the resources that a stack waits for ten times a second instead of once."""
     from localstack.services.cloudformation.resource_provider import ResourceProviderExecutor
 
     often = functools.partialmethod(ResourceProviderExecutor.deploy_loop, sleep_time=0.1)
     setattr(ResourceProviderExecutor, "deploy_loop", often)  # noqa: B010 - a patch
 
 
-def _say_what_runs_functions() -> None:
-    """Whoever deploys has to bring wheels for this Python, and may not be who started us."""
+def _serve_python_tag() -> None:
+    """Serve the tag of the Python that runs functions: a deployment needs wheels for it."""
     from localstack.http import Resource
     from localstack.services.internal import get_internal_apis
 
@@ -88,11 +88,11 @@ class _Python:
 
 
 def _stop_with_driver(lifeline_fd: int) -> None:
-    """Block until the driver's end of the pipe is closed, by it or by its death, then end LocalStack and all that it
-    started. A byte before that lets it run on.
+    """Block until the driver closes its end of the pipe, or ends; then end LocalStack and all its processes. After a
+    byte in the pipe LocalStack keeps running.
 
-    LocalStack's own shutdown is not asked for: it waits for threads that may wait for minutes, and does nothing at all
-    when it is asked for while LocalStack still starts.
+    LocalStack's own shutdown is not used: it waits for threads that may take minutes, and does nothing while LocalStack
+    still starts.
     """
     if not os.read(lifeline_fd, 1):
         children.stop_all()

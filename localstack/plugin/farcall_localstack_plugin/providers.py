@@ -1,7 +1,7 @@
-"""CloudFormation providers: what our templates need and LocalStack's core lacks.
+"""CloudFormation resource providers that our templates need and LocalStack's core lacks.
 
-Some start something real (a database, a queue, a task, a migration), the others keep a record, which is all that their
-resource is on one machine: subnets and security groups protect nothing here.
+Some start a real process (a database, a queue, a task, a migration), the others only keep a record: on one machine,
+subnets and security groups protect nothing.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _databases: dict[str, Model] = {}
 
 
 def endpoint_url() -> str:
-    """LocalStack's own address, as our child processes see it."""
+    """LocalStack's own URL for our child processes."""
     return f"http://{HOST}:{config.GATEWAY_LISTEN[0].port}"
 
 
 class Provider(ResourceProvider[Model]):
-    """Base: deletes nothing, and keeps on update what it made up on creation."""
+    """Base: an update keeps generated properties, and a deletion has no effect."""
 
     SCHEMA: Model
 
@@ -67,27 +67,27 @@ class Provider(ResourceProvider[Model]):
 
 
 def done(model: Model) -> Event:
-    """The resource is as the template wants it."""
+    """The event of a successful operation."""
     return ProgressEvent(status=OperationStatus.SUCCESS, resource_model=model)
 
 
 def failed(model: Model, message: str) -> Event:
-    """The resource cannot be made."""
+    """The event of a failed operation."""
     return ProgressEvent(status=OperationStatus.FAILED, resource_model=model, message=message)
 
 
 def schema(resource_type: str, identifier: str) -> Model:
-    """The little of a resource's schema that LocalStack looks at: which property its ``Ref`` is."""
+    """The part of a resource's schema that LocalStack reads: the property for ``Ref``."""
     return {"typeName": resource_type, "primaryIdentifier": [f"/properties/{identifier}"], "properties": {}}
 
 
 def new_name(request: Request) -> str:
-    """A name for a resource that the template does not name."""
+    """A generated name for a resource without one in the template."""
     return f"{request.stack_name}-{request.logical_resource_id}-{uuid.uuid4().hex[:8]}".lower()
 
 
 def record_provider(resource_type: str, identifier: str) -> type[Provider]:
-    """A provider that remembers the resource and gives it a name."""
+    """A provider that keeps a record of the resource and gives it a name."""
 
     class RecordProvider(Provider):
         TYPE = resource_type
@@ -101,7 +101,7 @@ def record_provider(resource_type: str, identifier: str) -> type[Provider]:
     return RecordProvider
 
 
-# Types that are records only, with the property that ``Ref`` gives.
+# Types that are records only, with the property for ``Ref``.
 RECORDS = {
     "AWS::EC2::EIP": "AllocationId",
     "AWS::EC2::SecurityGroupIngress": "Id",
@@ -114,8 +114,8 @@ RECORDS = {
 
 class DBInstanceProvider(Provider):
     """A PostgreSQL server with the user, password and database of the template, or of the snapshot that it names. The
-    wheel has no TLS, so a relay speaks it where it is wanted. As on AWS it is not deleted while it is protected, and
-    leaves a final snapshot if its deletion policy says so."""
+    wheel has no TLS, so a relay adds it if configured. As on AWS, a protected instance is not deleted, and the deletion
+    policy decides about a final snapshot."""
 
     TYPE = "AWS::RDS::DBInstance"
     SCHEMA: Model = schema(TYPE, "DBInstanceIdentifier")
@@ -123,7 +123,7 @@ class DBInstanceProvider(Provider):
     def create(self, request: Request) -> Event:
         model = request.desired_state
         if model["Engine"] != "postgres":
-            return failed(model, f"only PostgreSQL is available here, not {model['Engine']}")
+            return failed(model, f"only PostgreSQL is supported here, not {model['Engine']}")
         name = model.setdefault("DBInstanceIdentifier", new_name(request))
         snapshot = None
         if wanted := model.get("DBSnapshotIdentifier"):
@@ -168,15 +168,15 @@ class DBInstanceProvider(Provider):
 
 
 def _deletion_policy(request: Request) -> str:
-    """What the template says that becomes of a resource; of a database that it says nothing of a snapshot is taken."""
+    """The deletion policy of a resource in the template; the default for a database is Snapshot."""
     body = request.aws_client_factory.cloudformation.get_template(StackName=request.stack_id)["TemplateBody"]
     template = body if isinstance(body, dict) else json.loads(body)
     return str(template["Resources"][request.logical_resource_id].get("DeletionPolicy", "Snapshot"))
 
 
 class ReplicationGroupProvider(Provider):
-    """A Valkey server. The wheel has no TLS, so a template that wants encryption in transit is refused; so is
-    what ElastiCache refuses of replicas, of which there are none here."""
+    """A Valkey server. The wheel has no TLS, so a template with encryption in transit is refused. Replica settings are
+    validated as in ElastiCache, although there are no replicas here."""
 
     TYPE = "AWS::ElastiCache::ReplicationGroup"
     SCHEMA: Model = schema(TYPE, "ReplicationGroupId")
@@ -194,7 +194,7 @@ class ReplicationGroupProvider(Provider):
         return done(model)
 
     def update(self, request: Request) -> Event:
-        # CloudFormation turns fail-over on before it adds the replica that is needed for it.
+        # CloudFormation turns fail-over on before it adds the replica that fail-over needs.
         before = request.previous_state or {}
         if _fails_over(request.desired_state) and min(_nodes(before), _nodes(request.desired_state)) == 1:
             return failed(before, _NO_REPLICA)
@@ -239,7 +239,7 @@ def attach_secret(_provider: object, request: Request) -> Event:
 
 
 class AuthorizerProvider(Provider):
-    """A Lambda authorizer of a REST API; :mod:`farcall_localstack_plugin.authorizer` is what calls it."""
+    """A Lambda authorizer of a REST API; :mod:`farcall_localstack_plugin.authorizer` calls it."""
 
     TYPE = "AWS::ApiGateway::Authorizer"
     SCHEMA: Model = schema(TYPE, "AuthorizerId")
@@ -261,7 +261,7 @@ class AuthorizerProvider(Provider):
 
 class CustomResourceProvider(Provider):
     """A custom resource backed by a Lambda function, by CloudFormation's own protocol: the function is invoked with the
-    request and puts its answer to a pre-signed address in S3."""
+    request and puts its answer to a pre-signed URL in S3."""
 
     TYPE = "AWS::CloudFormation::CustomResource"
     SCHEMA: Model = schema(TYPE, "PhysicalResourceId")

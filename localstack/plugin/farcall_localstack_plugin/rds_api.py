@@ -1,5 +1,5 @@
-"""The API of RDS, as far as whoever deploys and destroys calls it: instances and snapshots are looked at, an instance
-is unprotected, and snapshots are taken and deleted."""
+"""RDS API: the calls of deployments and their tests, which describe instances and snapshots, turn deletion protection
+off, and take and delete snapshots."""
 
 from __future__ import annotations
 
@@ -22,45 +22,49 @@ _CHANGEABLE = {"DBInstanceIdentifier", "ApplyImmediately", "DeletionProtection"}
 
 
 class RdsApi:
-    """Every other operation is answered as not implemented."""
+    """The API's operations; any other is answered as not implemented."""
 
     @handler("DescribeDBInstances", expand=False)
     def describe_instances(self, context: RequestContext, request: Request) -> Request:
         wanted = request.get("DBInstanceIdentifier")
         found = [_instance(wanted)] if wanted else list(databases.databases.values())
-        return {"DBInstances": [_described(each, context) for each in found]}
+        return {"DBInstances": [_described_instance(each, context) for each in found]}
 
     @handler("ModifyDBInstance", expand=False)
     def modify_instance(self, context: RequestContext, request: Request) -> Request:
         if unknown := request.keys() - _CHANGEABLE:
-            raise _wrong(f"These cannot be changed here: {', '.join(sorted(unknown))}.")
+            raise _invalid(f"These cannot be changed here: {', '.join(sorted(unknown))}.")
         instance = _instance(request["DBInstanceIdentifier"])
         instance.model["DeletionProtection"] = request.get("DeletionProtection", instance.is_protected)
-        return {"DBInstance": _described(instance, context)}
+        return {"DBInstance": _described_instance(instance, context)}
 
     @handler("CreateDBSnapshot", expand=False)
     def create_snapshot(self, context: RequestContext, request: Request) -> Request:
         identifier = request["DBSnapshotIdentifier"]
         if identifier in databases.snapshots:
-            raise CommonServiceException("DBSnapshotAlreadyExists", f"There is a snapshot {identifier}.", 400, True)
+            raise CommonServiceException(
+                "DBSnapshotAlreadyExists", f"DBSnapshot {identifier} exists already.", 400, True
+            )
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,254}", identifier):
-            raise _wrong(f"{identifier} cannot be a snapshot's name.")
+            raise _invalid(f"{identifier} is not a valid snapshot name.")
         try:
             made = databases.take(identifier, _instance(request["DBInstanceIdentifier"]), tags=request.get("Tags", ()))
         except subprocess.CalledProcessError as error:
             raise CommonServiceException("InternalFailure", error.stderr, 500) from error
-        return {"DBSnapshot": _told(made, context)}
+        return {"DBSnapshot": _described_snapshot(made, context)}
 
     @handler("DescribeDBSnapshots", expand=False)
     def describe_snapshots(self, context: RequestContext, request: Request) -> Request:
         if request.get("SnapshotType", "manual") != "manual":
             return {"DBSnapshots": []}
         if wanted := request.get("DBSnapshotIdentifier"):
-            return {"DBSnapshots": [_told(_snapshot(wanted), context)]}
+            return {"DBSnapshots": [_described_snapshot(_snapshot(wanted), context)]}
         of = request.get("DBInstanceIdentifier")
         return {
             "DBSnapshots": [
-                _told(each, context) for each in databases.snapshots.values() if of in (None, each.instance)
+                _described_snapshot(each, context)
+                for each in databases.snapshots.values()
+                if of in (None, each.instance)
             ]
         }
 
@@ -68,11 +72,11 @@ class RdsApi:
     def delete_snapshot(self, context: RequestContext, request: Request) -> Request:
         found = _snapshot(request["DBSnapshotIdentifier"])
         databases.delete_snapshot(found.identifier)
-        return {"DBSnapshot": {**_told(found, context), "Status": "deleted"}}
+        return {"DBSnapshot": {**_described_snapshot(found, context), "Status": "deleted"}}
 
     @handler("DescribeDBInstanceAutomatedBackups", expand=False)
     def describe_backups(self, _context: RequestContext, _request: Request) -> Request:
-        return {"DBInstanceAutomatedBackups": []}  # nobody makes any
+        return {"DBInstanceAutomatedBackups": []}  # there are none here
 
 
 def _instance(identifier: str) -> Instance:
@@ -89,11 +93,11 @@ def _snapshot(identifier: str) -> Snapshot:
         raise CommonServiceException("DBSnapshotNotFound", f"DBSnapshot {identifier} not found.", 404, True) from None
 
 
-def _wrong(message: str) -> CommonServiceException:
+def _invalid(message: str) -> CommonServiceException:
     return CommonServiceException("InvalidParameterValue", message, 400, True)
 
 
-def _described(instance: Instance, context: RequestContext) -> Request:
+def _described_instance(instance: Instance, context: RequestContext) -> Request:
     return {
         "DBInstanceIdentifier": instance.identifier,
         "DBInstanceArn": f"arn:aws:rds:{context.region}:{context.account_id}:db:{instance.identifier}",
@@ -113,13 +117,13 @@ def _described(instance: Instance, context: RequestContext) -> Request:
 
 @functools.cache
 def _version() -> str:
-    """Of the PostgreSQL that runs here, whatever the template asks for: there is only one."""
+    """The version of the installed PostgreSQL, independent of the template: there is only one."""
     program = settings().postgres_bin / "postgres"
-    said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
-    return said.split()[-1]
+    output = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
+    return output.split()[-1]
 
 
-def _told(snapshot: Snapshot, context: RequestContext) -> Request:
+def _described_snapshot(snapshot: Snapshot, context: RequestContext) -> Request:
     return {
         "DBSnapshotIdentifier": snapshot.identifier,
         "DBSnapshotArn": f"arn:aws:rds:{context.region}:{context.account_id}:snapshot:{snapshot.identifier}",

@@ -1,12 +1,12 @@
-"""A program: accept TCP connections on a free loopback port and hand each on to one of the targets, in turn.
+"""TCP relay program: accept connections on a free loopback port and forward each to one of the targets, in turn.
 
 ::
 
     python -m farcall_localstack_plugin.relay TARGETS READY [CERTIFICATE]
 
-``TARGETS`` is a file with a JSON list of loopback ports, read anew for each connection. The port that we listen on is
-written to ``READY``. With a ``CERTIFICATE`` (a PEM file with its key) it speaks TLS in a PostgreSQL's stead, and with
-nobody who does not ask for it.
+``TARGETS`` is a file with a JSON list of loopback ports, read for each connection. The relay writes its own port to
+``READY``. With a ``CERTIFICATE`` (a PEM file with its key) it adds TLS to a PostgreSQL server, and refuses connections
+without TLS.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from farcall_localstack_plugin.files import write_whole
 
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 256 * 1024
-#: What a client of PostgreSQL sends first when it wants TLS (a length and a code), and the server's yes.
+#: PostgreSQL's SSLRequest message (a length and a code), and the server's positive answer.
 _SSL_REQUEST = (8).to_bytes(4, "big") + (80877103).to_bytes(4, "big")
 _YES = b"S"
 
@@ -31,7 +31,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Relay:
-    """Passes bytes through both ways, and the end of either side on to the other."""
+    """Forwards bytes in both directions, and closes both connections when either side ends."""
 
     def __init__(self, targets: Path, *, tls: ssl.SSLContext | None = None) -> None:
         self._targets = targets
@@ -39,7 +39,7 @@ class Relay:
         self._turns = itertools.count()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its first byte to its last."""
+        """Handle one connection until it ends."""
         try:
             if self._tls is not None and not await _secure(reader, writer, self._tls):
                 return
@@ -50,7 +50,7 @@ class Relay:
             writer.close()
 
     async def _connect(self) -> Connection | None:
-        """A connection to a target: the next one's turn, or the one after that if it does not listen any more."""
+        """A connection to the next target, or to the one after that if it does not listen any more."""
         ports = json.loads(self._targets.read_text(encoding="utf-8"))
         turn = next(self._turns)
         for offset in range(len(ports)):
@@ -60,8 +60,8 @@ class Relay:
 
 
 async def _secure(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: ssl.SSLContext) -> bool:
-    """Agree on TLS as PostgreSQL does. Returns whether the client wants it, and accepts our certificate."""
-    with contextlib.suppress(asyncio.IncompleteReadError, OSError):  # among them those of TLS
+    """Negotiate TLS as PostgreSQL does. Returns whether the client requests it and accepts our certificate."""
+    with contextlib.suppress(asyncio.IncompleteReadError, OSError):  # including errors of TLS
         if await reader.readexactly(len(_SSL_REQUEST)) == _SSL_REQUEST:
             writer.write(_YES)
             await writer.start_tls(tls)
@@ -70,7 +70,7 @@ async def _secure(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tl
 
 
 async def _join(one: Connection, other: Connection) -> None:
-    """Copy both ways until either side ends; then both do, as with a balancer that has lost its target."""
+    """Copy in both directions until either side ends, then close both, as a load balancer that lost its target."""
     copies = [
         asyncio.create_task(_copy(one[0], other[1])),
         asyncio.create_task(_copy(other[0], one[1])),

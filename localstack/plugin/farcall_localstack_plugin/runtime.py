@@ -1,4 +1,4 @@
-"""A Lambda execution environment as a process: AWS's own runtime client (awslambdaric) on a loopback Runtime API.
+"""Lambda execution environment as a process: AWS's own runtime client (awslambdaric) with a loopback Runtime API.
 
 The protocol is Lambda's Runtime API 2018-06-01: the client asks for the next invocation, runs the handler and posts the
 answer; one invocation at a time.
@@ -44,14 +44,14 @@ class Invocation:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of an invocation: the answer, or the error as JSON."""
+    """The result of an invocation: the answer, or the error as JSON."""
 
     payload: bytes
     is_error: bool
 
 
 class RuntimeProcess:
-    """One environment. After a crash or a time-out the next invocation starts the process anew, as Lambda does."""
+    """One environment. After a crash or a time-out the next invocation restarts the process, as in Lambda."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class RuntimeProcess:
                 return outcome
 
     def log_text(self, *, since: int = 0) -> str:
-        """What the process printed, from byte ``since`` on."""
+        """The output of the process, from byte ``since`` on."""
         if not self._log.exists():
             return ""
         with self._log.open("rb") as log:
@@ -135,7 +135,7 @@ class RuntimeProcess:
             return log.read().decode(errors="replace")
 
     def log_size(self) -> int:
-        """How many bytes the process has printed."""
+        """The size of the process's output in bytes."""
         return self._log.stat().st_size if self._log.exists() else 0
 
     def stop(self) -> None:
@@ -149,7 +149,8 @@ class RuntimeProcess:
     # The Runtime API's threads call these.
 
     def next_invocation(self) -> tuple[Invocation, float] | None:
-        """Block until there is an event; with it goes the time left in seconds. None: there will be no more."""
+        """Block until there is an event; returns it with its time limit in seconds, or None if the environment
+        stops."""
         _settle(self._init, None)
         invocation = self._next.get()
         return None if invocation is None else (invocation, self._timeout_s)
@@ -161,7 +162,7 @@ class RuntimeProcess:
         self._outcomes.put((request_id, outcome))
 
     def _reap(self, child: Child, init: Future[bytes | None]) -> None:
-        """Tell whoever waits for this process that it has ended."""
+        """Wait until the process has ended, and report that to callers waiting for it."""
         status = child.wait()
         error = _error("Runtime.ExitError", f"the runtime exited with status {status}")
         _settle(init, error)
@@ -211,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(202, b'{"status":"OK"}', {})
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """LocalStack logs invocations; a line for each HTTP request would only repeat them."""
+        """No log: LocalStack logs invocations already."""
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response_only(status)
@@ -222,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _settle(future: Future[bytes | None], value: bytes | None) -> None:
-    """Only the first news of an init counts."""
+    """Set the result of an init, unless it has one already."""
     with contextlib.suppress(InvalidStateError):
         future.set_result(value)
 

@@ -1,4 +1,4 @@
-"""What the tier's driver tells the plugin, read once."""
+"""Settings of the plugin, from environment variables that the driver sets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Settings", "settings"]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Where things are and how ECS tasks differ from those on AWS.
+    """Paths, and the differences between ECS tasks here and on AWS.
 
     Functions and tasks run under ``python``; ``python_tag`` says which wheels that can load.
     ``task_environment`` overrides a task's variables; ``{task}`` in a value becomes the task's own directory. A task
     has started when ``task_ready_file`` exists in that directory. ``lifeline_fd`` is a pipe from the driver: LocalStack
-    stops when its other end closes. With ``database_certificate``, a PEM file with its key, databases speak TLS.
+    stops when its other end closes. With ``database_certificate``, a PEM file with its key, databases use TLS.
     """
 
     python: Path

@@ -1,4 +1,4 @@
-"""What there is to watch in a deployment: the parts of other stacks that alarms and the dashboard look at."""
+"""Monitored resources: the parts of other stacks that alarms and the dashboard read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_rds as rds
 
-__all__ = ["Watched"]
+__all__ = ["Monitored"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Watched:
-    """``queue_nodes`` are the ids of the queue's nodes. Not every deployment has a canary."""
+class Monitored:
+    """Resources of a deployment with metrics. ``queue_nodes`` are the ids of the queue's nodes; the canary is
+    optional."""
 
     api: apigateway.RestApi
     api_function: lambda_.Function

@@ -1,4 +1,4 @@
-"""The load balancer before the forwarders: fixed addresses for sites whose firewalls name every destination."""
+"""Load balancer of the forwarders: fixed addresses for sites with firewalls that list every destination."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_elasticloadbalancingv2 as elb
 from constructs import Construct
 
-from farcall_infra.constructs.accepted import accept
+from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import Network
 from farcall_infra.profiles import ForwarderSize
 
-__all__ = ["Front"]
+__all__ = ["LoadBalancer"]
 
 
-class Front(Construct):
+class LoadBalancer(Construct):
     """A network load balancer that passes TCP through, so that CURVE stays end to end; ``address`` is its DNS name.
 
-    Its port is the forwarder's. It asks ``/healthz`` on the health port instead of knocking on the ZeroMQ port, and
-    leaves a task that drains ``drain_s`` seconds for its peers to go.
+    Its port is the forwarder's. Its health check is ``/healthz`` on the health port, not a connection to the ZeroMQ
+    port. A draining task keeps its connections for ``drain_s`` seconds.
     """
 
     def __init__(
         self, scope: Construct, construct_id: str, *, network: Network, size: ForwarderSize, drain_s: int
     ) -> None:
         super().__init__(scope, construct_id)
-        assert network.front is not None
+        assert network.load_balancer is not None
         balancer = elb.NetworkLoadBalancer(
             self,
             "Balancer",
             vpc=network.vpc,
             internet_facing=True,
             cross_zone_enabled=True,
-            security_groups=[network.front],
+            security_groups=[network.load_balancer],
             subnet_mappings=[
                 elb.SubnetMapping(subnet=subnet, allocation_id=allocation_id)
                 for subnet, allocation_id in zip(network.vpc.public_subnets, network.addresses, strict=True)
             ],
         )
-        accept(
+        suppress(
             balancer,
             "ELB2",
             "A network load balancer writes access logs for TLS listeners only, and this one passes CURVE through as "

@@ -1,4 +1,4 @@
-"""Who hears of a deployment: the topic of alarms, and the budget that looks at the account's real bill."""
+"""Notifications: the SNS topic of alarms, and the budget for the account's real bill."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from constructs import Construct
 
 from farcall_infra.profiles import Budget
 
-__all__ = ["News"]
+__all__ = ["Notifications"]
 
 _SHARES = (50, 80, 100)  # percent of the budget
 
 
-class News(Construct):
-    """``topic`` is where alarms and the budget go; the profile's ``emails`` hear of it once they have confirmed.
+class Notifications(Construct):
+    """``topic`` receives alarms and the budget's warnings; the profile's ``emails`` get them after they have confirmed.
 
-    The budget is about the whole account: a filter by tag shows nothing, and would never warn, until somebody has
-    activated the tag in the billing console. With ``budget.monthly_usd`` 0 there is none.
+    The budget covers the whole account: a filter by tag would show nothing, and never warn, until an administrator
+    activates the tag in the billing console. With ``budget.monthly_usd`` 0 there is no budget.
     """
 
     def __init__(self, scope: Construct, construct_id: str, *, deployment: str, budget: Budget) -> None:
@@ -41,9 +41,9 @@ class News(Construct):
     def _add_budget(self, deployment: str, monthly_usd: float) -> None:
         topic = self.topic
         subscriber = budgets.CfnBudget.SubscriberProperty(address=topic.topic_arn, subscription_type="SNS")
-        # Other warnings need another name: CloudFormation makes a new budget for them, and before the old one goes.
+        # Other warnings need another name: CloudFormation creates a new budget for them before it deletes the old one.
         kinds = [("ACTUAL", share) for share in _SHARES] + [("FORECASTED", _SHARES[-1])]
-        made = budgets.CfnBudget(
+        created = budgets.CfnBudget(
             self,
             "Budget",
             budget=budgets.CfnBudget.BudgetDataProperty(
@@ -65,4 +65,4 @@ class News(Construct):
                 for kind, share in kinds
             ],
         )
-        made.node.add_dependency(topic)  # a budget tries its topic at once, so the policy has to be there
+        created.node.add_dependency(topic)  # a new budget publishes at once, so the topic's policy must exist

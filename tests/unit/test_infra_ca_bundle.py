@@ -1,4 +1,4 @@
-"""The file of the database's authorities: what is taken of it, what is refused, and what it changes."""
+"""The database's CA bundle: reading and downloading the file, errors, and its effect on the code bundles."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from farcall_common.errors import ConfigurationError
-from farcall_infra.authorities import AUTHORITIES_FILE, FETCH_AUTHORITIES, fetch_authorities, read_authorities
 from farcall_infra.bundles import ARM64, FORWARDER, LAMBDAS
+from farcall_infra.ca_bundle import CA_BUNDLE_FILE, FETCH_CA_BUNDLE, fetch_ca_bundle, read_ca_bundle
 from farcall_infra.deployment import deployment_from_context
 from tests.certificates import Authority
 
@@ -28,11 +28,11 @@ def _file(directory: Path, text: str) -> Path:
     return path
 
 
-def test_the_certificates_of_authorities_are_taken_and_nothing_else(tmp_path: Path) -> None:
+def test_only_ca_certificates_are_read(tmp_path: Path) -> None:
     one, other, past = Authority("one", days=20), Authority("other", days=300), Authority("past", days=-1)
     server = one.certify("db.example.org", tmp_path / "server.pem").read_text(encoding="utf-8")
     assert "PRIVATE KEY" in server
-    found = read_authorities(_file(tmp_path, f"# Zürich\n{other.pem}{server}{past.pem}{one.pem}{one.pem}"), now=NOW)
+    found = read_ca_bundle(_file(tmp_path, f"# Zürich\n{other.pem}{server}{past.pem}{one.pem}{one.pem}"), now=NOW)
     assert found.pem == "".join(sorted([one.pem, other.pem, past.pem]))
     assert found.valid == 2
     assert found.expires_at - NOW > dt.timedelta(days=299)
@@ -42,29 +42,31 @@ def test_the_certificates_of_authorities_are_taken_and_nothing_else(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "cannot be read: .*No such file"),
-        ("", "cannot be read"),
-        ("<html>not found</html>", "cannot be read"),
-        ("-----BEGIN CERTIFICATE-----\nbroken\n-----END CERTIFICATE-----\n", "cannot be read"),
-        (Authority(days=-1).pem + Authority(days=0).pem, "every authority .* has expired"),
+        (None, "cannot read .*No such file"),
+        ("", "cannot read"),
+        ("<html>not found</html>", "cannot read"),
+        ("-----BEGIN CERTIFICATE-----\nbroken\n-----END CERTIFICATE-----\n", "cannot read"),
+        (Authority(days=-1).pem + Authority(days=0).pem, "every CA certificate .* has expired"),
     ],
     ids=["missing", "empty", "no PEM", "broken", "expired"],
 )
-def test_a_file_that_vouches_for_nobody_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_file_without_a_valid_ca_certificate_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
     path = tmp_path / "nothing.pem" if text is None else _file(tmp_path, text)
     with pytest.raises(ConfigurationError, match=said) as caught:
         deployment_from_context({"database.authorities": str(path)})
     assert str(path) in caught.value.record.message
-    assert FETCH_AUTHORITIES in caught.value.hint
+    assert FETCH_CA_BUNDLE in caught.value.hint
 
 
-def test_a_servers_certificate_is_no_authority(tmp_path: Path) -> None:
+def test_a_servers_certificate_is_not_a_ca_certificate(tmp_path: Path) -> None:
     path = Authority().certify("db.example.org", tmp_path / "server.pem")
-    with pytest.raises(ConfigurationError, match="none of an authority"):
-        read_authorities(path, now=NOW)
+    with pytest.raises(ConfigurationError, match="no CA certificate"):
+        read_ca_bundle(path, now=NOW)
 
 
-def test_bundles_have_the_file_and_its_hash_in_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundles_contain_the_ca_bundle_and_their_digest_depends_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     one, other = Authority("one"), Authority("other")
     plain = deployment_from_context({"database.authorities": ""})
@@ -73,16 +75,16 @@ def test_bundles_have_the_file_and_its_hash_in_theirs(tmp_path: Path, monkeypatc
     for text in (one.pem, one.pem + other.pem, other.pem + one.pem):
         _file(tmp_path, text)
         deployment = deployment_from_context({"database.authorities": "authorities.pem"})
-        assert deployment.authorities is not None
-        assert deployment.authorities.path == tmp_path / "authorities.pem"
+        assert deployment.ca_bundle is not None
+        assert deployment.ca_bundle.path == tmp_path / "authorities.pem"
         for bundle in map(deployment.packed, (LAMBDAS, FORWARDER)):
-            assert bundle.texts == ((AUTHORITIES_FILE, deployment.authorities.pem),)
+            assert bundle.texts == ((CA_BUNDLE_FILE, deployment.ca_bundle.pem),)
             digests.add(bundle.digest(ARM64))
     assert len(digests) == 6  # the order of the certificates makes no difference
 
 
 class _Truststore(BaseHTTPRequestHandler):
-    """Serves ``pem`` at ``/bundle.pem``, and sends whoever asks for ``/moved`` to an address without TLS."""
+    """Serves ``pem`` at ``/bundle.pem``, and redirects ``/moved`` to a URL without TLS."""
 
     pem = ""
 
@@ -102,7 +104,7 @@ class _Truststore(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def truststore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a server with a certificate that this process trusts."""
+    """The URL of a server with a certificate that this process trusts."""
     web = Authority("web")
     monkeypatch.setenv("SSL_CERT_FILE", str(web.write(tmp_path / "web.pem")))
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Truststore)
@@ -117,35 +119,35 @@ def truststore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
     thread.join()
 
 
-def test_authorities_are_fetched_over_tls(tmp_path: Path, truststore: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ca_bundle_is_downloaded_over_tls(tmp_path: Path, truststore: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Authority("rds")
     monkeypatch.setattr(_Truststore, "pem", ours.pem)
-    found = fetch_authorities(f"{truststore}/bundle.pem", tmp_path, now=NOW)
+    found = fetch_ca_bundle(f"{truststore}/bundle.pem", tmp_path, now=NOW)
     assert found.pem == ours.pem
     assert found.path.parent == tmp_path
 
 
-def test_authorities_of_a_server_that_nobody_vouches_for_are_refused(
+def test_a_ca_bundle_from_an_untrusted_server_is_refused(
     tmp_path: Path, truststore: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(Authority("another").write(tmp_path / "another.pem")))
     with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED") as caught:
-        fetch_authorities(f"{truststore}/bundle.pem", tmp_path, now=NOW)
+        fetch_ca_bundle(f"{truststore}/bundle.pem", tmp_path, now=NOW)
     assert "-c database.authorities=" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("/other", "Not Found"), ("/moved", "cannot be fetched"), ("/bundle.pem", "cannot be read")],
-    ids=["absent", "moved to where nothing is encrypted", "no PEM"],
+    [("/other", "Not Found"), ("/moved", "cannot download"), ("/bundle.pem", "cannot read")],
+    ids=["absent", "redirect without TLS", "no PEM"],
 )
-def test_what_is_not_there_is_not_taken(tmp_path: Path, truststore: str, path: str, said: str) -> None:
+def test_a_failed_download_is_an_error(tmp_path: Path, truststore: str, path: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        fetch_authorities(f"{truststore}{path}", tmp_path, now=NOW)
+        fetch_ca_bundle(f"{truststore}{path}", tmp_path, now=NOW)
 
 
-def test_a_bundle_is_not_built_without_the_authorities_that_it_needs(tmp_path: Path) -> None:
-    """Who deploys without `farcall cloud deploy` has to name the file: there is no silent way to no check at all."""
+def test_a_code_bundle_is_not_built_without_its_ca_bundle(tmp_path: Path) -> None:
+    """Without `farcall cloud deploy` the file must be named: the check cannot be skipped by mistake."""
     deployment = deployment_from_context({})
     assert deployment.verifies_database
     with pytest.raises(ConfigurationError, match="contents of database-authorities"):
@@ -159,15 +161,15 @@ def test_a_database_without_tls_has_no_certificate() -> None:
     assert deployment.packed(LAMBDAS) == LAMBDAS
 
 
-def test_code_finds_the_file_beside_itself(tmp_path: Path) -> None:
-    """As in a bundle: wherever it lies, and wherever the program was started."""
+def test_code_finds_the_ca_bundle_next_to_itself(tmp_path: Path) -> None:
+    """As in a code bundle, independent of its path and of the working directory."""
     bundle, elsewhere = tmp_path / "bundle", tmp_path / "elsewhere"
     elsewhere.mkdir()
     for path in Path(sys.modules["farcall_common"].__path__[0]).rglob("*.py"):
         copy = bundle / "farcall_common" / path.relative_to(sys.modules["farcall_common"].__path__[0])
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
-    Authority().write(bundle / AUTHORITIES_FILE)
+    Authority().write(bundle / CA_BUNDLE_FILE)
     program = (
         "from farcall_common.store import DatabaseSettings;"
         "import os; print(DatabaseSettings.from_environment(os.environ).conninfo())"
@@ -175,10 +177,10 @@ def test_code_finds_the_file_beside_itself(tmp_path: Path) -> None:
     environ = {
         "PYTHONPATH": str(bundle),
         "FARCALL_DATABASE_URL": "postgresql://h/d",
-        "FARCALL_DATABASE_AUTHORITIES": AUTHORITIES_FILE,
+        "FARCALL_DATABASE_AUTHORITIES": CA_BUNDLE_FILE,
     }
     done = subprocess.run(
         [sys.executable, "-c", program], env=environ, cwd=elsewhere, capture_output=True, text=True, check=True
     )
     assert "sslmode=verify-full" in done.stdout
-    assert f"sslrootcert={bundle / AUTHORITIES_FILE}" in done.stdout
+    assert f"sslrootcert={bundle / CA_BUNDLE_FILE}" in done.stdout
