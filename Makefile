@@ -171,7 +171,7 @@ format: setup
 
 # A folder of pages that can be read without a server.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 	@echo "build/site/index.html"
 
 openapi: setup

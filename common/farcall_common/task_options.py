@@ -152,7 +152,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 def take_former(fields: dict[str, Any]) -> TaskOptions:
-    """Take the options out of the fields of a task as releases before ADR 0057 wrote them, each in a field of its own.
+    """Take the options out of the fields of a task as releases before ADR 0046 wrote them, each in a field of its own.
 
     An invalid limit stays in the resource specification: the endpoint refuses the task, and says why.
     """

@@ -11,11 +11,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 _PAGE: Final = "reference/rest.md"
-_HEAD: Final = """# REST
+_HEAD: Final = """# REST API
 
 Made from [openapi.json](../openapi.json), which is made from the handlers. Where Globus Compute has a route, it is the
 same here, with the same shapes; the others are Farcall's own. Every request carries `Authorization: Bearer TOKEN`.
-Every error answers in the shape [`ErrorAnswer`](#erroranswer); [Errors](../errors.md) explains its `code`.
+Every error answers in the shape [`ErrorAnswer`](#erroranswer); [Error codes](../errors.md) explains its `code`.
 """
 
 Json = Mapping[str, Any]

@@ -36,7 +36,7 @@ STATED: Final = {
         "| bytes of a frame, and of a header | {MAX_FRAME_BYTES}, {MAX_HEADER_BYTES} |",
         "| bytes of a result that comes inline | {MAX_INLINE_BYTES} |",
         "| frames of a message | {MAX_FRAMES} |",
-        "| bytes of a message that has not come to its end | {MAX_ENVELOPE_BYTES} |",
+        "| bytes of an incomplete message | {MAX_ENVELOPE_BYTES} |",
         "| task groups of one result stream | {MAX_STREAM_GROUPS} |",
     ],
 }

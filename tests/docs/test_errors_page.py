@@ -15,9 +15,7 @@ from tests.docs.pages import DOCS
 
 PARTS: Final = ("common", "sdk/farcall", "endpoint/farcall_endpoint", "lambdas", "forwarder_fargate", "local")
 CODE: Final = re.compile(r"[A-Z]+(?:_[A-Z]+)*")
-ENTRY: Final = re.compile(
-    r"^### `(?P<code>[A-Z_]+)`\n\nWhose fault: (?P<whose>.+?)\. The same again: (?P<again>.+?)\.$", re.M
-)
+ENTRY: Final = re.compile(r"^### `(?P<code>[A-Z_]+)`\n\nWhose fault: (?P<whose>.+?)\. Retry: (?P<again>.+?)\.$", re.M)
 WORDS: Final = {
     Fault.CALLER: "the caller",
     Fault.USER_CODE: "the function",

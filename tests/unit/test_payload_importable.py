@@ -1,4 +1,4 @@
-"""Classes that both sides can import: which of the two a reader uses (ADR 0050)."""
+"""Classes that both sides can import: which of the two a reader uses (ADR 0039)."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_refused_key_is_tried_once(context: zmq.Context[zmq.Socket[bytes]], re
 MAKING: Final = {
     "common/farcall_common/sockets.py": {"DEALER"},
     "endpoint/farcall_endpoint/transport.py": {"DEALER", "ROUTER"},  # between an agent and its managers
-    "forwarder_fargate/farcall_forwarder/adapters/door.py": {"PAIR"},
+    "forwarder_fargate/farcall_forwarder/adapters/connection_limiter.py": {"PAIR"},
     "forwarder_fargate/farcall_forwarder/adapters/router.py": {"ROUTER"},
     "forwarder_fargate/farcall_forwarder/adapters/zap.py": {"ROUTER"},
 }

@@ -11,7 +11,7 @@ from farcall_common.store import codec
 from farcall_common.task_options import TaskOptions
 from tests.unit.test_store_queue import make_queued
 
-#: As releases before ADR 0057 packed a task.
+#: As releases before ADR 0046 packed a task.
 FORMER: dict[str, Any] = {
     "task_id": "t1",
     "task_group_id": "g1",

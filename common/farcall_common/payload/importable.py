@@ -1,4 +1,4 @@
-"""Importable classes and modules in by-value pickles: when the reader takes its own instead of the copy (ADR 0050).
+"""Importable classes and modules in by-value pickles: when the reader takes its own instead of the copy (ADR 0039).
 
 The writer names each module whose code is in the pickle, with the SHA-256 of its source and the other local modules
 that this source imports. A reader that has the same source of all of them uses its own module. A client that reads a

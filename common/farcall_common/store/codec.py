@@ -29,7 +29,7 @@ _Value = TypeVar("_Value")
 
 
 class _FormerTask(msgspec.Struct):
-    """A queued task as releases before ADR 0057 wrote it, each option in a field of its own."""
+    """A queued task as releases before ADR 0046 wrote it, each option in a field of its own."""
 
     task_id: str
     task_group_id: str
@@ -55,7 +55,7 @@ _unpack_former: Final = msgspec.msgpack.Decoder(_FormerTask).decode
 
 
 def unpack_task(data: bytes) -> QueuedTask:
-    """A queued task; also as a release before ADR 0057 left it in the queue."""
+    """A queued task; also as a release before ADR 0046 left it in the queue."""
     try:
         return _unpack_task(data)
     except msgspec.ValidationError:

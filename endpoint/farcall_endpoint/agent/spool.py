@@ -116,7 +116,7 @@ class _StoredEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _FormerSpec(msgspec.Struct):
-    """A task as releases before ADR 0057 wrote it into the spool, each option in a field of its own."""
+    """A task as releases before ADR 0046 wrote it into the spool, each option in a field of its own."""
 
     task_id: str
     attempt: int

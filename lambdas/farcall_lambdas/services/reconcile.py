@@ -7,7 +7,7 @@ queued, and the first recorded end wins. So the reconciler owns nothing and clai
 its business: whoever serves the endpoint next reaps them.
 
 The work of a round is in proportion to what was submitted since the last one and to the endpoints that have open tasks,
-not to the number of tasks that wait: docs/adr/0052-the-reconciler-does-constant-work.md.
+not to the number of tasks that wait: docs/adr/0041-reconciler-constant-work.md.
 """
 
 from __future__ import annotations
