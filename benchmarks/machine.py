@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import psutil
 
-__all__ = ["circumstances", "facts", "pss_mib"]
-
 _STEPS: Final = 300_000
 #: Of a list whose objects, some 40 MB, no cache holds.
 _SCATTERED: Final = 1_000_000

@@ -17,8 +17,6 @@ from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
 from benchmarks.machine import circumstances
 
-__all__ = ["as_markdown", "filled", "main"]
-
 _HERE: Final = Path(__file__).parent
 
 Report = dict[str, Any]

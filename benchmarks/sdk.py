@@ -33,8 +33,6 @@ from benchmarks.machine import circumstances, facts
 from benchmarks.sdk_bursts import ROUNDS, WORKERS, measured
 from farcall_common.wire import Envelope, ResultsReady, StreamResult, TaskState, decode, encode
 
-__all__ = ["as_tables", "main"]
-
 Report = dict[str, Any]
 
 PEERS: Final = {"ProcessPoolExecutor": None, "Parsl tuned": "parsl", "Ray tasks": "ray"}

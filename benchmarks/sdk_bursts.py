@@ -14,8 +14,6 @@ from typing import Any, Final
 from benchmarks.engine.contestants import CONTESTANTS, Contestant
 from benchmarks.engine.functions import noop
 
-__all__ = ["ROUNDS", "WORKERS", "measured"]
-
 WORKERS: Final = 2
 #: How many calls are in hand at once, and how often that is measured.
 ROUNDS: Final = {1: 300, 10: 100, 100: 40, 1000: 12}

@@ -25,8 +25,6 @@ import numpy as np
 from benchmarks.machine import circumstances, facts
 from benchmarks.serialization_cases import CONTESTANTS, DATA, FUNCTIONS
 
-__all__ = ["as_tables", "main"]
-
 Report = dict[str, Any]
 #: What is measured of each case, and how its column is called.
 _MEASURES: Final = {"write_us": "write", "read_us": "read"}

@@ -18,8 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["CONTESTANTS", "DATA", "FUNCTIONS", "main"]
-
 #: A way to write, and a way to read what was written; either raises what it cannot do.
 Pair = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 

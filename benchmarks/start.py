@@ -23,8 +23,6 @@ from typing import Any, Final
 
 from benchmarks.machine import circumstances, facts
 
-__all__ = ["as_table", "main"]
-
 Report = dict[str, Any]
 
 ROUNDS: Final = 9

@@ -7,8 +7,6 @@ from typing import Any
 
 from farcall_common.task_options import TaskOptions
 
-__all__ = ["with_options"]
-
 
 def with_options(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields, those of them that are options as one field."""

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["WAIT_S", "wait_until"]
-
 #: Only a test that fails waits so long, in seconds, so that it is generous: under load a slow machine takes many times
 #: what a good one takes. ``timeout`` in pyproject.toml leaves room for more than one.
 WAIT_S: Final = 240.0

@@ -22,8 +22,6 @@ from benchmarks.cloud_scale.storm import storm
 from benchmarks.report import filled
 from farcall_infra.prices import load_prices
 
-__all__ = ["PAGE", "SECTIONS", "with_figures"]
-
 PAGE: Final = Path(__file__).parents[2] / "docs" / "scale.md"
 _PROFILE: Final = "facility"
 _SCENARIOS: Final[Mapping[str, Load]] = {

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from farcall_infra.profiles import load_profile
 
-__all__ = ["INPUTS", "Deployment", "Inputs", "deployment", "read_inputs"]
-
 INPUTS: Final = Path(__file__).with_name("inputs.toml")
 #: Processors that a size of ours has, and the share of one that a burstable size may use for good.
 _DATABASE_VCPUS: Final = {

@@ -8,8 +8,6 @@ from typing import Final
 
 from benchmarks.cloud_scale.inputs import Deployment, Inputs
 
-__all__ = ["Load", "Use", "database_gib", "forwarders_needed", "most_endpoints", "most_tasks", "uses"]
-
 _S_PER_MONTH: Final = 86_400 * 30
 _MIB: Final = 2**20
 _GIB: Final = 2**30

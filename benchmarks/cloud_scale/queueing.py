@@ -15,8 +15,6 @@ import numpy as np
 
 from benchmarks.cloud_scale.inputs import Deployment, Inputs
 
-__all__ = ["Latency", "latency"]
-
 _HORIZON_S: Final = 60.0
 _SUBMIT_SHARE: Final = 0.5
 """Of the database's work for a task: one half is its submit, the other its end."""

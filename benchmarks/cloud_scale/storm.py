@@ -15,8 +15,6 @@ import numpy as np
 
 from benchmarks.cloud_scale.inputs import Deployment, Inputs
 
-__all__ = ["Storm", "storm"]
-
 _STEP_S: Final = 0.25
 _LIMIT_S: Final = 7200.0
 

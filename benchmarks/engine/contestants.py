@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-__all__ = ["CONTESTANTS", "Contestant"]
-
 
 class Contestant(Protocol):
     """Started by its constructor, with four workers or as many as it is told."""

@@ -18,8 +18,6 @@ import psutil
 from benchmarks.engine import functions
 from benchmarks.engine.contestants import CONTESTANTS, Contestant
 
-__all__ = ["main"]
-
 WORKERS = 4
 SEQUENTIAL = 2000
 NAPS = 10_000

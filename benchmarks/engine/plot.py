@@ -11,8 +11,6 @@ import matplotlib as mpl
 
 from benchmarks.engine.table import Round, calm
 
-__all__ = ["draw"]
-
 _PANELS: Final[Sequence[tuple[str, Callable[[Round], float]]]] = (
     ("no-ops per second", lambda r: r["noops"]["per_s"]),
     ("CPU per no-op, us", lambda r: r["noops"]["cpu_us"]),

@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["as_table", "calm", "goals"]
-
 _MOST_BY_OTHERS = 0.15
 
 Round = Mapping[str, Any]

@@ -39,8 +39,6 @@ from farcall_common.store import (
 from farcall_common.wire import TaskState
 from farcall_local.tier import LocalTier
 
-__all__ = ["main"]
-
 _RESULTS: Final = Path(__file__).parents[1] / "results"
 _OWNER_ID: Final = wire.new_id()
 _BODY: Final = b"01\nnobody reads this"

@@ -20,8 +20,6 @@ from farcall_common.sockets import client_socket
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
 from farcall_common.store.tickets import Tickets
 
-__all__ = ["Crowd", "SimulatedClient", "SimulatedEndpoint", "SimulatedPeer", "Tally"]
-
 _HEARTBEAT_S = 30.0
 _TICKET_S = 3600.0
 _RESULT = b"01\nnothing"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Backoff"]
-
 #: Far beyond any limit in use; without it, the power of a count that an outage of hours makes would overflow.
 _MAX_POWER: Final = 64
 

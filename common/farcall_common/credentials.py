@@ -21,17 +21,6 @@ from farcall_common.errors import ConfigurationError
 from farcall_common.files import write_private
 from farcall_common.login_file import LOGIN_FILE, login_at
 
-__all__ = [
-    "VARIABLES",
-    "Credentials",
-    "config_path",
-    "find_home",
-    "from_environment",
-    "read_settings",
-    "stored_values",
-    "write_settings",
-]
-
 #: The settings in ``config.toml``, and the environment variable that goes before each.
 VARIABLES: Final[Mapping[str, str]] = {
     "api_url": "FARCALL_API_URL",

@@ -29,8 +29,6 @@ from farcall_common.errors import (
 )
 from farcall_common.interruption import INTERRUPTED, TERMINATED, exit_status
 
-__all__ = ["BROKEN_PIPE", "DONE", "EXIT_CODES", "FAILED", "INTERNAL", "epilog", "exit_code", "exit_code_of"]
-
 DONE: Final = 0
 FAILED: Final = 1
 INTERNAL: Final = 70

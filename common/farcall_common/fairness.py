@@ -14,8 +14,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Final, Generic, TypeVar
 
-__all__ = ["FairQueue"]
-
 _Item = TypeVar("_Item")
 
 #: The heap is built again when it is larger than this, and larger than four entries for each submitter.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["write_private", "write_whole"]
-
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write a file as a whole or not at all: a draft in the same directory takes its place.

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["GuardedFuture"]
-
 T = TypeVar("T")
 
 _logger = logging.getLogger("concurrent.futures")  # where the standard library reports callbacks that raise

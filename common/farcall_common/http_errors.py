@@ -31,8 +31,6 @@ from farcall_common.errors import (
     error_from_record,
 )
 
-__all__ = ["error_from_response", "status_of"]
-
 #: The status of an error is that of its nearest ancestor here.
 _STATUS: Final[Mapping[type[FarcallError], int]] = {
     InvalidRequest: 400,

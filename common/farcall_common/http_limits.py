@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["LimitedHttp"]
-
 
 class LimitedHttp(HttpToolsProtocol):
     """One connection. It ends without an answer when it exceeds a limit."""

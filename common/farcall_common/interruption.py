@@ -10,8 +10,6 @@ from __future__ import annotations
 import signal
 from typing import Final, NoReturn
 
-__all__ = ["INTERRUPTED", "TERMINATED", "Terminated", "exit_status", "heed_sigterm"]
-
 INTERRUPTED: Final = 128 + signal.SIGINT
 TERMINATED: Final = 128 + signal.SIGTERM
 

@@ -24,19 +24,6 @@ from farcall_common.errors import ConfigurationError, FarcallError, Unauthentica
 from farcall_common.files import write_private
 from farcall_common.private import locked
 
-__all__ = [
-    "Bearer",
-    "KeptLogin",
-    "Login",
-    "client_form",
-    "client_from",
-    "forget",
-    "keep",
-    "read",
-    "request_token",
-    "revoke",
-]
-
 #: Where a client's id and secret are looked for: ours first, then what programs for Globus Compute are given.
 _CLIENT_VARIABLES: Final = (
     ("FARCALL_CLIENT_ID", "FARCALL_CLIENT_SECRET"),

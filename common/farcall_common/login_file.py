@@ -8,8 +8,6 @@ from typing import Final
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = ["LOGIN_FILE", "login_at"]
-
 #: Its name in ``$FARCALL_HOME``.
 LOGIN_FILE: Final = "login.json"
 

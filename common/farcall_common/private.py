@@ -12,8 +12,6 @@ from typing import Final
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = ["locked", "private_socket"]
-
 _MAX_SOCKET_PATH_BYTES: Final = 100
 """Addresses of Unix sockets end at 107 bytes on Linux, at 103 on macOS."""
 

@@ -13,8 +13,6 @@ import zmq
 
 from farcall_common.limits import HANDSHAKE_S, MAX_FRAME_BYTES
 
-__all__ = ["CONNECTION_LOST", "KEY_REFUSED", "RECONNECT_MS", "client_socket"]
-
 KEY_REFUSED: Final = "the forwarder does not know this key"
 #: The events of a monitor after which a socket has no connection any more, with what each means.
 CONNECTION_LOST: Final[Mapping[int, str]] = {

@@ -13,8 +13,6 @@ from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import msgspec
 
-__all__ = ["AttemptOptionsDict", "OwnOptionsDict", "TaskOptions", "TaskOptionsDict", "take_former"]
-
 #: A number of things or of bytes. What JSON readers take, too.
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]

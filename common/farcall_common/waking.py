@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Waking"]
-
 #: It takes about a minute. After so long something is wrong with the deployment.
 _LATE_S: Final = 120.0
 

@@ -29,8 +29,6 @@ from farcall_endpoint.config import Config, EngineConfig, read_config, write_con
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
 from farcall_endpoint.status import facts_of, render
 
-__all__ = ["main"]
-
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
     FAILED: "not connected (status)",
     TERMINATED: "told to end (an endpoint that is told to ends with 0)",

@@ -22,8 +22,6 @@ from farcall_common.http_errors import error_from_response
 from farcall_common.login import Bearer, KeptLogin
 from farcall_common.wire import Capabilities
 
-__all__ = ["Cloud", "ConnectAnswer", "authorization_of"]
-
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
 
 

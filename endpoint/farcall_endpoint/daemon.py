@@ -20,17 +20,6 @@ from farcall_common.exit_codes import INTERNAL
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory
 from farcall_endpoint.logs import tail
 
-__all__ = [
-    "STOP_MARGIN_S",
-    "LocalState",
-    "StartFailed",
-    "State",
-    "agent_command",
-    "read_state",
-    "start_detached",
-    "stop_agent",
-]
-
 STOP_MARGIN_S = 15.0
 """Seconds for an orderly end, beside what running tasks get."""
 

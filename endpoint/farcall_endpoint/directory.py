@@ -44,8 +44,6 @@ from farcall_common.files import write_whole
 from farcall_common.private import private_socket
 from farcall_endpoint.transport import CurveKeys, new_curve_keys
 
-__all__ = ["AgentProcess", "EndpointDirectory", "list_endpoints"]
-
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _START_TOLERANCE_S: Final = 2.0
 

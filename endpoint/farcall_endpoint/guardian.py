@@ -21,18 +21,6 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-__all__ = [
-    "Process",
-    "adopt_orphans",
-    "children_of",
-    "descendants",
-    "end",
-    "end_group",
-    "guard",
-    "line_of",
-    "read_processes",
-]
-
 _STATE, _PPID, _START, _RSS = 0, 1, 19, 21
 """Places in ``/proc/PID/stat``, counted behind the name of the program."""
 _ADOPT_ORPHANS = 36

@@ -18,8 +18,6 @@ import time
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["LogFormat", "manager_log_file", "set_up_logging", "tail"]
-
 LogFormat = Literal["text", "json"]
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _KEEP_S: Final = 14 * 86_400.0

@@ -7,24 +7,6 @@ import dataclasses
 from farcall_common.errors import ErrorRecord, Fault, NodesUnavailable, ResultTooLarge
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 
-__all__ = [
-    "cancelled",
-    "containers_unsupported",
-    "function_missing",
-    "limit_exceeded",
-    "limit_invalid",
-    "lost",
-    "nodes_unavailable",
-    "payload_unavailable",
-    "result_not_serializable",
-    "result_not_uploaded",
-    "result_too_large",
-    "walltime_exceeded",
-    "walltime_too_long",
-    "worker_died",
-    "working_directory_unavailable",
-]
-
 
 def cancelled(*, running: bool) -> ErrorRecord:
     """The caller cancelled the task."""

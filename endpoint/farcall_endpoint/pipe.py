@@ -30,8 +30,6 @@ from farcall_endpoint.shared import (
     seen,
 )
 
-__all__ = ["Pipe", "pipe_pair"]
-
 _MAX_INLINE_BYTES: Final = 64 * 1024
 """A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed)."""
 _MAX_FRAME_BYTES: Final = 16 * 1024

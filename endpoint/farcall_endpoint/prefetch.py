@@ -6,8 +6,6 @@ takes its time while another place is free.
 
 from __future__ import annotations
 
-__all__ = ["PrefetchPolicy"]
-
 _MEMORY = 0.1
 """Weight of the newest observation: the last ten or so count."""
 

@@ -22,30 +22,6 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.shared import Bytes, Frame, seen
 
-__all__ = [
-    "FIRST_WINDOW_BYTES",
-    "CancelTasks",
-    "Capacity",
-    "Died",
-    "Finished",
-    "FromAgent",
-    "FromManager",
-    "Leaving",
-    "Ping",
-    "Progress",
-    "Registered",
-    "ResultsTaken",
-    "RunTasks",
-    "Started",
-    "Stop",
-    "TaskOrder",
-    "decode_from_agent",
-    "decode_from_manager",
-    "encode",
-    "number_of",
-    "software_fingerprint",
-]
-
 Body = int
 
 FIRST_WINDOW_BYTES: Final = 4 * 2**20

@@ -10,18 +10,6 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-__all__ = [
-    "ANCILLARY_BYTES",
-    "Bytes",
-    "Frame",
-    "MemoryFile",
-    "SharedBytes",
-    "ancillary",
-    "descriptors_of",
-    "piece_of",
-    "seen",
-]
-
 _MAX_DESCRIPTORS: Final = 64
 _FD_BYTES: Final = array.array("i").itemsize
 ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _FD_BYTES)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Silence"]
-
 _SECOND_CHANCE_S: Final = 5.0
 
 

@@ -15,8 +15,6 @@ from rich.text import Text
 
 from farcall_endpoint.daemon import State
 
-__all__ = ["facts_of", "render"]
-
 _OURS: Final = ("name", "status", "endpoint_id", "pid", "hostname", "up_s", "note")
 _HIDDEN: Final = ("connected", "trouble", "problem", "at")
 _ORDER: Final = (

@@ -19,8 +19,6 @@ from farcall_common.errors import (
 )
 from farcall_common.exit_codes import exit_code_of
 
-__all__ = ["Outcome", "disable_on_boot", "enable_on_boot", "unit_file", "unit_text"]
-
 _TIMEOUT_S: Final = 20
 _KEPT: Final = (
     "PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",

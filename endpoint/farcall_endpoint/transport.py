@@ -17,18 +17,6 @@ from farcall_endpoint.shared import Bytes, Frame, seen
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
 
-__all__ = [
-    "CurveKeys",
-    "FleetKeys",
-    "SocketLink",
-    "agent_socket",
-    "bind_to_network",
-    "fleet_socket",
-    "new_curve_keys",
-    "receive_frames",
-    "send_frames",
-]
-
 _MORE: Final = int(zmq.SNDMORE)  # a plain number: enums are slow to combine
 _COPY_BYTES: Final = 64 * 1024
 _HANDSHAKE_MS: Final = 10_000

@@ -8,8 +8,6 @@ import logging
 import sys
 from typing import Final
 
-__all__ = ["JsonFormatter", "set_up"]
-
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 

@@ -29,8 +29,6 @@ from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.settings import Settings
 from farcall_forwarder.shell import IdSource, Shell
 
-__all__ = ["Service", "key_pair"]
-
 _BACKLOG_BYTES: Final = 16 * 1024 * 1024
 
 _logger = logging.getLogger(__name__)

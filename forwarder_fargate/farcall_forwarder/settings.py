@@ -40,8 +40,6 @@ from farcall_common.errors import ConfigurationError
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_forwarder.core.policy import Policy
 
-__all__ = ["Settings"]
-
 _SEED_LENGTH: Final = 32  # characters; a key is 32 bytes, so less would be easier to guess than the key
 _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 -- the addresses that mean "all of them"
 

@@ -23,8 +23,6 @@ from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant
 
-__all__ = ["IdSource", "Shell"]
-
 #: Messages that are received from the socket before they are handled.
 _BATCH: Final = 500
 #: Kinds of steps that many endpoints need at once, and the most that are performed in one batch.

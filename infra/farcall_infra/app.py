@@ -17,8 +17,6 @@ from farcall_infra.stacks.forwarder import ForwarderStack
 from farcall_infra.stacks.network import NetworkStack
 from farcall_infra.stacks.observability import ObservabilityStack
 
-__all__ = ["add_stacks", "synthesize"]
-
 
 def add_stacks(app: cdk.App, deployment: Deployment) -> None:
     """Add the stacks of ``deployment`` to ``app``."""

@@ -19,8 +19,6 @@ import uv
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = ["ARM64", "FORWARDER", "HOST", "LAMBDAS", "WORKSPACE", "X86_64", "Bundle", "WheelPlatform", "find_python"]
-
 WORKSPACE: Final = Path(__file__).resolve().parents[2]
 _RUNTIME: Final = WORKSPACE / "infra" / "runtime"
 

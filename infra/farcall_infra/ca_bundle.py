@@ -16,15 +16,6 @@ from typing import Final
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = [
-    "CA_BUNDLE_FILE",
-    "FETCH_CA_BUNDLE",
-    "CaBundle",
-    "fetch_ca_bundle",
-    "is_https_url",
-    "read_ca_bundle",
-]
-
 #: The name of the file in the bundles.
 CA_BUNDLE_FILE: Final = "database-authorities.pem"
 #: The command that downloads the CA bundle of RDS.

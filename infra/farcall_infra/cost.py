@@ -16,8 +16,6 @@ from farcall_common.errors import ConfigurationError
 from farcall_infra.deployment import SLEEPS_TAG
 from farcall_infra.prices import Prices
 
-__all__ = ["Bill", "Item", "idle_bill", "price_per_million_tasks"]
-
 Template = Mapping[str, Any]
 Properties = Mapping[str, Any]
 

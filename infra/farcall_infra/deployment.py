@@ -19,21 +19,6 @@ from farcall_infra.bundles import ARM64, HOST, X86_64, Bundle, WheelPlatform
 from farcall_infra.ca_bundle import CA_BUNDLE_FILE, CaBundle, is_https_url, read_ca_bundle
 from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile, setting_names
 
-__all__ = [
-    "DEPLOYMENT_TAG",
-    "OVERRIDES_OUTPUT",
-    "PROFILE_OUTPUT",
-    "RECONCILER_CONCURRENCY",
-    "SETTINGS_OUTPUT",
-    "SLEEPS_TAG",
-    "STACKS",
-    "TARGETS",
-    "Deployment",
-    "Target",
-    "deployment_from_context",
-    "stack_name",
-]
-
 #: The stacks of a deployment, in the order in which they are created.
 STACKS: Final = ("network", "data", "api", "forwarder", "observability")
 #: The tag of every resource of a deployment; its value is the deployment's name.

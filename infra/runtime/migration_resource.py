@@ -14,8 +14,6 @@ from typing import Any
 
 from farcall_lambdas.handlers import migrator
 
-__all__ = ["handle"]
-
 _ANSWER_TIMEOUT_S = 10.0
 # Seconds before the function's timeout at which a running migration is reported as failed.
 _RESERVE_S = 15.0

@@ -19,8 +19,6 @@ from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, Not
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.errors import ErrorAnswer
 
-__all__ = ["error_response", "status_of"]
-
 logger = Logger(service=SERVICE, child=True)
 
 #: The statuses of Powertools' errors.

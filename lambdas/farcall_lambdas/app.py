@@ -24,9 +24,6 @@ from farcall_lambdas.routes.call import CALLER
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["AdmittingResolver", "Application", "JsonReader", "assemble", "rest_resolver"]
-
-
 logger = Logger(service=SERVICE, child=True)
 
 #: Of the path of a request, so many characters are in the access log.

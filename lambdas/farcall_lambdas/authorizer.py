@@ -7,8 +7,6 @@ from typing import Any
 from farcall_common.errors import Unauthenticated
 from farcall_lambdas.identity import Identity, IdentityProvider
 
-__all__ = ["Authorizer", "policy"]
-
 
 class Authorizer:
     """Reads the Authorization header and asks the identity provider."""

@@ -38,8 +38,6 @@ from farcall_common.errors import (
 from farcall_common.http_errors import error_from_response
 from farcall_common.sockets import client_socket
 
-__all__ = ["NAME", "Ask", "Canary", "http_caller"]
-
 Json = dict[str, Any]
 #: Makes one request to the API (method, path, body) and returns the answer's body.
 Ask = Callable[[str, str, Json | None], Any]

@@ -8,8 +8,6 @@ from __future__ import annotations
 import datetime as dt
 from typing import Final
 
-__all__ = ["decode", "encode", "instant"]
-
 _EPOCH: Final = dt.datetime.fromtimestamp(0, dt.UTC)
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
 

@@ -18,8 +18,6 @@ from typing import Final, Protocol
 
 from farcall_common.errors import ConfigurationError, Unavailable
 
-__all__ = ["EcsFleet", "Fleet"]
-
 _TIMEOUT_S: Final = 5.0  # API Gateway waits for 29 s at most
 
 

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from farcall_common.errors import Unauthenticated
 
-__all__ = ["Identity", "IdentityProvider"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Identity:

@@ -44,8 +44,6 @@ from farcall_lambdas.logs import configure, logger
 from farcall_lambdas.services import Reconciler, Services
 from farcall_lambdas.settings import ApiSettings, AuthSettings
 
-__all__ = ["LocalResolver", "main"]
-
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 

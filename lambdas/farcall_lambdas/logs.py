@@ -8,8 +8,6 @@ from typing import Final
 from aws_lambda_powertools import Logger
 from aws_lambda_powertools.logging import utils
 
-__all__ = ["SERVICE", "configure", "logger"]
-
 SERVICE: Final = "farcall-lambdas"
 
 #: The parent of the loggers of this package, which are made with ``Logger(service=SERVICE, child=True)``.

@@ -9,8 +9,6 @@ from farcall_common.errors import FarcallError
 from farcall_lambdas.handlers.migrator import migrate
 from farcall_lambdas.logs import logger
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run the migration. Returns the exit status."""

@@ -15,8 +15,6 @@ from farcall_lambdas.models.errors import ErrorAnswer
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.version import API_VERSION
 
-__all__ = ["document"]
-
 _DESCRIPTION: Final = (
     "Globus Compute's /v2 and /v3 routes and shapes, and beside them what Farcall adds. Every error answers in the "
     "shape ErrorAnswer."

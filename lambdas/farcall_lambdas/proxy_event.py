@@ -10,8 +10,6 @@ from urllib.parse import parse_qs
 
 from farcall_lambdas.identity import Identity
 
-__all__ = ["proxy_event"]
-
 
 def proxy_event(
     method: str,

@@ -57,8 +57,6 @@ from farcall_common.errors import ConfigurationError
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES, MAX_REQUEST_BYTES, MAX_TASKS_PER_REQUEST, MIB
 from farcall_lambdas.identity import Identity
 
-__all__ = ["ApiSettings", "AuthSettings", "is_safe_address"]
-
 Number = TypeVar("Number", int, float)
 
 

@@ -19,8 +19,6 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["ALICE", "BOB", "Answer", "Clock", "MemoryApi", "memory_stores"]
-
 ALICE: Final = Identity("a11ce000-0000-4000-8000-000000000001", "alice@example.org")
 BOB: Final = Identity("b0b00000-0000-4000-8000-000000000002", "bob@example.org")
 

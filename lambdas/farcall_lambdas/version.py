@@ -2,8 +2,6 @@
 
 from typing import Final
 
-__all__ = ["API_VERSION", "MIN_ENDPOINT_VERSION", "MIN_SDK_VERSION"]
-
 API_VERSION: Final = "0.1.0"
 
 #: The oldest ``globus-compute-sdk`` that speaks the routes served here (``/v3/endpoints/{id}/submit``).

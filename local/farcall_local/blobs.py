@@ -25,8 +25,6 @@ from farcall_common.http_limits import LimitedHttp
 from farcall_common.store.blobs_files import FileBlobs
 from farcall_common.store.model import BlobRef
 
-__all__ = ["BlobServer", "main"]
-
 _PIECE_BYTES: Final = 256 * 1024
 #: Like ``retention.blob_days`` of the cloud's profiles: the maximum wait of a task, its retention, and a day.
 _KEPT_S: Final = 61 * 86_400.0

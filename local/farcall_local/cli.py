@@ -21,8 +21,6 @@ from farcall_common.errors import ConfigurationError, FarcallError, error_from_r
 from farcall_local import control
 from farcall_local.state import TierState
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="local", help="A whole cloud tier on this machine, without an AWS account.", no_args_is_help=True
 )

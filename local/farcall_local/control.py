@@ -19,8 +19,6 @@ from farcall_common.errors import ErrorRecord, Unavailable, error_from_record
 from farcall_local.postgres_files import forget_database
 from farcall_local.process import log_tail
 
-__all__ = ["is_up", "launch", "stop", "wipe"]
-
 _LOOK_EVERY_S = 0.02
 
 #: Process objects of running supervisors: a process object that is deleted while its process runs emits a warning.

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["Deployment"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:

@@ -18,8 +18,6 @@ import psutil
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_local.process import log_tail
 
-__all__ = ["LocalEndpoint"]
-
 #: The end of an agent is noticed at once; a start on a loaded machine takes long.
 _CONNECTED_WITHIN_S = 240
 _COMMAND_WITHIN_S = 300.0

@@ -24,8 +24,6 @@ from farcall_local.postgres_files import PostgresInstall, await_predecessor, dat
 from farcall_local.postgres_template import Cluster, initialise, schema_digest
 from farcall_local.process import Program, free_port
 
-__all__ = ["Blobs", "Postgres", "Valkey"]
-
 _LOOPBACK = "127.0.0.1"
 _EARLIER_PREFIX = "%2Ffarcall%2F"
 _ANSWER_WITHIN_S = 0.5

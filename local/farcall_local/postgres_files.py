@@ -23,17 +23,6 @@ import psutil
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_local.process import Account
 
-__all__ = [
-    "ROOT_STATE",
-    "PostgresInstall",
-    "await_predecessor",
-    "database_home",
-    "forget_database",
-    "give_to",
-    "move_unless_there",
-    "run_tool",
-]
-
 #: The directory for files of root that another account must reach.
 ROOT_STATE = Path("/var/lib/farcall")
 _OWNER_FILE = "belongs-to"

@@ -20,8 +20,6 @@ from farcall_common.errors import Unavailable
 from farcall_local.postgres_files import ROOT_STATE, PostgresInstall, give_to, move_unless_there, run_tool
 from farcall_local.process import free_port
 
-__all__ = ["Cluster", "initialise", "schema_digest", "template_path"]
-
 _LOOPBACK = "127.0.0.1"
 
 

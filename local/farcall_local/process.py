@@ -18,8 +18,6 @@ from pathlib import Path
 
 from farcall_common.errors import ConfigurationError, Unavailable
 
-__all__ = ["Account", "Child", "Program", "bound_log", "free_port", "listen", "log_tail"]
-
 _PR_SET_PDEATHSIG = 1
 _PROBE_EVERY_S = 0.02
 _LOOPBACK = "127.0.0.1"

@@ -17,8 +17,6 @@ from farcall_local.engines import Blobs, Postgres, Valkey
 from farcall_local.process import Program, listen
 from farcall_local.state import TierSecrets
 
-__all__ = ["Api", "Forwarder", "Part", "base_environment", "migrate", "service_environment"]
-
 _LOOPBACK = "127.0.0.1"
 #: The API writes the first when it serves; the second holds its previous port.
 _PORT_FILE = "api.port"

@@ -13,8 +13,6 @@ from typing import Any
 
 from farcall_common.files import write_private
 
-__all__ = ["Phase", "ProcessState", "TierSecrets", "TierState"]
-
 #: starting → ready → stopping → stopped, or failed.
 Phase = str
 

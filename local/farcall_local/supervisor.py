@@ -27,8 +27,6 @@ from farcall_local.process import Child, bound_log, free_port, listen
 from farcall_local.services import Api, Forwarder, Part, base_environment, migrate, service_environment
 from farcall_local.state import ProcessState, TierSecrets, TierState
 
-__all__ = ["Supervisor", "main"]
-
 _START_WITHIN_S = 150.0  # the end of a part is noticed at once; a start on a loaded machine takes long
 _START_ATTEMPTS = 3
 #: Delay in seconds before the n-th restart in a row of a part that does not stay up.

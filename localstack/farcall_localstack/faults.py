@@ -16,8 +16,6 @@ from farcall_common.errors import Unavailable
 from farcall_localstack.server import group_members
 from farcall_localstack.tier import Tier
 
-__all__ = ["Faults"]
-
 #: A text in the command line of each part's process. The blob store is LocalStack itself, whose end is the tier's end.
 _PARTS: Final = {
     "api": "farcall_lambdas.handlers.api.handle",

@@ -7,8 +7,6 @@ import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["locked"]
-
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:

@@ -23,17 +23,6 @@ from farcall_common.errors import Unavailable
 from farcall_localstack.bundles import THIS_PYTHON
 from farcall_localstack.engines import postgres_bin, valkey_server
 
-__all__ = [
-    "HOST",
-    "READY_FILE",
-    "LocalStackServer",
-    "answers",
-    "end_group",
-    "group_members",
-    "is_localstack",
-    "remove_state",
-]
-
 HOST: Final = "127.0.0.1"
 READY_FILE: Final = "ready.json"
 _START_TIMEOUT_S: Final = 300.0  # a loaded machine takes many times the usual five

@@ -18,8 +18,6 @@ from farcall_localstack.assembly import is_whole
 from farcall_localstack.locks import locked
 from farcall_localstack.workspace import ASSEMBLIES, SOURCES, WORKSPACE
 
-__all__ = ["ensure_assembly"]
-
 _KEPT: Final = 5  # assemblies: tests use three profiles and a second deployment at once; one older is kept
 #: A setting with the path of a file, whose contents go into the bundles.
 _FILE_SETTING: Final = "database.authorities"

@@ -27,8 +27,6 @@ from farcall_localstack.locks import locked
 from farcall_localstack.server import READY_FILE, LocalStackServer, answers, end_group, is_localstack, remove_state
 from farcall_localstack.synth import ensure_assembly
 
-__all__ = ["DEFAULT_USER", "LocalStackTier", "Tier"]
-
 DEFAULT_USER: Final = "dev@localhost"
 _STATE_FILE: Final = "state.json"
 _ANOTHER: Final = "For a second tier name another --directory."

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ASSEMBLIES", "CONSTRAINTS", "ENVIRONMENT", "PLUGIN", "SOURCES", "WORKSPACE"]
-
 WORKSPACE: Final = Path(__file__).resolve().parents[2]
 PLUGIN: Final = WORKSPACE / "localstack" / "plugin"
 CONSTRAINTS: Final = WORKSPACE / "localstack" / "constraints.txt"

@@ -5,7 +5,8 @@ from farcall._executor import Executor
 from farcall._future import ComputeFuture
 from farcall._inputs import InputFailed
 from farcall._settings import Settings
-from farcall._shell import MPIFunction, ShellFunction, ShellResult
+from farcall._shell import MPIFunction, ShellFunction
+from farcall._shell_remote import ShellResult
 from farcall._tasks import TaskInfo
 from farcall._track import track
 from farcall._version import __version__

@@ -11,8 +11,6 @@ from urllib.parse import quote
 from farcall._http import Http
 from farcall._ids import as_reference
 
-__all__ = ["Api"]
-
 Json = dict[str, Any]
 
 

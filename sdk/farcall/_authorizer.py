@@ -6,8 +6,6 @@ from typing import Protocol
 
 from farcall_common.errors import Unauthenticated
 
-__all__ = ["Authorizer", "bearer_token"]
-
 
 class Authorizer(Protocol):
     """What makes the header of each request: every ``globus_sdk`` authorizer is one."""

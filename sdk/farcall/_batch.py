@@ -17,8 +17,6 @@ from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import new_id, new_task_id
 
-__all__ = ["Batch"]
-
 
 class Batch:
     """Calls of registered functions, to be submitted by :meth:`Client.batch_run`."""

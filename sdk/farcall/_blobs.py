@@ -13,8 +13,6 @@ from typing import Any, Final
 from farcall._api import Api
 from farcall_common.errors import DeserializationError, Forbidden
 
-__all__ = ["INLINE_BYTES", "BlobRef", "Blobs"]
-
 #: Payloads up to this size travel inside the submit. The API puts those over 64 KiB into the blob store by itself,
 #: which spares the client two requests.
 INLINE_BYTES: Final = 256 * 1024

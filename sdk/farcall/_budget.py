@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["Budget"]
-
 
 class Budget:
     """So many bytes. One taker is always let in, however much it takes: then nobody waits for ever."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["Burst"]
-
 
 class Burst:
     """Allows ``limit`` requests within ``window_s`` seconds; beyond that, one each ``window_s / limit`` seconds.

@@ -18,19 +18,6 @@ from farcall_common.errors import PayloadTooLarge, SerializationError
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import BINARY_DATA, Piece, Serializer, Strategy, is_binary, packed
 
-__all__ = [
-    "DEFAULT_SERIALIZER",
-    "FunctionHandle",
-    "FunctionTable",
-    "checked_call",
-    "display_name",
-    "in_order",
-    "pack_call",
-    "registration",
-    "source_registration",
-    "unpack_result",
-]
-
 DEFAULT_SERIALIZER: Final = Serializer(own_classes=True)
 _NO_KWARGS: Final = DEFAULT_SERIALIZER.serialize({})
 _EMPTY_CALL: Final = DEFAULT_SERIALIZER.pack((DEFAULT_SERIALIZER.serialize([]), _NO_KWARGS))

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from farcall._api import Api
     from farcall_common.payload import Serializer
 
-__all__ = ["Catalogue", "SourceCode"]
-
 Json = dict[str, Any]
 
 

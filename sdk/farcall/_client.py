@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict
 
-__all__ = ["Client"]
-
 _PARALLEL_TRANSFERS: Final = 4
 _IDS_PER_REQUEST: Final = 500
 _GROUPS_PER_REQUEST: Final = 1000

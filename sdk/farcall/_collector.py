@@ -14,8 +14,6 @@ from farcall._future import ComputeFuture
 from farcall_common.errors import FarcallError, Unavailable
 from farcall_common.wire import StreamResult, TaskState
 
-__all__ = ["Collector"]
-
 _PARALLEL_DOWNLOADS: Final = 4
 
 _logger = logging.getLogger(__name__)

@@ -25,8 +25,6 @@ from farcall_common.payload import Piece, load_user_data
 from farcall_common.payload import task_error as error_of_record
 from farcall_common.wire import BlobLocation, StreamResult, TaskState
 
-__all__ = ["ResultReader", "end_from_json", "task_error"]
-
 _CLASSES: Final[Mapping[TaskState, type[TaskError]]] = {
     TaskState.FAILED: TaskFailed,
     TaskState.CANCELLED: TaskCancelled,

@@ -36,8 +36,6 @@ from farcall_common.payload import Serializer
 from farcall_common.payload.hints import message_of
 from farcall_common.wire import new_task_id
 
-__all__ = ["Engine"]
-
 _logger = logging.getLogger(__name__)
 
 _PARALLEL_UPLOADS: Final = 4

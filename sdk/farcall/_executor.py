@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict
 
-__all__ = ["Executor"]
-
 
 class Executor(Submitter, SourceCode):
     """Runs functions on an endpoint.

@@ -15,8 +15,6 @@ from farcall._why import Why
 from farcall_common.errors import TaskError, original_of
 from farcall_common.futures import GuardedFuture
 
-__all__ = ["ComputeFuture"]
-
 T = TypeVar("T")
 
 _cancelling: Final = threading.Lock()

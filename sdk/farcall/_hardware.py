@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Final
 
-__all__ = ["SOURCE"]
-
 
 def hardware_report() -> str:
     import os

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from farcall._api import Api
 
-__all__ = ["History"]
-
 Json = dict[str, Any]
 Moment = dt.datetime | float
 

@@ -29,8 +29,6 @@ from farcall_common.errors import (
 )
 from farcall_common.http_errors import error_from_response
 
-__all__ = ["Http"]
-
 _logger = logging.getLogger(__name__)
 # httpx logs every address at INFO, the signatures of pre-signed ones included: not unless somebody asked for it.
 if logging.getLogger("httpx").level == logging.NOTSET:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import uuid
 
-__all__ = ["as_id", "as_reference"]
-
 
 def as_reference(value: str | uuid.UUID) -> str | None:
     """A function's id in its canonical form, with ``@`` and a version if it has one; None for what may be an alias."""

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from farcall_common.errors import TaskError
 
-__all__ = ["InputFailed", "failure_of", "inputs_of", "resolved", "when_all_done"]
-
 _Future = concurrent.futures.Future[Any]
 _SEQUENCES: Final = (list, tuple, set, frozenset)
 _INSIDES: Final = (*_SEQUENCES, dict)

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-__all__ = ["by_chunk", "chunks_of", "flattened", "results_in_order"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ import json
 import sys
 from typing import Final
 
-__all__ = ["THIS_PYTHON", "Needs", "Runtime", "needs_of"]
-
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 #: What every endpoint reads, whatever its Python: text, JSON, and combinations that have text in them.

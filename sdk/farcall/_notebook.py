@@ -6,8 +6,6 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["card", "shortened"]
-
 _LONGEST: Final = 200
 
 _short: Final = reprlib.Repr()

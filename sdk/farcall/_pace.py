@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Pace"]
-
 _FIRST_DELAY_S: Final = 0.02
 _FIRST_ERROR_DELAY_S: Final = 0.1
 _GROWTH: Final = 1.5

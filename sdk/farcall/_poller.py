@@ -15,8 +15,6 @@ from farcall._pace import Pace
 from farcall._silence import Silence
 from farcall_common.errors import FarcallError, Forbidden, TaskUnknown, Unauthenticated, Unavailable
 
-__all__ = ["Poller"]
-
 _logger = logging.getLogger(__name__)
 
 _IDS_PER_REQUEST: Final = 500

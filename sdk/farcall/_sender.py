@@ -32,8 +32,6 @@ from farcall_common.errors import (
 )
 from farcall_common.payload.hints import message_of
 
-__all__ = ["Call", "Sender"]
-
 _logger = logging.getLogger(__name__)
 
 #: Cancelling is a courtesy: it is not tried for as long as a submit is.

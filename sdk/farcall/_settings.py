@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from farcall_common.credentials import Credentials
 
-__all__ = ["Settings"]
-
 
 class Settings(Credentials):
     """What a client must know: the API to call, and the token to call it with. The repr leaves out the token.

@@ -19,8 +19,6 @@ else:
 
     R = TypeVar("R")
 
-__all__ = ["MPIFunction", "ShellFunction", "ShellResult"]
-
 
 class ShellFunction(Generic[R]):
     """A command line that is called like a function, and returns a :class:`ShellResult`.

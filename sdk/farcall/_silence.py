@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Silence"]
-
 #: Between two looks passes an attempt and a pause. What is longer was spent asleep: a closed laptop, a stopped process.
 _LONGEST_STEP_S: Final = 60.0
 

@@ -23,8 +23,6 @@ from farcall._version import __version__
 from farcall_common.errors import FarcallError
 from farcall_common.payload.hints import message_of
 
-__all__ = ["Hop", "hops", "trace_call", "traceparent"]
-
 _propagator: Final = TraceContextTextMapPropagator()
 _CLOUD: Final = (
     ("service", "submitted_at", "enqueued_at"),

@@ -8,8 +8,6 @@ from farcall._calls import DEFAULT_SERIALIZER
 from farcall_common.errors import ConfigurationError
 from farcall_common.payload import Serializer, Strategy, strategy_named
 
-__all__ = ["as_serializer", "as_strategy", "strategy_names"]
-
 
 def as_strategy(like: object) -> Strategy:
     """The strategy that is meant. Globus Compute's own classes and objects are known by their ``identifier``.

@@ -38,8 +38,6 @@ from farcall_common.wire import (
     encode,
 )
 
-__all__ = ["Stream"]
-
 _logger = logging.getLogger(__name__)
 
 #: How long a forwarder may take from the first packet to StreamOpened.

@@ -13,8 +13,6 @@ from farcall_common.limits import MAX_REQUEST_BYTES, TASKS_PER_SUBMIT
 from farcall_common.payload import is_text
 from farcall_common.task_options import TaskOptions
 
-__all__ = ["Prepared", "check_answer", "chunks", "encode_payload", "encode_submit"]
-
 #: About so many bytes of payload go into one request: ids, options and what JSON adds need room too.
 MAX_BYTES: Final = MAX_REQUEST_BYTES * 7 // 8
 #: Beside its payload a task takes its id in quotes and a comma or two.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from farcall._engine import Engine
     from farcall_common.task_options import TaskOptionsDict
 
-__all__ = ["Submitter"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 _Future = concurrent.futures.Future[Any]

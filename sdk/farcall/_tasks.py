@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farcall_common.wire import TaskState
 
-__all__ = ["TaskInfo"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TaskInfo(Mapping[str, Any]):

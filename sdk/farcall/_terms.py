@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from farcall_common.task_options import TaskOptions
 
-__all__ = ["Terms"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Terms:

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from farcall._future import ComputeFuture
 
-__all__ = ["current_traceparent", "trace_call"]
-
 _LOADED: Final = "opentelemetry.trace"
 
 

@@ -6,8 +6,6 @@ import concurrent.futures
 from collections.abc import Iterable, Iterator
 from typing import TypeVar, cast
 
-__all__ = ["track"]
-
 T = TypeVar("T")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from farcall_common.errors import Unsupported
 
-__all__ = ["refuse"]
-
 
 def refuse(name: str, value: object, *, hint: str) -> None:
     """Refuse an argument that was given.

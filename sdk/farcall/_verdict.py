@@ -16,8 +16,6 @@ from farcall_common.errors import EndpointIncompatible, FarcallError
 from farcall_common.payload import DEFAULT_CODE, PickleOutOfBand, PureSourceDill, Serializer
 from farcall_common.task_options import TaskOptions
 
-__all__ = ["Judge"]
-
 #: How long what an endpoint said of itself is believed, and how long the API is left alone after it did not answer.
 _BELIEVED_S: Final = 300.0
 _LEFT_ALONE_S: Final = 30.0

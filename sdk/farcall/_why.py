@@ -8,8 +8,6 @@ from typing import Any
 
 from farcall._notebook import card
 
-__all__ = ["Why"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Why:

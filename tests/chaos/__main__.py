@@ -22,8 +22,6 @@ from farcall_local.postgres_files import forget_database
 from tests.chaos.harness import Lab, PhaseResult, Scale
 from tests.chaos.phases import PHASES
 
-__all__ = ["main", "run_phases", "table"]
-
 _COLUMNS = ("accepted", "ended", "unended", "lost", "lost_unstarted", "once_twice", "aborted", "differing")
 
 

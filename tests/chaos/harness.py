@@ -26,8 +26,6 @@ from farcall_local.postgres_files import forget_database
 from farcall_local.tier import LocalTier
 from tests.chaos.submitter import Orders
 
-__all__ = ["CLOCKS", "Lab", "Load", "PhaseResult", "Scale", "kill", "stopped", "tree", "wait_until"]
-
 ROOT = Path(__file__).parents[2]
 #: Modules whose wall clock can be moved.
 CLOCKS = ("farcall_forwarder", "farcall_lambdas.local", "farcall_endpoint.agent")

@@ -20,8 +20,6 @@ from farcall_local.endpoint import LocalEndpoint
 from tests.chaos.harness import Lab, Load, PhaseResult, Sample, kill, pause, slope, stopped, tree
 from tests.chaos.proxy import Network
 
-__all__ = ["PHASES", "Phase"]
-
 Phase = Callable[[Lab, PhaseResult], None]
 Fault = Callable[[], None]
 

@@ -14,8 +14,6 @@ from typing import Any, Self
 
 import httpx
 
-__all__ = ["Network"]
-
 _LOOPBACK = "127.0.0.1"
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a connection sends RST
 _CHUNK_BYTES = 65536

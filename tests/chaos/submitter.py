@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import farcall
 
-__all__ = ["Orders"]
-
 
 class Orders(NamedTuple):
     """What a submitter does.

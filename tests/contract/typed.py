@@ -28,8 +28,6 @@ from farcall_infra.cloud.tools import CDK_VERSION
 from tests.contract.test_hints import below
 from tests.e2e.conftest import pytest_addoption
 
-__all__ = ["Command", "commands_of", "problem"]
-
 _WORKSPACE: Final = Path(__file__).resolve().parents[2]
 _FENCE: Final = re.compile(r"^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _SPAN: Final = re.compile(r"`([^`]+)`")

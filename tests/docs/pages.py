@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DOCS", "Block", "Page", "check_output", "pages", "printed", "run"]
-
 DOCS: Final = Path(__file__).parents[2] / "docs"
 
 _FENCE: Final = re.compile(r"^```(?P<language>\w+)?(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)

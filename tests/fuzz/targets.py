@@ -14,8 +14,6 @@ from farcall_common.store.model import BlobRef
 from tests.unit.test_forwarder_core import OWNER_ID, POLICY, World, hello, leased
 from tests.unit.test_forwarder_fuzz import PEERS, REAL, event_of, is_connected, is_served, settle
 
-__all__ = ["TARGETS", "pack", "seeds"]
-
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "data" / "wire"
 _LENGTH_BYTES: Final = 2
 _MOST_FRAMES: Final = 4

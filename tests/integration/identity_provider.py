@@ -18,8 +18,6 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-__all__ = ["IdentityProvider", "serving"]
-
 Json = dict[str, Any]
 
 

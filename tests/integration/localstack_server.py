@@ -9,8 +9,6 @@ import pytest
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.server import LocalStackServer
 
-__all__ = ["localstack"]
-
 
 @pytest.fixture(scope="module")
 def localstack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStackServer]:

@@ -18,8 +18,6 @@ import psutil
 from farcall_endpoint.testing import wait_until
 from tests.waiting import WAIT_S
 
-__all__ = ["SlurmCluster", "running_cluster"]
-
 _CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)

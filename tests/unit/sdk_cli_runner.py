@@ -11,8 +11,6 @@ from farcall.cli._app import app
 from farcall.cli._connect import Surroundings
 from farcall.testing import FakeCloud
 
-__all__ = ["Farcall"]
-
 
 class Farcall:
     """``farcall`` of somebody who is logged in at a cloud. Called with arguments, it returns what became of them."""

@@ -17,6 +17,7 @@ from farcall_lambdas.models import fields
 from farcall_lambdas.services.limits import RateLimit
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.testing import ALICE, BOB, Answer, Clock, MemoryApi
+from tests.unit.product import error_classes
 from tests.unit.test_lambdas_submit import PAYLOAD, Lab
 from tests.unit.test_store_queue import make_queued
 
@@ -240,11 +241,7 @@ def test_every_default_is_on_its_page() -> None:
 
 
 def test_every_code_on_the_page_is_one() -> None:
-    codes = {
-        error.code
-        for name in errors.__all__
-        if isinstance(error := getattr(errors, name), type) and hasattr(error, "code")
-    }
+    codes = error_classes().keys()
 
     shown = set(re.findall(r"\[`([A-Z_]+)`\]", LIMITS_PAGE))
 

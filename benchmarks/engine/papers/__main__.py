@@ -17,8 +17,6 @@ from benchmarks.engine.papers.plots import draw
 from benchmarks.engine.papers.table import as_tables
 from benchmarks.machine import facts
 
-__all__ = ["main"]
-
 _RESULTS: Final = Path(__file__).parents[2] / "results"
 
 

@@ -22,8 +22,6 @@ import psutil
 from farcall_endpoint import Engine
 from farcall_endpoint.config import LocalProviderConfig
 
-__all__ = ["DIES_AT_S", "RETURNS_AT_S", "failure", "phases"]
-
 DIES_AT_S: Final = 2.0
 RETURNS_AT_S: Final = 4.0
 _MANAGERS: Final = 2

@@ -12,8 +12,6 @@ from matplotlib.ticker import StrMethodFormatter
 
 from benchmarks.engine.papers.table import efficiency, length, rate
 
-__all__ = ["draw"]
-
 Run = Mapping[str, Any]
 
 

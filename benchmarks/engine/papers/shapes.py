@@ -10,8 +10,6 @@ from typing import Any, Final
 from benchmarks.engine import functions
 from farcall_endpoint import Engine
 
-__all__ = ["batching", "prefetching", "strong_scaling", "weak_scaling"]
-
 _WORKERS: Final = 4
 _ROUNDS: Final = 3
 _DEPTHS: Final = (0, 1, 4, 16, 64, 256)

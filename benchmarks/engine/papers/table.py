@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from benchmarks.engine.papers.failure import phases
 
-__all__ = ["as_tables", "efficiency", "rate"]
-
 _NOTHING: Final = "no-op"
 
 Run = Mapping[str, Any]

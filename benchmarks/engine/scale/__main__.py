@@ -18,8 +18,6 @@ from benchmarks.engine.scale.plot import draw
 from benchmarks.engine.scale.table import as_table
 from benchmarks.machine import facts
 
-__all__ = ["main", "run"]
-
 _HERE: Final = Path(__file__).parent
 _RESULTS: Final = _HERE.parents[1] / "results"
 _MANAGERS: Final = (1, 4, 16, 64, 256, 1024)

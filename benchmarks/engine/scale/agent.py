@@ -34,8 +34,6 @@ from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, Submission
 from farcall_endpoint.manager.ledger import Sharing
 from farcall_endpoint.providers import Provider
 
-__all__ = ["SLOTS", "TASK_S", "WINDOW", "Agent", "main", "measure"]
-
 SLOTS: Final = 128
 """Workers of a manager."""
 TASK_S: Final = 20e-6

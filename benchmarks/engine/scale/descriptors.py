@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import resource
 
-__all__ = ["allow_descriptors"]
-
 
 def allow_descriptors(count: int) -> None:
     """Let this process, and those that it starts, have so many descriptors.

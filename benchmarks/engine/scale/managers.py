@@ -14,8 +14,6 @@ from farcall_common.payload.native import dump_native
 from farcall_common.wire import TaskState
 from farcall_endpoint.protocol import Finished, Progress, TaskOrder
 
-__all__ = ["SimulatedManager"]
-
 _NONE: Final = dump_native(None)
 _NEVER: Final = float("inf")
 

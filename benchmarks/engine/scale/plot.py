@@ -12,8 +12,6 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from benchmarks.engine.scale.table import points
 
-__all__ = ["draw"]
-
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
     """Cost of a task, tasks per second, and memory, over the number of managers."""

@@ -10,8 +10,6 @@ from typing import Final
 from farcall_endpoint.providers import LocalProvider
 from farcall_endpoint.providers.local import LocalBlock
 
-__all__ = ["SimulatedProvider"]
-
 _MANAGER: Final = "farcall_endpoint.manager"
 _SIMULATOR: Final = "benchmarks.engine.scale.simulator"
 

@@ -24,8 +24,6 @@ from benchmarks.engine.scale.managers import SimulatedManager
 from farcall_endpoint import protocol
 from farcall_endpoint.transport import agent_socket, receive_frames, send_frames
 
-__all__ = ["main"]
-
 _REPORT_PERIOD_S: Final = 1.0
 _LAST_WORDS_MS: Final = 1000
 _COLLECT_AFTER: Final = 100_000

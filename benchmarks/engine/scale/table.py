@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["Point", "as_table", "goals", "points"]
-
 _MOST_BY_OTHERS: Final = 0.15
 _TASKS_PER_S: Final = 20_000
 _MEMORY_MIB: Final = 2048

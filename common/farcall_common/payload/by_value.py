@@ -31,8 +31,6 @@ from farcall_common.payload.importable import (
 from farcall_common.payload.origin import travels_by_value
 from farcall_common.payload.pickling import PROTOCOL
 
-__all__ = ["ByValue", "dump_by_value", "load_by_value"]
-
 _MAX_SOURCE_CHARACTERS = 64 * 1024
 _MODULE_MACHINERY = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
 _SKELETONS = (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum)

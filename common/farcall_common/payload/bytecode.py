@@ -20,8 +20,6 @@ from farcall_common.payload.source import remember_lines
 if TYPE_CHECKING:
     from farcall_common.payload.by_value import ByValue
 
-__all__ = ["check", "dump", "head_of", "load", "unpickle", "written"]
-
 
 def dump(value: object, *, with_sources: bool) -> bytes:
     """Pickle a value with the code that the worker cannot import.

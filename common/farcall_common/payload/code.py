@@ -19,18 +19,6 @@ from farcall_common.payload.pickling import dumps_by_reference
 from farcall_common.payload.source import function_from_source, self_contained_source
 from farcall_common.payload.strategy import Combination, Strategy
 
-__all__ = [
-    "AllCodeStrategies",
-    "CloudPickleCode",
-    "CombinedCode",
-    "DillCode",
-    "DillCodeSource",
-    "DillCodeTextInspect",
-    "PickleCode",
-    "PureSourceDill",
-    "PureSourceTextInspect",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class CloudPickleCode(Strategy):

@@ -17,8 +17,6 @@ from farcall_common.payload import bytecode, dilling
 from farcall_common.payload.pickling import dumps_by_reference
 from farcall_common.payload.strategy import Combination, Strategy
 
-__all__ = ["AllDataStrategies", "CloudPickleDataBase64", "DillDataBase64", "JSONData", "PickleDataBase64"]
-
 _MAX_LOSSLESS_NODES = 1000
 """Beyond this, looking at every node costs more than JSON is worth; pickle takes over."""
 _MAX_LOSSLESS_INT = 2**63 - 1

@@ -9,8 +9,6 @@ from typing import Any
 
 from farcall_common.payload.foreign import is_foreign
 
-__all__ = ["ForeignCode", "dumps", "get_source", "loads"]
-
 
 def _dill() -> ModuleType:
     import dill

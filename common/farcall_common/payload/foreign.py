@@ -7,8 +7,6 @@ import opcode
 import sys
 from typing import Any
 
-__all__ = ["THIS_PYTHON", "is_foreign"]
-
 #: The minor version, which byte code is bound to.
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 

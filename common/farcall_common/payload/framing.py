@@ -14,18 +14,6 @@ from typing import AnyStr, Final
 
 from farcall_common.errors import DeserializationError
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "Piece",
-    "first_line",
-    "is_text",
-    "join_aligned",
-    "pack",
-    "pack_binary",
-    "padding",
-    "unpack",
-]
-
 Piece = bytes | memoryview
 """A part of a buffer: its own bytes, or a view of what is in the caller's memory."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["hint_for", "message_of"]
-
 
 def message_of(error: BaseException) -> str:
     """The exception's text; exceptions of user code may fail to give one."""

@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 from farcall_common.payload.origin import is_registered_by_user, travels_by_value
 
-__all__ = ["ReaderModules", "attribute", "describe_modules", "importable_name", "remember_importable_name"]
-
 _MAIN = frozenset({"__main__", "__mp_main__"})
 
 

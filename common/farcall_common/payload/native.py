@@ -16,8 +16,6 @@ from farcall_common.errors import SerializationError
 from farcall_common.payload.hints import hint_for, message_of
 from farcall_common.payload.pickling import PROTOCOL, ReferencePickler
 
-__all__ = ["NATIVE", "dump_call", "dump_native", "is_native", "load_call", "load_native"]
-
 #: What asks for a native buffer where the names of strategies are expected.
 NATIVE: Final = ("native",)
 

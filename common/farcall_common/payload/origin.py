@@ -14,8 +14,6 @@ import sysconfig
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["is_registered_by_user", "travels_by_value"]
-
 _SITE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 
 

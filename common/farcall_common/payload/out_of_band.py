@@ -28,8 +28,6 @@ from farcall_common.payload.strategy import Strategy
 if TYPE_CHECKING:
     from farcall_common.payload.by_value import ByValue
 
-__all__ = ["PickleOutOfBand"]
-
 _ALIGNMENT_BYTES: Final = 16
 """What no processor asks more of, and every allocator gives."""
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from farcall_common.payload.origin import travels_by_value
 
-__all__ = ["PROTOCOL", "ReferencePickler", "dumps_by_reference"]
-
 PROTOCOL = 5
 """Written out, so that a newer Python on the client keeps writing what an older worker can read."""
 

@@ -28,8 +28,6 @@ from farcall_common.payload.data import CloudPickleDataBase64, PickleDataBase64
 from farcall_common.payload.hints import hint_for, message_of
 from farcall_common.payload.strategy import Strategy
 
-__all__ = ["describe_exception", "load_user_data", "pack_exception", "task_error"]
-
 _MAX_MESSAGE_CHARACTERS = 4_000
 _MAX_TRACEBACK_CHARACTERS = 64_000
 _EXCEPTION_DATA: Final = (PickleDataBase64(), CloudPickleDataBase64())

@@ -15,8 +15,6 @@ from farcall_common.payload.out_of_band import PickleOutOfBand
 from farcall_common.payload.strategy import Combination, Strategy, explain
 from farcall_common.payload.table import STRATEGIES
 
-__all__ = ["BINARY_DATA", "DEFAULT_CODE", "DEFAULT_DATA", "PORTABLE_DATA", "Serializer", "is_binary", "packed"]
-
 DEFAULT_DATA: tuple[Strategy, ...] = (
     JSONData(lossless=True),
     PickleDataBase64(),

@@ -24,8 +24,6 @@ from typing import Any
 
 from farcall_common.payload.origin import travels_by_value
 
-__all__ = ["NotSelfContained", "function_from_source", "remember_lines", "self_contained_source"]
-
 _NAME_LOOKUPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _SURROUNDINGS = frozenset({"EXTENDED_ARG", "NOP", "PUSH_NULL"})
 _SAME_STEP = {"LOAD_METHOD": "LOAD_ATTR"}

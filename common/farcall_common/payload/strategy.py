@@ -12,8 +12,6 @@ from farcall_common.errors import SerializationError
 from farcall_common.payload.framing import Piece, pack, unpack
 from farcall_common.payload.hints import message_of
 
-__all__ = ["Combination", "Strategy", "explain"]
-
 _MAX_REASON_CHARACTERS = 300
 
 

@@ -27,8 +27,6 @@ from farcall_common.payload.data import (
 from farcall_common.payload.out_of_band import PickleOutOfBand
 from farcall_common.payload.strategy import Combination, Strategy
 
-__all__ = ["STRATEGIES", "parse_allowed", "strategy_named"]
-
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
         strategy.id: strategy

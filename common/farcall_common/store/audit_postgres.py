@@ -14,8 +14,6 @@ from psycopg.rows import DictRow
 from farcall_common.store.model import AuditEntry, Quota, Quotable
 from farcall_common.store.postgres import Database, to_json
 
-__all__ = ["AUDIT_OF_BATCH", "NO_AUDIT", "PostgresAudit", "audit_parameters"]
-
 _ADD: Final = """
     INSERT INTO audit (at, identity_id, owner_id, action, object_id, detail)
     SELECT at, identity_id, owner_id, action, object_id, detail::json FROM unnest(

@@ -21,8 +21,6 @@ from typing import IO, Final, Literal
 from farcall_common.errors import BlobUnknown, Forbidden, StorageLow, Unavailable
 from farcall_common.store.model import BlobRef
 
-__all__ = ["FileBlobs", "NewBlob"]
-
 #: Files that were not finished begin with this; no name of a blob does.
 _UNFINISHED: Final = ".new-"
 #: A disk or a user's part of it is full; and when it is worth another try.

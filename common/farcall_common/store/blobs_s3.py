@@ -19,8 +19,6 @@ from farcall_common.store.model import BlobRef
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["S3Blobs"]
-
 
 class S3Blobs:
     """:class:`~farcall_common.store.ports.Blobs` in one bucket. Address, region, credentials: AWS' own variables.

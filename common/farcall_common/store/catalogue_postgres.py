@@ -14,8 +14,6 @@ from farcall_common.errors import Conflict, FunctionUnknown
 from farcall_common.store.model import Container, Function, FunctionAlias
 from farcall_common.store.postgres import Database, to_json
 
-__all__ = ["NEWEST_FUNCTION", "PostgresCatalogue"]
-
 _FUNCTION: Final = """
     SELECT function_id, owner_id, name, body, body_hash, version, description, public, metadata, f.created_at
     FROM function f JOIN LATERAL (

@@ -16,8 +16,6 @@ import msgspec
 from farcall_common.store.model import BlobRef, ForwarderInfo, PeerKey, QueuedTask, SharedEnds, TaskResult
 from farcall_common.task_options import take_former
 
-__all__ = ["if_known", "pack", "unpack_forwarder", "unpack_peer", "unpack_result", "unpack_shared", "unpack_task"]
-
 pack: Final = msgspec.msgpack.Encoder().encode
 unpack_forwarder: Final = msgspec.msgpack.Decoder(ForwarderInfo).decode
 unpack_peer: Final = msgspec.msgpack.Decoder(PeerKey).decode

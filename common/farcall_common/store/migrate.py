@@ -15,8 +15,6 @@ from sqlalchemy import NullPool, create_engine
 from farcall_common.errors import Unavailable
 from farcall_common.store.postgres import unavailable
 
-__all__ = ["HEAD", "upgrade"]
-
 #: The revision that this code works with. A test holds it to the newest file in ``migrations/versions``.
 HEAD: Final = "0009"
 

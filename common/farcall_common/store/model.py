@@ -17,39 +17,6 @@ from farcall_common.errors import ErrorRecord, QuotaExceeded
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 
-__all__ = [
-    "AckOutcome",
-    "AuditEntry",
-    "BlobRef",
-    "CancelOutcome",
-    "Container",
-    "Endpoint",
-    "EndpointStatus",
-    "ForwarderInfo",
-    "Function",
-    "FunctionAlias",
-    "Holding",
-    "LeasedTask",
-    "OpenTask",
-    "PeerKey",
-    "PeerKind",
-    "Presence",
-    "QueuePlace",
-    "QueueStanding",
-    "QueuedTask",
-    "Quota",
-    "Quotable",
-    "SharedEnds",
-    "SpoolMark",
-    "Taken",
-    "Task",
-    "TaskEvent",
-    "TaskGroup",
-    "TaskResult",
-    "Tended",
-    "TransitionTimes",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class BlobRef:

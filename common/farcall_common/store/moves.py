@@ -12,19 +12,6 @@ from farcall_common.errors import InvalidRequest, TaskCancelled
 from farcall_common.store.model import Task, TaskEvent, TaskResult
 from farcall_common.wire.states import LEGAL_MOVES, REPORTERS, Reporter, TaskState
 
-__all__ = [
-    "Standing",
-    "cancelled_while_waiting",
-    "check_ends",
-    "check_moves",
-    "completed",
-    "end_detail",
-    "end_event",
-    "first_ends",
-    "moved",
-    "written_ahead",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Standing:

@@ -42,8 +42,6 @@ from farcall_common.store.model import (
 )
 from farcall_common.wire.states import TaskState
 
-__all__ = ["Blobs", "Queue", "Records"]
-
 
 class Records(Protocol):
     """PostgreSQL: the record. What is here has happened; what is not here has not been promised."""

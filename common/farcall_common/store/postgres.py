@@ -19,8 +19,6 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from farcall_common.errors import Conflict, DatabaseUntrusted, InvalidRequest, Unavailable
 
-__all__ = ["ConnectionString", "Database", "to_json", "unavailable"]
-
 #: How a connection finds out that the server is gone, in milliseconds or seconds, instead of waiting for ever.
 _SOCKET: Final = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
 

@@ -82,8 +82,6 @@ from farcall_common.store.valkey import (
     texts,
 )
 
-__all__ = ["MARKER_TTL_S", "ValkeyQueue"]
-
 #: How long an ended task is remembered, so that whoever saw it open in the database does not queue it again: twice as
 #: long as any of them lives between that look and its call (a round of the reconciler has 55 s, a request 29 s).
 MARKER_TTL_S: Final = 120

@@ -32,8 +32,6 @@ from farcall_common.store.model import (
 from farcall_common.store.postgres import ConnectionString, Database, to_json
 from farcall_common.wire.states import TaskState
 
-__all__ = ["PostgresRecords"]
-
 #: Columns by name: a later release may have added some.
 _COLUMNS: Final = ", ".join(field.name for field in dataclasses.fields(Endpoint) if field.name != "silent_s")
 _ENDPOINT: Final = f"SELECT {_COLUMNS}, extract(epoch FROM now() - seen_at)::float8 AS silent_s FROM endpoint"

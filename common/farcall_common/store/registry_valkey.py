@@ -12,8 +12,6 @@ from farcall_common.store import codec
 from farcall_common.store.model import ForwarderInfo, PeerKey, SharedEnds
 from farcall_common.store.valkey import KeyedCall, Scripts, batches, mapped, refusal, texts
 
-__all__ = ["ValkeyRegistry", "ValkeyWakeUps"]
-
 
 class ValkeyRegistry:
     """The part of :class:`~farcall_common.store.ports.Queue` that is about no endpoint's tasks."""

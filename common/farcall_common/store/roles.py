@@ -15,8 +15,6 @@ from psycopg import sql
 from farcall_common.errors import ConfigurationError
 from farcall_common.store.postgres import unavailable
 
-__all__ = ["connection_limit", "prepare_roles"]
-
 #: Of the connections that there are for programs, what part each role may have, in percent; and what it has at least.
 _SHARES: Final = {"farcall_api": 60, "farcall_forwarder": 30, "farcall_reconciler": 5}
 _LEAST: Final = 4

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from farcall_common.errors import Unavailable
 
-__all__ = ["Secret"]
-
 _logger = logging.getLogger(__name__)
 
 #: How old a value may be, in seconds.

@@ -37,8 +37,6 @@ from farcall_common.store.records_postgres import PostgresRecords
 from farcall_common.store.secrets import Secret
 from farcall_common.store.tickets import Tickets
 
-__all__ = ["BlobSettings", "DatabaseSettings", "StoreSettings", "Stores", "open_stores", "read_roles"]
-
 _POSTGRES_PORT: Final = "5432"
 _VALKEY_PORT: Final = "6379"
 #: The directory that our packages are in: the bundle, where there is one.

@@ -21,29 +21,6 @@ from farcall_common.store.postgres import to_json
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 
-__all__ = [
-    "ADD_EVENTS",
-    "DISCARD",
-    "END_TASKS",
-    "EVENTS",
-    "GROUP",
-    "GROUPS",
-    "LIGHT_TASK",
-    "MEMOIZED",
-    "MOVE_TASKS",
-    "PURGE",
-    "WHOLE_TASK",
-    "add_tasks",
-    "columns_of",
-    "end_columns",
-    "event_from_row",
-    "event_row",
-    "group_from_row",
-    "list_of_tasks",
-    "state_of",
-    "task_from_row",
-]
-
 _TASK_COLUMNS: Final = Task.__struct_fields__
 WHOLE_TASK: Final = f"SELECT {', '.join(_TASK_COLUMNS)} FROM task"
 LIGHT_TASK: Final = WHOLE_TASK.replace(" payload,", " NULL AS payload,").replace(" result,", " NULL AS result,")

@@ -16,8 +16,6 @@ import jwt
 from farcall_common.errors import ConfigurationError, Unauthenticated
 from farcall_common.store.model import PeerKey, PeerKind
 
-__all__ = ["Ticket", "Tickets"]
-
 _ALGORITHM: Final = "HS256"
 _MIN_KEY_BYTES: Final = 32
 _CLAIMS: Final = ("kind", "sub", "key", "exp")

@@ -15,20 +15,6 @@ from redis.retry import Retry
 
 from farcall_common.errors import EndpointInUse, FarcallError, Fenced, QueueDataLost, Unavailable
 
-__all__ = [
-    "BATCH",
-    "SERVER_CLOCK",
-    "Call",
-    "KeyedCall",
-    "Scripts",
-    "batches",
-    "connect",
-    "in_use",
-    "mapped",
-    "refusal",
-    "texts",
-]
-
 #: A script's name, an endpoint, and arguments.
 Call = tuple[str, str, Sequence[str | bytes | float]]
 

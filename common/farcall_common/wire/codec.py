@@ -13,8 +13,6 @@ from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from farcall_common.wire import messages
 from farcall_common.wire.messages import Envelope, Message, frame_indexes
 
-__all__ = ["PROTOCOL_VERSION", "decode", "encode"]
-
 PROTOCOL_VERSION: Final = 1
 
 _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])

@@ -8,8 +8,6 @@ import time
 import uuid
 from typing import Final
 
-__all__ = ["is_uuid", "new_id", "new_task_id"]
-
 _VERSION_7: Final = 0x7 << 76
 _VARIANT: Final = 0b10 << 62
 _RANDOM_MASK: Final = (1 << 62) - 1

@@ -16,45 +16,6 @@ import msgspec
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import TaskState
 
-__all__ = [
-    "BlobGrant",
-    "BlobLocation",
-    "BlobPiece",
-    "BlobPull",
-    "BlobPush",
-    "BlobRequest",
-    "BlobTaken",
-    "CancelTasks",
-    "Capabilities",
-    "Credit",
-    "EndpointReport",
-    "Envelope",
-    "Frame",
-    "FunctionSpec",
-    "Goodbye",
-    "Heartbeat",
-    "HeldTask",
-    "Hello",
-    "Message",
-    "Move",
-    "OpenStream",
-    "Refused",
-    "ResultSpec",
-    "ResultsReady",
-    "ResultsRecorded",
-    "RunTasks",
-    "StreamOpened",
-    "StreamResult",
-    "Subscribe",
-    "TaskMove",
-    "TaskRef",
-    "TaskResults",
-    "TaskSpec",
-    "TasksAccepted",
-    "TasksMoved",
-    "Welcome",
-]
-
 #: Index of a user frame within the envelope: 0 is the first frame behind the header.
 Frame = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -14,8 +14,6 @@ from farcall_common.errors import ProtocolError
 from farcall_common.wire import messages as m
 from farcall_common.wire.messages import Message
 
-__all__ = ["SILENT_PERIODS", "Phase", "Role", "Session"]
-
 #: A peer that was silent for this many heartbeat periods is gone.
 SILENT_PERIODS: Final = 3
 

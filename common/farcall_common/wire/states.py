@@ -6,16 +6,6 @@ import enum
 from collections.abc import Mapping, Set
 from typing import Final
 
-__all__ = [
-    "LEGAL_MOVES",
-    "REPORTERS",
-    "TERMINAL_STATES",
-    "EndpointState",
-    "Reporter",
-    "TaskState",
-    "is_legal",
-]
-
 
 class TaskState(enum.StrEnum):
     """Where a task is. The values are Globus Compute's where it has one, so that its users and tools read them."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import psutil
 
-__all__ = ["own_addresses"]
-
 
 def own_addresses(given: str | None) -> Sequence[str]:
     """The given name or address; else this machine's name and the IPv4 addresses of its interfaces, the most likely

@@ -6,8 +6,6 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.wire import TaskSpec
 from farcall_endpoint import outcomes
 
-__all__ = ["refusal"]
-
 
 def refusal(spec: TaskSpec, *, knows_function: bool, block_s: float | None, no_nodes: str) -> ErrorRecord | None:
     """What a task fails with before it is queued; None for one that is welcome.

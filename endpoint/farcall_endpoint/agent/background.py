@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Background"]
-
 Job = Callable[[], Callable[[], None]]
 """Runs in a thread; what it returns runs in the loop's thread afterwards."""
 

@@ -17,8 +17,6 @@ from farcall_endpoint.agent.tasks import End, Stage, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
 from farcall_endpoint.shared import Frame, seen
 
-__all__ = ["Blobs", "BlobsMode"]
-
 _logger = logging.getLogger(__name__)
 
 BlobsMode = Literal["auto", "direct", "relay"]

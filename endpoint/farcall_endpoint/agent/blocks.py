@@ -15,8 +15,6 @@ from typing import Final
 from farcall_common.backoff import Backoff
 from farcall_endpoint.agent.scaling import BlockLoad, Monitor, ScalingPolicy
 
-__all__ = ["Blocks", "Orders"]
-
 _HASTY_S: Final = 1.0
 """A block whose managers last no longer than this is not replaced at once."""
 _MAX_BACKOFF_S: Final = 30.0

@@ -31,8 +31,6 @@ from farcall_common.errors import (
 )
 from farcall_common.wire import Message, Move, Phase, Refused, Role, Session, Welcome
 
-__all__ = ["Action", "Address", "AskApi", "Beat", "Close", "Closed", "Connection", "Dial", "GiveUp", "Greet", "Opened"]
-
 _FIRST_WAIT_S: Final = 0.4
 _LONGEST_WAIT_S: Final = 30.0
 _GREETING_LIMIT_S: Final = 15.0

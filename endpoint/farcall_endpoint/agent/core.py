@@ -37,8 +37,6 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress
 from farcall_endpoint.shared import Bytes
 
-__all__ = ["AgentCore"]
-
 
 class AgentCore:
     """One per agent.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from farcall_endpoint.prefetch import PrefetchPolicy
 
-__all__ = ["Credit"]
-
 
 class Credit:
     """Of one session at a time.

@@ -13,8 +13,6 @@ from farcall_endpoint.agent.tasks import End, Task
 from farcall_endpoint.protocol import Finished
 from farcall_endpoint.shared import Bytes
 
-__all__ = ["Ends"]
-
 
 class Ends:
     """Makes ends; whose they are, and that they are, is the caller's to note.

@@ -20,8 +20,6 @@ from farcall_endpoint.providers import Block, Phase, Provider
 from farcall_endpoint.shared import Bytes, Frame
 from farcall_endpoint.silence import Silence
 
-__all__ = ["NO_LIMITS", "Fleet", "Limits", "Lost"]
-
 _logger = logging.getLogger(__name__)
 
 _MAX_KNOWN_FUNCTIONS: Final = 1024

@@ -34,8 +34,6 @@ from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
 
-__all__ = ["run_agent"]
-
 _logger = logging.getLogger(__name__)
 
 _MANAGER_HORIZON_S: Final = 0.1

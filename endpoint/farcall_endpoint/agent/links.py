@@ -17,8 +17,6 @@ from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared import Bytes, Frame
 from farcall_endpoint.transport import FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
 
-__all__ = ["Gap", "Links", "Network"]
-
 _logger = logging.getLogger(__name__)
 
 _MOST_PER_TURN: Final = 64

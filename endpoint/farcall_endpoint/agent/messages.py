@@ -17,8 +17,6 @@ from farcall_common.wire import (
 )
 from farcall_endpoint.agent.tasks import Decisions, Task
 
-__all__ = ["messages_to_cloud"]
-
 _MAX_BATCH: Final = 1000
 _MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 

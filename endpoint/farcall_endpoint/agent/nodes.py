@@ -18,8 +18,6 @@ from farcall_endpoint.manager.node import discover_node
 from farcall_endpoint.providers import LocalProvider, Provider
 from farcall_endpoint.transport import FleetKeys, new_curve_keys
 
-__all__ = ["SECRETS", "expect_workers", "make_network", "plan_blocks", "provider_of"]
-
 SECRETS: Final = frozenset({"FARCALL_TOKEN"})
 """Variables that no manager, and so no task, gets to see."""
 _LOCAL_BACKOFF_S: Final = 0.2

@@ -12,8 +12,6 @@ from typing import Final
 
 from farcall_common.backoff import Backoff
 
-__all__ = ["Pressure"]
-
 _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 5.0
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 from typing import Final
 
-__all__ = ["Rate"]
-
 _WINDOW_S: Final = 10.0
 
 

@@ -19,8 +19,6 @@ from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, Blo
 from farcall_endpoint.agent.transfers import TransferFailed
 from farcall_endpoint.shared import Frame, piece_of
 
-__all__ = ["Relay"]
-
 _AT_ONCE: Final = 2
 _TRIES: Final = 5
 _FIRST_WAIT_S: Final = 0.5

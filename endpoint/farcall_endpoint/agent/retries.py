@@ -9,8 +9,6 @@ from typing import Final
 from farcall_common.backoff import Backoff
 from farcall_endpoint.agent.tasks import Task
 
-__all__ = ["UploadRetries"]
-
 _TRIES: Final = 5
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 4.0

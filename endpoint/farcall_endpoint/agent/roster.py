@@ -9,8 +9,6 @@ from collections.abc import Collection, Sequence
 from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad
 from farcall_endpoint.agent.tasks import Task
 
-__all__ = ["Member", "Roster"]
-
 
 @dataclasses.dataclass(slots=True)
 class Member:

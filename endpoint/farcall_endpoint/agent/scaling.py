@@ -11,8 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["BlockLoad", "Monitor", "ScalingPolicy", "SimpleScaling", "Wish"]
-
 
 @dataclasses.dataclass(frozen=True)
 class BlockLoad:

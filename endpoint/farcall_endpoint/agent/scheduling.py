@@ -9,8 +9,6 @@ from typing import Final, Protocol
 
 from farcall_endpoint.agent.tasks import Task
 
-__all__ = ["POLICIES", "Lifetime", "ManagerLoad", "RandomPolicy", "RoundRobinPolicy", "SchedulingPolicy"]
-
 _MOST_OVERTAKEN: Final = 1000
 """So that a long queue is not read to its end in every turn."""
 

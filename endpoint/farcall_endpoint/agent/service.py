@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import zmq
 
 from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
+from farcall_common.sockets import KEY_REFUSED
 from farcall_common.waking import Waking
 from farcall_common.wire import (
     PROTOCOL_VERSION,
@@ -44,11 +45,9 @@ from farcall_endpoint.agent.rate import Rate
 from farcall_endpoint.agent.spool import MAX_ROW_BYTES, Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Decisions, Demand, Task
 from farcall_endpoint.agent.transfers import Transfers
-from farcall_endpoint.agent.uplink import KEY_REFUSED, SHAKEN, Uplink
+from farcall_endpoint.agent.uplink import SHAKEN, Uplink
 from farcall_endpoint.cloud import ConnectAnswer
 from farcall_endpoint.shared import Frame, seen
-
-__all__ = ["Agent", "Clock", "FleetMaker"]
 
 _logger = logging.getLogger(__name__)
 

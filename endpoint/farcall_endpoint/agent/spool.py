@@ -35,8 +35,6 @@ from farcall_common.wire import BlobLocation, TaskSpec, TaskState, new_id
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 from farcall_endpoint.shared import Bytes, Frame, MemoryFile, SharedBytes
 
-__all__ = ["MAX_ROW_BYTES", "Spool", "SpoolUnwritable"]
-
 _logger = logging.getLogger(__name__)
 
 _MOST_FORGOTTEN: Final = 1000

@@ -8,8 +8,6 @@ from typing import Final
 from farcall_common.wire import TaskMove, TaskState
 from farcall_endpoint.agent.tasks import Stage, Task
 
-__all__ = ["REPORT_AFTER_S", "States"]
-
 REPORT_AFTER_S: Final = 0.5
 """A state that lasts for so long is worth a message."""
 

@@ -11,8 +11,6 @@ from typing import Any
 from farcall_common.backoff import Backoff
 from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskMove, TaskSpec, TaskState
 
-__all__ = ["Decisions", "Demand", "End", "Stage", "Task"]
-
 
 class Stage(enum.Enum):
     """Where a task is inside the endpoint."""

@@ -12,8 +12,6 @@ import httpx
 from farcall_common.backoff import Backoff
 from farcall_endpoint.shared import Frame, piece_of
 
-__all__ = ["TransferFailed", "Transfers"]
-
 _TRIES: Final = 4
 _FIRST_WAIT_S: Final = 0.4
 _LONGEST_WAIT_S: Final = 1.6

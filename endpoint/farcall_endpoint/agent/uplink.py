@@ -10,12 +10,10 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from farcall_common.sockets import CONNECTION_LOST, KEY_REFUSED, client_socket
+from farcall_common.sockets import CONNECTION_LOST, client_socket
 from farcall_common.wire import Envelope, decode, encode
 from farcall_endpoint.agent.connection import Address
 from farcall_endpoint.transport import CurveKeys, send_frames
-
-__all__ = ["KEY_REFUSED", "SHAKEN", "Uplink"]
 
 _logger = logging.getLogger(__name__)
 

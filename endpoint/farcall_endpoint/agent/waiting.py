@@ -8,8 +8,6 @@ from farcall_common.fairness import FairQueue
 from farcall_endpoint.agent.scheduling import ManagerLoad, SchedulingPolicy
 from farcall_endpoint.agent.tasks import Stage, Task
 
-__all__ = ["Waiting"]
-
 
 class Waiting:
     """A queue, fair between submitters and oldest first for each of them. What ended while it waited is passed over,

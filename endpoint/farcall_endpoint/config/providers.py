@@ -8,30 +8,6 @@ import msgspec
 
 from farcall_endpoint.config.section import FieldProblem, Section, Walltime, walltime_seconds
 
-__all__ = [
-    "AprunLauncherConfig",
-    "BatchProviderConfig",
-    "CondorProviderConfig",
-    "GnuParallelLauncherConfig",
-    "GridEngineProviderConfig",
-    "JsrunLauncherConfig",
-    "KubernetesProviderConfig",
-    "LSFProviderConfig",
-    "LauncherConfig",
-    "LocalProviderConfig",
-    "MpiExecLauncherConfig",
-    "MpiRunLauncherConfig",
-    "PBSProProviderConfig",
-    "ProviderConfig",
-    "SimpleLauncherConfig",
-    "SingleNodeLauncherConfig",
-    "SlurmProviderConfig",
-    "SrunLauncherConfig",
-    "SrunMPILauncherConfig",
-    "TorqueProviderConfig",
-    "WrappedLauncherConfig",
-]
-
 Blocks = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]

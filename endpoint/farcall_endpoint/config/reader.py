@@ -19,8 +19,6 @@ from farcall_endpoint.config.section import FieldProblem
 from farcall_endpoint.config.wording import expected, fields_of, given, kinds_with, where_is, without_none
 from farcall_endpoint.config.yaml12 import Loader
 
-__all__ = ["parse_config", "read_config"]
-
 _PATH: Final = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
 _STEP: Final = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<field>.*?)`")

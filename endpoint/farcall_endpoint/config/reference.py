@@ -17,8 +17,6 @@ from msgspec import inspect
 from farcall_endpoint.config.schema import Config
 from farcall_endpoint.config.wording import expected, without_none
 
-__all__ = ["FILES", "json_schema", "page"]
-
 
 def json_schema() -> str:
     """The JSON schema; the same code always gives the same text."""

@@ -11,8 +11,6 @@ from farcall_endpoint.config.providers import LocalProviderConfig, ProviderConfi
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
 from farcall_endpoint.manager.ledger import Sharing
 
-__all__ = ["Config", "EngineConfig", "LimitsConfig"]
-
 _MAX_SECONDS: Final = 7 * 86_400
 _MAX_RETENTION_S: Final = 366 * 86_400
 

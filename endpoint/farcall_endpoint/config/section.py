@@ -6,8 +6,6 @@ from typing import Annotated, Final
 
 import msgspec
 
-__all__ = ["BYTES_PER_GB", "FieldProblem", "Section", "Walltime", "walltime_seconds"]
-
 BYTES_PER_GB: Final = 1024**3
 """Memory is written in GB as Parsl and the schedulers mean it: 1,024 cubed."""
 

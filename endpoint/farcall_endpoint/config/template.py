@@ -12,8 +12,6 @@ import yaml
 from farcall_endpoint.config.schema import Config
 from farcall_endpoint.config.yaml12 import Dumper
 
-__all__ = ["write_config"]
-
 _TEMPLATE: Final = """\
 # Configuration of a Farcall endpoint. Restart the endpoint after a change; a mistake is told with its line.
 # Templates for Slurm, PBS Pro, LSF, HTCondor, Grid Engine and Kubernetes: docs/endpoint/sites/.

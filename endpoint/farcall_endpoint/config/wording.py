@@ -8,8 +8,6 @@ from typing import Any, Final
 import yaml
 from msgspec import inspect
 
-__all__ = ["expected", "fields_of", "given", "kinds_with", "where_is", "without_none"]
-
 _MAX_SHOWN: Final = 60
 
 

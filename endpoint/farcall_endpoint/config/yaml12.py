@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import yaml
 
-__all__ = ["Dumper", "Loader"]
-
 _INT: Final = ("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
 _FLOAT: Final = (
     "tag:yaml.org,2002:float",

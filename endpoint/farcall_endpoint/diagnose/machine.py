@@ -18,8 +18,6 @@ from typing import Any, Final
 
 import psutil
 
-__all__ = ["SCARCE", "disks", "listing", "machine", "process_facts", "schedulers", "temporary", "versions"]
-
 SCARCE: Final = 0.05
 """The share of free space below which a disk is nearly full."""
 

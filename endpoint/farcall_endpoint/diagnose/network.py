@@ -15,8 +15,6 @@ from farcall_common.credentials import Credentials
 from farcall_common.errors import FarcallError
 from farcall_endpoint.cloud import authorization_of
 
-__all__ = ["Reached", "ask_api", "last_dialled", "reach"]
-
 _TIMEOUT_S: Final = 5.0
 _DIALLED: Final = re.compile(r"connecting to (tcp://\S+?:\d+)")
 

@@ -25,8 +25,6 @@ from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.logs import tail
 
-__all__ = ["Finding", "Report", "gather"]
-
 _LOG_BYTES: Final = 256 * 1024
 _MAX_LOGS: Final = 12
 _EXPECTED: Final = (OSError, ValueError, sqlite3.Error, psutil.Error, FarcallError, yaml.YAMLError)

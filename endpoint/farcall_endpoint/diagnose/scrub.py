@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["Scrubber", "is_secret_name"]
-
 _GONE: Final = "<removed>"
 _SHORTEST: Final = 5
 """Shorter values are no secrets, and would be found in every second word."""

@@ -24,8 +24,6 @@ from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
 from farcall_endpoint.manager.ledger import Affinity, Sharing
 
-__all__ = ["Engine"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 from farcall_common.errors import SerializationError
 from farcall_common.payload import Serializer
 
-__all__ = ["Function", "FunctionTable"]
-
 _REMEMBERED: Final = 1024
 
 _serializer: Final = Serializer()

@@ -10,8 +10,6 @@ from typing import Any, Final, TypeVar
 
 from farcall_common.futures import GuardedFuture
 
-__all__ = ["EngineFuture"]
-
 T = TypeVar("T")
 
 _changing: Final = threading.Lock()

@@ -37,8 +37,6 @@ from farcall_endpoint.manager.ledger import Sharing
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
 
-__all__ = ["EngineLoop", "EngineOptions", "EngineStats", "Submission"]
-
 _logger = logging.getLogger(__name__)
 
 _MANAGER_HORIZON_S: Final = 0.1

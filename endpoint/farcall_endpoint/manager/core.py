@@ -26,8 +26,6 @@ from farcall_endpoint.protocol import FIRST_WINDOW_BYTES, Died, Finished, Progre
 from farcall_endpoint.shared import Frame
 from farcall_endpoint.worker.channel import Done, Order, Run
 
-__all__ = ["Action", "Job", "Kill", "Launch", "ManagerCore", "Recall", "Send"]
-
 STARTED_AFTER_S: Final = 0.05
 """A task that runs for so long is reported as running; for a shorter one its end says it all."""
 _OVERDUE_S: Final = 0.01

@@ -19,8 +19,6 @@ from farcall_endpoint.manager.ledger import Slot
 from farcall_endpoint.worker.capture import read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
 
-__all__ = ["FreshProcessLauncher", "WorkerLauncher", "WorkerProcess", "worker_environment"]
-
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _COUNTED_BY_ROCM: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")

@@ -8,8 +8,6 @@ from typing import Final, Literal, get_args
 
 from farcall_common.errors import ConfigurationError
 
-__all__ = ["Affinity", "Node", "Sharing", "Slot", "partition"]
-
 Affinity = Literal["none", "block", "alternating"]
 
 _ROUNDING: Final = 1e-9

@@ -10,8 +10,6 @@ from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import TaskOrder
 
-__all__ = ["LIMIT_PERIOD_S", "OUTPUT_PERIOD_S", "breach", "capped", "has_limits"]
-
 LIMIT_PERIOD_S: Final = 0.1
 """How often a task that has limits is measured: what it may take beyond them is what it can take in this time. Its
 worker looks once more at its end, so that no task which went beyond them ends well."""

@@ -9,8 +9,6 @@ import zmq
 from farcall_endpoint.manager.reach import find_reachable
 from farcall_endpoint.transport import CurveKeys, SocketLink, agent_socket
 
-__all__ = ["connect"]
-
 
 def connect(addresses: Sequence[str], *, manager_id: str, environ: MutableMapping[str, str]) -> SocketLink:
     """Connect to the first of an agent's addresses that can be reached, with the keys in the environment, from which

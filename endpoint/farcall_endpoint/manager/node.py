@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 
 from farcall_endpoint.manager.ledger import Node
 
-__all__ = ["discover_node", "has_amd_accelerators", "visible_accelerators"]
-
 _VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NOT_VISIBLE: Final = frozenset({"", "-1", "NoDevFiles"})
 """What says that there is none; the last is Slurm's."""

@@ -12,8 +12,6 @@ from typing import Final
 from farcall_endpoint import guardian
 from farcall_endpoint.guardian import children_of, line_of, read_processes
 
-__all__ = ["MeasuredTask", "Orphans", "memory_of_tasks", "output_bytes"]
-
 _logger = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 0.2

@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from farcall_common.errors import Unavailable
 
-__all__ = ["find_reachable"]
-
 _TRY_S: Final = 3.0
 
 

@@ -9,8 +9,6 @@ from typing import Final
 
 from farcall_endpoint.worker.directories import remove_old_sandboxes
 
-__all__ = ["SandboxCleaner"]
-
 _logger = logging.getLogger(__name__)
 
 _LEAST_PERIOD_S: Final = 1.0

@@ -26,8 +26,6 @@ from farcall_endpoint.worker.channel import MALFORMED, Begun, Done, Ready, Sync,
 if TYPE_CHECKING:
     from farcall_endpoint.transport import SocketLink
 
-__all__ = ["Manager"]
-
 _logger = logging.getLogger(__name__)
 
 _REPORT_PERIOD_S: Final = 1.0

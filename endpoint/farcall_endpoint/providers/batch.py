@@ -22,8 +22,6 @@ from typing import Final, Protocol
 from farcall_common.files import write_whole
 from farcall_endpoint.providers.seam import BlockStatus, Phase
 
-__all__ = ["BatchProvider", "Scheduler", "SchedulerError", "node_script"]
-
 _logger = logging.getLogger(__name__)
 
 _FIRST_POLL_S: Final = 1.0

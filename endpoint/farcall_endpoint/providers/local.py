@@ -11,8 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from farcall_endpoint.pipe import Pipe, pipe_pair
 from farcall_endpoint.providers.seam import BlockStatus, Phase
 
-__all__ = ["LocalProvider"]
-
 
 class LocalProvider:
     """Starts managers in a session of their own, so that a Ctrl-C on the terminal reaches the agent alone.

@@ -26,8 +26,6 @@ from farcall_endpoint.config.providers import (
 from farcall_endpoint.providers.batch import Scheduler, SchedulerError
 from farcall_endpoint.providers.seam import BlockStatus, Phase
 
-__all__ = ["ParslScheduler", "SlurmScheduler", "make_scheduler"]
-
 _SLURM_WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED"})
 _SLURM_RUNNING: Final = frozenset({"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING"})
 

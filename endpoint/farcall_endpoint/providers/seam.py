@@ -9,8 +9,6 @@ from typing import Protocol
 
 from farcall_endpoint.pipe import Pipe
 
-__all__ = ["Block", "BlockStatus", "Phase", "Provider"]
-
 
 class Phase(enum.Enum):
     """How far a block is, as far as its provider can tell."""

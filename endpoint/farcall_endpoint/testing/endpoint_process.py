@@ -17,8 +17,6 @@ from farcall_endpoint.config import Config, EngineConfig, write_config
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.testing.fake_cloud import PATIENCE_S, FakeCloud
 
-__all__ = ["EndpointProcess", "running_endpoint", "wait_gone", "wait_until"]
-
 _STEP_S = 0.02
 
 

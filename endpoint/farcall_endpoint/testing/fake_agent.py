@@ -20,8 +20,6 @@ from farcall_endpoint.testing.endpoint_process import wait_gone
 from farcall_endpoint.testing.fake_cloud import PATIENCE_S
 from farcall_endpoint.transport import fleet_socket, send_frames
 
-__all__ = ["FakeAgent"]
-
 _STEP_MS: Final = 50
 
 

@@ -22,8 +22,6 @@ from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.testing.fake_http import ENDPOINT_ID, FakeHttp
 
-__all__ = ["PATIENCE_S", "Ended", "FakeCloud"]
-
 #: How long to wait for what has to happen, in seconds. Only a failing test waits so long; machines may be slow.
 PATIENCE_S: Final = 240.0
 

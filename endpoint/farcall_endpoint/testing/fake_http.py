@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["FakeHttp"]
-
 ENDPOINT_ID: Final = "11111111-2222-4333-8444-555555555555"
 
 

@@ -14,8 +14,6 @@ import psutil
 from farcall_endpoint.testing.endpoint_process import EndpointProcess, wait_gone
 from farcall_endpoint.testing.fake_cloud import PATIENCE_S
 
-__all__ = ["Fault", "FaultInjector", "FaultKind", "plan_faults"]
-
 
 class FaultKind(enum.StrEnum):
     """What goes wrong. Killed is kill -9; stopped is SIGSTOP, and SIGCONT when it is over."""

@@ -15,8 +15,6 @@ from typing import Final
 
 from farcall_common.limits import OUTPUT_TAIL_BYTES
 
-__all__ = ["Capture", "read_tail"]
-
 _MARKS: Final = (0x0FA6CA11_0001, 0x0FA6CA11_0002)
 """Positions far behind the ends of the two files. Whoever writes appends, and moves the position; so one that is still
 there says both that the file is the one it should be and that nothing was written."""

@@ -24,8 +24,6 @@ import msgspec
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.shared import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, descriptors_of, seen
 
-__all__ = ["MALFORMED", "Begun", "Channel", "Done", "Order", "Packet", "Ready", "Run", "Sync", "Synced", "channel_pair"]
-
 #: A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed).
 _MAX_PACKET_BYTES: Final = 64 * 1024
 _MAX_HEADER_BYTES: Final = 1024 * 1024

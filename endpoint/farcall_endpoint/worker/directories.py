@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["TaskDirectories", "remove_old_sandboxes"]
-
 _SUBMITTERS: Final = "submitters"
 _SANDBOXES: Final = "sandboxes"
 #: What :func:`_name_of` makes.

@@ -19,8 +19,6 @@ from typing import Final
 
 from farcall_common.errors import ErrorRecord, Fault
 
-__all__ = ["LAUNCHER", "Nodes", "Ranks", "RanksImpossible", "lock_file_of_block", "nodes_of_block", "variables"]
-
 #: Names the launcher (``srun``, ``mpiexec`` or ``aprun``, or where one of them is); without it no ranks are started.
 LAUNCHER: Final = "FARCALL_MPI_LAUNCHER"
 _NODE_FILES: Final = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "COBALT_NODEFILE")

@@ -35,8 +35,6 @@ from farcall_endpoint.worker.tracing import below
 from farcall_endpoint.worker.usage import Usage
 from farcall_endpoint.worker.variables import Variables
 
-__all__ = ["Runner"]
-
 _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE)
 _get_handler: Final = _signal.getsignal
 """The function in C: the one around it turns each answer into an enum, which takes longer than a short task."""

@@ -13,8 +13,6 @@ from typing import Final
 
 from farcall_endpoint.guardian import children_of, read_processes
 
-__all__ = ["Strays"]
-
 _PERIOD_S: Final = 60.0
 
 

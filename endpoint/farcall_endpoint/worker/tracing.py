@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from farcall_endpoint.worker.variables import Variables
 
-__all__ = ["below"]
-
 #: As OpenTelemetry's specification names it for programs that are started.
 _VARIABLE: Final = "TRACEPARENT"
 

@@ -15,8 +15,6 @@ from typing import Final
 
 from farcall_endpoint.guardian import descendants, read_processes
 
-__all__ = ["Usage"]
-
 _KIB: Final = 1024
 _TIDY_BYTES: Final = 64 * 2**20
 """A worker that has grown by so much since it was last tidied looks for memory to give back."""

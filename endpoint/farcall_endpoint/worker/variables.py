@@ -11,8 +11,6 @@ import ctypes
 import os
 from typing import Any, Final
 
-__all__ = ["Variables"]
-
 _LEAST_BYTES: Final = 128
 
 

@@ -16,8 +16,6 @@ from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.greetings import outdated
 
-__all__ = ["BatchedSteps", "delivery_of", "refused"]
-
 #: Tasks that are read at once; those of a queue come with their payloads.
 _PAGE: Final = 500
 

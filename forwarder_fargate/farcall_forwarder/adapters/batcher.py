@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from farcall_forwarder.core.actions import StoreStep
 from farcall_forwarder.core.events import Event
 
-__all__ = ["Batcher"]
-
 
 class Batcher:
     """Performs a step at once if none is under way. Steps that are added meanwhile form the next batch.

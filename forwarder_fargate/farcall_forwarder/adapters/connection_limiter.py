@@ -34,8 +34,6 @@ from zmq.utils.monitor import parse_monitor_message
 from farcall_common.limits import FIRST_MESSAGE_S, HANDSHAKE_S, MAX_ENVELOPE_BYTES
 from farcall_forwarder.adapters.readiness import Readiness
 
-__all__ = ["ConnectionLimiter", "allow_connections"]
-
 _MONITOR: Final = "inproc://connection-limiter"
 #: Time from accept to the first message; an agent greets as soon as its handshake has succeeded.
 _GREETING_S: Final = HANDSHAKE_S + FIRST_MESSAGE_S

@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-__all__ = ["HealthServer"]
-
 _TIMEOUT_S: Final = 5.0
 _MAX_HEAD_BYTES: Final = 8192
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["release_free_memory"]
-
 
 def release_free_memory() -> None:
     """Return empty pages. Each connection has tens of KiB in libzmq, scattered among those of others: after thousands

@@ -20,8 +20,6 @@ from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.outbox import MAX_FLUSHES
 from farcall_forwarder.core.relay import ReadPiece, StoreBlob
 
-__all__ = ["StorePool"]
-
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 5.0
 #: Steps that agents wait for, and that renew leases and this forwarder's registration. They have threads of their own,

@@ -6,8 +6,6 @@ import asyncio
 
 import zmq
 
-__all__ = ["Readiness"]
-
 
 class Readiness:
     """Signals that a socket may have become readable.

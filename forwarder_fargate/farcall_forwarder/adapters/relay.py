@@ -13,8 +13,6 @@ from farcall_common.errors import ErrorRecord, FarcallError, Fault, ProtocolErro
 from farcall_common.store.ports import Blobs
 from farcall_forwarder.core.relay import BlobStored, PieceRead, ReadPiece, StoreBlob
 
-__all__ = ["read_piece", "store_blob"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from farcall_common.store.model import PeerKey, PeerKind
 from farcall_forwarder.adapters.connection_limiter import ConnectionLimiter
 from farcall_forwarder.adapters.readiness import Readiness
 
-__all__ = ["ZAP_DOMAIN", "Inbound", "Router", "SendFailure", "pack_peer"]
-
 ZAP_DOMAIN: Final = b"farcall"
 
 _HIGH_WATER: Final = 1000

@@ -22,8 +22,6 @@ from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.relay import ReadPiece, StoreBlob
 from farcall_forwarder.core.results import blob_key, check_blob
 
-__all__ = ["StoreSteps"]
-
 #: User bytes in one message to another forwarder, except that a single result always fits.
 _SHARE_BYTES: Final = 1024 * 1024
 _NONE: Final[frozenset[str]] = frozenset()

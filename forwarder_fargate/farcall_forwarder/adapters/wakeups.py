@@ -13,8 +13,6 @@ from farcall_common.errors import Unavailable
 from farcall_common.store.model import SharedEnds
 from farcall_common.store.ports import Queue
 
-__all__ = ["WakeUpThread"]
-
 _LISTEN_S: Final = 0.2
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 5.0

@@ -18,8 +18,6 @@ from farcall_common.store.ports import Queue, Records
 from farcall_forwarder.adapters.readiness import Readiness
 from farcall_forwarder.adapters.router import ZAP_DOMAIN, pack_peer
 
-__all__ = ["Authenticator", "find_peers"]
-
 _ADDRESS: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
 _ALLOWED: Final = (b"200", b"OK")

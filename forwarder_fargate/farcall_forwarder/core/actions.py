@@ -8,40 +8,6 @@ from collections.abc import Mapping, Sequence
 from farcall_common.store.model import EndpointStatus, ForwarderInfo, LeasedTask, TaskEvent, TaskResult
 from farcall_common.wire import Envelope
 
-__all__ = [
-    "Action",
-    "Announce",
-    "ClaimEndpoint",
-    "DropBacklog",
-    "EndpointStep",
-    "FlushResults",
-    "GrantUpload",
-    "LeaseTasks",
-    "Log",
-    "MaintainEndpoint",
-    "MarkFlushed",
-    "PrepareTasks",
-    "ReadAttempts",
-    "ReadCancels",
-    "ReadLeases",
-    "ReadTasks",
-    "RecordSpoolGeneration",
-    "RecordTransitions",
-    "RefreshEndpoints",
-    "ReleaseEndpoint",
-    "ReleaseMemory",
-    "RequeueTasks",
-    "RestoreQueue",
-    "ResultBatch",
-    "Send",
-    "SetPresence",
-    "ShareResults",
-    "StoreStep",
-    "SweepQueues",
-    "WatchOwners",
-    "Withdraw",
-]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Action:

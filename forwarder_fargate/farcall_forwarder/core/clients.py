@@ -16,8 +16,6 @@ from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.sessions import PeerSession
 from farcall_forwarder.core.streams import Push, StreamHub
 
-__all__ = ["Clients"]
-
 
 class Clients:
     """The clients of one forwarder process."""

@@ -15,8 +15,6 @@ from farcall_forwarder.core.deadlines import DeadlineQueue
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.sessions import PeerSession
 
-__all__ = ["Connections", "IdSource"]
-
 #: Refused routing ids. They get no second answer until they send a valid greeting.
 _MAX_REFUSED: Final = 10_000
 

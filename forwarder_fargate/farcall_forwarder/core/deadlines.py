@@ -6,8 +6,6 @@ import heapq
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["DeadlineQueue"]
-
 _Key = TypeVar("_Key", bound=Hashable)
 
 

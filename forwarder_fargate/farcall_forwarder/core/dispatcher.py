@@ -16,8 +16,6 @@ from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.run_tasks import dispatches, orders, with_payload
 from farcall_forwarder.core.sessions import PeerSession
 
-__all__ = ["Dispatcher"]
-
 
 class Dispatcher:
     """Leases tasks while the agent has credit and the queue may have some; one step at a time.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from farcall_forwarder.core.policy import Instant, Policy
 
-__all__ = ["Drain"]
-
 
 class Drain:
     """Redirects peers in waves, so that they do not all reconnect at once, and decides when the drain is over."""

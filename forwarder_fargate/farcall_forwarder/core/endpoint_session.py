@@ -31,8 +31,6 @@ from farcall_forwarder.core.resume import compare
 from farcall_forwarder.core.sessions import PeerSession
 from farcall_forwarder.core.upkeep import Upkeep
 
-__all__ = ["EndpointSession"]
-
 
 class EndpointSession:
     """One endpoint in one generation: claims it, compares its tasks, then serves it. Events of an earlier fence or

@@ -18,8 +18,6 @@ from farcall_forwarder.core.relay import Relay
 from farcall_forwarder.core.sessions import PeerSession
 from farcall_forwarder.core.transitions import TransitionBuffer
 
-__all__ = ["EndpointPhase", "EndpointState", "ForwarderContext"]
-
 
 class EndpointPhase(enum.Enum):
     CLAIMING = enum.auto()

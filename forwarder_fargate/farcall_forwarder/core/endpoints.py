@@ -20,8 +20,6 @@ from farcall_forwarder.core.meter import Meter
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.sessions import PeerSession
 
-__all__ = ["Endpoints"]
-
 
 class Endpoints:
     """Endpoint sessions by endpoint id; only the latest generation of each."""

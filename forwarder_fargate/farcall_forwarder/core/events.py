@@ -10,42 +10,6 @@ from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedEnds,
 from farcall_common.wire import Envelope
 from farcall_forwarder.core.actions import ClaimEndpoint, EndpointStep, GrantUpload, PrepareTasks, ResultBatch
 
-__all__ = [
-    "Announced",
-    "AttemptsRead",
-    "BatchFlushed",
-    "CancelsRead",
-    "ClaimRefused",
-    "DrainOrdered",
-    "EndpointClaimed",
-    "EndpointMaintained",
-    "Event",
-    "Flushed",
-    "LeasesRead",
-    "MalformedReceived",
-    "OwnersWatched",
-    "PeerGone",
-    "PubSubLost",
-    "QueueRestored",
-    "Received",
-    "Refreshed",
-    "ResultsHeard",
-    "ResultsShared",
-    "SlowConsumer",
-    "SpoolGenerationRecorded",
-    "StepFailed",
-    "StepFenced",
-    "StepLost",
-    "Swept",
-    "TasksLeased",
-    "TasksPrepared",
-    "TasksRead",
-    "Tick",
-    "TransitionsRecorded",
-    "UploadGranted",
-    "WorkAvailable",
-]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:

@@ -35,8 +35,6 @@ from farcall_forwarder.core.relay import BlobStored, PieceRead, Relay
 from farcall_forwarder.core.sessions import PeerSession
 from farcall_forwarder.core.transitions import TransitionBuffer
 
-__all__ = ["Forwarder", "Status"]
-
 _DRAIN_TICK_S: Final = 0.1
 _ENDING: Final = "this forwarder is about to end"
 

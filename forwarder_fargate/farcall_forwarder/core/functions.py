@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-__all__ = ["FunctionCache"]
-
 
 class FunctionCache:
     """Names and bodies by function hash. The least recently used are evicted first."""

@@ -20,8 +20,6 @@ from farcall_common.wire import is_uuid
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.results import MAX_ATTEMPTS
 
-__all__ = ["TicketReader", "check_greeting", "outdated", "taken_over"]
-
 
 class TicketReader(Protocol):
     """Reads tickets; :class:`farcall_common.store.tickets.Tickets` does."""

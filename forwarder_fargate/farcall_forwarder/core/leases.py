@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator
 
 from farcall_common.store.model import BlobRef, LeasedTask, Task
 
-__all__ = ["Lease", "LeaseTable", "Stage"]
-
 
 class Stage(enum.Enum):
     """Stage of a leased task, between the queue and its recorded result."""

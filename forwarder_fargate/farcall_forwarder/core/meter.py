@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from farcall_common.store.model import LeasedTask, TaskResult
 from farcall_common.wire import TaskState
 
-__all__ = ["Meter"]
-
 
 @dataclasses.dataclass(slots=True)
 class _Reading:

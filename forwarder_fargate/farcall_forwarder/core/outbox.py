@@ -10,8 +10,6 @@ from typing import Final
 from farcall_common.store.model import TaskResult
 from farcall_forwarder.core.actions import FlushResults, ResultBatch
 
-__all__ = ["MAX_FLUSHES", "Outbox"]
-
 #: Flushes under way at once.
 MAX_FLUSHES: Final = 2
 

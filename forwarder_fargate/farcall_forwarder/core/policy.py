@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES, MAX_STREAM_GROUPS
 
-__all__ = ["Instant", "Policy"]
-
 
 class Instant(NamedTuple):
     """One moment on both clocks: ``mono`` seconds for waiting, ``epoch`` seconds for records and messages."""

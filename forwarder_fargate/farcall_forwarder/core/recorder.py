@@ -12,8 +12,6 @@ from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.result_sharing import ShareBuffer
 from farcall_forwarder.core.transitions import TransitionBuffer
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
     """Begins flushes of results, recordings of transitions, and shares, each as soon as the one before it is over."""

@@ -25,8 +25,6 @@ from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.results import blob_key
 from farcall_forwarder.core.sessions import PeerSession
 
-__all__ = ["BlobStored", "PieceRead", "ReadPiece", "Relay", "StoreBlob"]
-
 _MAX_PER_SESSION: Final = 16
 
 

@@ -15,8 +15,6 @@ from farcall_forwarder.core.leases import Stage
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.untrusted import clean_details, clean_time
 
-__all__ = ["Reports"]
-
 #: Non-terminal states that an agent may report.
 _TRANSIENT_STATES: Final = frozenset(
     state for state in TaskState if Reporter.AGENT in wire.REPORTERS[state] and not state.is_terminal

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from farcall_common.store.model import TaskResult
 from farcall_forwarder.core.actions import ShareResults
 
-__all__ = ["ShareBuffer"]
-
 
 class ShareBuffer:
     """Recorded results that are not shared yet. They collect while one share is under way, and the oldest are dropped

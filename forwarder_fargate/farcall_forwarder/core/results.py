@@ -15,21 +15,6 @@ from farcall_common.wire import Reporter, ResultSpec, TaskState
 from farcall_forwarder.core.leases import Lease
 from farcall_forwarder.core.untrusted import clean_details, clean_error, clean_time
 
-__all__ = [
-    "MAX_ATTEMPTS",
-    "blob_key",
-    "cancelled",
-    "check_blob",
-    "dead_lettered",
-    "is_sha256",
-    "lost",
-    "read_result",
-    "reaped_result",
-    "recorded_result",
-    "unknown_function",
-    "unknown_task",
-]
-
 #: Forwarders never give larger numbers to attempts.
 MAX_ATTEMPTS: Final = 1_000_000
 _AGENT_FAILURES: Final = frozenset({TaskState.FAILED, TaskState.CANCELLED, TaskState.LOST})

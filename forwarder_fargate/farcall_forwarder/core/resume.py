@@ -11,8 +11,6 @@ from farcall_common.wire import TaskRef, TaskState
 from farcall_forwarder.core.leases import Lease
 from farcall_forwarder.core.results import lost, recorded_result
 
-__all__ = ["Comparison", "compare"]
-
 #: Only agents report these states.
 _ACCEPTED: Final = frozenset({TaskState.WAITING_FOR_LAUNCH, TaskState.RUNNING})
 

@@ -10,8 +10,6 @@ import msgspec
 from farcall_common.store.model import BlobRef, LeasedTask, TaskEvent
 from farcall_common.wire import BlobLocation, FunctionSpec, Reporter, RunTasks, TaskSpec, TaskState
 
-__all__ = ["dispatches", "locate", "orders", "with_payload"]
-
 
 def locate(ref: BlobRef, urls: Mapping[str, str]) -> BlobLocation:
     """A blob as messages describe it, with a pre-signed GET if there is one."""

@@ -10,8 +10,6 @@ from farcall_common.wire import Envelope, Message, Refused, Role, Session
 from farcall_forwarder.core.actions import Action, Send
 from farcall_forwarder.core.policy import Instant
 
-__all__ = ["PeerSession"]
-
 
 @dataclasses.dataclass(slots=True, eq=False)
 class PeerSession:

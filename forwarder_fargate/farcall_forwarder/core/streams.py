@@ -15,8 +15,6 @@ from farcall_common.wire import ResultsReady, StreamResult, TaskState
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.run_tasks import locate
 
-__all__ = ["Push", "StreamHub"]
-
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 

@@ -10,8 +10,6 @@ from typing import Any, Final, NamedTuple
 from farcall_common.store.model import TaskEvent
 from farcall_common.wire import Reporter, TaskState
 
-__all__ = ["TransitionBuffer"]
-
 #: Transitions of one task between two recordings. More than these are dropped.
 _MAX_TRANSITIONS: Final = 32
 

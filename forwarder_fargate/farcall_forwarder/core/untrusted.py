@@ -12,8 +12,6 @@ from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.store.model import EndpointStatus
 from farcall_common.wire import EndpointReport
 
-__all__ = ["clean_details", "clean_error", "clean_map", "clean_status", "clean_time"]
-
 #: Characters of one text, entries of one object, and levels of nesting that are kept.
 MAX_TEXT: Final = 64 * 1024
 MAX_ENTRIES: Final = 200

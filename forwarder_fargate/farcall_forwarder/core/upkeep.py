@@ -15,8 +15,6 @@ from farcall_forwarder.core.leases import Lease, Stage
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.untrusted import clean_status
 
-__all__ = ["Upkeep"]
-
 
 class Upkeep:
     """Periodic work for one endpoint, and its schedule."""

@@ -9,8 +9,6 @@ from farcall_forwarder.core.events import UploadGranted
 from farcall_forwarder.core.policy import Policy
 from farcall_forwarder.core.results import is_sha256
 
-__all__ = ["granted", "order", "refusal", "refused"]
-
 
 def refusal(request: BlobRequest, *, is_leased: bool, policy: Policy) -> ErrorRecord | None:
     """The error for an upload that is not granted, or None. Tasks that are not leased here are looked up later."""

@@ -6,8 +6,6 @@ import dataclasses
 import datetime as dt
 from collections.abc import Mapping
 
-__all__ = ["Caller", "Database", "LeftBehind", "Metric", "Queue", "Resource", "Sample", "Stack", "Tasks"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Caller:

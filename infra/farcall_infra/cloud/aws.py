@@ -37,8 +37,6 @@ from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Qu
 from farcall_infra.cloud.errors import AwsRefused, CredentialsMissing, DeploymentFailed
 from farcall_infra.deployment import DEPLOYMENT_TAG, SLEEPS_TAG
 
-__all__ = ["UNRESERVABLE", "Aws", "connect"]
-
 #: Lambda concurrency that an account keeps for functions without a reservation.
 UNRESERVABLE: Final = 100
 

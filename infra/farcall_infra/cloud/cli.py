@@ -44,8 +44,6 @@ from farcall_infra.cost import idle_bill, price_per_million_tasks
 from farcall_infra.deployment import Deployment, deployment_from_context, stack_name
 from farcall_infra.prices import load_prices
 
-__all__ = ["app"]
-
 app = typer.Typer(name="cloud", help="The cloud tier in your own AWS account.", no_args_is_help=True)
 
 _UNHEALTHY = 3

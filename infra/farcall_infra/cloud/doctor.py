@@ -19,8 +19,6 @@ from farcall_infra.cloud.tools import CDK_VERSION, MIN_NODE, Tools
 from farcall_infra.deployment import RECONCILER_CONCURRENCY
 from farcall_infra.profiles import Profile
 
-__all__ = ["SERVICE_ROLES", "Finding", "GlobusClient", "Outcome", "run_checks"]
-
 #: The version of the bootstrap stack that the templates and the CDK's command line need.
 _MIN_BOOTSTRAP: Final = 6
 _MIN_CONCURRENCY: Final = 50

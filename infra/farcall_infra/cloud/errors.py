@@ -17,18 +17,6 @@ from __future__ import annotations
 
 from farcall_common.errors import ConfigurationError, Conflict, FarcallError, Forbidden, NotFound, Unauthenticated
 
-__all__ = [
-    "AwsRefused",
-    "CredentialsMissing",
-    "DeploymentBusy",
-    "DeploymentFailed",
-    "DeploymentInterrupted",
-    "DeploymentStuck",
-    "DeploymentUnknown",
-    "NotReady",
-    "ToolMissing",
-]
-
 
 class CredentialsMissing(Unauthenticated):
     code = "AWS_CREDENTIALS_MISSING"

@@ -12,18 +12,6 @@ from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.errors import DeploymentBusy, DeploymentStuck, DeploymentUnknown
 from farcall_infra.deployment import STACKS, stack_name
 
-__all__ = [
-    "SECRET_PARAMETER",
-    "Remains",
-    "created_resources",
-    "delete_unfinished",
-    "destroy",
-    "find_stacks",
-    "is_unfinished",
-    "require_changeable",
-    "require_quiet",
-]
-
 _DATABASE: Final = "AWS::RDS::DBInstance"
 #: The parameter of the API's stack that names the secret of the Globus client.
 SECRET_PARAMETER: Final = "GlobusCredentialsArn"  # noqa: S105 - the name of a parameter

@@ -16,8 +16,6 @@ from farcall_infra.cloud.account import Database, Stack
 from farcall_infra.deployment import OVERRIDES_OUTPUT, PROFILE_OUTPUT, SETTINGS_OUTPUT, Deployment
 from farcall_infra.profiles import DatabaseSize
 
-__all__ = ["Change", "DeployedSettings", "changes", "deployed_settings", "require_possible"]
-
 
 @dataclasses.dataclass(frozen=True)
 class DeployedSettings:

@@ -19,8 +19,6 @@ from farcall_infra.cost import Bill
 from farcall_infra.deployment import Deployment
 from farcall_infra.prices import Prices
 
-__all__ = ["echo", "show_changes", "show_cost", "show_finding", "show_remains", "show_status"]
-
 _COLOURS: Final = {Outcome.FINE: "green", Outcome.WARNING: "yellow", Outcome.FAILED: "red"}
 _GIB: Final = 2**30
 

@@ -17,8 +17,6 @@ from farcall_infra.cloud.settings import DeployedSettings, deployed_settings
 from farcall_infra.deployment import STACKS, stack_name
 from farcall_infra.release import RELEASE_OUTPUT, this_release
 
-__all__ = ["Status", "metrics_of", "read_status", "unreachable_reason"]
-
 _FIRING: Final = "ALARM"
 _AT_REST: Final = frozenset({"CREATE_COMPLETE", "UPDATE_COMPLETE"})
 #: Status of an instance that works, also during maintenance by RDS or ElastiCache.

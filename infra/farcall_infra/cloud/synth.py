@@ -14,8 +14,6 @@ from typing import Any
 from farcall_common.errors import ConfigurationError
 from farcall_infra.bundles import WORKSPACE
 
-__all__ = ["synthesized_templates"]
-
 
 def synthesized_templates(context: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
     """The templates by stack, for ``context`` on top of that in ``cdk.json``.

@@ -16,8 +16,6 @@ import uv
 from farcall_infra.bundles import WORKSPACE
 from farcall_infra.cloud.errors import ToolMissing
 
-__all__ = ["CDK_VERSION", "MIN_NODE", "Tools", "version_of"]
-
 #: The npm tag ``latest`` of the CDK's command line is an older version that refuses our assembly.
 CDK_VERSION: Final = "2.1148.1"
 MIN_NODE: Final = (22,)

@@ -14,8 +14,6 @@ from farcall_infra.constructs.metrics import CANARY, Metrics
 from farcall_infra.constructs.monitored import Monitored
 from farcall_infra.profiles import Profile
 
-__all__ = ["Alarms", "queue_metric"]
-
 _GIB: Final = 2**30
 #: Connections that one forwarder's processor is sized for; setting up one takes half a millisecond.
 _CONNECTIONS_PER_TASK: Final = 4000

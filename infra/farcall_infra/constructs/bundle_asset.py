@@ -13,8 +13,6 @@ from constructs import Construct
 
 from farcall_infra.bundles import WORKSPACE, Bundle, WheelPlatform
 
-__all__ = ["bundle_asset", "lambda_code"]
-
 
 @jsii.implements(cdk.ILocalBundling)
 class _LocalBundling:

@@ -12,8 +12,6 @@ from constructs import Construct
 from farcall_infra.constructs.function import PythonFunction
 from farcall_infra.deployment import Deployment
 
-__all__ = ["Canary"]
-
 
 class Canary(Construct):
     """The function and its schedule. It is outside of the VPC, like users and endpoints, so its connections take the

@@ -10,8 +10,6 @@ from farcall_infra.constructs.alarms import queue_metric
 from farcall_infra.constructs.metrics import ACCEPTED, CANARY, WAITING, Metrics
 from farcall_infra.constructs.monitored import Monitored
 
-__all__ = ["Dashboard"]
-
 _THIRD, _QUARTER = 8, 6  # of the 24 columns of a row
 _FIVE = cdk.Duration.minutes(5)
 

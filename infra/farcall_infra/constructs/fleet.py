@@ -14,8 +14,6 @@ from constructs import Construct
 
 from farcall_infra.deployment import Deployment
 
-__all__ = ["SERVICE", "Fleet", "cluster_name"]
-
 SERVICE: Final = "forwarder"
 
 

@@ -31,8 +31,6 @@ from farcall_infra.constructs.stores import Stores
 from farcall_infra.deployment import SLEEPS_TAG, Deployment
 from farcall_infra.profiles import ForwarderSize
 
-__all__ = ["ForwarderService"]
-
 _BOOT = WORKSPACE / "infra" / "runtime" / "fargate_boot.py"
 # Draining flushes results and redirects endpoints; Fargate allows two minutes at most before it kills the task.
 _STOP_TIMEOUT_S = 120

@@ -14,8 +14,6 @@ from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import Network
 from farcall_infra.deployment import Deployment
 
-__all__ = ["PythonFunction", "retention"]
-
 _ARCHITECTURES = {"arm64": lambda_.Architecture.ARM_64, "x86_64": lambda_.Architecture.X86_64}
 
 

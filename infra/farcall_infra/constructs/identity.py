@@ -13,8 +13,6 @@ from constructs import Construct
 
 from farcall_infra.deployment import Deployment
 
-__all__ = ["Identity"]
-
 
 class Identity(Construct):
     """The environment of the authorizer, and its permission to read the secret of the Globus client."""

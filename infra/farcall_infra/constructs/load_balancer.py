@@ -11,8 +11,6 @@ from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import Network
 from farcall_infra.profiles import ForwarderSize
 
-__all__ = ["LoadBalancer"]
-
 
 class LoadBalancer(Construct):
     """A network load balancer that passes TCP through, so that CURVE stays end to end; ``address`` is its DNS name.

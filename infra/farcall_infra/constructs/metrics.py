@@ -15,8 +15,6 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
-__all__ = ["ACCEPTED", "CANARY", "FIELDS", "WAITING", "MetricField", "Metrics"]
-
 
 @dataclasses.dataclass(frozen=True)
 class MetricField:

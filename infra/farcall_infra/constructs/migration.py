@@ -11,8 +11,6 @@ from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import Database
 from farcall_infra.deployment import Deployment
 
-__all__ = ["Migration"]
-
 # CloudFormation waits a minute longer than Lambda's limit for the function, which answers before Lambda kills it.
 _TIMEOUT_S = 840
 _ANSWERED_S = 900

@@ -10,8 +10,6 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_rds as rds
 
-__all__ = ["Monitored"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Monitored:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import aws_cdk as cdk
 from constructs import IConstruct
 
-__all__ = ["suppress"]
-
 
 def suppress(construct: IConstruct, rule: str, reason: str) -> None:
     """Suppress the finding ``rule`` of the pack AwsSolutions (``VPC7``, ``IAM5[Resource::*]``) on ``construct`` and its

@@ -16,8 +16,6 @@ from constructs import Construct
 from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.profiles import ZONES, ForwarderSize, NetworkShape
 
-__all__ = ["POSTGRES_PORT", "VALKEY_PORT", "Network"]
-
 POSTGRES_PORT = 5432
 VALKEY_PORT = 6379
 

@@ -11,8 +11,6 @@ from constructs import Construct
 
 from farcall_infra.profiles import Budget
 
-__all__ = ["Notifications"]
-
 _SHARES = (50, 80, 100)  # percent of the budget
 
 

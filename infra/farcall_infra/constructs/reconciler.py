@@ -13,8 +13,6 @@ from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import Stores
 from farcall_infra.deployment import RECONCILER_CONCURRENCY, Deployment
 
-__all__ = ["Reconciler"]
-
 _PERIOD = cdk.Duration.minutes(1)
 
 

@@ -20,8 +20,6 @@ from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import POSTGRES_PORT, VALKEY_PORT, Network
 from farcall_infra.profiles import DatabaseSize, QueueSize
 
-__all__ = ["PROGRAMS", "BlobStore", "Database", "Queue", "Stores", "TicketKey"]
-
 #: The programs with their own database role, ``farcall_<program>``.
 PROGRAMS: Final = ("api", "reconciler", "forwarder")
 _MASTER = "farcall"

@@ -18,8 +18,6 @@ from farcall_common.http_errors import status_of
 from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.profiles import ApiSize
 
-__all__ = ["STAGE", "WebApi"]
-
 STAGE = "api"
 #: Valid Authorization headers. The gateway answers any other with 401, without calling the function or the identity
 #: provider, which may throttle us.

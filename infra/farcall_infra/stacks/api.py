@@ -17,8 +17,6 @@ from farcall_infra.constructs.stores import Stores
 from farcall_infra.constructs.web_api import STAGE, WebApi
 from farcall_infra.deployment import Deployment
 
-__all__ = ["ApiStack"]
-
 
 class ApiStack(cdk.Stack):
     """Migration, API function behind API Gateway and its authorizer, reconciler, canary."""

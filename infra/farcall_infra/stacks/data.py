@@ -11,8 +11,6 @@ from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import BlobStore, Database, Queue, Stores, TicketKey
 from farcall_infra.deployment import OVERRIDES_OUTPUT, PROFILE_OUTPUT, SETTINGS_OUTPUT, Deployment
 
-__all__ = ["DataStack"]
-
 
 class DataStack(cdk.Stack):
     """Database, queue, blob bucket and ticket key."""

@@ -10,8 +10,6 @@ from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import Stores
 from farcall_infra.deployment import Deployment
 
-__all__ = ["ForwarderStack"]
-
 
 class ForwarderStack(cdk.Stack):
     """The Fargate service that holds the connections of endpoints and clients."""

@@ -8,8 +8,6 @@ from constructs import Construct
 from farcall_infra.constructs.network import Network
 from farcall_infra.deployment import Deployment
 
-__all__ = ["NetworkStack"]
-
 
 class NetworkStack(cdk.Stack):
     """The VPC and its security groups."""

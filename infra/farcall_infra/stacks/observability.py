@@ -12,8 +12,6 @@ from farcall_infra.constructs.monitored import Monitored
 from farcall_infra.constructs.notifications import Notifications
 from farcall_infra.deployment import Deployment
 
-__all__ = ["ObservabilityStack"]
-
 
 class ObservabilityStack(cdk.Stack):
     """Metrics, alarms, dashboard, budget."""

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from farcall_common.errors import Unauthenticated
 from farcall_lambdas.identity import Identity, IdentityProvider
 
-__all__ = ["CachedProvider"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:

@@ -13,8 +13,6 @@ from farcall_common.errors import Unauthenticated, Unavailable
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import is_safe_address
 
-__all__ = ["OidcProvider", "identity_id_of"]
-
 #: Signatures with a public key only: what anybody can verify, nobody but the issuer can make.
 _ALGORITHMS: Final = ("RS256", "ES256")
 _REQUIRED: Final = ("exp", "iss", "aud", "sub")

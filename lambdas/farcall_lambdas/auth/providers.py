@@ -16,8 +16,6 @@ from farcall_lambdas.auth.oidc import OidcProvider
 from farcall_lambdas.identity import Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings
 
-__all__ = ["DevProvider", "GlobusProvider", "provider_from_settings"]
-
 
 class DevProvider:
     """Knows the tokens that it was given. For tests and for a tier on one's own machine."""

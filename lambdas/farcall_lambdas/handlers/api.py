@@ -17,8 +17,6 @@ from farcall_lambdas.fleet import EcsFleet
 from farcall_lambdas.logs import configure
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["handle"]
-
 #: While the database has no connection for us, requests must not pile up: they are answered soon, and come again.
 _CONNECTION_WAIT_S: Final = 2.0
 

@@ -15,8 +15,6 @@ from farcall_lambdas.authorizer import Authorizer, policy
 from farcall_lambdas.logs import configure
 from farcall_lambdas.settings import AuthSettings
 
-__all__ = ["handle"]
-
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:  # noqa: ARG001  # Lambda's signature
     """The policy for a token. Any error but "Unauthorized" makes API Gateway answer that the authorizer failed."""

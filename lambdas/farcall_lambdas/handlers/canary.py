@@ -20,8 +20,6 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE, configure
 from farcall_lambdas.proxy_event import proxy_event
 
-__all__ = ["handle"]
-
 logger = Logger(service=SERVICE, child=True)
 
 #: Whoever may invoke the API's function may say who is calling. This is nobody's identity at a provider.

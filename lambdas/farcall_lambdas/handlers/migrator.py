@@ -14,8 +14,6 @@ from farcall_common.store.roles import prepare_roles
 from farcall_common.store.settings import read_roles
 from farcall_lambdas.logs import configure, logger
 
-__all__ = ["handle", "migrate"]
-
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:  # noqa: ARG001  # Lambda's signature
     """Bring the database to the newest schema. An error fails the deployment, which then rolls back."""

@@ -16,8 +16,6 @@ from farcall_lambdas.logs import configure
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["handle"]
-
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, int]:  # noqa: ARG001  # Lambda's signature
     """One round; answers what it did."""

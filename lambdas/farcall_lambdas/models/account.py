@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from farcall_lambdas.models.fields import Shape
 
-__all__ = ["GroupEntry", "GroupList", "Limits", "Quota", "WhoAmI"]
-
 
 class Quota(Shape):
     used: int

@@ -6,8 +6,6 @@ from typing import Any
 
 from farcall_lambdas.models.fields import Maybe, Shape
 
-__all__ = ["AuditEntryShape", "AuditList"]
-
 
 class AuditEntryShape(Shape):
     """``identity_id`` did ``action`` (like ``function.delete``) to the object, which belongs to ``owner_id``, ``at``

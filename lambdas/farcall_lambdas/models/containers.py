@@ -8,15 +8,6 @@ from pydantic import Field
 
 from farcall_lambdas.models.fields import Description, Name, Shape, Title
 
-__all__ = [
-    "BuildStatus",
-    "ContainerAnswer",
-    "ContainerEntry",
-    "ContainerList",
-    "ContainerRegistered",
-    "RegisterContainer",
-]
-
 Technology = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,39}$")]
 
 

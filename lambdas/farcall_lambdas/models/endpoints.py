@@ -21,26 +21,6 @@ from farcall_lambdas.models.fields import (
     Title,
 )
 
-__all__ = [
-    "AllowedFunctions",
-    "Connect",
-    "ConnectAnswer",
-    "EndpointAnswer",
-    "EndpointDetails",
-    "EndpointEntry",
-    "EndpointRegistered",
-    "EndpointRegisteredV2",
-    "EndpointRuntime",
-    "EndpointStatusAnswer",
-    "ForwarderEntry",
-    "OpenStream",
-    "QueueInfo",
-    "RegisterEndpoint",
-    "ResultQueueInfo",
-    "StreamAnswer",
-    "UpdateEndpoint",
-]
-
 
 class _EndpointFields(Shape):
     display_name: Title | None = None

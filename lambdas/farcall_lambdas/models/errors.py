@@ -8,8 +8,6 @@ from pydantic import Field
 
 from farcall_lambdas.models.fields import Maybe, Shape
 
-__all__ = ["ErrorAnswer"]
-
 
 class ErrorAnswer(Shape):
     """What went wrong. ``code`` is for programs, ``message`` and ``hint`` for people; the rest is Globus Compute's."""

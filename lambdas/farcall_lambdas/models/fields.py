@@ -14,30 +14,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from farcall_common.limits import MAX_FUNCTIONS_PER_SUBMIT
 
-__all__ = [
-    "Cursor",
-    "Description",
-    "FunctionKey",
-    "FunctionReference",
-    "Id",
-    "Ids",
-    "Instant",
-    "JsonObject",
-    "Maybe",
-    "Metadata",
-    "Name",
-    "NamedFunctions",
-    "NumberCursor",
-    "PublicKey",
-    "Reference",
-    "Shape",
-    "SmallJsonObject",
-    "Strategies",
-    "Text",
-    "Title",
-    "UserBytes",
-]
-
 _CANONICAL_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _VERSION: Final = "(@[1-9][0-9]{0,8})?"
 _NAME: Final = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"

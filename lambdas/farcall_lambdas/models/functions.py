@@ -8,23 +8,6 @@ from pydantic import Field
 
 from farcall_lambdas.models.fields import Description, Id, Metadata, Name, Shape, Title, UserBytes
 
-__all__ = [
-    "AliasEntry",
-    "AliasList",
-    "FunctionAnswer",
-    "FunctionEntry",
-    "FunctionFound",
-    "FunctionList",
-    "FunctionRegistered",
-    "FunctionUpdated",
-    "FunctionVersions",
-    "PutAlias",
-    "RegisterFunction",
-    "Removed",
-    "UpdateFunction",
-    "VersionEntry",
-]
-
 Version = Annotated[int, Field(ge=1, lt=2**31)]
 
 

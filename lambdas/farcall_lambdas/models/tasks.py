@@ -23,36 +23,6 @@ from farcall_lambdas.models.fields import (
     UserBytes,
 )
 
-__all__ = [
-    "BatchStatus",
-    "BinaryShape",
-    "BlobGranted",
-    "BlobRefShape",
-    "CancelAnswer",
-    "CancelBatchAnswer",
-    "DiscardAnswer",
-    "Payload",
-    "RequestBlob",
-    "ResultRefShape",
-    "Retry",
-    "RetryAnswer",
-    "Submit",
-    "SubmitAnswer",
-    "SubmitV2",
-    "SubmitV2Answer",
-    "SubmitV2Result",
-    "TaskAnswer",
-    "TaskBatchAnswer",
-    "TaskEntry",
-    "TaskEventShape",
-    "TaskEvents",
-    "TaskGroupAnswer",
-    "TaskGroupEntry",
-    "TaskIds",
-    "TaskList",
-    "VersionAnswer",
-]
-
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Size = Annotated[int, Field(ge=0, lt=2**53)]
 #: W3C's trace context: version, trace id, span id, flags.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from farcall_lambdas.models.endpoints import EndpointDetails
 from farcall_lambdas.models.fields import Maybe, Shape
 
-__all__ = ["WhyAnswer", "WhyEndpoint"]
-
 
 class WhyEndpoint(Shape):
     """The endpoint of a task. ``seen_at`` is its last heartbeat, in epoch seconds; ``problem`` is what is

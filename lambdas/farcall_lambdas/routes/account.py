@@ -8,8 +8,6 @@ from farcall_lambdas.models.account import GroupEntry, GroupList, WhoAmI
 from farcall_lambdas.models.fields import Id
 from farcall_lambdas.routes.call import CurrentCall, new_router
 
-__all__ = ["router"]
-
 router = new_router()
 
 

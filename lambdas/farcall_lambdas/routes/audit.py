@@ -9,8 +9,6 @@ from farcall_lambdas.models.audit import AuditEntryShape, AuditList
 from farcall_lambdas.models.fields import Instant, NumberCursor
 from farcall_lambdas.routes.call import CurrentCall, new_router
 
-__all__ = ["router"]
-
 router = new_router()
 
 

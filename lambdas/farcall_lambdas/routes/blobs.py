@@ -3,8 +3,6 @@
 from farcall_lambdas.models.tasks import BlobGranted, RequestBlob
 from farcall_lambdas.routes.call import CurrentCall, new_router
 
-__all__ = ["router"]
-
 router = new_router()
 
 

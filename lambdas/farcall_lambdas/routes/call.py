@@ -17,8 +17,6 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["CALLER", "Call", "CurrentCall", "new_router", "no_result_queue"]
-
 #: Where the resolver keeps the identity that it let in.
 CALLER: Final = "caller"
 

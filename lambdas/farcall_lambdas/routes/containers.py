@@ -17,8 +17,6 @@ from farcall_lambdas.models.fields import Id, Reference
 from farcall_lambdas.models.functions import Removed
 from farcall_lambdas.routes.call import CurrentCall, new_router
 
-__all__ = ["router"]
-
 router = new_router()
 
 

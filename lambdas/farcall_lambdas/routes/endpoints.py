@@ -30,8 +30,6 @@ from farcall_lambdas.models.functions import Removed
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router, no_result_queue
 from farcall_lambdas.services.connect import WayIn
 
-__all__ = ["endpoint_details", "router"]
-
 router = new_router()
 
 

@@ -25,8 +25,6 @@ from farcall_lambdas.models.functions import (
 )
 from farcall_lambdas.routes.call import CurrentCall, new_router
 
-__all__ = ["router"]
-
 router = new_router()
 
 #: What Globus Compute's clients find in each function's metadata; None where whoever registered it did not say.

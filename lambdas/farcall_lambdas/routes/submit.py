@@ -10,8 +10,6 @@ from farcall_lambdas.routes.tasks import task_answer
 from farcall_lambdas.services.limits import check_count
 from farcall_lambdas.services.submit import Submitted
 
-__all__ = ["router"]
-
 router = new_router()
 
 

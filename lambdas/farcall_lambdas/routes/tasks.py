@@ -32,8 +32,6 @@ from farcall_lambdas.routes.call import Call, CurrentCall, new_router
 from farcall_lambdas.services.cancel import Cancellation
 from farcall_lambdas.services.results import TaskView
 
-__all__ = ["router", "task_answer"]
-
 router = new_router()
 
 

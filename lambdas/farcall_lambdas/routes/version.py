@@ -9,8 +9,6 @@ from farcall_lambdas.models.tasks import VersionAnswer
 from farcall_lambdas.routes.call import new_router
 from farcall_lambdas.version import API_VERSION, MIN_ENDPOINT_VERSION, MIN_SDK_VERSION
 
-__all__ = ["router"]
-
 router = new_router()
 
 

@@ -7,8 +7,6 @@ from farcall_lambdas.routes.call import CurrentCall, new_router
 from farcall_lambdas.routes.endpoints import endpoint_details
 from farcall_lambdas.services.why import Situation, Why
 
-__all__ = ["router"]
-
 router = new_router()
 
 

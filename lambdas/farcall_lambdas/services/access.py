@@ -14,8 +14,6 @@ from farcall_common.store.model import Endpoint, Function, Task
 from farcall_common.store.ports import Records
 from farcall_lambdas.identity import Identity
 
-__all__ = ["Access"]
-
 
 class Access:
     """Looks things up on behalf of a caller."""

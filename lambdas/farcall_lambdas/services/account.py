@@ -10,8 +10,6 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.account import Limits, Quota
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["AccountService"]
-
 
 class AccountService:
     """The caller's own standing."""

@@ -9,8 +9,6 @@ from farcall_common.errors import Unauthenticated
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.limits import RateLimit
 
-__all__ = ["Admission"]
-
 #: How far the clocks of issuers may be behind ours, in seconds.
 _LEEWAY_S: Final = 30.0
 

@@ -15,8 +15,6 @@ from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.submit import SubmitService, Submitted
 
-__all__ = ["AfterwardsService"]
-
 
 class AfterwardsService:
     """Tasks of the caller after their end, which stays what it is."""

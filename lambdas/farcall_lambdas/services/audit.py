@@ -11,8 +11,6 @@ from farcall_common.store.model import AuditEntry
 from farcall_common.store.ports import Records
 from farcall_lambdas.identity import Identity
 
-__all__ = ["AuditService", "entry"]
-
 _ADDRESS: Final = "source_ip"
 
 

@@ -12,8 +12,6 @@ from farcall_common.store.ports import Blobs
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["BlobService", "blob_key"]
-
 #: A blob lives for the maximum wait, the retention and a day; one that is used again after that day begins once more.
 _RENEWED_AFTER_S: Final = 86_400.0
 

@@ -27,8 +27,6 @@ from farcall_lambdas.services.submit import SubmitService
 from farcall_lambdas.services.why import WhyService
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["Services"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Services:

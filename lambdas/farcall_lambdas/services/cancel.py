@@ -25,8 +25,6 @@ from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.limits import check_count
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["CancelService", "Cancellation"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Cancellation:

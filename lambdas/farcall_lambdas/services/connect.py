@@ -19,8 +19,6 @@ from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.audit import entry
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["ConnectService", "WayIn"]
-
 #: How many forwarders a peer is told of: enough to survive the loss of two.
 MAX_FORWARDERS: Final = 3
 RETRY_AFTER_S: Final = 2.0

@@ -15,8 +15,6 @@ from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.limits import Storage, fitting
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["ContainerService"]
-
 
 class ContainerService:
     """Containers of the caller; someone else's do not exist."""

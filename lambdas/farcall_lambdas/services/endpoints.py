@@ -24,8 +24,6 @@ from farcall_lambdas.services.audit import entry
 from farcall_lambdas.services.limits import Storage, fitting
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["EndpointService"]
-
 logger = Logger(service=SERVICE, child=True)
 
 

@@ -21,8 +21,6 @@ from farcall_lambdas.services.limits import Storage, check_quota, fitting
 from farcall_lambdas.services.memo import MEMOIZE
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["FunctionService"]
-
 #: How often a version is numbered anew because another one was added at the same moment.
 _ATTEMPTS: Final = 5
 

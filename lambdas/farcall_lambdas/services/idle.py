@@ -12,8 +12,6 @@ from farcall_common.store import Queue
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
 
-__all__ = ["IdleWatch"]
-
 logger = Logger(service=SERVICE, child=True)
 
 

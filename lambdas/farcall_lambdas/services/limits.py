@@ -14,8 +14,6 @@ from farcall_common.store.ports import Queue, Records
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["RateLimit", "Room", "Storage", "check_count", "check_quota", "fitting"]
-
 #: How long a caller is told to wait for room in a queue, in seconds.
 QUEUE_RETRY_S: Final = 5.0
 

@@ -15,8 +15,6 @@ import msgspec
 from farcall_common.store import Stores
 from farcall_common.store.model import Function, Task
 
-__all__ = ["MEMOIZE", "Memo", "is_memoized"]
-
 #: Where a function's metadata says that its results are remembered.
 MEMOIZE: Final = "memoize"
 

@@ -29,8 +29,6 @@ from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.services.submit import queue_tasks, was_dispatched
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["Reconciled", "Reconciler"]
-
 logger = Logger(service=SERVICE, child=True)
 
 _NAME: Final = "reconciler"

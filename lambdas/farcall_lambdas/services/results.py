@@ -18,9 +18,6 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.limits import check_count, fitting
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["ResultService", "TaskView"]
-
-
 #: What an entry of an answer takes beside its result, in bytes: ids, times, details, a pre-signed URL.
 _ENTRY_BYTES: Final = 2_000
 #: What an entry of a task group takes.

@@ -42,8 +42,6 @@ from farcall_lambdas.services.limits import Room, Storage, check_count
 from farcall_lambdas.services.memo import Memo, is_memoized
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["SubmitService", "Submitted", "queue_tasks", "was_dispatched"]
-
 logger = Logger(service=SERVICE, child=True)
 
 #: Functions of a submit that its entry in the audit names.

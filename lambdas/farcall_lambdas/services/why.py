@@ -17,8 +17,6 @@ from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.settings import ApiSettings
 
-__all__ = ["Reason", "Situation", "Why", "WhyService", "explain"]
-
 
 class Reason(enum.StrEnum):
     """What a task waits for, or that it does not."""

@@ -25,8 +25,6 @@ from localstack.services.apigateway.next_gen.execute_api.gateway_response import
 
 from farcall_localstack_plugin.providers import function_arn
 
-__all__ = ["TokenAuthorizer"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:

@@ -13,8 +13,6 @@ from farcall_localstack_plugin.files import write_whole
 from farcall_localstack_plugin.providers import Event, Model, Provider, Request, done, failed, new_name, schema
 from farcall_localstack_plugin.settings import settings
 
-__all__ = ["ListenerProvider", "LoadBalancerProvider", "TargetGroup", "TargetGroupProvider", "target_group"]
-
 
 class TargetGroup:
     """The targets of a relay, in a file. The relay reads it for each connection, so a deregistered target gets none."""

@@ -18,8 +18,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Child", "ChildDied", "end_group", "start", "stop_all", "stopping", "unprivileged_user"]
-
 _LOG_TAIL_BYTES = 4000
 _STOP_TIMEOUT_S = 3.0
 _RESTART_INTERVAL_S = 0.2

@@ -13,8 +13,6 @@ from typing import Any
 from farcall_localstack_plugin.engines import HOST
 from farcall_localstack_plugin.settings import settings
 
-__all__ = ["Instance", "Snapshot", "databases", "delete_snapshot", "load", "snapshots", "take"]
-
 Tags = Sequence[Mapping[str, str]]
 
 

@@ -31,8 +31,6 @@ from farcall_localstack_plugin.providers import (
 )
 from farcall_localstack_plugin.settings import Settings, settings
 
-__all__ = ["RunningService", "ServiceProvider", "TaskDefinitionProvider", "find_service"]
-
 LOG = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 180.0

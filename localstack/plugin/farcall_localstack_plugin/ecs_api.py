@@ -11,8 +11,6 @@ from localstack.aws.api import CommonServiceException, RequestContext, handler
 from farcall_localstack_plugin.children import ChildDied
 from farcall_localstack_plugin.ecs import RunningService, find_service
 
-__all__ = ["EcsApi"]
-
 LOG = logging.getLogger(__name__)
 
 

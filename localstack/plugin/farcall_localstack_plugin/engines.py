@@ -18,8 +18,6 @@ from farcall_localstack_plugin import children
 from farcall_localstack_plugin.children import Child, ChildDied
 from farcall_localstack_plugin.settings import Settings
 
-__all__ = ["HOST", "free_port", "start_postgres", "start_relay", "start_tls", "start_valkey"]
-
 HOST = "127.0.0.1"
 _START_TIMEOUT_S = 120.0
 _POLL_S = 0.02

@@ -10,27 +10,6 @@ from localstack.services.plugins import Service as ApiService
 from localstack.services.plugins import aws_provider
 from plux import Plugin  # type: ignore[import-untyped]  # it has no types
 
-__all__ = [
-    "Authorizer",
-    "CacheParameterGroup",
-    "CacheSubnetGroup",
-    "Cluster",
-    "CustomResource",
-    "DBInstance",
-    "DBSubnetGroup",
-    "ElasticAddress",
-    "Listener",
-    "LoadBalancer",
-    "ProcessExecutorPlugin",
-    "ReplicationGroup",
-    "SecurityGroupIngress",
-    "Service",
-    "TargetGroup",
-    "TaskDefinition",
-    "ecs_api",
-    "rds_api",
-]
-
 
 @aws_provider(api="ecs")
 def ecs_api() -> ApiService:

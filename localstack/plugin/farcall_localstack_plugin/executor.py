@@ -17,8 +17,6 @@ from farcall_localstack_plugin.runtime import Invocation, RuntimeFailed, Runtime
 from farcall_localstack_plugin.settings import settings
 from localstack import config
 
-__all__ = ["ProcessRuntimeExecutor"]
-
 _INIT_TIMEOUT_S = 120.0  # the same as LocalStack's time limit: server.py
 _unzip_lock = threading.Lock()
 

@@ -15,8 +15,6 @@ from localstack.services.apigateway.next_gen.execute_api.gateway_response import
 )
 from localstack.services.apigateway.next_gen.execute_api.handlers.gateway_exception import GatewayExceptionHandler
 
-__all__ = ["use_templates"]
-
 _CONTENT_TYPE = "application/json"
 
 

@@ -13,8 +13,6 @@ from localstack.runtime import hooks
 from farcall_localstack_plugin import children
 from farcall_localstack_plugin.settings import settings
 
-__all__ = ["farcall_start", "farcall_stop"]
-
 #: Time limit of the cleanup in seconds, before LocalStack ends anyway.
 _LEAVE_NOTHING_S: Final = 60.0
 

@@ -26,18 +26,6 @@ from farcall_localstack_plugin.engines import HOST, start_postgres, start_tls, s
 from farcall_localstack_plugin.settings import settings
 from localstack import config
 
-__all__ = [
-    "RECORDS",
-    "AuthorizerProvider",
-    "CustomResourceProvider",
-    "DBInstanceProvider",
-    "Provider",
-    "ReplicationGroupProvider",
-    "attach_secret",
-    "endpoint_url",
-    "record_provider",
-]
-
 Model = dict[str, Any]
 Request = ResourceRequest[Model]
 Event = ProgressEvent[Model]

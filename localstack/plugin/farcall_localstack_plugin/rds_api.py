@@ -15,8 +15,6 @@ from farcall_localstack_plugin.databases import Instance, Snapshot
 from farcall_localstack_plugin.engines import HOST
 from farcall_localstack_plugin.settings import settings
 
-__all__ = ["RdsApi"]
-
 Request = dict[str, Any]
 _CHANGEABLE = {"DBInstanceIdentifier", "ApplyImmediately", "DeletionProtection"}
 

@@ -21,8 +21,6 @@ from pathlib import Path
 from farcall_localstack_plugin import children
 from farcall_localstack_plugin.children import Child
 
-__all__ = ["Invocation", "Outcome", "RuntimeFailed", "RuntimeProcess"]
-
 
 class RuntimeFailed(Exception):
     """The handler could not be initialised; ``payload`` is the error as JSON."""

@@ -9,8 +9,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["Settings", "settings"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings:

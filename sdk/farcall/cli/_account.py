@@ -21,8 +21,6 @@ from farcall_common.login_file import LOGIN_FILE
 if TYPE_CHECKING:
     from farcall_common.login import Login
 
-__all__ = ["Provider", "login", "logout", "whoami"]
-
 
 class Provider(enum.StrEnum):
     """Who says who somebody is."""

@@ -15,8 +15,6 @@ from farcall_common.errors import ConfigurationError
 from farcall_common.exit_codes import EXIT_CODES, epilog
 from farcall_common.interruption import heed_sigterm
 
-__all__ = ["COMMANDS", "app", "main"]
-
 _PLUGINS: Final = "farcall.cli"
 
 #: The help of each is that of its module, said here so that the list of commands needs none of them.

@@ -9,8 +9,6 @@ import typer
 from farcall.cli._connect import connected
 from farcall.cli._export import AsLines, Since, Until, moment, write
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Who did what, and when.", no_args_is_help=True)
 
 _EXPORTED: Final = ("at", "identity_id", "action", "object_id", "owner_id", "detail")

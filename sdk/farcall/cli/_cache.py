@@ -13,8 +13,6 @@ import msgspec
 from farcall_common.credentials import find_home
 from farcall_common.files import write_private
 
-__all__ = ["completes", "remember"]
-
 _KEPT: Final = 200
 
 

@@ -19,8 +19,6 @@ from farcall_common.credentials import (
 )
 from farcall_common.errors import ConfigurationError
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Settings in the configuration file.", no_args_is_help=True)
 
 #: What can be set, and what it is.

@@ -17,8 +17,6 @@ from farcall._client import Client
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Surroundings", "bar", "connected", "surroundings", "waiting"]
-
 #: Whoever sits at a terminal wants to hear soon that the API is away.
 _PATIENCE_S: Final = 15.0
 _SHOWN_AFTER_S: Final = 1.0

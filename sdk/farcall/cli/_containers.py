@@ -9,8 +9,6 @@ import typer
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Environments for your tasks.", no_args_is_help=True)
 
 Container = Annotated[str, typer.Argument(metavar="NAME|ID")]

@@ -15,8 +15,6 @@ from farcall.cli._resolve import EndpointArgument, resolve_endpoint
 from farcall_common.errors import InvalidRequest
 from farcall_common.interruption import INTERRUPTED
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Endpoints that you may use.", no_args_is_help=True)
 
 _PARALLEL: Final = 8

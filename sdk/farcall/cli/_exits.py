@@ -7,8 +7,6 @@ import typer
 
 from farcall_common.errors import ErrorRecord, FarcallError
 
-__all__ = ["internal", "show_error"]
-
 
 def internal(error: Exception) -> FarcallError:
     """An unexpected exception as an error that can be shown."""

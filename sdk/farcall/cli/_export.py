@@ -15,8 +15,6 @@ import typer
 from farcall.cli._output import show_line
 from farcall_common.errors import InvalidRequest
 
-__all__ = ["AsLines", "Since", "Until", "moment", "write"]
-
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 _WHEN: Final = "A date like 2026-11-01, a time like 2026-11-01T09:30, or so long ago, like 30m, 12h, 7d, 4w."

@@ -12,8 +12,6 @@ from farcall.cli._load import FunctionName, load_function
 from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
 from farcall_common.errors import InvalidRequest
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Your registered functions.", no_args_is_help=True)
 
 FunctionId = Annotated[str, typer.Argument(metavar="FUNCTION", autocompletion=completes("functions"))]

@@ -11,8 +11,6 @@ import typer
 from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
 from farcall_common.login import Login
 
-__all__ = ["globus_tokens", "globus_urls"]
-
 try:
     import globus_sdk
     from globus_sdk.gare import GlobusAuthorizationParameters

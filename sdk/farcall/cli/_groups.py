@@ -19,8 +19,6 @@ from farcall_common.errors import FarcallError, TaskPending
 from farcall_common.exit_codes import FAILED
 from farcall_common.wire import TERMINAL_STATES
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Tasks that were submitted together.", no_args_is_help=True)
 
 _FIRST_POLL_S: Final = 0.1

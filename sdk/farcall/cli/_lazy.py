@@ -20,8 +20,6 @@ from farcall_common.errors import ErrorRecord, FarcallError, Fault
 from farcall_common.exit_codes import BROKEN_PIPE, exit_code
 from farcall_common.interruption import exit_status
 
-__all__ = ["Deferred", "LazyGroup"]
-
 _MISUSE: Final = "COMMAND_LINE"
 
 

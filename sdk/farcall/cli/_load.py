@@ -14,8 +14,6 @@ import typer
 
 from farcall_common.errors import InvalidRequest
 
-__all__ = ["FunctionName", "load_function", "parse_argument", "parse_kwargs"]
-
 FunctionName = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Also PACKAGE.MODULE:FUNCTION.")]
 
 #: The name that a script is imported under: one that no installed package has.

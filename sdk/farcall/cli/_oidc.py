@@ -21,8 +21,6 @@ import typer
 from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
 from farcall_common.login import Login, client_form, request_token
 
-__all__ = ["discovered", "tokens_by_browser", "tokens_by_device", "tokens_of_client"]
-
 Json = Mapping[str, Any]
 
 _TIMEOUT_S: Final = 20.0

@@ -12,8 +12,6 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-__all__ = ["AsJson", "instant", "show_fields", "show_json", "show_line", "show_table", "show_value"]
-
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 
 #: How states look on a terminal.

@@ -10,8 +10,6 @@ from typing import Any, Final
 from farcall.cli._app import COMMANDS
 from farcall_common.exit_codes import EXIT_CODES
 
-__all__ = ["written_into"]
-
 _BEGIN: Final = "<!-- written by `python -m farcall.cli._reference docs/cli.md`, from here -->"
 _END: Final = "<!-- to here -->"
 

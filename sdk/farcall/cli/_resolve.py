@@ -13,8 +13,6 @@ from farcall.cli._cache import completes, remember
 from farcall_common.credentials import find_home, read_settings
 from farcall_common.errors import ConfigurationError, EndpointUnknown
 
-__all__ = ["EndpointArgument", "EndpointName", "resolve_endpoint"]
-
 EndpointName = Annotated[
     str | None,
     typer.Option(

@@ -29,8 +29,6 @@ from farcall_common.interruption import exit_status
 if TYPE_CHECKING:
     from farcall._batch import Batch
 
-__all__ = ["map_", "run"]
-
 _IDS_TOLD: Final = 10
 _FLUSH_S: Final = 10.0
 

@@ -15,8 +15,6 @@ from farcall.cli._output import AsJson, instant, show_fields, show_json, show_ta
 from farcall_common.errors import TaskUnknown
 from farcall_common.wire import TaskState
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Your tasks.", no_args_is_help=True)
 
 _EXPORTED: Final = (

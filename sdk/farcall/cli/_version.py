@@ -10,8 +10,6 @@ from farcall._version import __version__
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, show_json
 
-__all__ = ["version"]
-
 
 def version(
     context: typer.Context,

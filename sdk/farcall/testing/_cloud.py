@@ -50,8 +50,6 @@ from farcall_common.payload import (
 )
 from farcall_common.wire import Reporter, TaskState, is_uuid
 
-__all__ = ["FakeCloud"]
-
 Json = dict[str, Any]
 
 _API_URL: Final = "http://farcall.test"

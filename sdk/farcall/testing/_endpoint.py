@@ -9,8 +9,6 @@ from typing import Any, Final
 from farcall.testing._shapes import Task
 from farcall_common.errors import EndpointUnknown
 
-__all__ = ["Endpoint"]
-
 Json = dict[str, Any]
 
 _NOTHING_SAID: Final = (

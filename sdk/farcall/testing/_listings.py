@@ -9,8 +9,6 @@ from typing import Any
 from farcall.testing._shapes import Task
 from farcall_common.errors import TaskGroupUnknown
 
-__all__ = ["Listings"]
-
 Json = dict[str, Any]
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from farcall_common.errors import Conflict, ContainerUnknown, EndpointIncompatible, FunctionUnknown, InvalidRequest
 
-__all__ = ["Registry"]
-
 Json = dict[str, Any]
 
 

@@ -14,8 +14,6 @@ from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, Tas
 from farcall_common.http_errors import status_of
 from farcall_common.wire import Reporter, TaskState
 
-__all__ = ["Task", "read_json", "refusal", "unknown_task"]
-
 Json = dict[str, Any]
 
 

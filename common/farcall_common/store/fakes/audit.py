@@ -10,8 +10,6 @@ from typing import Any, Self, cast
 from farcall_common.store.fakes.reach import Reach
 from farcall_common.store.model import AuditEntry, Quota
 
-__all__ = ["FakeAudit"]
-
 
 class FakeAudit(Reach):
     """The part of the records that tells who did what."""

@@ -9,8 +9,6 @@ from farcall_common.errors import BlobUnknown, InvalidRequest
 from farcall_common.store.fakes.reach import Reach
 from farcall_common.store.model import BlobRef
 
-__all__ = ["FakeBlobs"]
-
 _SCHEME = "memory://blobs/"
 
 

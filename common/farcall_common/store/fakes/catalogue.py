@@ -10,8 +10,6 @@ from farcall_common.errors import Conflict, FunctionUnknown
 from farcall_common.store.fakes.audit import FakeAudit
 from farcall_common.store.model import Container, Function, FunctionAlias
 
-__all__ = ["FakeCatalogue"]
-
 
 class FakeCatalogue(FakeAudit):
     """The half of the records that does not know tasks."""

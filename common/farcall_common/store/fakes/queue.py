@@ -29,8 +29,6 @@ from farcall_common.store.model import (
     Tended,
 )
 
-__all__ = ["FakeQueue"]
-
 _RESCUE_LEASE_S = 60.0
 _Read = TypeVar("_Read")
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 from farcall_common.errors import Unavailable
 
-__all__ = ["Reach"]
-
 
 class Reach:
     """A store that answers one call at a time, or none while ``reachable`` is False."""

@@ -30,8 +30,6 @@ from farcall_common.store.model import (
 )
 from farcall_common.wire.states import Reporter, TaskState
 
-__all__ = ["FakeRecords"]
-
 
 class FakeRecords(FakeCatalogue):
     """:class:`~farcall_common.store.ports.Records` that last as long as the object."""

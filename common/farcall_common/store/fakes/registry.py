@@ -10,8 +10,6 @@ from farcall_common.errors import Unavailable
 from farcall_common.store.fakes.reach import Reach
 from farcall_common.store.model import ForwarderInfo, PeerKey, SharedEnds
 
-__all__ = ["FakeRegistry", "FakeWakeUps"]
-
 
 class FakeRegistry(Reach):
     """The part of :class:`~farcall_common.store.ports.Queue` that is about no endpoint's tasks.

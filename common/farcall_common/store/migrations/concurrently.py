@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from alembic import op
 
-__all__ = ["create_index"]
-
 _IS_INVALID = """
     SELECT EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid)
 """
