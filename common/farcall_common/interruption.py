@@ -18,7 +18,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM came. Whoever tidies up after Ctrl-C does so after this."""
 
 
-def heed_sigterm() -> None:
+def raise_on_sigterm() -> None:
     """From now on SIGTERM raises :class:`Terminated` in this process, where it would have killed it without a word."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from farcall_common.errors import ProtocolError
-from farcall_common.store.model import ForwarderInfo, SharedEnds
+from farcall_common.store.model import ForwarderInfo, SharedResults
 from farcall_common.wire import decode, encode, new_id
 from farcall_forwarder.adapters.batcher import Batcher
 from farcall_forwarder.adapters.memory import release_free_memory
@@ -113,7 +113,7 @@ class Shell:
         """Wake-ups: endpoints have work."""
         self._handle([ev.WorkAvailable(endpoint_ids)])
 
-    def results_heard(self, shared_results: Sequence[SharedEnds]) -> None:
+    def results_heard(self, shared_results: Sequence[SharedResults]) -> None:
         """Other forwarders have recorded results."""
         self._handle([ev.ResultsHeard(shared_results)])
 

@@ -281,7 +281,7 @@ def main(environ: Mapping[str, str]) -> int:
         notes = "; ".join(getattr(error, "__notes__", ()))
         print(json.dumps({"canary": "failed", "code": error.record.code, "message": f"{error} ({notes})"}))  # noqa: T201
         return 1
-    print(json.dumps({"canary": "well", **took}))  # noqa: T201
+    print(json.dumps({"canary": "ok", **took}))  # noqa: T201
     return 0
 
 

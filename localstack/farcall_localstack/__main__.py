@@ -1,5 +1,5 @@
-from farcall_common.interruption import heed_sigterm
+from farcall_common.interruption import raise_on_sigterm
 from farcall_localstack.cli import app
 
-heed_sigterm()
+raise_on_sigterm()
 app(prog_name="python -m farcall_localstack")

@@ -26,8 +26,8 @@ from farcall_common.wire import (
     Goodbye,
     Heartbeat,
     Message,
-    Move,
     OpenStream,
+    Redirect,
     Refused,
     ResultsReady,
     Role,
@@ -198,7 +198,7 @@ class Stream:
             if dealer in ready:
                 for envelope in _received(dealer):
                     session.received(envelope.message, now=time.monotonic())
-                    if isinstance(envelope.message, Move):
+                    if isinstance(envelope.message, Redirect):
                         send(Goodbye(reason="moving"))
                         return envelope.message.retry_after_s
                     self._take(envelope)

@@ -56,9 +56,9 @@ SAMPLES: Final = {
         m.Envelope(m.Credit(tasks=8)),
         m.Envelope(m.TasksAccepted(tasks=(m.TaskRef(task_id=TASK, attempt=1),))),
         m.Envelope(
-            m.TasksMoved(
-                moves=(
-                    m.TaskMove(
+            m.TaskTransitions(
+                transitions=(
+                    m.TaskTransition(
                         task_id=TASK, attempt=1, state=TaskState.RUNNING, at=1_700_000_000.5, detail={"node": "n1"}
                     ),
                 )
@@ -137,7 +137,7 @@ SAMPLES: Final = {
         m.Envelope(
             m.BlobTaken(task_id=TASK, attempt=1, offset_bytes=5_000_000, blob_key="owner/key", error=ERROR),
         ),
-        m.Envelope(m.Move(reason="deploy", retry_after_s=1.5)),
+        m.Envelope(m.Redirect(reason="deploy", retry_after_s=1.5)),
         m.Envelope(
             m.Heartbeat(
                 at=1_700_000_000.5,

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from farcall_common.wire import Move, TaskRef, TaskState
+from farcall_common.wire import Redirect, TaskRef, TaskState
 from farcall_endpoint.testing import EndpointProcess, running_endpoint, wait_gone, wait_until
 
 
@@ -207,7 +207,7 @@ def test_a_silent_forwarder_is_left(tmp_path: Path) -> None:
 
 
 def test_a_draining_forwarder_is_left_politely(endpoint: EndpointProcess) -> None:
-    endpoint.cloud.say(Move(reason="a new version", retry_after_s=0.1))
+    endpoint.cloud.say(Redirect(reason="a new version", retry_after_s=0.1))
     endpoint.cloud.wait_for(lambda: len(endpoint.cloud.hellos) == 2)
     assert len(endpoint.cloud.goodbyes) == 1
     assert endpoint.cloud.end(endpoint.cloud.submit(abs, -3)).value == 3

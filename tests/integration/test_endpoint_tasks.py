@@ -402,7 +402,11 @@ def test_lasting_states_are_reported_and_short_ones_are_not(cloud: FakeCloud, tm
     long = [cloud.submit(note_and_wait, str(tmp_path / str(number)), str(release)) for number in range(3)]
 
     def moved(*states: TaskState) -> set[str]:
-        return {move.task_id for move in cloud.moves if move.task_id in long and move.state in states}
+        return {
+            transition.task_id
+            for transition in cloud.transitions
+            if transition.task_id in long and transition.state in states
+        }
 
     def are_told() -> bool:
         running = moved(TaskState.RUNNING)
@@ -413,7 +417,7 @@ def test_lasting_states_are_reported_and_short_ones_are_not(cloud: FakeCloud, tm
     release.touch()
     cloud.ends(long)
     if were_short:
-        assert not {move.task_id for move in cloud.moves} & set(short)
+        assert not {transition.task_id for transition in cloud.transitions} & set(short)
 
 
 def test_tasks_see_their_id_and_no_secret(cloud: FakeCloud) -> None:

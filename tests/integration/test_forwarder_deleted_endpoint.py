@@ -37,7 +37,7 @@ def test_an_agent_of_a_deleted_endpoint_is_refused_and_not_admitted_again(
 
         assert MemoryApi(stores=stores).call("DELETE", f"/v2/endpoints/{endpoint_id}", caller=owner).status == 200
 
-        agent.hear(wire.Move)
+        agent.hear(wire.Redirect)
         # It could keep its connection, with a ticket that is valid for a day.
         for code in ("PROTOCOL_ERROR", "ENDPOINT_UNKNOWN"):  # the first ends the refused session
             agent.session = wire.Session(agent.role, heartbeat_s=HEARTBEAT_S, now=time.monotonic())

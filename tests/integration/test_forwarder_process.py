@@ -109,7 +109,7 @@ def test_a_process_serves_drains_and_exits_with_0(stores: Stores, start: Callabl
         task_ids = cloud.submit_new(endpoint_id, 10, payload=b"a secret payload")
         agent.serve(10)
         forwarder.process.send_signal(signal.SIGTERM)
-        agent.hear(wire.Move)
+        agent.hear(wire.Redirect)
         agent.say(wire.Goodbye())
         assert forwarder.process.wait(WAIT_S) == 0
     cloud.until_all(task_ids, TaskState.SUCCESS)
@@ -208,7 +208,7 @@ def test_a_bug_in_a_step_ends_the_session_of_its_endpoint_and_no_other() -> None
     with Agent(cloud, other, forwarder) as served, Agent(cloud, queue.broken_at, forwarder) as agent:
         served.greet(credit=1)
         agent.greet(credit=1)
-        agent.hear(wire.Move)
+        agent.hear(wire.Redirect)
         task_ids = cloud.submit_new(other, 1)
         assert [spec.task_id for spec in served.take(1)] == task_ids
     forwarder.kill()

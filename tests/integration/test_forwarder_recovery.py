@@ -208,7 +208,7 @@ def test_a_redirected_agent_is_served_by_the_new_forwarder_only(stores: Stores, 
     ):
         there.greet(credit=10)
         here.greet(credit=10)
-        there.hear(wire.Move)  # the first one was fenced
+        there.hear(wire.Redirect)  # the first one was fenced
         task_ids = cloud.submit_new(endpoint_id, 3)
         here.finish(here.take(3))
         here.until_recorded(task_ids)

@@ -80,7 +80,7 @@ class Roamer(threading.Thread):
         while not self._over.is_set():
             envelope = peer._receive(0.1)
             now = time.monotonic()
-            if envelope is not None and isinstance(envelope.message, wire.Move):
+            if envelope is not None and isinstance(envelope.message, wire.Redirect):
                 self.moves += 1
                 self.leave()
                 peer.say(wire.Goodbye())

@@ -378,7 +378,7 @@ def test_a_client_that_does_not_read_is_redirected(cloud: Cloud, forwarder: Runn
         assert counter(forwarder, "peers_behind") == 1
         # Others are served as before, and the client receives the redirect when it reads again.
         run_tasks(cloud, agent, "group")
-        move, _ = client.hear(wire.Move)
+        move, _ = client.hear(wire.Redirect)
         assert "slow" in move.reason
 
 
@@ -430,8 +430,8 @@ def test_a_drain_redirects_all_peers_and_ends(cloud: Cloud, endpoint_id: str) ->
         first, second = agent.take(2)
         until(lambda: bool(stores.queue.forwarders()), "the forwarder is announced")
         forwarder.drain()
-        agent.hear(wire.Move)
-        client.hear(wire.Move)
+        agent.hear(wire.Redirect)
+        client.hear(wire.Redirect)
         assert not stores.queue.forwarders()
         agent.finish([first])  # results under way are still recorded
         agent.until_recorded([first.task_id])
@@ -464,8 +464,8 @@ def test_a_peer_that_connects_during_a_drain_is_redirected(cloud: Cloud, endpoin
     ):
         agent.greet()
         forwarder.drain()
-        agent.hear(wire.Move)
+        agent.hear(wire.Redirect)
         late.say(late.hello())
-        late.hear(wire.Move)
+        late.hear(wire.Redirect)
         agent.say(wire.Goodbye())
         forwarder.join()

@@ -85,8 +85,8 @@ def test_transitions_are_recorded(stores: Stores, cloud: Cloud, forwarder: Runni
         agent.greet(credit=10)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         [spec] = agent.take(1)
-        running = wire.TaskMove(task_id=task_id, attempt=1, state=TaskState.RUNNING, at=time.time())
-        agent.say(wire.TasksMoved(moves=(running,)))
+        running = wire.TaskTransition(task_id=task_id, attempt=1, state=TaskState.RUNNING, at=time.time())
+        agent.say(wire.TaskTransitions(transitions=(running,)))
         cloud.until_all([task_id], TaskState.RUNNING)
         assert cloud.task(task_id).attempt == 1
         agent.finish([spec])

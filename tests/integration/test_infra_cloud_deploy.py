@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from farcall.cli._app import app as farcall
 from farcall_common.errors import ConfigurationError
-from farcall_common.interruption import heed_sigterm
+from farcall_common.interruption import raise_on_sigterm
 from farcall_infra.ca_bundle import CaBundle
 from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Stack
@@ -201,7 +201,7 @@ def test_a_deployment_is_refused_while_another_one_runs(
 def _raise_on_sigterm() -> Iterator[None]:
     """Run the command as its own process does."""
     before = signal.getsignal(signal.SIGTERM)
-    heed_sigterm()
+    raise_on_sigterm()
     yield
     signal.signal(signal.SIGTERM, before)
 

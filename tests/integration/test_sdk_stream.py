@@ -25,8 +25,8 @@ from farcall_common.wire import (
     BlobLocation,
     Goodbye,
     Heartbeat,
-    Move,
     OpenStream,
+    Redirect,
     Refused,
     StreamOpened,
     StreamResult,
@@ -136,7 +136,7 @@ def test_other_groups_are_listened_for_when_they_are_used(executor: Executor, fo
     forwarder.push([success(future, 0)], [serializer.serialize(4)])
     assert future.result(WAIT_S) == 4
     executor.submit(pow, 2, 3)
-    forwarder.send(Move(reason="draining", retry_after_s=0.0))
+    forwarder.send(Redirect(reason="draining", retry_after_s=0.0))
     forwarder.wait_for(lambda it: it.streams_opened == 2)
     opening = forwarder.said(OpenStream)[1]
     assert isinstance(opening, OpenStream)
@@ -256,7 +256,7 @@ def test_a_moving_forwarder_is_left_with_a_goodbye(
     assert other.result(WAIT_S) == 16
     with ScriptedForwarder() as next_forwarder:
         cloud.way = next_forwarder.way
-        forwarder.send(Move(reason="drain", retry_after_s=0.0))
+        forwarder.send(Redirect(reason="drain", retry_after_s=0.0))
         forwarder.wait_for(lambda it: bool(it.said(Goodbye)))
         next_forwarder.wait_for(lambda it: it.streams_opened == 1)
         opening = next_forwarder.said(OpenStream)[0]

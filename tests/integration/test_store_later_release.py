@@ -23,7 +23,7 @@ from farcall_common.store import (
     PostgresRecords,
     Queue,
     Records,
-    SharedEnds,
+    SharedResults,
     Stores,
     StoreSettings,
     TaskEvent,
@@ -110,7 +110,7 @@ def test_an_end_of_a_kind_that_is_not_known_is_a_failure_and_stays(records: Reco
     ended = records.get_tasks(["t1"])["t1"]
     assert (ended.state, ended.error and ended.error.code) == (TaskState.FAILED, "LATER")
     assert not records.record_results([make_end("t1", result=b"another")], at=dt.datetime.now(dt.UTC))
-    assert not records.record_moves([move("t1", TaskState.RUNNING, attempt=7)])
+    assert not records.record_transitions([move("t1", TaskState.RUNNING, attempt=7)])
     assert [task.task_id for task in records.list_open_tasks("e1")] == ["t2"]
     [group] = records.list_groups("alice")
     assert group.states == {TaskState.FAILED: 1, TaskState.RECEIVED: 1}
@@ -242,7 +242,7 @@ def test_a_forwarder_serves_beside_a_later_api_and_a_later_forwarder(
         [spec] = agent.take(1)
         # The later release ends the task in its own way, and says so to the one beside it.
         rewrite(expanded_url, held, state=LATER, finished_at=dt.datetime.now(dt.UTC))
-        ends = SharedEnds([make_result(held, endpoint_id=endpoint_id)], {}, time.time())
+        ends = SharedResults([make_result(held, endpoint_id=endpoint_id)], {}, time.time())
         words = later(ends, ends=[as_dict(ends.ends[0]) | {"state": LATER}])
         assert server.publish(f"ends:{forwarder.service.forwarder_id}", words) == 1
         server.publish(f"wake:{forwarder.service.forwarder_id}", wire.new_id())

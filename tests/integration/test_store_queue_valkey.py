@@ -12,7 +12,7 @@ import redis
 from farcall_common.errors import QueueDataLost, Unavailable
 from farcall_common.store import CancelOutcome, ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue
 from farcall_common.store.fakes import FakeQueue
-from farcall_common.store.model import Holding, Tended
+from farcall_common.store.model import HeldLeases, MaintenanceResult
 from farcall_common.store.queue_valkey import MARKER_TTL_S
 from tests.integration.store_servers import Valkey, queue_with_clock
 from tests.unit.test_store_queue import Clock, QueueSuite, lease, leased_ids, make_queued, make_result, own
@@ -127,12 +127,12 @@ def test_an_upkeep_goes_well_on_a_server_that_knows_some_of_its_scripts(queue: Q
     fence = own(queue)
     queue.enqueue([make_queued("t1", idempotent=False), make_queued("t2")])
     server.script_flush()
-    queue.keep("e1", "w1", fence, ttl_s=45)
+    queue.renew_ownership("e1", "w1", fence, ttl_s=45)
     queue.reap("e1", fence)
     queue.outbox("e1")
     queue.lease("e1", fence, limit=2, lease_s=0)
-    found = queue.tend("w1", {"e1": Holding(fence, "spool", ["t1", "t2"])}, ttl_s=45, lease_s=30)
-    assert found == {"e1": Tended([], [])}
+    found = queue.maintain("w1", {"e1": HeldLeases(fence, "spool", ["t1", "t2"])}, ttl_s=45, lease_s=30)
+    assert found == {"e1": MaintenanceResult([], [])}
     assert queue.leased("e1", fence) == {"t1": 1, "t2": 1}
 
 

@@ -71,7 +71,7 @@ def test_batches_that_share_tasks_in_opposite_orders_do_not_lock_each_other_out(
         start.wait()
         for _ in range(5):
             records.add_tasks(order)
-            records.record_moves([move(task.task_id, TaskState.WAITING_FOR_NODES, 1) for task in order])
+            records.record_transitions([move(task.task_id, TaskState.WAITING_FOR_NODES, 1) for task in order])
         return len(records.record_results([make_end(task.task_id) for task in order], at=at(1)))
 
     with ThreadPoolExecutor(4) as workers:
@@ -84,7 +84,7 @@ def test_one_of_many_rivals_gets_the_permit(records: Records) -> None:
 
     def ask(_: int) -> list[str]:
         start.wait()
-        return list(records.record_moves([move("t1", TaskState.WAITING_FOR_NODES, 1)]))
+        return list(records.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)]))
 
     with ThreadPoolExecutor(4) as workers:
         assert sorted(workers.map(ask, range(4))) == [[], [], [], ["t1"]]
@@ -98,7 +98,7 @@ def test_a_history_begins_once_whoever_wrote_it(records: Records, postgres_url: 
         "INSERT INTO task_event (task_id, state, reporter, at, attempt)"
         " SELECT task_id, 'received', 'api', submitted_at, 0 FROM task WHERE task_id = 't1'",
     )
-    records.record_moves([move("t1", TaskState.RUNNING, 1), move("t2", TaskState.RUNNING, 1)])
+    records.record_transitions([move("t1", TaskState.RUNNING, 1), move("t2", TaskState.RUNNING, 1)])
     first, second = records.list_events("t1"), records.list_events("t2")
     assert [event.state for event in first] == [TaskState.RECEIVED, TaskState.RUNNING]
     assert [(e.state, e.reporter, e.at, e.attempt, e.detail) for e in first] == [
@@ -205,8 +205,8 @@ def test_no_question_goes_on_when_nobody_waits_for_the_answer(records: PostgresR
 def test_a_move_changes_its_row_in_place(records: Records, postgres_url: str) -> None:
     """No index holds what moves change; that is what the indexes on finished_at are for."""
     records.add_tasks([make_task(memo_key="a call")])
-    records.record_moves([move("t1", TaskState.WAITING_FOR_NODES, 1)])
-    records.record_moves([move("t1", TaskState.RUNNING, 1)])
+    records.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)])
+    records.record_transitions([move("t1", TaskState.RUNNING, 1)])
     records.close()  # a session that ends hands in its statistics
     query = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'task'"
     deadline = time.monotonic() + WAIT_S

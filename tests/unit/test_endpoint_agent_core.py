@@ -411,14 +411,14 @@ def test_states_are_reported_only_when_they_last() -> None:
     core = connected()
     send(core, spec("a"), spec("b"), spec("c"))
     finish(core, "a", now=0.1)
-    assert core.decide(now=REPORT_AFTER_S - 0.01).moves == []
+    assert core.decide(now=REPORT_AFTER_S - 0.01).transitions == []
     core.progress("m", Progress(workers=2, started=(Started("b", 0.05),)), [], now=0.1)
-    moves = core.decide(now=REPORT_AFTER_S + 0.2).moves
-    assert [(move.task_id, move.state) for move in moves] == [
+    transitions = core.decide(now=REPORT_AFTER_S + 0.2).transitions
+    assert [(move.task_id, move.state) for move in transitions] == [
         ("b", TaskState.RUNNING),
         ("c", TaskState.WAITING_FOR_LAUNCH),
     ]
-    assert core.decide(now=100.0).moves == []
+    assert core.decide(now=100.0).transitions == []
 
 
 def test_the_report_counts() -> None:

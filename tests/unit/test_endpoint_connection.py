@@ -253,7 +253,7 @@ def test_heartbeats_and_their_absence() -> None:
 def test_a_draining_forwarder_is_left_after_the_time_that_it_names() -> None:
     connection = make()
     open_session(connection)
-    connection.received(wire.Move(reason="new version", retry_after_s=3.0), now=1.0)
+    connection.received(wire.Redirect(reason="new version", retry_after_s=3.0), now=1.0)
     assert not connection.is_open
     assert connection.may_send(wire.TaskResults)
     assert connection.tick(now=3.9) == []

@@ -17,7 +17,7 @@ from farcall_common.store.model import (
     PeerKey,
     PeerKind,
     QueuedTask,
-    SharedEnds,
+    SharedResults,
     Task,
     TaskResult,
 )
@@ -475,10 +475,10 @@ def test_waiting_transitions_are_recorded_together() -> None:
     world = World()
     world.serve(credit=2)
     world.dispatch(leased(1), leased(2))
-    move = wire.TaskMove(task_id=task_id(2), attempt=1, state=TaskState.RUNNING, at=EPOCH)
+    move = wire.TaskTransition(task_id=task_id(2), attempt=1, state=TaskState.RUNNING, at=EPOCH)
     # A terminal state is not a transition that an agent may report.
-    forged = wire.TaskMove(task_id=task_id(1), attempt=1, state=TaskState.SUCCESS, at=EPOCH)
-    world.hears(wire.TasksMoved(moves=(move, forged)))
+    forged = wire.TaskTransition(task_id=task_id(1), attempt=1, state=TaskState.SUCCESS, at=EPOCH)
+    world.hears(wire.TaskTransitions(transitions=(move, forged)))
     [record] = [action for action in world.after(POLICY.transitions_idle_s) if isinstance(action, do.RecordTransitions)]
     assert [(event.task_id, event.state, event.reporter) for event in record.events] == [
         (task_id(1), TaskState.WAITING_FOR_NODES, Reporter.FORWARDER),
@@ -510,7 +510,7 @@ def test_results_of_other_forwarders_are_pushed_and_not_shared_again() -> None:
     world.open_stream("group")
     result = TaskResult(task_id(1), "elsewhere", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"one")
     result = msgspec.structs.replace(result, owner_id=OWNER_ID, task_group_id="group")
-    [push] = world.on(ev.ResultsHeard([SharedEnds([result], {}, EPOCH)]))
+    [push] = world.on(ev.ResultsHeard([SharedResults([result], {}, EPOCH)]))
     assert isinstance(push, do.Send)
     assert push.envelope.frames == (b"one",)
 
@@ -615,7 +615,7 @@ def test_a_fenced_endpoint_is_forgotten_and_its_agent_redirected() -> None:
     world.serve(credit=2)
     actions = world.on(ev.StepFenced(do.LeaseTasks(ENDPOINT_ID, 7, 2, 30.0)))
     [move] = sent(actions)
-    assert isinstance(move, wire.Move)
+    assert isinstance(move, wire.Redirect)
     assert move.retry_after_s == POLICY.redirect_spread_s / 2
     assert world.hears(success(1), b"one") == []  # late messages of the agent are ignored
     assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == []
@@ -858,7 +858,7 @@ def test_a_step_that_fails_ends_the_session_of_its_endpoint() -> None:
     assert world.on(ev.StepFailed(do.LeaseTasks(ENDPOINT_ID, 6, 1, POLICY.lease_s))) == [], "earlier fence"
     actions = world.on(ev.StepFailed(lease))
     assert do.ReleaseEndpoint(ENDPOINT_ID, 7) in actions
-    assert [type(message) for message in sent(actions)] == [wire.Move]
+    assert [type(message) for message in sent(actions)] == [wire.Redirect]
     assert world.core.counters["endpoints_failed"] == 1
     assert world.on(ev.StepFailed(lease)) == []
 
@@ -993,7 +993,7 @@ def test_a_drain_redirects_all_peers_then_releases_endpoints() -> None:
     actions = world.on(ev.DrainOrdered())
     assert [action.info.draining for action in actions if isinstance(action, do.Announce)] == [True]
     redirects = [*sent(actions), *sent(world.after(0.2))]
-    assert [type(message) for message in redirects] == [wire.Move, wire.Move]
+    assert [type(message) for message in redirects] == [wire.Redirect, wire.Redirect]
     assert not world.is_drained()
     actions = world.hears(wire.Goodbye()) + world.after(0.2)
     assert world.is_drained()

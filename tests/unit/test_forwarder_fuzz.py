@@ -57,8 +57,10 @@ REAL: Final = [
     ),
     wire.Credit(tasks=5),
     wire.TasksAccepted(tasks=(wire.TaskRef(task_id=task_id(1), attempt=1),)),
-    wire.TasksMoved(
-        moves=(wire.TaskMove(task_id=task_id(1), attempt=1, state=TaskState.RUNNING, at=EPOCH, detail={"node": "n"}),)
+    wire.TaskTransitions(
+        transitions=(
+            wire.TaskTransition(task_id=task_id(1), attempt=1, state=TaskState.RUNNING, at=EPOCH, detail={"node": "n"}),
+        )
     ),
     success(1),
     wire.TaskResults(

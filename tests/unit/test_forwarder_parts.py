@@ -489,7 +489,7 @@ def test_a_claim_with_an_old_copy_of_the_spool_is_refused() -> None:
     fence = queue.claim("a", "other", spool_id="spool", ttl_s=45)
     queue.mark_restored("a", fence)
     assert claim("spool", 2) == "SPOOL_OUTDATED"
-    queue.keep("a", "other", fence, spool_id="spool", ttl_s=45)  # it still owns it
+    queue.renew_ownership("a", "other", fence, spool_id="spool", ttl_s=45)  # it still owns it
     assert [claim("spool", 3), claim("spool", 4)] == ["let in"] * 2
     assert [claim("spool", 3), claim("spool", None)] == ["SPOOL_OUTDATED"] * 2
     queue.evict("a")

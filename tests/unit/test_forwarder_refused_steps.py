@@ -33,9 +33,9 @@ class PickyRecords(FakeRecords):
         self._refuse(result.endpoint_id for result in results)
         return super().record_results(results, at=at)
 
-    def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
+    def record_transitions(self, events: Sequence[TaskEvent]) -> Sequence[str]:
         self._refuse(event.task_id for event in events)
-        return super().record_moves(events)
+        return super().record_transitions(events)
 
     def _refuse(self, names: Iterable[str]) -> None:
         if not self.bad.isdisjoint(names):

@@ -11,7 +11,7 @@ import pytest
 
 from farcall_common.errors import Unavailable
 from farcall_common.store.fakes import FakeQueue
-from farcall_common.store.model import OpenTask, QueueStanding, Task, TaskEvent, TaskResult
+from farcall_common.store.model import OpenTask, QueueState, Task, TaskEvent, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.services.reconcile import Reconciled
 from farcall_lambdas.settings import ApiSettings
@@ -85,7 +85,7 @@ def test_a_submit_that_is_still_at_it_is_left_alone(lab: Lab) -> None:
 def test_what_was_dispatched_is_its_forwarders_to_restore(lab: Lab) -> None:
     [task_id] = lab.submit()
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
-    lab.records.record_moves([TaskEvent(task_id, TaskState.WAITING_FOR_NODES, Reporter.AGENT, at, attempt=1)])
+    lab.records.record_transitions([TaskEvent(task_id, TaskState.WAITING_FOR_NODES, Reporter.AGENT, at, attempt=1)])
     lab.queue.wipe()
     lab.api.clock.now += 60
 
@@ -98,7 +98,7 @@ def test_each_round_tells_how_many_tasks_wait_in_one_line(lab: Lab, caplog: pyte
     reached, running, _, ended = lab.submit(4)
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
     for task_id, state in ((reached, TaskState.WAITING_FOR_NODES), (running, TaskState.RUNNING)):
-        lab.records.record_moves([TaskEvent(task_id, state, Reporter.AGENT, at, attempt=1)])
+        lab.records.record_transitions([TaskEvent(task_id, state, Reporter.AGENT, at, attempt=1)])
     end(lab, [ended])
     lab.api.clock.now += 60
     lab.submit()  # just now
@@ -153,7 +153,7 @@ def test_it_never_takes_an_endpoint_over(lab: Lab) -> None:
 
     lab.reconciler.run()
 
-    lab.queue.keep(lab.endpoint_id, "fwd-1", fence, ttl_s=45)
+    lab.queue.renew_ownership(lab.endpoint_id, "fwd-1", fence, ttl_s=45)
 
 
 def test_a_task_is_queued_whatever_the_clock_of_its_submit_says(lab: Lab) -> None:
@@ -339,7 +339,7 @@ def test_a_task_that_has_not_started_in_time_ends_and_says_why(lab: Lab) -> None
     lab.queue.lease(lab.endpoint_id, fence, limit=3, lease_s=1e9)
     lab.queue.unlease(lab.endpoint_id, fence, [waiting])
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
-    lab.records.record_moves([TaskEvent(running, TaskState.RUNNING, Reporter.AGENT, at, attempt=1)])
+    lab.records.record_transitions([TaskEvent(running, TaskState.RUNNING, Reporter.AGENT, at, attempt=1)])
     end(lab, [ended])
     lab.api.clock.now += 29 * DAY_S
     [young] = lab.submit()
@@ -357,7 +357,7 @@ def test_a_task_that_has_not_started_in_time_ends_and_says_why(lab: Lab) -> None
     assert [task.task_id for task in lab.records.list_open_ids()] == [running, young]
     assert lab.queue.outbox(lab.endpoint_id) == []
     assert lab.queue.cancel_requests(lab.endpoint_id, fence) == [leased], "its endpoint is asked to stop"
-    assert lab.queue.place(lab.endpoint_id, waiting).standing is QueueStanding.DONE
+    assert lab.queue.place(lab.endpoint_id, waiting).standing is QueueState.DONE
 
 
 def test_an_outage_is_said(lab: Lab) -> None:

@@ -292,7 +292,7 @@ def test_a_task_has_a_history(lab: Lab) -> None:
     [task_id] = lab.submit()
     at = dt.datetime.fromtimestamp(5.0, dt.UTC)
     move = TaskEvent(task_id, TaskState.RUNNING, Reporter.AGENT, at, attempt=1, detail={"manager": "m1"})
-    lab.api.stores.records.record_moves([move])
+    lab.api.stores.records.record_transitions([move])
 
     body = lab.api.call("GET", f"/v3/tasks/{task_id}/events").body
 

@@ -35,7 +35,7 @@ class WhyLab(Lab):
 
     def move(self, task_id: str, state: TaskState) -> None:
         reporter = Reporter.FORWARDER if state is TaskState.WAITING_FOR_NODES else Reporter.AGENT
-        self.records.record_moves([TaskEvent(task_id, state, reporter, self.at(), attempt=1)])
+        self.records.record_transitions([TaskEvent(task_id, state, reporter, self.at(), attempt=1)])
 
     def end(self, task_id: str, state: TaskState, **fields: Any) -> None:
         self.records.record_results(

@@ -19,13 +19,13 @@ from farcall_common.store import (
     Queue,
     QueuedTask,
     QueuePlace,
-    QueueStanding,
-    SharedEnds,
+    QueueState,
+    SharedResults,
     Taken,
     TaskResult,
 )
 from farcall_common.store.fakes import FakeQueue
-from farcall_common.store.model import Holding, LeasedTask, Tended
+from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 from tests.task_fields import with_options
@@ -158,17 +158,17 @@ class QueueSuite:
     def test_everybody_can_see_where_a_task_is(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued(f"t{n}") for n in range(4)])
-        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.QUEUED, 0, 4, 1)
-        assert queue.place("e1", "t3") == QueuePlace(QueueStanding.QUEUED, 3, 4, 1)
+        assert queue.place("e1", "t0") == QueuePlace(QueueState.QUEUED, 0, 4, 1)
+        assert queue.place("e1", "t3") == QueuePlace(QueueState.QUEUED, 3, 4, 1)
         assert lease(queue, fence, limit=2) == ["t0", "t1"]
-        assert queue.place("e1", "t3") == QueuePlace(QueueStanding.QUEUED, 1, 2, 1)
-        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.LEASED, 0, 2, 1)
+        assert queue.place("e1", "t3") == QueuePlace(QueueState.QUEUED, 1, 2, 1)
+        assert queue.place("e1", "t0") == QueuePlace(QueueState.LEASED, 0, 2, 1)
         queue.unlease("e1", fence, ["t1"])
-        assert queue.place("e1", "t2") == QueuePlace(QueueStanding.QUEUED, 1, 3, 1)
+        assert queue.place("e1", "t2") == QueuePlace(QueueState.QUEUED, 1, 3, 1)
         queue.ack(fence, [make_result("t0")])
-        assert queue.place("e1", "t0") == QueuePlace(QueueStanding.DONE, 0, 3, 1)
-        assert queue.place("e1", "nobody") == QueuePlace(QueueStanding.UNKNOWN, 0, 3, 1)
-        assert queue.place("e2", "t3") == QueuePlace(QueueStanding.UNKNOWN, 0, 0)
+        assert queue.place("e1", "t0") == QueuePlace(QueueState.DONE, 0, 3, 1)
+        assert queue.place("e1", "nobody") == QueuePlace(QueueState.UNKNOWN, 0, 3, 1)
+        assert queue.place("e2", "t3") == QueuePlace(QueueState.UNKNOWN, 0, 0)
 
     # shares of submitters
 
@@ -243,9 +243,9 @@ class QueueSuite:
         queue.enqueue([*backlog("alice", 3), *backlog("bob", 2)])
         queue.cancel("e1", ["alice-0", "bob-0", "bob-1"])
         assert (queue.depth("e1"), queue.depth_of("e1", "alice"), queue.depth_of("e1", "bob")) == (2, (2, 2), (2, 0))
-        assert queue.place("e1", "alice-2") == QueuePlace(QueueStanding.QUEUED, 1, 2, 1)
+        assert queue.place("e1", "alice-2") == QueuePlace(QueueState.QUEUED, 1, 2, 1)
         assert lease(queue, fence) == ["alice-1", "alice-2"]
-        assert queue.stirring({"e1": fence}) == []
+        assert queue.endpoints_with_activity({"e1": fence}) == []
         queue.enqueue([make_queued("bob-2", owner_id="bob")])
         assert lease(queue, fence) == ["bob-2"]
 
@@ -253,7 +253,7 @@ class QueueSuite:
         fence = own(queue)
         tasks = [make_queued(f"t{n}", owner_id=f"owner {n}") for n in range(300)]
         queue.enqueue(tasks)
-        assert queue.place("e1", "t7") == QueuePlace(QueueStanding.QUEUED, 0, 300, 300)
+        assert queue.place("e1", "t7") == QueuePlace(QueueState.QUEUED, 0, 300, 300)
         assert lease(queue, fence, limit=300) == [task.task_id for task in tasks]
 
     def test_many_endpoints_lease_in_one_call_and_each_under_its_own_fence(self, queue: Queue) -> None:
@@ -340,7 +340,7 @@ class QueueSuite:
 
     def test_many_agents_leave_in_one_call(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
-        queue.keep("e1", "w1", fences["e1"], spool_id="spool", ttl_s=45)
+        queue.renew_ownership("e1", "w1", fences["e1"], spool_id="spool", ttl_s=45)
         newer = queue.claim("e2", "w2", spool_id="spool", ttl_s=45)
         refusals = queue.leave_many("w1", [*fences.items(), ("e3", 1)], ttl_s=45)
         assert list(map(_kind, refusals)) == [type(None), Fenced, QueueDataLost]
@@ -359,7 +359,7 @@ class QueueSuite:
         assert queue.depth("e1") == 1
         assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.DUPLICATE}
         forget_ends()
-        assert queue.place("e1", "t1").standing is QueueStanding.UNKNOWN
+        assert queue.place("e1", "t1").standing is QueueState.UNKNOWN
         assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.UNKNOWN}
         queue.enqueue([make_queued("t1"), make_queued("t2")])
         assert lease(queue, fence) == ["t3", "t1"]  # what may not have been recorded is never forgotten
@@ -391,15 +391,15 @@ class QueueSuite:
             queue.lease(endpoint_id, fence, limit=9, lease_s=LEASE_S)
             queue.ack(fence, [make_result(f"{endpoint_id}-ended", endpoint_id=endpoint_id)])
         held = {
-            "e1": Holding(fences["e1"], "spool", ["e1-held"]),
-            "e2": Holding(fences["e2"] - 1, "spool", ["e2-held"]),
-            "e3": Holding(fences["e3"], "spool"),
+            "e1": HeldLeases(fences["e1"], "spool", ["e1-held"]),
+            "e2": HeldLeases(fences["e2"] - 1, "spool", ["e2-held"]),
+            "e3": HeldLeases(fences["e3"], "spool"),
         }
         clock.now = 1 + LEASE_S
-        found = queue.tend("w1", held, ttl_s=45, lease_s=LEASE_S)
+        found = queue.maintain("w1", held, ttl_s=45, lease_s=LEASE_S)
         assert isinstance(found["e2"], Fenced)
-        assert isinstance(found["e1"], Tended)
-        assert isinstance(found["e3"], Tended)
+        assert isinstance(found["e1"], MaintenanceResult)
+        assert isinstance(found["e3"], MaintenanceResult)
         assert leased_ids(found["e1"].reaped) == ["e1-once"]
         assert [end.task_id for end in found["e1"].outbox] == ["e1-ended"]
         assert queue.leased("e1", fences["e1"]) == {"e1-held": 1, "e1-once": 1}
@@ -636,7 +636,7 @@ class QueueSuite:
         assert wakes()
         clock.now = 46
         assert not wakes()
-        queue.keep("e1", "w1", fence, ttl_s=45)
+        queue.renew_ownership("e1", "w1", fence, ttl_s=45)
         assert wakes()
         queue.release("e1", "w1", fence)
         queue.release("e1", "w1", fence)
@@ -659,11 +659,11 @@ class QueueSuite:
         fence = claim("w1", "another", 48)  # w1 knows better than we whether its session lives
         queue.mark_restored("e1", fence)
         clock.now = 50
-        queue.keep("e1", "w1", fence, spool_id="another", ttl_s=45)
+        queue.renew_ownership("e1", "w1", fence, spool_id="another", ttl_s=45)
         with pytest.raises(EndpointInUse):
             claim("w2", "there", 94)
         clock.now = 90
-        queue.keep("e1", "w1", fence, ttl_s=45)  # its agent is gone, some leases are left
+        queue.renew_ownership("e1", "w1", fence, ttl_s=45)  # its agent is gone, some leases are left
         newer = claim("w2", "there", 91)
         queue.release("e1", "w1", fence)
         with pytest.raises(EndpointInUse):
@@ -674,25 +674,25 @@ class QueueSuite:
     def test_a_sweep_finds_what_has_work_and_what_is_not_its_owners_any_more(
         self, queue: Queue, wipe: Callable[[], None]
     ) -> None:
-        def stirring(fence: int) -> Sequence[str]:
-            return queue.stirring({"e1": fence, "e2": fence_of_another})
+        def endpoints_with_activity(fence: int) -> Sequence[str]:
+            return queue.endpoints_with_activity({"e1": fence, "e2": fence_of_another})
 
         fence = own(queue)
         fence_of_another = queue.claim("e2", "w1", ttl_s=45)
-        assert stirring(fence) == ["e2"]  # which has not been restored
+        assert endpoints_with_activity(fence) == ["e2"]  # which has not been restored
         queue.mark_restored("e2", fence_of_another)
-        assert stirring(fence) == []
+        assert endpoints_with_activity(fence) == []
         queue.enqueue([make_queued("t1")])
-        assert stirring(fence) == ["e1"]
+        assert endpoints_with_activity(fence) == ["e1"]
         lease(queue, fence)
-        assert stirring(fence) == []
+        assert endpoints_with_activity(fence) == []
         queue.cancel("e1", ["t1"])
-        assert stirring(fence) == ["e1"]
+        assert endpoints_with_activity(fence) == ["e1"]
         queue.ack(fence, [make_result("t1")])
-        assert stirring(fence) == []
-        assert stirring(fence - 1) == ["e1"]
+        assert endpoints_with_activity(fence) == []
+        assert endpoints_with_activity(fence - 1) == ["e1"]
         wipe()
-        assert stirring(fence) == ["e1", "e2"]
+        assert endpoints_with_activity(fence) == ["e1", "e2"]
 
     def test_many_endpoints_are_kept_at_once_and_those_to_look_at_are_named(
         self, queue: Queue, clock: Clock, wipe: Callable[[], None]
@@ -921,7 +921,7 @@ class QueueSuite:
         assert queue.watch(["bob"], "w1", ttl_s=45) == {"bob"}  # what ended since 45 was not shared
         blob = BlobRef("alice/hash", 5, "hash")
         ends = [make_result("t1", owner_id="alice"), make_result("t2", result=None, result_ref=blob)]
-        shared = SharedEnds(ends, {"alice/hash": "https://there"}, 7.5)
+        shared = SharedResults(ends, {"alice/hash": "https://there"}, 7.5)
         queue.share({"w1": [shared], "w2": [shared]})
         assert wake_ups.get(5.0) == []
         assert wake_ups.take_shared() == [shared]
@@ -990,7 +990,7 @@ class QueueSuite:
 def _consuming(queue: Queue, fence: int) -> list[Callable[[], object]]:
     """Every call that needs a complete queue and its owner."""
     return [
-        lambda: queue.keep("e1", "w1", fence, ttl_s=45),
+        lambda: queue.renew_ownership("e1", "w1", fence, ttl_s=45),
         lambda: queue.lease("e1", fence, limit=1, lease_s=LEASE_S),
         lambda: queue.renew("e1", fence, ["t1"], lease_s=LEASE_S),
         lambda: queue.unlease("e1", fence, ["t1"]),

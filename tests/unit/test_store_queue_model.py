@@ -216,7 +216,7 @@ class World:
     def serve(self, name: str, fence: int) -> Process:
         steps = [self.dispatch, self.dispatch, self.collect, self.collect, self.renew, self.reap, self.stop]
         while True:
-            self.owned(fence, lambda: self.queue.keep(ENDPOINT, name, fence, ttl_s=TTL_S))
+            self.owned(fence, lambda: self.queue.renew_ownership(ENDPOINT, name, fence, ttl_s=TTL_S))
             yield
             yield from self.random.choice(steps)(name, fence)
             yield from self.flush_outbox()
@@ -235,7 +235,7 @@ class World:
             ids = [task.task.task_id for task in leased]
             self.owned(fence, lambda: self.queue.unlease(ENDPOINT, fence, ids))
             return
-        permits = self.records.record_moves(
+        permits = self.records.record_transitions(
             [
                 TaskEvent(t.task.task_id, TaskState.WAITING_FOR_NODES, Reporter.FORWARDER, self.at(), attempt=t.attempt)
                 for t in leased

@@ -576,7 +576,7 @@ class RecordsSuite:
 
     def test_a_submit_can_be_repeated(self, records: Records) -> None:
         records.add_tasks([make_task("t1")])
-        records.record_moves([move("t1", TaskState.RUNNING, 1)])
+        records.record_transitions([move("t1", TaskState.RUNNING, 1)])
         known = records.add_tasks([make_task("t2"), make_task("t1", payload=b"other")])
         assert known == {"t1": make_task("t1", state=TaskState.RUNNING, attempt=1)}
         assert records.get_tasks(["t1"])["t1"].payload == b"\x00payload\xff"
@@ -698,52 +698,52 @@ class RecordsSuite:
     def test_a_task_moves_and_each_move_leaves_an_event(self, records: Records) -> None:
         records.add_tasks([make_task()])
         dispatched = move("t1", TaskState.WAITING_FOR_NODES, 1, detail={"forwarder": "w1", "odd": "\x00"})
-        assert records.record_moves([dispatched, move("t1", TaskState.RUNNING, 1)]) == ["t1"]
+        assert records.record_transitions([dispatched, move("t1", TaskState.RUNNING, 1)]) == ["t1"]
         task = records.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.RUNNING, 1)
         assert records.list_events("t1")[1:] == [dispatched, move("t1", TaskState.RUNNING, 1)]
 
     def test_a_task_does_not_move_back_and_an_old_attempt_moves_nothing(self, records: Records) -> None:
         records.add_tasks([make_task()])
-        records.record_moves([move("t1", TaskState.RUNNING, 1), move("t1", TaskState.WAITING_FOR_NODES, 2)])
-        assert records.record_moves([move("t1", TaskState.RUNNING, 1)]) == []
+        records.record_transitions([move("t1", TaskState.RUNNING, 1), move("t1", TaskState.WAITING_FOR_NODES, 2)])
+        assert records.record_transitions([move("t1", TaskState.RUNNING, 1)]) == []
         task = records.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.WAITING_FOR_NODES, 2)
         assert len(records.list_events("t1")) == 4
 
     def test_a_report_without_an_attempt_is_about_the_task(self, records: Records) -> None:
         records.add_tasks([make_task()])
-        records.record_moves([move("t1", TaskState.WAITING_FOR_NODES, 1)])
-        records.record_moves([move("t1", TaskState.WAITING_FOR_EP, reporter=Reporter.RECONCILER)])
+        records.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)])
+        records.record_transitions([move("t1", TaskState.WAITING_FOR_EP, reporter=Reporter.RECONCILER)])
         task = records.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.WAITING_FOR_EP, 1)
 
     def test_only_one_gets_the_permit_for_an_attempt(self, records: Records) -> None:
         records.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
         both = [move("t1", TaskState.WAITING_FOR_NODES, 1), move("t2", TaskState.WAITING_FOR_NODES, 1)]
-        assert sorted(records.record_moves(both)) == ["t1", "t2"]
-        assert records.record_moves(both) == []
-        assert records.record_moves([move("t2", TaskState.WAITING_FOR_NODES, 2)]) == ["t2"]
+        assert sorted(records.record_transitions(both)) == ["t1", "t2"]
+        assert records.record_transitions(both) == []
+        assert records.record_transitions([move("t2", TaskState.WAITING_FOR_NODES, 2)]) == ["t2"]
 
     def test_an_ended_task_gives_no_permit_and_does_not_move(self, records: Records) -> None:
         records.add_tasks([make_task()])
         records.record_results([make_end()], at=at(1))
-        assert records.record_moves([move("t1", TaskState.WAITING_FOR_NODES, 2)]) == []
+        assert records.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 2)]) == []
         task = records.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.SUCCESS, 1)
         assert len(records.list_events("t1")) == 3
 
     def test_events_of_unknown_tasks_are_dropped(self, records: Records) -> None:
-        assert records.record_moves([move("nobody", TaskState.RUNNING, 1)]) == []
+        assert records.record_transitions([move("nobody", TaskState.RUNNING, 1)]) == []
         assert records.list_events("nobody") == []
-        assert records.record_moves([]) == []
+        assert records.record_transitions([]) == []
 
     def test_a_move_must_be_its_reporters_to_report(self, records: Records) -> None:
         records.add_tasks([make_task()])
         with pytest.raises(InvalidRequest):
-            records.record_moves([move("t1", TaskState.RUNNING, 1, reporter=Reporter.API)])
+            records.record_transitions([move("t1", TaskState.RUNNING, 1, reporter=Reporter.API)])
         with pytest.raises(InvalidRequest):
-            records.record_moves([move("t1", TaskState.SUCCESS, 1)])
+            records.record_transitions([move("t1", TaskState.SUCCESS, 1)])
         assert len(records.list_events("t1")) == 1
 
     # ends

@@ -137,7 +137,7 @@ def test_a_missing_field_is_malformed(kind: type[Message]) -> None:
         {"kind": "Credit", "tasks": -1},
         {"kind": "Credit", "tasks": "1"},
         {"kind": "Heartbeat", "at": -1.0},
-        {"kind": "TasksMoved", "moves": [{"task_id": "t", "attempt": 1, "state": "flying", "at": 1.0}]},
+        {"kind": "TaskTransitions", "moves": [{"task_id": "t", "attempt": 1, "state": "flying", "at": 1.0}]},
         [],
         "Credit",
     ],

@@ -90,7 +90,7 @@ def test_credit_bounds_the_tasks() -> None:
 def test_a_draining_session_takes_no_new_tasks_but_ends_the_old_ones() -> None:
     session = _opened()
     session.sent(m.Credit(tasks=3), now=3)
-    session.received(m.Move(reason="deploy"), now=4)
+    session.received(m.Redirect(reason="deploy"), now=4)
     assert session.phase is Phase.DRAINING
     session.sent(m.TaskResults(results=()), now=5)
     session.received(m.ResultsRecorded(tasks=()), now=5)
@@ -143,7 +143,7 @@ def test_the_next_deadline_is_when_something_becomes_true() -> None:
 
 AGENT_SAYS = st.sampled_from([HELLO, m.Credit(tasks=2), m.TasksAccepted(tasks=()), BEAT, m.Goodbye()])
 FORWARDER_SAYS = st.sampled_from(
-    [WELCOME, _run(1), _run(3), m.ResultsRecorded(tasks=()), BEAT, m.Move(reason=""), REFUSED]
+    [WELCOME, _run(1), _run(3), m.ResultsRecorded(tasks=()), BEAT, m.Redirect(reason=""), REFUSED]
 )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from farcall_common.wire.states import LEGAL_MOVES, REPORTERS, TERMINAL_STATES, Reporter, TaskState, is_legal
+from farcall_common.wire.states import LEGAL_TRANSITIONS, REPORTERS, TERMINAL_STATES, Reporter, TaskState, is_legal
 
 
 def test_tables_are_complete() -> None:
-    assert set(LEGAL_MOVES) == set(REPORTERS) == set(TaskState)
+    assert set(LEGAL_TRANSITIONS) == set(REPORTERS) == set(TaskState)
 
 
 def test_nothing_leaves_a_terminal_state() -> None:
@@ -18,7 +18,7 @@ def test_nothing_leaves_a_terminal_state() -> None:
 
 def test_every_open_state_can_end_in_every_way() -> None:
     for before in set(TaskState) - TERMINAL_STATES:
-        assert LEGAL_MOVES[before] >= TERMINAL_STATES
+        assert LEGAL_TRANSITIONS[before] >= TERMINAL_STATES
         assert not before.is_terminal
 
 
@@ -31,7 +31,7 @@ def test_only_an_agent_reports_success() -> None:
 def test_every_open_state_can_be_reached_from_received() -> None:
     reached, frontier = {TaskState.RECEIVED}, [TaskState.RECEIVED]
     while frontier:
-        for after in LEGAL_MOVES[frontier.pop()] - reached:
+        for after in LEGAL_TRANSITIONS[frontier.pop()] - reached:
             reached.add(after)
             frontier.append(after)
     assert reached == set(TaskState)

@@ -25,8 +25,8 @@ from farcall_common.store.model import (
     PeerKind,
     QueuedTask,
     QueuePlace,
-    QueueStanding,
-    SharedEnds,
+    QueueState,
+    SharedResults,
     Taken,
     Task,
     TaskEvent,
@@ -34,12 +34,12 @@ from farcall_common.store.model import (
     TaskResult,
     TransitionTimes,
 )
-from farcall_common.store.moves import cancelled_while_waiting
 from farcall_common.store.ports import Blobs, Queue, Records, WakeUps
 from farcall_common.store.queue_valkey import ValkeyQueue
 from farcall_common.store.records_postgres import PostgresRecords
 from farcall_common.store.settings import DatabaseSettings, Stores, StoreSettings, open_stores
 from farcall_common.store.tickets import Ticket, Tickets
+from farcall_common.store.transitions import cancelled_while_waiting
 
 __all__ = [
     "AckOutcome",
@@ -60,11 +60,11 @@ __all__ = [
     "PostgresRecords",
     "Queue",
     "QueuePlace",
-    "QueueStanding",
+    "QueueState",
     "QueuedTask",
     "Records",
     "S3Blobs",
-    "SharedEnds",
+    "SharedResults",
     "StoreSettings",
     "Stores",
     "Taken",

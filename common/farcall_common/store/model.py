@@ -333,7 +333,7 @@ class LeasedTask(msgspec.Struct, frozen=True):
     cancel_requested: bool = False
 
 
-class QueueStanding(enum.StrEnum):
+class QueueState(enum.StrEnum):
     """What the queue knows of a task."""
 
     QUEUED = "queued"
@@ -355,14 +355,14 @@ class QueuePlace:
     """Where the queue has a task. ``ahead`` tasks of its submitter leave before it; ``depth`` tasks of ``submitters``
     submitters wait for the endpoint in all."""
 
-    standing: QueueStanding
+    standing: QueueState
     ahead: int = 0
     depth: int = 0
     submitters: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Holding:
+class HeldLeases:
     """What the owner of an endpoint holds under ``fence``: the agent with this spool (empty when none is heard), and
     leases to be prolonged."""
 
@@ -389,7 +389,7 @@ class TaskResult(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tended:
+class MaintenanceResult:
     """What an upkeep of an endpoint's queue found: leases that have expired and leave their tasks to be ended, and ends
     that may not have reached the database."""
 
@@ -398,7 +398,7 @@ class Tended:
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedEnds:
+class SharedResults:
     """Recorded ends as one forwarder tells them to another, whose clients wait for them. ``urls`` are pre-signed GETs
     by blob key, ``recorded_at`` is epoch seconds."""
 

@@ -23,22 +23,22 @@ from farcall_common.store.model import (
     ForwarderInfo,
     Function,
     FunctionAlias,
-    Holding,
+    HeldLeases,
     LeasedTask,
+    MaintenanceResult,
     OpenTask,
     PeerKey,
     Presence,
     QueuedTask,
     QueuePlace,
     Quota,
-    SharedEnds,
+    SharedResults,
     SpoolMark,
     Taken,
     Task,
     TaskEvent,
     TaskGroup,
     TaskResult,
-    Tended,
 )
 from farcall_common.wire.states import TaskState
 
@@ -271,7 +271,7 @@ class Records(Protocol):
     def end_turn(self, name: str) -> None:
         """Let the next one take the turn."""
 
-    def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
+    def record_transitions(self, events: Sequence[TaskEvent]) -> Sequence[str]:
         """Append events and move the tasks; a move that is not legal any more (the task ended, is further, or is at a
         later attempt) only leaves its event. ``event.attempt`` raises the task's attempt.
 
@@ -345,7 +345,9 @@ class Queue(Protocol):
         """:meth:`claim` for many agents, by endpoint, spool and weights, in order and in one round trip. What
         :meth:`claim` would raise for one stands in the place of its fence."""
 
-    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float) -> None:
+    def renew_ownership(
+        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float
+    ) -> None:
         """Refresh ownership; ``spool_id`` is empty when no agent is heard.
 
         :raises Fenced: when someone else took over.
@@ -356,18 +358,18 @@ class Queue(Protocol):
     def leave_many(
         self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
     ) -> Sequence[Fenced | QueueDataLost | None]:
-        """:meth:`keep` endpoints, by fence, of which no agent is heard any more, in one round trip. Returns for each
-        what :meth:`keep` would raise, or None."""
+        """:meth:`renew_ownership` of endpoints, by fence, whose agents are silent, in one round trip. Returns for each
+        what :meth:`renew_ownership` would raise, or None."""
 
     def refresh(self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float) -> Sequence[str]:
-        """:meth:`keep` for many endpoints at once, by fence and spool. Returns those that need a closer look: with
-        expired leases, with ends in the outbox, or that :meth:`keep` would raise for."""
+        """:meth:`renew_ownership` for many endpoints at once, by fence and spool. Returns those that need maintenance:
+        with expired leases, with results in the outbox, or that :meth:`renew_ownership` would raise for."""
 
-    def tend(
-        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float
-    ) -> Mapping[str, Tended | Fenced | QueueDataLost]:
-        """:meth:`keep`, :meth:`renew`, :meth:`reap` and :meth:`outbox` for many endpoints, in one round trip.
-        What one of them would raise for an endpoint stands in the place of what was found."""
+    def maintain(
+        self, forwarder_id: str, held: Mapping[str, HeldLeases], *, ttl_s: float, lease_s: float
+    ) -> Mapping[str, MaintenanceResult | Fenced | QueueDataLost]:
+        """:meth:`renew_ownership`, :meth:`renew`, :meth:`reap` and :meth:`outbox` for many endpoints, in one round
+        trip. What one of them would raise for an endpoint stands in the place of what was found."""
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         """Give up ownership; harmless when it is gone already."""
@@ -408,7 +410,7 @@ class Queue(Protocol):
     ) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
         """:meth:`cancel_requests` for many endpoints, as :meth:`leased_many` is for :meth:`leased`."""
 
-    def stirring(self, fences: Mapping[str, int]) -> Sequence[str]:
+    def endpoints_with_activity(self, fences: Mapping[str, int]) -> Sequence[str]:
         """Of these endpoints, owned under these fences, those with waiting tasks or requests to cancel, and those whose
         owner or data has gone, so that a further call raises what there is to raise. One round trip for many."""
 
@@ -508,7 +510,7 @@ class Queue(Protocol):
     def watchers(self, owner_ids: Sequence[str]) -> Mapping[str, Sequence[str]]:
         """For each forwarder at which clients of some of these owners wait, those owners. One round trip."""
 
-    def share(self, ends: Mapping[str, Sequence[SharedEnds]]) -> None:
+    def share(self, ends: Mapping[str, Sequence[SharedResults]]) -> None:
         """Tell forwarders, by id, what has ended. One round trip; who does not listen hears nothing."""
 
 
@@ -519,7 +521,7 @@ class WakeUps(Protocol):
         """Endpoint ids that have work or cancellations; empty after ``timeout_s``, or as soon as ends were shared.
         Raises Unavailable when cut."""
 
-    def take_shared(self) -> Sequence[SharedEnds]:
+    def take_shared(self) -> Sequence[SharedResults]:
         """The ends that :meth:`get` has heard of since the last time. Never waits."""
 
     def close(self) -> None: ...

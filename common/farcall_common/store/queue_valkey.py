@@ -40,10 +40,10 @@ while, for they need no other task; a restore leaves what it finds.
 **Fences** rise by one, and never below the server's clock in microseconds: so they rise across a wipe too. Calls
 compare for equality, so that a stale owner is refused even if the clock were set back.
 
-**What the queue cannot promise alone.** Between a wipe and its restore nobody but the database knows what was
-dispatched. A task with ``idempotent=False`` may be sent only with the permit of
-:meth:`~farcall_common.store.ports.Records.record_moves`. And whatever the queue says to a reported end, the database
-has the last word: record the end there before the endpoint may forget it.
+**What the queue cannot promise alone.** Between a wipe and its restore only the database knows what was dispatched. A
+task with ``idempotent=False`` may be sent only with the permit of
+:meth:`~farcall_common.store.ports.Records.record_transitions`. Whatever the queue answers to a reported result, the
+database decides: record the result there before the endpoint may forget it.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
-from farcall_common.store import codec, moves
+from farcall_common.store import codec, transitions
 from farcall_common.store.model import (
     AckOutcome,
     CancelOutcome,
-    Holding,
+    HeldLeases,
     LeasedTask,
+    MaintenanceResult,
     QueuedTask,
     QueuePlace,
-    QueueStanding,
+    QueueState,
     Taken,
     TaskResult,
-    Tended,
 )
 from farcall_common.store.registry_valkey import ValkeyRegistry
 from farcall_common.store.valkey import (
@@ -131,7 +131,7 @@ class ValkeyQueue(ValkeyRegistry):
         return depth
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str]) -> Mapping[str, CancelOutcome]:
-        end = codec.pack(moves.cancelled_while_waiting("", endpoint_id))
+        end = codec.pack(transitions.cancelled_while_waiting("", endpoint_id))
         outcomes: dict[str, CancelOutcome] = {}
         for batch in batches(task_ids):
             found = self._scripts.run("cancel", endpoint_id, endpoint_id, end, *batch)
@@ -160,13 +160,15 @@ class ValkeyQueue(ValkeyRegistry):
         ]
         return [in_use(answer) or int(answer) for answer in self._scripts.run_many(calls)]
 
-    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float) -> None:
-        self._scripts.run("keep", endpoint_id, fence, forwarder_id, ttl_s, spool_id)
+    def renew_ownership(
+        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float
+    ) -> None:
+        self._scripts.run("renew_ownership", endpoint_id, fence, forwarder_id, ttl_s, spool_id)
 
     def leave_many(
         self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
     ) -> Sequence[Fenced | QueueDataLost | None]:
-        calls: list[Call] = [("keep", id_, (fence, forwarder_id, ttl_s, "")) for id_, fence in owned]
+        calls: list[Call] = [("renew_ownership", id_, (fence, forwarder_id, ttl_s, "")) for id_, fence in owned]
         return list(map(refusal, self._scripts.run_many(calls)))
 
     def refresh(self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float) -> Sequence[str]:
@@ -180,26 +182,26 @@ class ValkeyQueue(ValkeyRegistry):
             found += [id_ for (id_, _), answer in zip(batch, answers, strict=True) if refusal(answer) or answer]
         return found
 
-    def tend(
-        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float
-    ) -> Mapping[str, Tended | Fenced | QueueDataLost]:
+    def maintain(
+        self, forwarder_id: str, held: Mapping[str, HeldLeases], *, ttl_s: float, lease_s: float
+    ) -> Mapping[str, MaintenanceResult | Fenced | QueueDataLost]:
         calls: list[Call] = []
         for endpoint_id, holding in held.items():
             fence = holding.fence
-            calls.append(("keep", endpoint_id, (fence, forwarder_id, ttl_s, holding.spool_id)))
+            calls.append(("renew_ownership", endpoint_id, (fence, forwarder_id, ttl_s, holding.spool_id)))
             calls += (("renew", endpoint_id, (fence, lease_s, *ids)) for ids in batches(holding.leases))
             calls += (("reap", endpoint_id, (fence, _REAPED)), ("outbox", endpoint_id, (_ENDS,)))
-        found: dict[str, Tended | Fenced | QueueDataLost] = {}
+        found: dict[str, MaintenanceResult | Fenced | QueueDataLost] = {}
         for (name, endpoint_id, _), answer in zip(calls, self._scripts.run_many(calls), strict=True):
-            before = found.get(endpoint_id, Tended((), ()))
-            if not isinstance(before, Tended):
+            before = found.get(endpoint_id, MaintenanceResult((), ()))
+            if not isinstance(before, MaintenanceResult):
                 continue
             if refused := refusal(answer):
                 found[endpoint_id] = refused
             elif name == "reap":
-                found[endpoint_id] = Tended(_leased_tasks(answer), ())
+                found[endpoint_id] = MaintenanceResult(_leased_tasks(answer), ())
             elif name == "outbox":
-                found[endpoint_id] = Tended(before.reaped, _ended(answer))
+                found[endpoint_id] = MaintenanceResult(before.reaped, _ended(answer))
         return found
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
@@ -259,7 +261,7 @@ class ValkeyQueue(ValkeyRegistry):
         answers = self._scripts.run_many([("cancel_requests", endpoint_id, (fence,)) for endpoint_id, fence in owned])
         return [refusal(answer) or texts(answer) for answer in answers]
 
-    def stirring(self, fences: Mapping[str, int]) -> Sequence[str]:
+    def endpoints_with_activity(self, fences: Mapping[str, int]) -> Sequence[str]:
         found: list[str] = []
         for batch in batches(list(fences)):
             pipeline = self._client.pipeline(transaction=False)
@@ -385,7 +387,7 @@ class ValkeyQueue(ValkeyRegistry):
 
     def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
         standing, ahead, depth, submitters = self._scripts.run("place", endpoint_id, task_id)
-        return QueuePlace(QueueStanding(standing.decode()), int(ahead), int(depth), int(submitters))
+        return QueuePlace(QueueState(standing.decode()), int(ahead), int(depth), int(submitters))
 
 
 def _attempts(found: Sequence[bytes]) -> dict[str, int]:

@@ -14,7 +14,7 @@ import psycopg
 from psycopg.rows import DictRow
 
 from farcall_common.errors import Conflict, EndpointUnknown
-from farcall_common.store import moves, task_rows
+from farcall_common.store import task_rows, transitions
 from farcall_common.store.audit_postgres import PostgresAudit, audit_parameters
 from farcall_common.store.catalogue_postgres import NEWEST_FUNCTION, PostgresCatalogue
 from farcall_common.store.model import (
@@ -246,7 +246,7 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
         now = dt.datetime.now(dt.UTC)
         # Sorted for the same reason as _LOCK_TASKS.
         ordered = sorted(tasks, key=lambda task: task.task_id)
-        written = [moves.written_ahead(task, remembered, now=now) for task in ordered]
+        written = [transitions.as_received(task, remembered, now=now) for task in ordered]
         statement, parameters = task_rows.add_tasks(written)
         rows = self._database.rows(statement, {**parameters, **audit_parameters(audit)}, by_keys=True)
         added = {row["task_id"] for row in rows}
@@ -367,26 +367,26 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
     def end_turn(self, name: str) -> None:
         self._database.run("DELETE FROM turn WHERE name = %(name)s", {"name": name})
 
-    def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
-        moves.check_moves(events)
+    def record_transitions(self, events: Sequence[TaskEvent]) -> Sequence[str]:
+        transitions.check_transitions(events)
         # Pipelined, a transaction is two round trips: begin and lock, write and commit.
         with self._database.connection() as connection, connection.pipeline(), connection.transaction():
             before = _lock_tasks(connection, {event.task_id for event in events})
-            after = moves.moved(before, events)
+            after = transitions.apply_events(before, events)
             changes = [{"task_id": id_, "state": str(s.state), "attempt": s.attempt} for id_, s in after.items()]
             _write(connection, task_rows.MOVE_TASKS, changes)
             _write(connection, task_rows.ADD_EVENTS, [task_rows.event_row(e) for e in events if e.task_id in before])
-        return [task_id for task_id, standing in after.items() if standing.attempt > before[task_id].attempt]
+        return [task_id for task_id, progress in after.items() if progress.attempt > before[task_id].attempt]
 
     def record_results(self, results: Sequence[TaskResult], *, at: dt.datetime) -> Mapping[str, TaskResult]:
-        moves.check_ends(results)
+        transitions.check_results(results)
         # Of a task only one endpoint's report can count, and of those the first.
         reported: dict[tuple[str, str], TaskResult] = {}
         for result in results:
             reported.setdefault((result.task_id, result.endpoint_id), result)
         ended = self._database.rows(task_rows.END_TASKS, task_rows.end_columns(list(reported.values()), at=at))
         return {
-            row["task_id"]: moves.completed(
+            row["task_id"]: transitions.completed(
                 reported[row["task_id"], row["endpoint_id"]],
                 task_group_id=row["task_group_id"],
                 owner_id=row["owner_id"],
@@ -406,9 +406,11 @@ class PostgresRecords(PostgresCatalogue, PostgresAudit):
         return [task_rows.task_from_row(row) for row in self._database.rows(query, parameters, by_keys=by_keys)]
 
 
-def _lock_tasks(connection: psycopg.Connection[DictRow], task_ids: Iterable[str]) -> dict[str, moves.Standing]:
+def _lock_tasks(
+    connection: psycopg.Connection[DictRow], task_ids: Iterable[str]
+) -> dict[str, transitions.TaskProgress]:
     return {
-        row["task_id"]: moves.Standing(
+        row["task_id"]: transitions.TaskProgress(
             task_rows.state_of(row["state"], is_over=row["finished_at"] is not None),
             row["attempt"],
             row["endpoint_id"],

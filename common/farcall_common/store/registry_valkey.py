@@ -9,7 +9,7 @@ from typing import Any
 from redis.client import PubSub
 
 from farcall_common.store import codec
-from farcall_common.store.model import ForwarderInfo, PeerKey, SharedEnds
+from farcall_common.store.model import ForwarderInfo, PeerKey, SharedResults
 from farcall_common.store.valkey import KeyedCall, Scripts, batches, mapped, refusal, texts
 
 
@@ -81,7 +81,7 @@ class ValkeyRegistry:
                 found.setdefault(forwarder_id, []).append(owner_id)
         return found
 
-    def share(self, ends: Mapping[str, Sequence[SharedEnds]]) -> None:
+    def share(self, ends: Mapping[str, Sequence[SharedResults]]) -> None:
         pipeline = self._client.pipeline(transaction=False)
         for forwarder_id, messages in ends.items():
             for message in messages:
@@ -96,7 +96,7 @@ class ValkeyWakeUps:
     def __init__(self, client: Any, forwarder_id: str) -> None:
         self._subscription: PubSub = client.pubsub()
         self._ends_channel = f"ends:{forwarder_id}".encode()
-        self._shared: list[SharedEnds] = []
+        self._shared: list[SharedResults] = []
         channels = (f"wake:{forwarder_id}", f"ends:{forwarder_id}")
         with mapped():
             self._subscription.subscribe(*channels)
@@ -120,7 +120,7 @@ class ValkeyWakeUps:
                 elif message is None and (has_heard or time.monotonic() >= deadline):
                     return list(endpoint_ids)
 
-    def take_shared(self) -> Sequence[SharedEnds]:
+    def take_shared(self) -> Sequence[SharedResults]:
         shared, self._shared = self._shared, []
         return shared
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ErrorRecord
-from farcall_common.store import moves
+from farcall_common.store import transitions
 from farcall_common.store.audit_postgres import AUDIT_OF_BATCH
 from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskGroup, TaskResult
 from farcall_common.store.postgres import to_json
@@ -287,7 +287,7 @@ def end_columns(results: Sequence[TaskResult], *, at: dt.datetime) -> dict[str, 
         "state": [str(result.state) for result in results],
         "attempt": [result.attempt for result in results],
         "reporter": [str(result.reporter) for result in results],
-        "detail": [to_json(moves.end_detail(result)) for result in results],
+        "detail": [to_json(transitions.result_detail(result)) for result in results],
         "result": [result.result for result in results],
         "result_ref": [to_json(result.result_ref) for result in results],
         "error": [result.error and to_json(result.error.to_json()) for result in results],

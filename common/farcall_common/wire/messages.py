@@ -106,7 +106,7 @@ class TaskSpec(Part, frozen=True):
     submitter: str = ""
 
 
-class TaskMove(Part, frozen=True):
+class TaskTransition(Part, frozen=True):
     """A task reached a state."""
 
     task_id: str
@@ -188,10 +188,10 @@ class TasksAccepted(Message, frozen=True):
     tasks: tuple[TaskRef, ...]
 
 
-class TasksMoved(Message, frozen=True):
+class TaskTransitions(Message, frozen=True):
     """Tasks changed state inside the endpoint."""
 
-    moves: tuple[TaskMove, ...]
+    transitions: tuple[TaskTransition, ...]
 
 
 class TaskResults(Message, frozen=True):
@@ -295,7 +295,7 @@ class BlobTaken(Message, frozen=True):
     error: dict[str, Any] | None = None
 
 
-class Move(Message, frozen=True):
+class Redirect(Message, frozen=True):
     """This forwarder drains: finish what is on the way, then connect elsewhere after ``retry_after_s``."""
 
     reason: str

@@ -42,7 +42,7 @@ _AGENT_REPORTS: Final[_Kinds] = frozenset(
     {
         m.Credit,
         m.TasksAccepted,
-        m.TasksMoved,
+        m.TaskTransitions,
         m.TaskResults,
         m.BlobRequest,
         m.BlobPull,
@@ -60,27 +60,27 @@ _AGENT_ORDERS: Final[_Kinds] = frozenset(
         m.BlobPiece,
         m.BlobTaken,
         m.Heartbeat,
-        m.Move,
+        m.Redirect,
         m.Refused,
     }
 )
 _CLIENT_REPORTS: Final[_Kinds] = frozenset({m.Subscribe, m.Heartbeat, m.Goodbye})
-_CLIENT_ORDERS: Final[_Kinds] = frozenset({m.ResultsReady, m.Heartbeat, m.Move, m.Refused})
+_CLIENT_ORDERS: Final[_Kinds] = frozenset({m.ResultsReady, m.Heartbeat, m.Redirect, m.Refused})
 
 #: What the agent or client may send, and what the forwarder may send to it, in each phase.
 _LEGAL: Final[Mapping[Role, Mapping[Phase, tuple[_Kinds, _Kinds]]]] = {
     Role.AGENT: {
         Phase.NEW: (frozenset({m.Hello}), frozenset({m.Refused})),
-        Phase.GREETED: (frozenset({m.Goodbye}), frozenset({m.Welcome, m.Refused, m.Move})),
+        Phase.GREETED: (frozenset({m.Goodbye}), frozenset({m.Welcome, m.Refused, m.Redirect})),
         Phase.OPEN: (_AGENT_REPORTS, _AGENT_ORDERS),
-        Phase.DRAINING: (_AGENT_REPORTS, _AGENT_ORDERS - {m.RunTasks, m.Move}),
+        Phase.DRAINING: (_AGENT_REPORTS, _AGENT_ORDERS - {m.RunTasks, m.Redirect}),
         Phase.CLOSED: (_NOTHING, _NOTHING),
     },
     Role.CLIENT: {
         Phase.NEW: (frozenset({m.OpenStream}), frozenset({m.Refused})),
-        Phase.GREETED: (frozenset({m.Goodbye}), frozenset({m.StreamOpened, m.Refused, m.Move})),
+        Phase.GREETED: (frozenset({m.Goodbye}), frozenset({m.StreamOpened, m.Refused, m.Redirect})),
         Phase.OPEN: (_CLIENT_REPORTS, _CLIENT_ORDERS),
-        Phase.DRAINING: (_CLIENT_REPORTS, _CLIENT_ORDERS - {m.Move}),
+        Phase.DRAINING: (_CLIENT_REPORTS, _CLIENT_ORDERS - {m.Redirect}),
         Phase.CLOSED: (_NOTHING, _NOTHING),
     },
 }
@@ -91,7 +91,7 @@ _MOVES: Final[Mapping[type[Message], Phase]] = {
     m.OpenStream: Phase.GREETED,
     m.Welcome: Phase.OPEN,
     m.StreamOpened: Phase.OPEN,
-    m.Move: Phase.DRAINING,
+    m.Redirect: Phase.DRAINING,
     m.Goodbye: Phase.CLOSED,
     m.Refused: Phase.CLOSED,
 }

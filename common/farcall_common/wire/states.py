@@ -1,4 +1,4 @@
-"""Task and endpoint states, and the moves between them, as tables."""
+"""Task and endpoint states, and the transitions between them, as tables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TERMINAL_STATES: Final[Set[TaskState]] = frozenset({_S.SUCCESS, _S.FAILED, _S.CA
 #: The states that may follow each state. Going back to WAITING_FOR_EP is a redelivery: the endpoint went away, or
 #: its attempt died and another is permitted. States may be skipped forward, because reports are batched and a fast
 #: task is over before its start was worth a message.
-LEGAL_MOVES: Final[Mapping[TaskState, Set[TaskState]]] = {
+LEGAL_TRANSITIONS: Final[Mapping[TaskState, Set[TaskState]]] = {
     _S.RECEIVED: {_S.WAITING_FOR_EP, *TERMINAL_STATES} | {_S.WAITING_FOR_NODES, _S.WAITING_FOR_LAUNCH, _S.RUNNING},
     _S.WAITING_FOR_EP: {_S.WAITING_FOR_NODES, _S.WAITING_FOR_LAUNCH, _S.RUNNING, *TERMINAL_STATES},
     _S.WAITING_FOR_NODES: {_S.WAITING_FOR_LAUNCH, _S.RUNNING, _S.WAITING_FOR_EP, *TERMINAL_STATES},
@@ -83,4 +83,4 @@ REPORTERS: Final[Mapping[TaskState, Set[Reporter]]] = {
 
 def is_legal(before: TaskState, after: TaskState, *, reporter: Reporter) -> bool:
     """Whether ``reporter`` may move a task from ``before`` to ``after``."""
-    return after in LEGAL_MOVES[before] and reporter in REPORTERS[after]
+    return after in LEGAL_TRANSITIONS[before] and reporter in REPORTERS[after]

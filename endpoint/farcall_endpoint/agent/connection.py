@@ -2,7 +2,7 @@
 
 ::
 
-    ASKING ──addresses──▶ DIALLING ──handshake──▶ GREETING ──Welcome──▶ OPEN ──Move──▶ (drains) ──┐
+    ASKING ──addresses──▶ DIALLING ──handshake──▶ GREETING ──Welcome──▶ OPEN ──Redirect──▶ (drains) ──┐
       ▲                      │ all tried, or our key refused  │ Refused     │ lost                  │
       └────── WAITING ◀──────┴────────────────────────────────┴─────────────┴───────────────────────┘
 
@@ -29,7 +29,7 @@ from farcall_common.errors import (
     TicketInvalid,
     error_from_record,
 )
-from farcall_common.wire import Message, Move, Phase, Refused, Role, Session, Welcome
+from farcall_common.wire import Message, Phase, Redirect, Refused, Role, Session, Welcome
 
 _FIRST_WAIT_S: Final = 0.4
 _LONGEST_WAIT_S: Final = 30.0
@@ -198,7 +198,7 @@ class Connection:
                 return [Opened(message)]
             case Refused(error=error):
                 return self._refused(ErrorRecord.from_json(error), now)
-            case Move(reason=reason, retry_after_s=retry_after_s):
+            case Redirect(reason=reason, retry_after_s=retry_after_s):
                 self.trouble = f"the forwarder drains: {reason}"
                 self._due_at = now + retry_after_s
                 return []

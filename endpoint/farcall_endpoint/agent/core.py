@@ -160,7 +160,7 @@ class AgentCore:
         self._disown()
         for waiting in (
             self._decisions.acknowledged,
-            self._decisions.moves,
+            self._decisions.transitions,
             self._decisions.results,
             self._decisions.blob_requests,
         ):
@@ -378,7 +378,7 @@ class AgentCore:
         if not self._draining:
             self._dispatch(now)
             self._give_credit()
-        self._decisions.moves += self._states.due(now=now, connected=self._connected)
+        self._decisions.transitions += self._states.due(now=now, connected=self._connected)
         for task in self._uploads.due(now=now):
             if self._connected and task.end is not None and task.end.needs_upload:
                 self._decisions.blob_requests.append(task)

@@ -13,7 +13,7 @@ from farcall_common.wire import (
     TaskRef,
     TaskResults,
     TasksAccepted,
-    TasksMoved,
+    TaskTransitions,
 )
 from farcall_endpoint.agent.tasks import Decisions, Task
 
@@ -28,8 +28,8 @@ def messages_to_cloud(decisions: Decisions, *, body: Callable[[Task], bytes]) ->
         yield Envelope(TasksAccepted(tasks=refs))
     if decisions.credit:
         yield Envelope(Credit(tasks=decisions.credit))
-    for start in range(0, len(decisions.moves), _MAX_BATCH):
-        yield Envelope(TasksMoved(moves=tuple(decisions.moves[start : start + _MAX_BATCH])))
+    for start in range(0, len(decisions.transitions), _MAX_BATCH):
+        yield Envelope(TaskTransitions(transitions=tuple(decisions.transitions[start : start + _MAX_BATCH])))
     yield from _results(decisions.results, body)
     for task in decisions.blob_requests:
         assert task.end is not None

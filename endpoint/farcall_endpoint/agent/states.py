@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Final
 
-from farcall_common.wire import TaskMove, TaskState
+from farcall_common.wire import TaskState, TaskTransition
 from farcall_endpoint.agent.tasks import Stage, Task
 
 REPORT_AFTER_S: Final = 0.5
@@ -38,9 +38,9 @@ class States:
         """When :meth:`due` may have something next."""
         return self._watched[0][0] if self._watched else None
 
-    def due(self, *, now: float, connected: bool) -> list[TaskMove]:
+    def due(self, *, now: float, connected: bool) -> list[TaskTransition]:
         """What is to be told now. Without a session nothing is, and the next one's greeting says it all."""
-        moves = []
+        transitions = []
         while self._watched and self._watched[0][0] <= now:
             task = self._watched.popleft()[1]
             task.watched = False
@@ -50,5 +50,7 @@ class States:
                 self.watch(task, task.at)
             elif connected:
                 task.reported = task.state
-                moves.append(TaskMove(task_id=task.task_id, attempt=task.attempt, state=task.state, at=task.at))
-        return moves
+                transitions.append(
+                    TaskTransition(task_id=task.task_id, attempt=task.attempt, state=task.state, at=task.at)
+                )
+        return transitions

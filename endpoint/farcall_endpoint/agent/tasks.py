@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from farcall_common.backoff import Backoff
-from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskMove, TaskSpec, TaskState
+from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskSpec, TaskState, TaskTransition
 
 
 class Stage(enum.Enum):
@@ -113,7 +113,7 @@ class Decisions:
     uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)
     # to the cloud
     acknowledged: list[Task] = dataclasses.field(default_factory=list)
-    moves: list[TaskMove] = dataclasses.field(default_factory=list)
+    transitions: list[TaskTransition] = dataclasses.field(default_factory=list)
     results: list[Task] = dataclasses.field(default_factory=list)
     blob_requests: list[Task] = dataclasses.field(default_factory=list)
     credit: int = 0

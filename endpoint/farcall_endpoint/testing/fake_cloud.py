@@ -60,7 +60,7 @@ class FakeCloud:
         self.refusal: dict[str, Any] | None = None
         self.admit_keys = True
         self.hellos: list[wire.Hello] = []
-        self.moves: list[wire.TaskMove] = []
+        self.transitions: list[wire.TaskTransition] = []
         self.results: list[wire.ResultSpec] = []
         self.reports: list[wire.EndpointReport] = []
         self.goodbyes: list[wire.Goodbye] = []
@@ -299,8 +299,8 @@ class FakeCloud:
                 for ref in refs:
                     self._tasks[ref.task_id].accepted = True
                     self.accepted.append(ref.task_id)
-            case wire.TasksMoved(moves=moves):
-                self.moves.extend(moves)
+            case wire.TaskTransitions(transitions=transitions):
+                self.transitions.extend(transitions)
             case wire.TaskResults(results=specs):
                 self._take_results(specs, envelope.frames)
             case wire.BlobRequest() as request:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from farcall_common.errors import EndpointInUse, EndpointUnknown, Fenced, QueueDataLost
-from farcall_common.store.model import Holding, LeasedTask, Presence, QueuedTask, SpoolMark, Task, Tended
+from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult, Presence, QueuedTask, SpoolMark, Task
 from farcall_common.store.ports import Records
 from farcall_common.store.settings import Stores
 from farcall_common.wire import Reporter
@@ -143,8 +143,8 @@ class BatchedSteps:
 
     @_perform.register
     def _(self, like: do.MaintainEndpoint, steps: Sequence[do.MaintainEndpoint]) -> Sequence[Event]:
-        held = {step.endpoint_id: Holding(step.fence, step.spool_id, step.renew) for step in steps}
-        found = self._queue.tend(self._forwarder_id, held, ttl_s=like.ttl_s, lease_s=like.lease_s)
+        held = {step.endpoint_id: HeldLeases(step.fence, step.spool_id, step.renew) for step in steps}
+        found = self._queue.maintain(self._forwarder_id, held, ttl_s=like.ttl_s, lease_s=like.lease_s)
         return [_maintained(step, found[step.endpoint_id]) for step in steps]
 
     # -- dispatching ---------------------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ def _presence(step: do.SetPresence) -> Presence:
     return Presence(step.endpoint_id, step.online, step.status)
 
 
-def _maintained(step: do.MaintainEndpoint, found: Tended | Fenced | QueueDataLost) -> Event:
-    if not isinstance(found, Tended):
+def _maintained(step: do.MaintainEndpoint, found: MaintenanceResult | Fenced | QueueDataLost) -> Event:
+    if not isinstance(found, MaintenanceResult):
         return refused(step, found)
     return ev.EndpointMaintained(step.endpoint_id, step.fence, found.reaped, found.outbox)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from farcall_common.errors import Fenced, QueueDataLost, Unavailable
-from farcall_common.store.model import BlobRef, LeasedTask, SharedEnds, TaskResult
+from farcall_common.store.model import BlobRef, LeasedTask, SharedResults, TaskResult
 from farcall_common.store.settings import Stores
 from farcall_forwarder.adapters.batched_steps import BatchedSteps, delivery_of, refused
 from farcall_forwarder.adapters.relay import read_piece, store_blob
@@ -76,7 +76,7 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.SweepQueues) -> Event:
-        return ev.Swept(self._queue.stirring(step.fences))
+        return ev.Swept(self._queue.endpoints_with_activity(step.fences))
 
     @_perform.register
     def _(self, step: do.RequeueTasks) -> None:
@@ -94,7 +94,7 @@ class StoreSteps:
         urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in step.blob_keys}
         refused: frozenset[str] = frozenset()
         if step.dispatches:
-            permitted = set(self._records.record_moves(step.dispatches))
+            permitted = set(self._records.record_transitions(step.dispatches))
             doubtful = [event.task_id for event in step.dispatches if event.task_id not in permitted]
             refused = frozenset(doubtful) - self._never_arrived(doubtful, step.spool_id)
         return ev.TasksPrepared(step, bodies, urls, refused, self._payloads(step.tasks))
@@ -170,7 +170,7 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.RecordTransitions) -> Event:
-        self._records.record_moves(step.events)
+        self._records.record_transitions(step.events)
         return ev.TransitionsRecorded()
 
     @_perform.register
@@ -218,14 +218,14 @@ class StoreSteps:
             _logger.warning("results are not shared with other forwarders: %s", error)
         return ev.ResultsShared()
 
-    def _shares(self, step: do.ShareResults, owner_ids: frozenset[str]) -> Iterator[SharedEnds]:
+    def _shares(self, step: do.ShareResults, owner_ids: frozenset[str]) -> Iterator[SharedResults]:
         """The results of these owners, in messages of limited size."""
         for recorded_at, results in step.groups:
             wanted = [result for result in results if result.owner_id in owner_ids]
             for chunk in _chunks(wanted):
                 keys = {result.result_ref.blob_key for result in chunk if result.result_ref}
                 urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in keys}
-                yield SharedEnds(chunk, urls, recorded_at)
+                yield SharedResults(chunk, urls, recorded_at)
 
     # -- the registry --------------------------------------------------------------------------------------------------
 

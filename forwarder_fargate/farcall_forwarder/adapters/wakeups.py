@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from farcall_common.errors import Unavailable
-from farcall_common.store.model import SharedEnds
+from farcall_common.store.model import SharedResults
 from farcall_common.store.ports import Queue
 
 _LISTEN_S: Final = 0.2
@@ -35,7 +35,7 @@ class WakeUpThread:
         forwarder_id: str,
         *,
         on_work_available: Callable[[Sequence[str]], None],
-        on_results: Callable[[Sequence[SharedEnds]], None],
+        on_results: Callable[[Sequence[SharedResults]], None],
         on_pubsub_lost: Callable[[], None],
         on_error: Callable[[BaseException], None],
     ) -> None:

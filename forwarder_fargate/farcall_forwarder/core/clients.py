@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from farcall_common import wire
 from farcall_common.errors import LimitExceeded
-from farcall_common.store.model import SharedEnds, TaskResult
+from farcall_common.store.model import SharedResults, TaskResult
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
@@ -84,7 +84,7 @@ class Clients:
             if (session := self._connections.get(push.routing_id)) and session.may_send(wire.ResultsReady)
         ]
 
-    def publish(self, results: Iterable[TaskResult], source: ev.Flushed | SharedEnds, now: Instant) -> list[Action]:
+    def publish(self, results: Iterable[TaskResult], source: ev.Flushed | SharedResults, now: Instant) -> list[Action]:
         """Push results to clients, whether this forwarder recorded them or another one."""
         return self._push(self._hub.publish(results, source.urls, recorded_at=source.recorded_at), now)
 

@@ -121,10 +121,10 @@ class Connections:
 
     def redirect(self, session: PeerSession, reason: str, now: Instant) -> list[Action]:
         """Ask a peer to finish its messages under way and to connect again, to any forwarder."""
-        if not session.may_send(wire.Move):
+        if not session.may_send(wire.Redirect):
             return []
         retry_after_s = self._id_source.fraction() * self._policy.redirect_spread_s
-        return [session.send(wire.Move(reason=reason, retry_after_s=retry_after_s), now)]
+        return [session.send(wire.Redirect(reason=reason, retry_after_s=retry_after_s), now)]
 
     def idle_s(self, now: Instant) -> float | None:
         """Seconds since which no peer has been connected; None while one is."""

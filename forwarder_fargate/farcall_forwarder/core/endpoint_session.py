@@ -184,8 +184,8 @@ class EndpointSession:
                 return self.dispatcher.lease()
             case wire.TasksAccepted(tasks=tasks):
                 self.reports.accepted(tasks, now)
-            case wire.TasksMoved(moves=moves):
-                self.reports.moved(moves, now)
+            case wire.TaskTransitions(transitions=transitions):
+                self.reports.transitioned(transitions, now)
             case wire.TaskResults(results=specs):
                 self.reports.returned(specs, frames, now)
             case wire.BlobRequest():

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError, SpoolOutdated
-from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedEnds, Task, TaskResult
+from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedResults, Task, TaskResult
 from farcall_common.wire import Envelope
 from farcall_forwarder.core.actions import ClaimEndpoint, EndpointStep, GrantUpload, PrepareTasks, ResultBatch
 
@@ -82,7 +82,7 @@ class Swept(Event):
 class ResultsHeard(Event):
     """Other forwarders have recorded results that clients of this one may wait for."""
 
-    shared_results: Sequence[SharedEnds]
+    shared_results: Sequence[SharedResults]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -318,7 +318,7 @@ class Forwarder:
     def _go_on_draining(self, drain: Drain, now: Instant) -> list[Action]:
         """Redirect the next wave of peers. When nothing is under way any more, release everything."""
         self._tick_at = min(self._tick_at, now.mono + _DRAIN_TICK_S)
-        staying = [session for session in self._connections if session.may_send(wire.Move)]
+        staying = [session for session in self._connections if session.may_send(wire.Redirect)]
         wave = staying[: drain.wave(len(staying), now)]
         actions = [action for session in wave for action in self._connections.redirect(session, _ENDING, now)]
         self.is_drained = drain.is_over(

@@ -44,18 +44,18 @@ class Reports:
                         now_mono=now.mono,
                     )
 
-    def moved(self, moves: Sequence[wire.TaskMove], now: Instant) -> None:
+    def transitioned(self, transitions: Sequence[wire.TaskTransition], now: Instant) -> None:
         """Tasks have reached non-terminal states."""
-        for move in moves:
-            lease = self._state.table.get(move.task_id)
-            if lease and lease.stage is not Stage.RETURNED and move.state in _TRANSIENT_STATES:
+        for transition in transitions:
+            lease = self._state.table.get(transition.task_id)
+            if lease and lease.stage is not Stage.RETURNED and transition.state in _TRANSIENT_STATES:
                 self._state.context.transitions.add(
-                    move.task_id,
-                    move.state,
+                    transition.task_id,
+                    transition.state,
                     Reporter.AGENT,
-                    at=clean_time(move.at, now=now.epoch) or now.epoch,
-                    attempt=min(move.attempt, lease.attempt),
-                    detail=clean_details(move.detail) if move.detail else None,
+                    at=clean_time(transition.at, now=now.epoch) or now.epoch,
+                    attempt=min(transition.attempt, lease.attempt),
+                    detail=clean_details(transition.detail) if transition.detail else None,
                     now_mono=now.mono,
                 )
 

@@ -1,6 +1,6 @@
 """The route that explains a task."""
 
-from farcall_common.store.model import QueueStanding
+from farcall_common.store.model import QueueState
 from farcall_lambdas.models.fields import Id
 from farcall_lambdas.models.why import WhyAnswer, WhyEndpoint
 from farcall_lambdas.routes.call import CurrentCall, new_router
@@ -18,7 +18,7 @@ def get_why(task_id: Id, call: CurrentCall) -> WhyAnswer:
 def _answer(why: Why) -> WhyAnswer:
     situation = why.situation
     place = situation.place
-    queued = place is not None and place.standing is QueueStanding.QUEUED
+    queued = place is not None and place.standing is QueueState.QUEUED
     return WhyAnswer(
         task_id=situation.task.task_id,
         reason=why.reason.value,

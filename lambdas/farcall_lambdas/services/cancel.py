@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from farcall_common.errors import TaskUnknown
 from farcall_common.store import Stores
 from farcall_common.store.model import AuditEntry, CancelOutcome, Task
-from farcall_common.store.moves import cancelled_while_waiting
+from farcall_common.store.transitions import cancelled_while_waiting
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.audit import entry

@@ -27,7 +27,7 @@ from farcall_common.errors import (
 from farcall_common.limits import MAX_BLOBS_PER_SUBMIT
 from farcall_common.store import Stores
 from farcall_common.store.model import AuditEntry, BlobRef, Container, Endpoint, Function, QueuedTask, Task
-from farcall_common.store.moves import written_ahead
+from farcall_common.store.transitions import as_received
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.ids import new_id, new_task_id
 from farcall_common.wire.states import TaskState
@@ -145,7 +145,7 @@ class SubmitService:
         now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
         accepted: Sequence[Task] = tasks
         if known or sources:
-            accepted = [known.get(task.task_id) or written_ahead(task, sources, now=now) for task in tasks]
+            accepted = [known.get(task.task_id) or as_received(task, sources, now=now) for task in tasks]
         self._queue(endpoint_id, accepted)
         # One line for all of them; the metric TasksAccepted is made of it.
         count = len(tasks) - len(known)

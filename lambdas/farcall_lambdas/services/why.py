@@ -10,7 +10,7 @@ from typing import Final
 
 from farcall_common.errors import Unavailable
 from farcall_common.store import Stores
-from farcall_common.store.model import Endpoint, QueuePlace, QueueStanding, Task
+from farcall_common.store.model import Endpoint, QueuePlace, QueueState, Task
 from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.endpoints import EndpointService
@@ -179,7 +179,7 @@ def _of_the_queue(situation: Situation) -> _Answer:
         )
     if situation.place is None:
         return Reason.QUEUE_AWAY, "The queue cannot be reached; the task is recorded, and is queued when it is back."
-    if situation.place.standing is QueueStanding.QUEUED:
+    if situation.place.standing is QueueState.QUEUED:
         return Reason.NEXT, f"Nothing stands in its way: a worker is idle; {_waits(situation)}."
     return Reason.NOT_QUEUED, "It is recorded and not in the queue; within about a minute it is queued by itself."
 
@@ -187,7 +187,7 @@ def _of_the_queue(situation: Situation) -> _Answer:
 def _is_there(situation: Situation) -> bool:
     """Whether the endpoint has the task, or is being sent it."""
     place = situation.place
-    return situation.task.attempt > 0 if place is None else place.standing is QueueStanding.LEASED
+    return situation.task.attempt > 0 if place is None else place.standing is QueueState.LEASED
 
 
 def _waits(situation: Situation) -> str:
@@ -196,7 +196,7 @@ def _waits(situation: Situation) -> str:
     if _is_there(situation):
         others = max(0, status.pending_tasks - 1) if status else 0
         return "the task is there" + (f", beside {_tasks(others)} that wait" if others else "")
-    if place is None or place.standing is not QueueStanding.QUEUED:
+    if place is None or place.standing is not QueueState.QUEUED:
         return "the task is recorded"
     if place.submitters < 2:
         return f"{_tasks(place.ahead)} go first" if place.ahead > 1 else _FEW[place.ahead]

@@ -13,7 +13,7 @@ from farcall.cli._connect import Surroundings
 from farcall.cli._lazy import Deferred, LazyGroup
 from farcall_common.errors import ConfigurationError
 from farcall_common.exit_codes import EXIT_CODES, epilog
-from farcall_common.interruption import heed_sigterm
+from farcall_common.interruption import raise_on_sigterm
 
 _PLUGINS: Final = "farcall.cli"
 
@@ -82,7 +82,7 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with a code of the table in its help."""
-    heed_sigterm()
+    raise_on_sigterm()
     app(args=None if arguments is None else list(arguments), prog_name="farcall")
 
 

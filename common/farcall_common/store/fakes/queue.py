@@ -14,19 +14,19 @@ import msgspec
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
 from farcall_common.fairness import FairQueue
-from farcall_common.store import moves
+from farcall_common.store import transitions
 from farcall_common.store.fakes.registry import FakeRegistry
 from farcall_common.store.model import (
     AckOutcome,
     CancelOutcome,
-    Holding,
+    HeldLeases,
     LeasedTask,
+    MaintenanceResult,
     QueuedTask,
     QueuePlace,
-    QueueStanding,
+    QueueState,
     Taken,
     TaskResult,
-    Tended,
 )
 
 _RESCUE_LEASE_S = 60.0
@@ -163,7 +163,7 @@ class FakeQueue(FakeRegistry):
         if task_id in lane.leases:
             lane.stops.add(task_id)
             return CancelOutcome.REQUESTED
-        lane.finish(task_id, moves.cancelled_while_waiting(task_id, endpoint_id))
+        lane.finish(task_id, transitions.cancelled_while_waiting(task_id, endpoint_id))
         return CancelOutcome.REMOVED
 
     # owning
@@ -199,14 +199,16 @@ class FakeQueue(FakeRegistry):
                 answers.append(error)
         return answers
 
-    def keep(self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float) -> None:
+    def renew_ownership(
+        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float
+    ) -> None:
         with self._owned(endpoint_id, fence) as lane:
             lane.forwarder_id, lane.until, lane.spool_id = forwarder_id, self._clock() + ttl_s, spool_id
 
     def leave_many(
         self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
     ) -> Sequence[Fenced | QueueDataLost | None]:
-        return [_refusal(functools.partial(self.keep, id_, forwarder_id, fence, ttl_s=ttl_s)) for id_, fence in owned]
+        return [_refusal(functools.partial(self.renew_ownership, id_, forwarder_id, fence, ttl_s=ttl_s)) for id_, fence in owned]
 
     def refresh(self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float) -> Sequence[str]:
         found: list[str] = []
@@ -221,16 +223,16 @@ class FakeQueue(FakeRegistry):
                     found.append(endpoint_id)
         return found
 
-    def tend(
-        self, forwarder_id: str, held: Mapping[str, Holding], *, ttl_s: float, lease_s: float
-    ) -> Mapping[str, Tended | Fenced | QueueDataLost]:
-        found: dict[str, Tended | Fenced | QueueDataLost] = {}
+    def maintain(
+        self, forwarder_id: str, held: Mapping[str, HeldLeases], *, ttl_s: float, lease_s: float
+    ) -> Mapping[str, MaintenanceResult | Fenced | QueueDataLost]:
+        found: dict[str, MaintenanceResult | Fenced | QueueDataLost] = {}
         for endpoint_id, holding in held.items():
             try:
-                self.keep(endpoint_id, forwarder_id, holding.fence, spool_id=holding.spool_id, ttl_s=ttl_s)
+                self.renew_ownership(endpoint_id, forwarder_id, holding.fence, spool_id=holding.spool_id, ttl_s=ttl_s)
                 self.renew(endpoint_id, holding.fence, holding.leases, lease_s=lease_s)
                 reaped = self.reap(endpoint_id, holding.fence)
-                found[endpoint_id] = Tended(reaped, self.outbox(endpoint_id))
+                found[endpoint_id] = MaintenanceResult(reaped, self.outbox(endpoint_id))
             except (Fenced, QueueDataLost) as refusal:
                 found[endpoint_id] = refusal
         return found
@@ -307,7 +309,7 @@ class FakeQueue(FakeRegistry):
     ) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
         return _of_each(owned, self.cancel_requests)
 
-    def stirring(self, fences: Mapping[str, int]) -> Sequence[str]:
+    def endpoints_with_activity(self, fences: Mapping[str, int]) -> Sequence[str]:
         with self._call():
             lanes = [(endpoint_id, self._lane(endpoint_id), fence) for endpoint_id, fence in fences.items()]
             return [
@@ -447,15 +449,15 @@ class FakeQueue(FakeRegistry):
         with self._call():
             lane = self._lane(endpoint_id)
             depth = len(lane.waiting)
-            standing, ahead = QueueStanding.UNKNOWN, 0
+            standing, ahead = QueueState.UNKNOWN, 0
             if task_id in lane.leases:
-                standing = QueueStanding.LEASED
+                standing = QueueState.LEASED
             elif task_id in lane.entries:
                 own = lane.waiting.of(lane.submitter_of(task_id))
                 if task_id in own:
-                    standing, ahead = QueueStanding.QUEUED, own.index(task_id)
+                    standing, ahead = QueueState.QUEUED, own.index(task_id)
                 else:
-                    standing = QueueStanding.DONE
+                    standing = QueueState.DONE
             return QueuePlace(standing, ahead, depth, lane.waiting.submitters)
 
     def _lane(self, endpoint_id: str) -> _Lane:

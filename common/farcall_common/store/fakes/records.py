@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from farcall_common.errors import Conflict, EndpointUnknown
-from farcall_common.store import moves
+from farcall_common.store import transitions
 from farcall_common.store.fakes.catalogue import FakeCatalogue
 from farcall_common.store.model import (
     AuditEntry,
@@ -175,7 +175,7 @@ class FakeRecords(FakeCatalogue):
                 if task.task_id in self._tasks:
                     known[task.task_id] = self._tasks[task.task_id]
                     continue
-                new = moves.written_ahead(task, remembered, now=dt.datetime.now(dt.UTC))
+                new = transitions.as_received(task, remembered, now=dt.datetime.now(dt.UTC))
                 self._tasks[task.task_id] = new
                 self._added_in[task.task_id] = self._transaction
                 self._events.append(
@@ -323,11 +323,11 @@ class FakeRecords(FakeCatalogue):
         with self._call():
             self._turns.pop(name, None)
 
-    def record_moves(self, events: Sequence[TaskEvent]) -> Sequence[str]:
-        moves.check_moves(events)
+    def record_transitions(self, events: Sequence[TaskEvent]) -> Sequence[str]:
+        transitions.check_transitions(events)
         with self._call():
-            before = self._standings([event.task_id for event in events])
-            after = moves.moved(before, events)
+            before = self._progress([event.task_id for event in events])
+            after = transitions.apply_events(before, events)
             for task_id, now in after.items():
                 task = self._tasks[task_id]
                 self._tasks[task_id] = msgspec.structs.replace(task, state=now.state, attempt=now.attempt)
@@ -335,12 +335,12 @@ class FakeRecords(FakeCatalogue):
             return [task_id for task_id, now in after.items() if now.attempt > before[task_id].attempt]
 
     def record_results(self, results: Sequence[TaskResult], *, at: dt.datetime) -> Mapping[str, TaskResult]:
-        moves.check_ends(results)
+        transitions.check_results(results)
         with self._call():
-            first = moves.first_ends(self._standings([result.task_id for result in results]), results)
+            first = transitions.first_results(self._progress([result.task_id for result in results]), results)
             for task_id, result in first.items():
                 self._tasks[task_id] = _as_ended(self._tasks[task_id], result, at)
-                self._events.append(moves.end_event(result, at=at))
+                self._events.append(transitions.result_event(result, at=at))
                 if result.state is TaskState.DEAD_LETTERED:
                     self._dead_letters.add(task_id)
             return first
@@ -358,9 +358,11 @@ class FakeRecords(FakeCatalogue):
         with self._call():
             return [event for event in self._events if event.task_id == task_id]
 
-    def _standings(self, task_ids: Sequence[str]) -> dict[str, moves.Standing]:
+    def _progress(self, task_ids: Sequence[str]) -> dict[str, transitions.TaskProgress]:
         return {
-            task_id: moves.Standing(task.state, task.attempt, task.endpoint_id, task.owner_id, task.task_group_id)
+            task_id: transitions.TaskProgress(
+                task.state, task.attempt, task.endpoint_id, task.owner_id, task.task_group_id
+            )
             for task_id, task in self.get_tasks(task_ids).items()
         }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from farcall_common.errors import Unavailable
 from farcall_common.store.fakes.reach import Reach
-from farcall_common.store.model import ForwarderInfo, PeerKey, SharedEnds
+from farcall_common.store.model import ForwarderInfo, PeerKey, SharedResults
 
 
 class FakeRegistry(Reach):
@@ -85,7 +85,7 @@ class FakeRegistry(Reach):
                         found.setdefault(forwarder_id, []).append(owner_id)
             return found
 
-    def share(self, ends: Mapping[str, Sequence[SharedEnds]]) -> None:
+    def share(self, ends: Mapping[str, Sequence[SharedResults]]) -> None:
         with self._call():
             for forwarder_id, messages in ends.items():
                 for listener in self._listeners.get(forwarder_id, []):
@@ -104,7 +104,7 @@ class FakeWakeUps:
         self._queue = queue
         self._forwarder_id = forwarder_id
         self._heard: dict[str, None] = {}
-        self._shared: list[SharedEnds] = []
+        self._shared: list[SharedResults] = []
         self._changed = threading.Condition()
 
     def hear(self, endpoint_id: str) -> None:
@@ -112,12 +112,12 @@ class FakeWakeUps:
             self._heard[endpoint_id] = None
             self._changed.notify_all()
 
-    def hear_ends(self, messages: Sequence[SharedEnds]) -> None:
+    def hear_ends(self, messages: Sequence[SharedResults]) -> None:
         with self._changed:
             self._shared += messages
             self._changed.notify_all()
 
-    def take_shared(self) -> Sequence[SharedEnds]:
+    def take_shared(self) -> Sequence[SharedResults]:
         with self._changed:
             shared, self._shared = self._shared, []
             return shared

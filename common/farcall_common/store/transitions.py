@@ -1,4 +1,4 @@
-"""What a report does to a task's record, decided from the table of legal moves. Shared by the adapter and its fake."""
+"""State transitions of a task's record: what a report changes. Shared by the adapter and its fake."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 
 from farcall_common.errors import InvalidRequest, TaskCancelled
 from farcall_common.store.model import Task, TaskEvent, TaskResult
-from farcall_common.wire.states import LEGAL_MOVES, REPORTERS, Reporter, TaskState
+from farcall_common.wire.states import LEGAL_TRANSITIONS, REPORTERS, Reporter, TaskState
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class TaskProgress:
     """What of a task's record decides whether a report still counts."""
 
     state: TaskState
@@ -24,8 +24,8 @@ class Standing:
     task_group_id: str
 
 
-def written_ahead(task: Task, remembered: Mapping[str, Task] | None, *, now: dt.datetime) -> Task:
-    """What the record keeps of a new task: no progress and no end, whatever it says, unless its result is remembered.
+def as_received(task: Task, remembered: Mapping[str, Task] | None, *, now: dt.datetime) -> Task:
+    """What the record keeps of a new task: no progress and no result, whatever it says, unless its result is remembered.
 
     Its submission is ``now`` if it does not say otherwise. One that only repeats a result is not remembered itself:
     however often a call is repeated, the index of remembered results does not grow.
@@ -71,50 +71,50 @@ def _is_fresh(task: Task) -> bool:
     )
 
 
-def check_moves(events: Iterable[TaskEvent]) -> None:
+def check_transitions(events: Iterable[TaskEvent]) -> None:
     """Raise InvalidRequest for a terminal state (those come as results), or one that its reporter may not report."""
     for event in events:
         if event.state.is_terminal or event.reporter not in REPORTERS[event.state]:
             raise InvalidRequest(f"the {event.reporter} may not move a task to {event.state}")
 
 
-def check_ends(results: Iterable[TaskResult]) -> None:
+def check_results(results: Iterable[TaskResult]) -> None:
     """Raise InvalidRequest for a state that is not terminal, or one that its reporter may not report."""
     for result in results:
         if not result.state.is_terminal or result.reporter not in REPORTERS[result.state]:
             raise InvalidRequest(f"the {result.reporter} may not end a task as {result.state}")
 
 
-def moved(standings: Mapping[str, Standing], events: Sequence[TaskEvent]) -> dict[str, Standing]:
-    """The new standing of each task that the events change, applied in order.
+def apply_events(known: Mapping[str, TaskProgress], events: Sequence[TaskEvent]) -> dict[str, TaskProgress]:
+    """The new progress of each task that the events change, applied in order.
 
     The attempt only rises, and only while the task is open. A report of an earlier attempt moves nothing; attempt 0
     is a report about the task rather than about one of its attempts.
     """
-    changed: dict[str, Standing] = {}
+    changed: dict[str, TaskProgress] = {}
     for event in events:
-        standing = changed.get(event.task_id) or standings.get(event.task_id)
-        if standing is None or standing.state.is_terminal or 0 < event.attempt < standing.attempt:
+        progress = changed.get(event.task_id) or known.get(event.task_id)
+        if progress is None or progress.state.is_terminal or 0 < event.attempt < progress.attempt:
             continue
-        state = event.state if event.state in LEGAL_MOVES[standing.state] else standing.state
-        attempt = max(event.attempt, standing.attempt)
-        if (state, attempt) != (standing.state, standing.attempt):
-            changed[event.task_id] = dataclasses.replace(standing, state=state, attempt=attempt)
+        state = event.state if event.state in LEGAL_TRANSITIONS[progress.state] else progress.state
+        attempt = max(event.attempt, progress.attempt)
+        if (state, attempt) != (progress.state, progress.attempt):
+            changed[event.task_id] = dataclasses.replace(progress, state=state, attempt=attempt)
     return changed
 
 
-def first_ends(standings: Mapping[str, Standing], results: Sequence[TaskResult]) -> dict[str, TaskResult]:
+def first_results(known: Mapping[str, TaskProgress], results: Sequence[TaskResult]) -> dict[str, TaskResult]:
     """The results that end their task, completed with its group and owner; later and foreign ones are left out."""
     first: dict[str, TaskResult] = {}
     for result in results:
-        standing = standings.get(result.task_id)
+        progress = known.get(result.task_id)
         if (
-            standing is not None
+            progress is not None
             and result.task_id not in first
-            and result.endpoint_id == standing.endpoint_id
-            and result.state in LEGAL_MOVES[standing.state]
+            and result.endpoint_id == progress.endpoint_id
+            and result.state in LEGAL_TRANSITIONS[progress.state]
         ):
-            first[result.task_id] = completed(result, task_group_id=standing.task_group_id, owner_id=standing.owner_id)
+            first[result.task_id] = completed(result, task_group_id=progress.task_group_id, owner_id=progress.owner_id)
     return first
 
 
@@ -131,14 +131,14 @@ def cancelled_while_waiting(task_id: str, endpoint_id: str) -> TaskResult:
     return TaskResult(task_id, endpoint_id, 0, TaskState.CANCELLED, Reporter.API, error=error.record)
 
 
-def end_event(result: TaskResult, *, at: dt.datetime) -> TaskEvent:
+def result_event(result: TaskResult, *, at: dt.datetime) -> TaskEvent:
     """The event that a task's end leaves."""
     return TaskEvent(
-        result.task_id, result.state, result.reporter, at, attempt=result.attempt, detail=end_detail(result)
+        result.task_id, result.state, result.reporter, at, attempt=result.attempt, detail=result_detail(result)
     )
 
 
-def end_detail(result: TaskResult) -> Mapping[str, object]:
+def result_detail(result: TaskResult) -> Mapping[str, object]:
     """What the event of a task's end says beside its state."""
     error = result.error
     detail: dict[str, object] = {"code": error.code} if error else {}
