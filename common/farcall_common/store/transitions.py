@@ -25,7 +25,7 @@ class TaskProgress:
 
 
 def as_received(task: Task, remembered: Mapping[str, Task] | None, *, now: dt.datetime) -> Task:
-    """What the record keeps of a new task: no progress and no result, whatever it says, unless its result is remembered.
+    """The record of a new task: no progress and no result, whatever it says, unless its result is remembered.
 
     Its submission is ``now`` if it does not say otherwise. One that only repeats a result is not remembered itself:
     however often a call is repeated, the index of remembered results does not grow.

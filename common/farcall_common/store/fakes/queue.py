@@ -208,7 +208,10 @@ class FakeQueue(FakeRegistry):
     def leave_many(
         self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
     ) -> Sequence[Fenced | QueueDataLost | None]:
-        return [_refusal(functools.partial(self.renew_ownership, id_, forwarder_id, fence, ttl_s=ttl_s)) for id_, fence in owned]
+        return [
+            _refusal(functools.partial(self.renew_ownership, id_, forwarder_id, fence, ttl_s=ttl_s))
+            for id_, fence in owned
+        ]
 
     def refresh(self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float) -> Sequence[str]:
         found: list[str] = []
