@@ -31,8 +31,8 @@ from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.app import Application
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE
 from farcall_local.tier import LocalTier
+from tests.support.memory_api import ALICE
 
 #: Processes that accept at once; a Lambda answers one request at a time, so load is processes.
 PROCESSES: Final = (1, 2, 4)

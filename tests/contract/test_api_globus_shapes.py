@@ -19,7 +19,7 @@ from globus_sdk.testing import RegisteredResponse, get_response_set
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.store import TaskResult
 from farcall_common.wire.states import Reporter, TaskState
-from farcall_lambdas.testing import MemoryApi
+from tests.support.memory_api import MemoryApi
 
 URL = "https://farcall.example.org"
 V2, V3 = globus_sdk.ComputeClientV2, globus_sdk.ComputeClientV3

@@ -31,11 +31,11 @@ from farcall import (
 from farcall.testing import FakeCloud
 from farcall_common.errors import BlobUnknown, Conflict, ContainerUnknown, NoForwarder, TaskGroupUnknown, TaskIdReused
 from farcall_common.payload import Serializer, describe_exception
-from farcall_common.store.fakes import FakeBlobs
 from farcall_common.store.model import TaskResult
 from farcall_common.wire import Reporter, TaskState, new_task_id
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import MemoryApi
+from tests.support.memory_api import MemoryApi
+from tests.support.stores import FakeBlobs
 from tests.waiting import WAIT_S
 
 serializer = Serializer()

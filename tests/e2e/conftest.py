@@ -26,7 +26,7 @@ from farcall_local.tier import LocalTier
 from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
-    from farcall_localstack.faults import Faults
+    from tests.support.localstack_faults import Faults
 
 USERS = ("ada", "grace")
 _FIRST_TEST_S = 1800
@@ -55,7 +55,7 @@ def _tiers(
 ) -> Iterator[tuple[Deployment, LocalTier | Faults | None]]:
     if tier_name == "localstack":
         from farcall_localstack import LocalStackTier  # the other tiers do not need it
-        from farcall_localstack.faults import Faults
+        from tests.support.localstack_faults import Faults
 
         mode = "endpoint" if "AWS_ENDPOINT_URL" in os.environ else "host"
         with LocalStackTier(users=USERS, profile=str(request.config.getoption("--profile")), mode=mode) as away:

@@ -18,13 +18,13 @@ import zmq
 from farcall_common import wire
 from farcall_common.sockets import client_socket
 from farcall_common.store import StoreSettings, Tickets, open_stores
-from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_common.store.model import Endpoint, Function, PeerKey, PeerKind, QueuedTask, Task
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
 from farcall_forwarder.core.policy import Policy
 from farcall_forwarder.service import Service
 from farcall_forwarder.settings import Settings
+from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords
 from tests.task_fields import with_options
 from tests.waiting import WAIT_S
 

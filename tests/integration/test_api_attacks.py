@@ -10,8 +10,8 @@ import pytest
 
 from farcall_common.store import Stores, StoreSettings, open_stores
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import MemoryApi
 from tests.integration.store_servers import Valkey, execute
+from tests.support.memory_api import MemoryApi
 from tests.unit.test_lambdas_abuse import AbuseSuite, MakeApi
 from tests.unit.test_lambdas_attacks import AttackSuite
 

@@ -13,8 +13,8 @@ import redis
 from farcall_common.store import Stores, StoreSettings, open_stores
 from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.testing import ALICE, BOB, MemoryApi
 from tests.integration.store_servers import Valkey
+from tests.support.memory_api import ALICE, BOB, MemoryApi
 
 
 @pytest.fixture

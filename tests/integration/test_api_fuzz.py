@@ -41,8 +41,8 @@ from farcall_lambdas.app import Application
 from farcall_lambdas.openapi import document
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE
 from tests.integration.store_servers import Valkey
+from tests.support.memory_api import ALICE
 
 BASE_URL: Final = "http://api.example.org"
 SCHEMA: Final = schemathesis.openapi.from_dict(json.loads(document()))

@@ -18,8 +18,8 @@ from farcall_common.store.migrate import HEAD
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.proxy_event import proxy_event
-from farcall_lambdas.testing import ALICE
 from tests.integration.store_servers import Valkey
+from tests.support.memory_api import ALICE
 from tests.waiting import WAIT_S
 
 #: As a Lambda runtime does it: import the handler by name, call it with events, keep it for the next one.

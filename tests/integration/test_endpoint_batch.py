@@ -10,7 +10,7 @@ import pytest
 
 from farcall_endpoint.providers.batch import BatchBlock, BatchProvider, SchedulerError
 from farcall_endpoint.providers.seam import BlockStatus, Phase
-from farcall_endpoint.testing import wait_until
+from tests.support.endpoint import wait_until
 
 
 class Moody:

@@ -18,8 +18,8 @@ import pytest
 
 from farcall_common.errors import ForwarderWaking
 from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.testing import FakeCloud, wait_gone, wait_until
-from farcall_endpoint.testing.fake_http import ENDPOINT_ID
+from tests.support.endpoint import FakeCloud, wait_gone, wait_until
+from tests.support.endpoint.fake_http import ENDPOINT_ID
 from tests.waiting import WAIT_S
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from farcall_common.wire import Redirect, TaskRef, TaskState
-from farcall_endpoint.testing import EndpointProcess, running_endpoint, wait_gone, wait_until
+from tests.support.endpoint import EndpointProcess, running_endpoint, wait_gone, wait_until
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from farcall_endpoint.testing import EndpointProcess, running_endpoint, wait_until
+from tests.support.endpoint import EndpointProcess, running_endpoint, wait_until
 
 VALUE_BYTES = 4_000_000
 TASKS = 60

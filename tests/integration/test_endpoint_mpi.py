@@ -12,7 +12,7 @@ import pytest
 from farcall import MPIFunction
 from farcall._calls import registration
 from farcall_common.wire import TaskState
-from farcall_endpoint.testing import EndpointProcess, running_endpoint, wait_until
+from tests.support.endpoint import EndpointProcess, running_endpoint, wait_until
 
 LAUNCHER = f"""#!{sys.executable}
 import os, subprocess, sys

@@ -21,7 +21,6 @@ from farcall_endpoint.agent.scaling import SimpleScaling
 from farcall_endpoint.agent.tasks import Demand
 from farcall_endpoint.manager.reach import find_reachable
 from farcall_endpoint.providers import BlockStatus, Phase
-from farcall_endpoint.testing import FakeAgent, wait_until
 from farcall_endpoint.transport import (
     CurveKeys,
     FleetKeys,
@@ -33,6 +32,7 @@ from farcall_endpoint.transport import (
     receive_frames,
     send_frames,
 )
+from tests.support.endpoint import FakeAgent, wait_until
 from tests.waiting import WAIT_S
 
 # -- keys --------------------------------------------------------------------------------------------------------------

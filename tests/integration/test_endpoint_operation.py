@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.testing import running_endpoint, wait_until
+from tests.support.endpoint import running_endpoint, wait_until
 from tests.waiting import WAIT_S
 
 SYSTEMCTL = """\

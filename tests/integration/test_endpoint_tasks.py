@@ -17,7 +17,7 @@ import pytest
 from farcall_common.payload import BINARY_DATA
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent.states import REPORT_AFTER_S
-from farcall_endpoint.testing import EndpointProcess, FakeCloud, running_endpoint, wait_gone, wait_until
+from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone, wait_until
 
 
 @pytest.fixture(scope="module")

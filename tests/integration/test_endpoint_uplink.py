@@ -10,8 +10,8 @@ import zmq
 from farcall_common.wire import Envelope, Heartbeat
 from farcall_endpoint.agent.connection import Address
 from farcall_endpoint.agent.uplink import Uplink
-from farcall_endpoint.testing import wait_until
 from farcall_endpoint.transport import new_curve_keys
+from tests.support.endpoint import wait_until
 from tests.waiting import WAIT_S
 
 

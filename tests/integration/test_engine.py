@@ -25,7 +25,7 @@ from farcall_common.errors import ConfigurationError, SerializationError, TaskEr
 from farcall_endpoint import Engine
 from farcall_endpoint.config import SlurmProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
-from farcall_endpoint.testing.endpoint_process import wait_gone, wait_until
+from tests.support.endpoint.endpoint_process import wait_gone, wait_until
 from tests.waiting import WAIT_S
 
 

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from farcall_common.wire import TaskState
-from farcall_endpoint.testing import Ended, EndpointProcess, FakeCloud, FaultInjector, plan_faults, running_endpoint
+from tests.support.endpoint import Ended, EndpointProcess, FakeCloud, FaultInjector, plan_faults, running_endpoint
 from tests.waiting import WAIT_S
 
 SEEDS: Final = [int(seed) for seed in os.environ.get("FARCALL_FAULT_SEEDS", "1,2,3").split(",")]

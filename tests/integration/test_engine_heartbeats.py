@@ -13,7 +13,7 @@ import pytest
 
 from farcall_common.wire import TaskState
 from farcall_endpoint import protocol
-from farcall_endpoint.testing import EndpointProcess, FakeAgent, running_endpoint, wait_gone, wait_until
+from tests.support.endpoint import EndpointProcess, FakeAgent, running_endpoint, wait_gone, wait_until
 from tests.waiting import WAIT_S
 
 # -- a manager, and an agent that falls silent -------------------------------------------------------------------------

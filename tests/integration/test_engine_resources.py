@@ -16,8 +16,8 @@ import pytest
 from farcall_common.errors import ConfigurationError, TaskError
 from farcall_endpoint import Engine, protocol
 from farcall_endpoint.manager.node import discover_node
-from farcall_endpoint.testing.endpoint_process import running_endpoint, wait_gone, wait_until
-from farcall_endpoint.testing.fake_agent import FakeAgent
+from tests.support.endpoint.endpoint_process import running_endpoint, wait_gone, wait_until
+from tests.support.endpoint.fake_agent import FakeAgent
 from tests.waiting import WAIT_S
 
 HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")

@@ -9,7 +9,6 @@ from farcall_common import wire
 from farcall_common.store.settings import Stores
 from farcall_forwarder.adapters.zap import find_peers
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.testing import MemoryApi
 from tests.integration.forwarder_peers import (
     HEARTBEAT_S,
     Agent,
@@ -20,6 +19,7 @@ from tests.integration.forwarder_peers import (
     forwarder,
     stores,
 )
+from tests.support.memory_api import MemoryApi
 
 __all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from farcall_common import wire
-from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
 from tests.integration.forwarder_peers import (
@@ -25,6 +24,7 @@ from tests.integration.forwarder_peers import (
     stores,
     until,
 )
+from tests.support.stores import FakeQueue
 
 __all__ = ["cloud", "endpoint_id", "stores"]
 

@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from farcall_common.sockets import RECONNECT_MS
-from farcall_endpoint.testing import wait_until
+from tests.support.endpoint import wait_until
 from tests.waiting import WAIT_S
 
 KILLS = 4

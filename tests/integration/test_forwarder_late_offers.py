@@ -11,7 +11,6 @@ import pytest
 import redis
 
 from farcall_common import wire
-from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
 from tests.integration.forwarder_peers import (
@@ -24,6 +23,7 @@ from tests.integration.forwarder_peers import (
     stores,
     until,
 )
+from tests.support.stores import FakeQueue
 
 __all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
 

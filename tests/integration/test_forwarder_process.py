@@ -17,7 +17,6 @@ import pytest
 from farcall_common import wire
 from farcall_common.errors import Fenced, QueueDataLost
 from farcall_common.store import StoreSettings, open_stores
-from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import LeasedTask
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
@@ -30,6 +29,7 @@ from tests.integration.forwarder_peers import (
     until,
 )
 from tests.integration.store_servers import Valkey
+from tests.support.stores import FakeQueue
 from tests.waiting import WAIT_S
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 import pytest
 
 from farcall_common import wire
-from farcall_common.store.fakes import FakeQueue, FakeRecords
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
 from tests.integration.forwarder_peers import (
@@ -27,6 +26,7 @@ from tests.integration.forwarder_peers import (
     stores,
     until,
 )
+from tests.support.stores import FakeQueue, FakeRecords
 
 __all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
 

@@ -19,7 +19,6 @@ import pytest
 import zmq
 
 from farcall_common import wire
-from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import PeerKey, PeerKind
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
@@ -37,6 +36,7 @@ from tests.integration.forwarder_peers import (
     forwarding,
     until,
 )
+from tests.support.stores import FakeQueue
 from tests.waiting import WAIT_S
 
 __all__ = ["cloud", "endpoint_id", "forwarder"]

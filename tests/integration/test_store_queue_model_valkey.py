@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from farcall_common.store import PostgresRecords, Queue, Records
-from farcall_common.store.fakes import FakeRecords
 from tests.integration.store_servers import Valkey, queue_with_clock
+from tests.support.stores import FakeRecords
 from tests.unit.test_store_queue import Clock
 from tests.unit.test_store_queue_model import World
 

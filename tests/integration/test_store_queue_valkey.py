@@ -11,10 +11,10 @@ import redis
 
 from farcall_common.errors import QueueDataLost, Unavailable
 from farcall_common.store import CancelOutcome, ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue
-from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import HeldLeases, MaintenanceResult
 from farcall_common.store.queue_valkey import MARKER_TTL_S
 from tests.integration.store_servers import Valkey, queue_with_clock
+from tests.support.stores import FakeQueue
 from tests.unit.test_store_queue import Clock, QueueSuite, lease, leased_ids, make_queued, make_result, own
 
 

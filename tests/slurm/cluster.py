@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from farcall_endpoint.testing import wait_until
+from tests.support.endpoint import wait_until
 from tests.waiting import WAIT_S
 
 _CONFIGURATION = """

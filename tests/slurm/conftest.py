@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.testing import wait_until
 from tests.slurm.cluster import SlurmCluster, running_cluster
+from tests.support.endpoint import wait_until
 
 
 @pytest.fixture(scope="session")

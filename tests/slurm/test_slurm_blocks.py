@@ -12,8 +12,8 @@ import pytest
 from farcall_common.errors import FarcallError, NodesUnavailable
 from farcall_endpoint import Engine
 from farcall_endpoint.config import SlurmProviderConfig, SrunLauncherConfig
-from farcall_endpoint.testing import wait_until
 from tests.slurm.cluster import SlurmCluster
+from tests.support.endpoint import wait_until
 from tests.waiting import WAIT_S
 
 LOOPBACK = "127.0.0.1"

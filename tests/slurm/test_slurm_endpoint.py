@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from farcall_common.wire import TaskState
-from farcall_endpoint.testing import EndpointProcess, running_endpoint, wait_until
 from tests.slurm.cluster import SlurmCluster
+from tests.support.endpoint import EndpointProcess, running_endpoint, wait_until
 
 ENGINE = {
     "address": "127.0.0.1",

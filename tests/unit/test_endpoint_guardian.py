@@ -13,7 +13,7 @@ import pytest
 
 from farcall_endpoint import guardian
 from farcall_endpoint.guardian import Process, descendants
-from farcall_endpoint.testing.endpoint_process import wait_gone, wait_until
+from tests.support.endpoint.endpoint_process import wait_gone, wait_until
 from tests.waiting import WAIT_S
 
 FAMILY = """

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, Fault
-from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_common.store.model import (
     Endpoint,
     EndpointStatus,
@@ -83,6 +82,7 @@ from farcall_forwarder.core.untrusted import (
 )
 from farcall_forwarder.service import key_pair
 from farcall_forwarder.settings import Settings
+from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords
 from tests.unit.test_store_queue import Clock
 from tests.waiting import WAIT_S
 

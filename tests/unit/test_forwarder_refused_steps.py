@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import pytest
 
-from farcall_common.store.fakes import FakeQueue, FakeRecords
 from farcall_common.store.model import SpoolMark, TaskEvent, TaskResult
 from farcall_common.wire import Reporter, TaskState
 from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.core.actions import FlushResults, RecordSpoolGeneration, RecordTransitions, ResultBatch, Withdraw
 from farcall_forwarder.core.events import Flushed, SpoolGenerationRecorded, StepFailed, TransitionsRecorded
+from tests.support.stores import FakeQueue, FakeRecords
 from tests.unit.test_forwarder_parts import queue_of, steps_on
 from tests.unit.test_store_records import at, make_task
 

@@ -11,7 +11,6 @@ import pytest
 
 from farcall_common import wire
 from farcall_common.errors import ErrorRecord, Fault
-from farcall_common.store.fakes import FakeBlobs
 from farcall_common.store.model import BlobRef, PeerKey, PeerKind
 from farcall_forwarder.adapters.relay import read_piece, store_blob
 from farcall_forwarder.core import actions as do
@@ -19,6 +18,7 @@ from farcall_forwarder.core.leases import Lease, Stage
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.relay import BlobStored, PieceRead, ReadPiece, Relay, StoreBlob
 from farcall_forwarder.core.sessions import PeerSession
+from tests.support.stores import FakeBlobs
 from tests.unit.test_forwarder_core import CLIENT, EPOCH, OWNER_ID, World, hello, leased, sent, task_id
 
 PIECE = 1000

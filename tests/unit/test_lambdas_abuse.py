@@ -20,7 +20,7 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.fields import MAX_DESCRIPTION, MAX_METADATA_BYTES, MAX_TITLE
 from farcall_lambdas.openapi import document
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import Answer, MemoryApi
+from tests.support.memory_api import Answer, MemoryApi
 
 PAYLOAD: Final = "4\n00\nx"
 SECRET: Final = "the name of a secret"

@@ -9,7 +9,7 @@ import pytest
 
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, BOB, MemoryApi
+from tests.support.memory_api import ALICE, BOB, MemoryApi
 
 
 def test_an_identity_is_told_who_it_is_and_what_it_may() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import ErrorRecord
-from farcall_common.store.fakes import FakeBlobs
 from farcall_common.store.model import BlobRef, TaskResult
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, BOB, MemoryApi
+from tests.support.memory_api import ALICE, BOB, MemoryApi
+from tests.support.stores import FakeBlobs
 
 GLOBUS = {"X-Globus-Client-Info": "product=python-sdk,version=4.9.1"}
 

@@ -12,7 +12,7 @@ import pytest
 
 from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.testing import ALICE, BOB, Answer, MemoryApi
+from tests.support.memory_api import ALICE, BOB, Answer, MemoryApi
 
 PAYLOAD = "4\n00\nx"
 SHA256 = hashlib.sha256(b"data").hexdigest()

@@ -23,7 +23,7 @@ from farcall_lambdas.authorizer import Authorizer, policy
 from farcall_lambdas.handlers import authorizer as authorizer_handler
 from farcall_lambdas.identity import Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings
-from farcall_lambdas.testing import ALICE, Clock
+from tests.support.memory_api import ALICE, Clock
 
 PUBLISHED = cast(
     RegisteredResponse, get_response_set(globus_sdk.ConfidentialAppAuthClient.oauth2_token_introspect).lookup("default")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.services.reconcile import Reconciled
-from farcall_lambdas.testing import BOB, MemoryApi
+from tests.support.memory_api import BOB, MemoryApi
+from tests.support.stores import FakeQueue
 
 
 class Lab:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
 from farcall_lambdas.services.connect import rank
-from farcall_lambdas.testing import ALICE, BOB, Answer, MemoryApi
+from tests.support.memory_api import ALICE, BOB, Answer, MemoryApi
+from tests.support.stores import FakeQueue
 
 KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 OTHER_KEY = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"

@@ -8,7 +8,7 @@ import pytest
 
 from farcall_common.store.model import Task
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import BOB, Answer, MemoryApi
+from tests.support.memory_api import BOB, Answer, MemoryApi
 
 XTAL = {"name": "xtal", "type": "singularity", "location": "/images/xtal.sif", "description": "diffraction"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from farcall_common.store.model import EndpointStatus, Presence
-from farcall_lambdas.testing import ALICE, BOB, MemoryApi, memory_stores
+from tests.support.memory_api import ALICE, BOB, MemoryApi, memory_stores
 
 
 @pytest.fixture

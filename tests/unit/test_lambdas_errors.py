@@ -13,7 +13,7 @@ from farcall_common import errors
 from farcall_lambdas.answers import status_of
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, MemoryApi
+from tests.support.memory_api import ALICE, MemoryApi
 
 SHAPE = {
     "code", "message", "hint", "fault", "retryable", "status", "http_status_code", "reason", "error_args", "request_id",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, BOB, MemoryApi
+from tests.support.memory_api import ALICE, BOB, MemoryApi
 
 CODE = "10\n01\npacked!"
 

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from farcall_common import errors
-from farcall_common.store.fakes import FakeQueue
 from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.models import fields
 from farcall_lambdas.services.limits import RateLimit
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, BOB, Answer, Clock, MemoryApi
+from tests.support.memory_api import ALICE, BOB, Answer, Clock, MemoryApi
+from tests.support.stores import FakeQueue
 from tests.unit.product import error_classes
 from tests.unit.test_lambdas_submit import PAYLOAD, Lab
 from tests.unit.test_store_queue import make_queued

@@ -19,7 +19,7 @@ from farcall_lambdas.identity import Identity, IdentityProvider
 from farcall_lambdas.local import THREADS, LocalResolver
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, BOB, memory_stores
+from tests.support.memory_api import ALICE, BOB, memory_stores
 from tests.waiting import WAIT_S
 
 BEARER = {"Authorization": "Bearer alice-token"}

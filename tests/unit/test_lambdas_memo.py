@@ -13,7 +13,7 @@ from farcall_common.store.model import BlobRef, TaskResult
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import BOB
+from tests.support.memory_api import BOB
 from tests.unit.test_lambdas_submit import PAYLOAD, Lab
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import Unavailable
-from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import OpenTask, QueueState, Task, TaskEvent, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.services.reconcile import Reconciled
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, MemoryApi
+from tests.support.memory_api import ALICE, MemoryApi
+from tests.support.stores import FakeQueue
 
 DAY_S = 86_400.0
 

@@ -6,11 +6,11 @@ import datetime as dt
 
 import pytest
 
-from farcall_common.store.fakes import FakeRecords
 from farcall_common.store.model import TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import MemoryApi
+from tests.support.memory_api import MemoryApi
+from tests.support.stores import FakeRecords
 
 FUNCTION = {"function_name": "f", "function_code": "c"}
 ENDPOINT = {"endpoint_name": "e"}

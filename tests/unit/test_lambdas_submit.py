@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_common.store.model import BlobRef, ForwarderInfo, TaskResult
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, BOB, Answer, MemoryApi
+from tests.support.memory_api import ALICE, BOB, Answer, MemoryApi
+from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords
 
 PAYLOAD = "5\n00\nxx5\n00\nyy"
 

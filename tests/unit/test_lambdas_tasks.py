@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import ErrorRecord, Fault
-from farcall_common.store.fakes import FakeBlobs
 from farcall_common.store.model import BlobRef, TaskEvent, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, BOB, MemoryApi
+from tests.support.memory_api import ALICE, BOB, MemoryApi
+from tests.support.stores import FakeBlobs
 
 TAKES_REFS = {"X-Farcall-Accept": "blob-ref"}
 GLOBUS = {"X-Globus-Client-Info": "product=python-sdk,version=4.9.1"}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import Conflict
-from farcall_common.store.fakes import FakeRecords
 from farcall_common.store.model import Function
 from farcall_lambdas.settings import ApiSettings
-from farcall_lambdas.testing import ALICE, BOB, MemoryApi
+from tests.support.memory_api import ALICE, BOB, MemoryApi
+from tests.support.stores import FakeRecords
 
 FIRST, SECOND = "10\n01\nversion1", "10\n01\nversion2"
 

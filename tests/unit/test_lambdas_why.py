@@ -11,7 +11,7 @@ import pytest
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.store.model import EndpointStatus, Presence, TaskEvent, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
-from farcall_lambdas.testing import BOB
+from tests.support.memory_api import BOB
 from tests.unit.test_lambdas_submit import PAYLOAD, Lab
 from tests.unit.test_store_queue import make_queued
 

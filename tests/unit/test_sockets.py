@@ -105,7 +105,7 @@ MAKING: Final = {
 }
 #: Peers and forwarders that tests make without the product.
 MADE_BY_TESTS: Final = {
-    "endpoint/farcall_endpoint/testing/fake_cloud.py",
+    "tests/support/endpoint/fake_cloud.py",
     "tests/integration/sdk_scripted_forwarder.py",
     "tests/integration/test_forwarder_slow_loris.py",
     "tests/unit/test_sockets.py",

@@ -9,7 +9,7 @@ import pytest
 
 from farcall_common.errors import BlobUnknown, InvalidRequest, Unavailable
 from farcall_common.store import BlobRef, Blobs
-from farcall_common.store.fakes import FakeBlobs
+from tests.support.stores import FakeBlobs
 
 DATA = b"\x00some bytes\xff"
 REF = BlobRef("alice/" + hashlib.sha256(DATA).hexdigest(), len(DATA), hashlib.sha256(DATA).hexdigest())

@@ -24,10 +24,10 @@ from farcall_common.store import (
     Taken,
     TaskResult,
 )
-from farcall_common.store.fakes import FakeQueue
 from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
+from tests.support.stores import FakeQueue
 from tests.task_fields import with_options
 
 LEASE_S = 30.0

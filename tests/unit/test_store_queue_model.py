@@ -31,9 +31,9 @@ from farcall_common.store import (
     TaskResult,
     cancelled_while_waiting,
 )
-from farcall_common.store.fakes import FakeQueue, FakeRecords
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
+from tests.support.stores import FakeQueue, FakeRecords
 from tests.unit.test_store_queue import Clock
 
 ENDPOINT = "e1"

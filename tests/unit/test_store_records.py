@@ -35,9 +35,9 @@ from farcall_common.store import (
     TaskGroup,
     TaskResult,
 )
-from farcall_common.store.fakes import FakeRecords
 from farcall_common.store.model import Presence, Quota, Quotable, SpoolMark
 from farcall_common.wire.states import Reporter, TaskState
+from tests.support.stores import FakeRecords
 from tests.task_fields import with_options
 
 T0 = dt.datetime(2026, 11, 20, 12, 0, tzinfo=dt.UTC)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from farcall_common import store
-from farcall_common.store import fakes
+from tests.support import stores as fakes
 
 
 def test_the_public_surface_is_sorted_and_there() -> None:

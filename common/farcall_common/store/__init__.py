@@ -2,7 +2,7 @@
 travel inline.
 
 :mod:`~farcall_common.store.ports` says what each promises, :mod:`~farcall_common.store.model` what passes through them.
-:mod:`~farcall_common.store.migrate` brings a database up to date; :mod:`~farcall_common.store.fakes` stand in for all
+:mod:`~farcall_common.store.migrate` brings a database up to date; :mod:`~tests.support.stores` stand in for all
 of it in tests.
 """
 

@@ -20,7 +20,7 @@ from farcall_common import wire
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.testing.fake_http import ENDPOINT_ID, FakeHttp
+from tests.support.endpoint.fake_http import ENDPOINT_ID, FakeHttp
 
 #: How long to wait for what has to happen, in seconds. Only a failing test waits so long; machines may be slow.
 PATIENCE_S: Final = 240.0

@@ -11,8 +11,8 @@ from typing import Final
 
 import psutil
 
-from farcall_endpoint.testing.endpoint_process import EndpointProcess, wait_gone
-from farcall_endpoint.testing.fake_cloud import PATIENCE_S
+from tests.support.endpoint.endpoint_process import EndpointProcess, wait_gone
+from tests.support.endpoint.fake_cloud import PATIENCE_S
 
 
 class FaultKind(enum.StrEnum):
@@ -56,7 +56,7 @@ class Fault:
 
 def plan_faults(seed: int, *, duration_s: float, mean_gap_s: float = 0.6) -> list[Fault]:
     """The faults of a run, in order. They come at random (exponential gaps), the same for the same seed."""
-    rng = random.Random(seed)  # noqa: S311 - has to be the same again
+    rng = random.Random(seed)
     kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
     faults: list[Fault] = []
     at_s = rng.expovariate(1 / mean_gap_s)

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from farcall_common.store.fakes.blobs import FakeBlobs
-from farcall_common.store.fakes.queue import FakeQueue
-from farcall_common.store.fakes.records import FakeRecords
+from tests.support.stores.blobs import FakeBlobs
+from tests.support.stores.queue import FakeQueue
+from tests.support.stores.records import FakeRecords
 
 __all__ = ["FakeBlobs", "FakeQueue", "FakeRecords"]

@@ -1,9 +1,9 @@
 """A scripted cloud for tests of endpoints: real sockets, real CURVE, real HTTP, real processes, nothing behind them."""
 
-from farcall_endpoint.testing.endpoint_process import EndpointProcess, running_endpoint, wait_gone, wait_until
-from farcall_endpoint.testing.fake_agent import FakeAgent
-from farcall_endpoint.testing.fake_cloud import Ended, FakeCloud
-from farcall_endpoint.testing.faults import Fault, FaultInjector, FaultKind, plan_faults
+from tests.support.endpoint.endpoint_process import EndpointProcess, running_endpoint, wait_gone, wait_until
+from tests.support.endpoint.fake_agent import FakeAgent
+from tests.support.endpoint.fake_cloud import Ended, FakeCloud
+from tests.support.endpoint.faults import Fault, FaultInjector, FaultKind, plan_faults
 
 __all__ = [
     "Ended",

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from farcall_common.errors import Unavailable
-from farcall_common.store.fakes.reach import Reach
 from farcall_common.store.model import ForwarderInfo, PeerKey, SharedResults
+from tests.support.stores.reach import Reach
 
 
 class FakeRegistry(Reach):
@@ -45,7 +45,7 @@ class FakeRegistry(Reach):
             now = self._clock()
             return [info for info, until in self._forwarders.values() if until > now and not info.draining]
 
-    def admit(self, key: PeerKey, *, ttl_s: float) -> None:  # noqa: ARG002
+    def admit(self, key: PeerKey, *, ttl_s: float) -> None:
         with self._call():
             self._peers[key.public_key] = key
 

@@ -7,8 +7,8 @@ import datetime as dt
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self, cast
 
-from farcall_common.store.fakes.reach import Reach
 from farcall_common.store.model import AuditEntry, Quota
+from tests.support.stores.reach import Reach
 
 
 class FakeAudit(Reach):

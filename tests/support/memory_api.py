@@ -12,12 +12,12 @@ from typing import Any, Final
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.store import Stores, Tickets
-from farcall_common.store.fakes import FakeBlobs, FakeQueue, FakeRecords
 from farcall_lambdas.app import Application
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
+from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords
 
 ALICE: Final = Identity("a11ce000-0000-4000-8000-000000000001", "alice@example.org")
 BOB: Final = Identity("b0b00000-0000-4000-8000-000000000002", "bob@example.org")

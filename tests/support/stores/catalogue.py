@@ -7,8 +7,8 @@ import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
 
 from farcall_common.errors import Conflict, FunctionUnknown
-from farcall_common.store.fakes.audit import FakeAudit
 from farcall_common.store.model import Container, Function, FunctionAlias
+from tests.support.stores.audit import FakeAudit
 
 
 class FakeCatalogue(FakeAudit):

@@ -16,9 +16,9 @@ import zmq
 
 from farcall_common.payload import Serializer
 from farcall_endpoint import protocol
-from farcall_endpoint.testing.endpoint_process import wait_gone
-from farcall_endpoint.testing.fake_cloud import PATIENCE_S
 from farcall_endpoint.transport import fleet_socket, send_frames
+from tests.support.endpoint.endpoint_process import wait_gone
+from tests.support.endpoint.fake_cloud import PATIENCE_S
 
 _STEP_MS: Final = 50
 

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Mapping
 
 from farcall_common.errors import BlobUnknown, InvalidRequest
-from farcall_common.store.fakes.reach import Reach
 from farcall_common.store.model import BlobRef
+from tests.support.stores.reach import Reach
 
 _SCHEME = "memory://blobs/"
 
@@ -35,7 +35,7 @@ class FakeBlobs(Reach):
         with self._call():
             return len(self._blobs[blob_key]) if blob_key in self._blobs else None
 
-    def renew(self, blob_key: str, *, older_than_s: float) -> int | None:  # noqa: ARG002 - nothing here grows old
+    def renew(self, blob_key: str, *, older_than_s: float) -> int | None:
         size_bytes = self.size_bytes(blob_key)
         if size_bytes is not None:
             self.renewed.append(blob_key)

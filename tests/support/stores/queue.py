@@ -15,7 +15,6 @@ import msgspec
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
 from farcall_common.fairness import FairQueue
 from farcall_common.store import transitions
-from farcall_common.store.fakes.registry import FakeRegistry
 from farcall_common.store.model import (
     AckOutcome,
     CancelOutcome,
@@ -28,6 +27,7 @@ from farcall_common.store.model import (
     Taken,
     TaskResult,
 )
+from tests.support.stores.registry import FakeRegistry
 
 _RESCUE_LEASE_S = 60.0
 _Read = TypeVar("_Read")
@@ -240,7 +240,7 @@ class FakeQueue(FakeRegistry):
                 found[endpoint_id] = refusal
         return found
 
-    def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:  # noqa: ARG002
+    def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         with self._call():
             lane = self._lane(endpoint_id)
             if lane.fence == fence:

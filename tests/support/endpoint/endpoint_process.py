@@ -15,7 +15,7 @@ import yaml
 
 from farcall_endpoint.config import Config, EngineConfig, write_config
 from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.testing.fake_cloud import PATIENCE_S, FakeCloud
+from tests.support.endpoint.fake_cloud import PATIENCE_S, FakeCloud
 
 _STEP_S = 0.02
 

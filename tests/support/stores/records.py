@@ -13,7 +13,6 @@ import msgspec
 
 from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store import transitions
-from farcall_common.store.fakes.catalogue import FakeCatalogue
 from farcall_common.store.model import (
     AuditEntry,
     Endpoint,
@@ -29,6 +28,7 @@ from farcall_common.store.model import (
     TaskResult,
 )
 from farcall_common.wire.states import Reporter, TaskState
+from tests.support.stores.catalogue import FakeCatalogue
 
 
 class FakeRecords(FakeCatalogue):
@@ -129,7 +129,7 @@ class FakeRecords(FakeCatalogue):
                         endpoint, online=each.online, status=each.status, seen_at=seen_at
                     )
 
-    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:  # noqa: ARG002
+    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
         with self._call():
             if endpoint_id not in self._endpoints:
                 raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
