@@ -120,7 +120,7 @@ def test_a_remembered_result_is_answered_without_the_queue(runtime: Runtime, pos
     assert results.keys() == {second, third}
     assert {(each["status"], each["result"]) for each in results.values()} == {("success", "answer")}
     assert runtime.call("GET", f"/v2/tasks/{second}")[1]["details"]["memoized_from"] == first
-    assert queue.depth(endpoint_id) == 4
+    assert queue.depth([endpoint_id]) == 4
     assert {task.task_id for task in records.list_open_tasks(endpoint_id)} > {other, same}
     records.close()
     queue.close()

@@ -24,6 +24,7 @@ from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from tests.integration.identity_provider import serving
 from tests.integration.store_servers import Valkey
+from tests.support.stores import single
 from tests.waiting import WAIT_S
 
 ALICE_ID = "a11ce000-0000-4000-8000-000000000001"
@@ -100,9 +101,9 @@ def prepare(api: Api) -> tuple[str, str]:
 
 
 def lease(stores: Stores, endpoint_id: str, limit: int) -> list[str]:
-    fence = stores.queue.claim(endpoint_id, "fwd-1", ttl_s=60)
-    stores.queue.mark_restored(endpoint_id, fence)
-    return [each.task.task_id for each in stores.queue.lease(endpoint_id, fence, limit=limit, lease_s=60)]
+    fence = single.claim(stores.queue, endpoint_id, "fwd-1", ttl_s=60)
+    single.mark_restored(stores.queue, endpoint_id, fence)
+    return [each.task.task_id for each in single.lease(stores.queue, endpoint_id, fence, limit=limit, lease_s=60)]
 
 
 def test_the_way_of_a_task_through_the_api(api: Api, stores: Stores) -> None:
@@ -169,7 +170,7 @@ def test_what_was_accepted_without_the_queue_is_queued_when_it_is_back(
     valkey.start()
 
     deadline = time.monotonic() + WAIT_S
-    while stores.queue.depth(endpoint_id) < 5:
+    while stores.queue.depth([endpoint_id]) < 5:
         assert time.monotonic() < deadline, "the reconciler did not queue the tasks"
         time.sleep(0.02)
 

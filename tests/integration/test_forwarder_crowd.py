@@ -11,6 +11,7 @@ from farcall_common import wire
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
 from tests.integration.forwarder_peers import Agent, Cloud, RunningForwarder, cloud, forwarder, stores, until
+from tests.support.stores import single
 
 __all__ = ["cloud", "forwarder", "stores"]
 
@@ -34,7 +35,7 @@ def test_all_agents_are_admitted_except_those_that_are_refused(
     stores: Stores, cloud: Cloud, agents: Mapping[str, Agent]
 ) -> None:
     taken, deleted, restored, *_ = agents
-    stores.queue.claim(taken, "another forwarder", spool_id="another", ttl_s=60)
+    single.claim(stores.queue, taken, "another forwarder", spool_id="another", ttl_s=60)
     stores.records.delete_endpoint(deleted)
     waiting = cloud.submit_new(restored, 3)
     for agent in agents.values():

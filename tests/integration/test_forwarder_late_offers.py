@@ -29,10 +29,10 @@ __all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
 
 
 @pytest.fixture
-def forget_ends(stores: Stores, request: pytest.FixtureRequest) -> Callable[[], None]:
+def forget_results(stores: Stores, request: pytest.FixtureRequest) -> Callable[[], None]:
     """Makes the queue forget recorded results."""
     if isinstance(stores.queue, FakeQueue):
-        return stores.queue.forget_ends
+        return stores.queue.forget_results
     url = request.getfixturevalue("valkey").url
 
     def forget() -> None:
@@ -48,7 +48,7 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
     cloud: Cloud,
     forwarder: RunningForwarder,
     endpoint_id: str,
-    forget_ends: Callable[[], None],
+    forget_results: Callable[[], None],
 ) -> None:
     [task] = cloud.tasks(endpoint_id, 1, idempotent=False)
     with Agent(cloud, endpoint_id, forwarder) as agent:
@@ -57,7 +57,7 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
         agent.finish(agent.take(1), b"the result")
         agent.until_recorded([task.task_id])
         until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the result is marked as recorded")
-        forget_ends()
+        forget_results()
         if is_back:
             agent.connect(forwarder)
             agent.greet(credit=5)
@@ -77,7 +77,7 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
 
 
 def test_the_first_result_of_an_idempotent_task_is_kept(
-    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str, forget_ends: Callable[[], None]
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str, forget_results: Callable[[], None]
 ) -> None:
     [task] = cloud.tasks(endpoint_id, 1)
     with Agent(cloud, endpoint_id, forwarder) as agent:
@@ -86,7 +86,7 @@ def test_the_first_result_of_an_idempotent_task_is_kept(
         agent.finish(agent.take(1), b"first")
         agent.until_recorded([task.task_id])
         until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the result is marked as recorded")
-        forget_ends()
+        forget_results()
         cloud.enqueue([task])
         agent.finish(agent.take(1), b"second")
         agent.until_recorded([task.task_id])
@@ -96,5 +96,5 @@ def test_the_first_result_of_an_idempotent_task_is_kept(
 
 
 def _is_gone(cloud: Cloud, endpoint_id: str, task_id: str) -> bool:
-    place = cloud.stores.queue.place(endpoint_id, task_id)
-    return place.standing.value in ("", "done") and not cloud.stores.queue.outbox(endpoint_id)
+    place = cloud.stores.queue.position(endpoint_id, task_id)
+    return place.state.value in ("", "done") and not cloud.stores.queue.outbox(endpoint_id)

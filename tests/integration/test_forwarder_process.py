@@ -184,12 +184,12 @@ class BrokenQueue(FakeQueue):
 
     broken_at = ""
 
-    def lease_many(
+    def lease(
         self, wanted: Mapping[str, tuple[int, int, int]], *, lease_s: float
     ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
         if self.broken_at in wanted:
             raise ZeroDivisionError("a bug in a step")
-        return super().lease_many(wanted, lease_s=lease_s)
+        return super().lease(wanted, lease_s=lease_s)
 
 
 class DeafQueue(FakeQueue):

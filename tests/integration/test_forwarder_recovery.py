@@ -248,7 +248,7 @@ def test_tasks_of_a_lost_agent_are_sent_again_or_end_lost(
         [never] = cloud.submit_new(endpoint_id, 1, idempotent=False)
         agent.take(2)
         cloud.until_all([never], TaskState.LOST)  # silence, then the lease runs out
-        until(lambda: cloud.stores.queue.depth(endpoint_id) == 1, "the other waits again")
+        until(lambda: cloud.stores.queue.depth([endpoint_id]) == 1, "the other waits again")
         error = cloud.task(never).error
         assert error is not None
         assert error.hint
@@ -283,7 +283,7 @@ def test_a_task_that_kills_its_endpoint_becomes_a_dead_letter(
             assert [spec.attempt for spec in agent.take(1)] == [attempt]
             agent.spool = {}
             until(
-                lambda: cloud.stores.queue.depth(endpoint_id) == 1 or cloud.task(task_id).state.is_terminal,
+                lambda: cloud.stores.queue.depth([endpoint_id]) == 1 or cloud.task(task_id).state.is_terminal,
                 "the lease has run out",
             )
     cloud.until_all([task_id], TaskState.DEAD_LETTERED)
@@ -383,10 +383,10 @@ PATIENT = dataclasses.replace(FAST, silence_s=0.3, return_s=60.0)
 def outlast_a_lease(cloud: Cloud, endpoint_id: str, task_ids: list[str]) -> None:
     """Wait for twice the time after which Valkey ends leases that are not renewed."""
     queue = cloud.stores.queue
-    start = queue.take(f"clock-{endpoint_id}", 1, rate_per_s=1 / (2 * PATIENT.lease_s), burst=1)
+    start = queue.take_tokens(f"clock-{endpoint_id}", 1, rate_per_s=1 / (2 * PATIENT.lease_s), burst=1)
     assert start.tokens == 1
     until(
-        lambda: queue.take(f"clock-{endpoint_id}", 1, rate_per_s=1 / (2 * PATIENT.lease_s), burst=1).tokens == 1,
+        lambda: queue.take_tokens(f"clock-{endpoint_id}", 1, rate_per_s=1 / (2 * PATIENT.lease_s), burst=1).tokens == 1,
         "two leases have passed",
     )
     assert cloud.states(task_ids) <= {TaskState.WAITING_FOR_EP, TaskState.WAITING_FOR_NODES, TaskState.RECEIVED}

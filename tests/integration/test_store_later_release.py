@@ -34,6 +34,7 @@ from farcall_common.wire import Reporter, TaskState
 from farcall_forwarder.adapters.batched_steps import delivery_of
 from tests.integration.forwarder_peers import Agent, Cloud, forwarding, real_environment, until
 from tests.integration.store_servers import Valkey
+from tests.support.stores import single
 from tests.unit.test_store_queue import lease, make_queued, make_result, own
 from tests.unit.test_store_records import RecordsSuite, make_end, make_task, move
 
@@ -184,7 +185,7 @@ def test_a_queued_task_with_more_in_it_is_leased(queue: Queue, server: redis.Red
     fence = own(queue)
     queue.enqueue([make_queued("t1")])
     server.hset("t:{e1}:t1", "task", later(make_queued("t1")))
-    [leased] = queue.lease("e1", fence, limit=5, lease_s=30)
+    [leased] = single.lease(queue, "e1", fence, limit=5, lease_s=30)
     assert leased.task == make_queued("t1")
 
 
@@ -203,10 +204,10 @@ def test_an_end_of_a_kind_that_is_not_known_is_left_to_who_knows_it(
     fence = own(queue)
     queue.enqueue([make_queued("t1"), make_queued("t2")])
     lease(queue, fence)
-    queue.ack(fence, [make_result("t1"), make_result("t2")])
+    single.ack(queue, fence, [make_result("t1"), make_result("t2")])
     server.hset("t:{e1}:t1", "result", later(make_result("t1"), **unknown))
     assert [end.task_id for end in queue.outbox("e1")] == ["t2"]
-    queue.flushed("e1", ["t2"])
+    queue.flushed({"e1": ["t2"]})
     assert server.lrange("o:{e1}", 0, -1) == [b"t1"]
 
 
@@ -242,9 +243,9 @@ def test_a_forwarder_serves_beside_a_later_api_and_a_later_forwarder(
         [spec] = agent.take(1)
         # The later release ends the task in its own way, and says so to the one beside it.
         rewrite(expanded_url, held, state=LATER, finished_at=dt.datetime.now(dt.UTC))
-        ends = SharedResults([make_result(held, endpoint_id=endpoint_id)], {}, time.time())
-        words = later(ends, ends=[as_dict(ends.ends[0]) | {"state": LATER}])
-        assert server.publish(f"ends:{forwarder.service.forwarder_id}", words) == 1
+        shared = SharedResults([make_result(held, endpoint_id=endpoint_id)], {}, time.time())
+        words = later(shared, results=[as_dict(shared.results[0]) | {"state": LATER}])
+        assert server.publish(f"results:{forwarder.service.forwarder_id}", words) == 1
         server.publish(f"wake:{forwarder.service.forwarder_id}", wire.new_id())
         # The agent reports its own end, comes again, and is told that the task is over; what comes next runs.
         agent.finish([spec])

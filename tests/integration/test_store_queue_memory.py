@@ -16,6 +16,7 @@ from farcall_common.store.model import QueuedTask, Task
 from farcall_common.wire import new_id, new_task_id
 from farcall_lambdas.models.fields import MAX_SMALL_BYTES
 from tests.integration.store_servers import Valkey
+from tests.support.stores import single
 from tests.task_fields import with_options
 from tests.unit.test_store_queue import LEASE_S, make_result
 
@@ -58,13 +59,13 @@ def used_bytes(valkey: Valkey) -> Iterator[Callable[[], int]]:
 def run_to_the_end(queue: ValkeyQueue, waiting: list[QueuedTask]) -> int:
     """Restore, lease and end tasks of one endpoint; returns how many were leased."""
     endpoint_id = waiting[0].endpoint_id
-    fence = queue.claim(endpoint_id, "forwarder", ttl_s=45)
+    fence = single.claim(queue, endpoint_id, "forwarder", ttl_s=45)
     queue.restore(endpoint_id, fence, waiting, held={}, lease_s=LEASE_S)
-    queue.mark_restored(endpoint_id, fence)
-    leased = queue.lease(endpoint_id, fence, limit=len(waiting), lease_s=LEASE_S)
+    single.mark_restored(queue, endpoint_id, fence)
+    leased = single.lease(queue, endpoint_id, fence, limit=len(waiting), lease_s=LEASE_S)
     task_ids = [each.task.task_id for each in leased]
-    queue.ack(fence, [make_result(task_id, endpoint_id=endpoint_id) for task_id in task_ids])
-    queue.flushed(endpoint_id, task_ids)
+    single.ack(queue, fence, [make_result(task_id, endpoint_id=endpoint_id) for task_id in task_ids])
+    queue.flushed({endpoint_id: task_ids})
     queue.enqueue(waiting)  # nothing: they have ended
     return len(task_ids)
 
@@ -109,7 +110,7 @@ def test_a_full_queue_stays_within_its_memory(
 ) -> None:
     before = used_bytes()
     queue.enqueue(tasks(**fields))
-    assert queue.depth(ENDPOINT_ID) == TASKS
+    assert queue.depth([ENDPOINT_ID]) == TASKS
     each = (used_bytes() - before) / TASKS
     print(f"{each:.0f} bytes of Valkey a task")
     assert each < allowed_bytes

@@ -55,7 +55,7 @@ def _survive(world: World, valkey: Valkey, *, steps: int) -> None:
         if not down:
             valkey.wipe()
 
-    def forget_ends() -> None:
+    def forget_results() -> None:
         if not down:
             with redis.Redis.from_url(valkey.url) as server:
                 for key in list(server.scan_iter("t:*")):
@@ -63,7 +63,7 @@ def _survive(world: World, valkey: Valkey, *, steps: int) -> None:
                         server.delete(key)
 
     try:
-        world.run(steps, [wipe, wipe, kill_or_start, kill_or_start], forget_ends=forget_ends)
+        world.run(steps, [wipe, wipe, kill_or_start, kill_or_start], forget_results=forget_results)
     finally:
         if down:
             valkey.start()

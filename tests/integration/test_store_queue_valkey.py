@@ -14,7 +14,7 @@ from farcall_common.store import CancelOutcome, ForwarderInfo, PeerKey, PeerKind
 from farcall_common.store.model import HeldLeases, MaintenanceResult
 from farcall_common.store.queue_valkey import MARKER_TTL_S
 from tests.integration.store_servers import Valkey, queue_with_clock
-from tests.support.stores import FakeQueue
+from tests.support.stores import FakeQueue, single
 from tests.unit.test_store_queue import Clock, QueueSuite, lease, leased_ids, make_queued, make_result, own
 
 
@@ -55,7 +55,7 @@ class TestValkeyQueue(QueueSuite):
         return wipe
 
     @pytest.fixture
-    def forget_ends(self, server: redis.Redis) -> Callable[[], None]:
+    def forget_results(self, server: redis.Redis) -> Callable[[], None]:
         def forget() -> None:
             """The time of those that have one is over."""
             for key in list(server.scan_iter("t:*")):
@@ -76,8 +76,8 @@ def test_only_what_may_be_forgotten_has_a_time_to_live(queue: Queue, server: red
     queue.enqueue([make_queued(f"t{n}") for n in range(4)])
     lease(queue, fence, limit=3)
     queue.cancel("e1", ["t0"])
-    queue.ack(fence, [make_result("t1"), make_result("t2")])
-    queue.flushed("e1", ["t2"])
+    single.ack(queue, fence, [make_result("t1"), make_result("t2")])
+    queue.flushed({"e1": ["t2"]})
     assert {key for key in server.scan_iter() if server.ttl(key) != -1} == {b"t:{e1}:t2"}
     assert 0 < server.ttl("t:{e1}:t2") <= MARKER_TTL_S
     assert server.hget("t:{e1}:t2", "task") is None
@@ -89,7 +89,7 @@ def test_an_endpoint_lives_in_one_slot(queue: Queue, server: redis.Redis) -> Non
     queue.enqueue([make_queued(f"t{n}") for n in range(3)])
     lease(queue, fence, limit=2)
     queue.cancel("e1", ["t0"])
-    queue.ack(fence, [make_result("t1")])
+    single.ack(queue, fence, [make_result("t1")])
     keys = list(server.scan_iter())
     assert len(keys) == 11
     assert all(b"{e1}" in key for key in keys)
@@ -100,10 +100,10 @@ def test_a_killed_server_is_a_wiped_one(queue: Queue, valkey: Valkey) -> None:
     lease(queue, fence)
     valkey.kill()
     with pytest.raises(Unavailable):
-        queue.lease("e1", fence, limit=1, lease_s=30)
+        single.lease(queue, "e1", fence, limit=1, lease_s=30)
     valkey.start()
     with pytest.raises(QueueDataLost):
-        queue.lease("e1", fence, limit=1, lease_s=30)
+        single.lease(queue, "e1", fence, limit=1, lease_s=30)
     assert lease(queue, own(queue, tasks=[make_queued("t1")])) == ["t1"]
 
 
@@ -127,19 +127,18 @@ def test_an_upkeep_goes_well_on_a_server_that_knows_some_of_its_scripts(queue: Q
     fence = own(queue)
     queue.enqueue([make_queued("t1", idempotent=False), make_queued("t2")])
     server.script_flush()
-    queue.renew_ownership("e1", "w1", fence, ttl_s=45)
-    queue.reap("e1", fence)
+    single.mark_disconnected(queue, "e1", "w1", fence)
     queue.outbox("e1")
-    queue.lease("e1", fence, limit=2, lease_s=0)
+    single.lease(queue, "e1", fence, limit=2, lease_s=0)
     found = queue.maintain("w1", {"e1": HeldLeases(fence, "spool", ["t1", "t2"])}, ttl_s=45, lease_s=30)
     assert found == {"e1": MaintenanceResult([], [])}
-    assert queue.leased("e1", fence) == {"t1": 1, "t2": 1}
+    assert single.leased(queue, "e1", fence) == {"t1": 1, "t2": 1}
 
 
 def test_steps_of_one_kind_go_well_on_a_server_that_knows_none(queue: Queue, server: redis.Redis) -> None:
     fence = own(queue, tasks=[make_queued("t1")])
     server.script_flush()
-    found = queue.lease_many({"e1": (fence, 5, 0), "e2": (1, 5, 0)}, lease_s=30)
+    found = queue.lease({"e1": (fence, 5, 0), "e2": (1, 5, 0)}, lease_s=30)
     assert leased_ids(found["e1"]) == ["t1"]
     assert isinstance(found["e2"], QueueDataLost)
 
@@ -157,9 +156,9 @@ def test_the_scripts_and_the_fake_share_out_the_same(seed: int, valkey: Valkey, 
         both: list[Queue] = [queue, FakeQueue(clock)]
         owners = ["alice", "bob", "carol", "dave"]
         weights = {"bob": 2, "carol": 5}
-        fences = [each.claim("e1", "w1", weights=weights, ttl_s=45) for each in both]
+        fences = [single.claim(each, "e1", "w1", weights=weights, ttl_s=45) for each in both]
         for each, fence in zip(both, fences, strict=True):
-            each.mark_restored("e1", fence)
+            single.mark_restored(each, "e1", fence)
         ids: list[str] = []
         leased: list[str] = []
         for step in range(250):
@@ -178,24 +177,26 @@ def test_the_scripts_and_the_fake_share_out_the_same(seed: int, valkey: Valkey, 
                 case "lease":
                     limit, reserve = chance.randint(0, 9), chance.randint(0, 3)
                     found = [
-                        each.lease_many({"e1": (fence, limit, reserve)}, lease_s=30)["e1"]
+                        each.lease({"e1": (fence, limit, reserve)}, lease_s=30)["e1"]
                         for each, fence in zip(both, fences, strict=True)
                     ]
                     answers = [leased_ids(each) for each in found]
                     leased += leased_ids(found[1])
                 case "ack":
                     results = [make_result(task_id) for task_id in chance.sample(ids, min(3, len(ids)))]
-                    answers = [each.ack(fence, results) for each, fence in zip(both, fences, strict=True)]
+                    for each, fence in zip(both, fences, strict=True):
+                        single.ack(each, fence, results)
+                    answers = [each.outbox("e1") for each in both]
                 case "unlease":
                     back = chance.sample(leased, min(2, len(leased)))
                     for each, fence in zip(both, fences, strict=True):
                         each.unlease("e1", fence, back)
-                    answers = [each.depth("e1") for each in both]
+                    answers = [each.depth(["e1"]) for each in both]
                 case "cancel":
                     gone = chance.sample(ids, min(2, len(ids)))
                     answers = [each.cancel("e1", gone) for each in both]
                 case "reap":
-                    reaped = [each.reap("e1", fence) for each, fence in zip(both, fences, strict=True)]
+                    reaped = [single.reap(each, "e1", fence) for each, fence in zip(both, fences, strict=True)]
                     answers = [sorted(leased_ids(each)) for each in reaped]
                 case _:
                     again = [
@@ -204,13 +205,13 @@ def test_the_scripts_and_the_fake_share_out_the_same(seed: int, valkey: Valkey, 
                     ]
                     for each, fence in zip(both, fences, strict=True):
                         each.restore("e1", fence, again, held={again[0].task_id: 1} if again else {}, lease_s=30)
-                    answers = [each.leased("e1", fence) for each, fence in zip(both, fences, strict=True)]
+                    answers = [single.leased(each, "e1", fence) for each, fence in zip(both, fences, strict=True)]
             assert answers[0] == answers[1], step
             assert queue.depth_of("e1", owner_id) == both[1].depth_of("e1", owner_id)
             for task_id in chance.sample(ids, min(3, len(ids))):
-                assert queue.place("e1", task_id) == both[1].place("e1", task_id)
-        while still := [task_id for task_id, _ in queue.leased("e1", fences[0]).items()]:
-            queue.ack(fences[0], [make_result(task_id) for task_id in still])
+                assert queue.position("e1", task_id) == both[1].position("e1", task_id)
+        while still := [task_id for task_id, _ in single.leased(queue, "e1", fences[0]).items()]:
+            single.ack(queue, fences[0], [make_result(task_id) for task_id in still])
             lease(queue, fences[0])
         assert server.keys("[qrhc]:*") == []
 
@@ -223,11 +224,11 @@ def test_tasks_of_a_release_with_one_list_are_adopted(queue: Queue, server: redi
     server.rename("q:{e1}:alice", "q:{e1}")
     server.delete("r:{e1}", "c:{e1}")
     fence = own(queue)
-    assert queue.depth("e1") == 4
+    assert queue.depth(["e1"]) == 4
     assert lease(queue, fence, limit=2) == ["t0", "t1"]
     queue.unlease("e1", fence, ["t1"])
     server.hset("t:{e1}:t2", "state", "done")  # its API cancels a task, and takes it out of the list that it knows
     assert queue.cancel("e1", ["t3"]) == {"t3": CancelOutcome.REMOVED}
     assert lease(queue, fence) == ["t1"]
-    queue.ack(fence, [make_result("t0"), make_result("t1")])
+    single.ack(queue, fence, [make_result("t0"), make_result("t1")])
     assert server.keys("[qrhc]:*") == []

@@ -82,7 +82,7 @@ from farcall_forwarder.core.untrusted import (
 )
 from farcall_forwarder.service import key_pair
 from farcall_forwarder.settings import Settings
-from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords
+from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords, single
 from tests.unit.test_store_queue import Clock
 from tests.waiting import WAIT_S
 
@@ -404,8 +404,8 @@ def test_a_step_is_performed_at_once_and_later_ones_as_a_batch() -> None:
 
 def test_leases_wait_for_an_unavailable_queue_and_are_refused_one_by_one() -> None:
     queue = FakeQueue()
-    fence = queue.claim("a", "forwarder", ttl_s=45)
-    queue.mark_restored("a", fence)
+    fence = single.claim(queue, "a", "forwarder", ttl_s=45)
+    single.mark_restored(queue, "a", fence)
     queue.reachable = False
     stores = Stores(FakeRecords(), queue, FakeBlobs(), Tickets("k" * 32))
     steps = StoreSteps(stores, forwarder_id="forwarder", clock=lambda: 1.0)
@@ -429,7 +429,7 @@ def test_leases_wait_for_an_unavailable_queue_and_are_refused_one_by_one() -> No
 def queue_of(*endpoint_ids: str) -> tuple[FakeQueue, dict[str, int]]:
     """A queue with these endpoints, claimed but not restored, and their fences."""
     queue = FakeQueue()
-    return queue, {endpoint_id: queue.claim(endpoint_id, "forwarder", ttl_s=45) for endpoint_id in endpoint_ids}
+    return queue, {endpoint_id: single.claim(queue, endpoint_id, "forwarder", ttl_s=45) for endpoint_id in endpoint_ids}
 
 
 def steps_on(queue: FakeQueue, records: FakeRecords) -> StoreSteps:
@@ -449,7 +449,7 @@ def test_a_forwarder_with_a_wrong_clock_is_registered_and_keeps_its_leases(skew_
     assert [info.forwarder_id for info in queue.forwarders()] == ["other", "skewed"]
     (claimed,) = steps.perform_batch([ClaimEndpoint("a", 1, "spool", 45.0)])
     assert isinstance(claimed, EndpointClaimed)
-    queue.mark_restored("a", claimed.fence)
+    single.mark_restored(queue, "a", claimed.fence)
     task = Task("t1", "group", "owner", "a", "function", "hash", b"x", options=TaskOptions(idempotent=False))
     queue.enqueue([QueuedTask.of(task)])
     steps.perform_batch([LeaseTasks("a", claimed.fence, 5, 30.0)])
@@ -458,12 +458,12 @@ def test_a_forwarder_with_a_wrong_clock_is_registered_and_keeps_its_leases(skew_
     assert isinstance(maintained, EndpointMaintained)
     assert maintained.reaped == []
     with pytest.raises(EndpointInUse):
-        queue.claim("a", "other", spool_id="another", ttl_s=45)
+        single.claim(queue, "a", "other", spool_id="another", ttl_s=45)
 
 
 def test_claims_are_batched_and_refused_one_by_one() -> None:
     queue, _ = queue_of("a")
-    queue.claim("b", "another forwarder", spool_id="another", ttl_s=45)
+    single.claim(queue, "b", "another forwarder", spool_id="another", ttl_s=45)
     records = FakeRecords()
     for endpoint_id in "abc":
         records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
@@ -486,10 +486,10 @@ def test_a_claim_with_an_old_copy_of_the_spool_is_refused() -> None:
 
     assert [claim("spool", None), claim("spool", 1)] == ["let in"] * 2
     steps.perform_batch([RecordSpoolGeneration("a", 1, "spool", 3)])
-    fence = queue.claim("a", "other", spool_id="spool", ttl_s=45)
-    queue.mark_restored("a", fence)
+    fence = single.claim(queue, "a", "other", spool_id="spool", ttl_s=45)
+    single.mark_restored(queue, "a", fence)
     assert claim("spool", 2) == "SPOOL_OUTDATED"
-    queue.renew_ownership("a", "other", fence, spool_id="spool", ttl_s=45)  # it still owns it
+    assert queue.renew_ownership("other", {"a": (fence, "spool")}, ttl_s=45) == []  # it still owns it
     assert [claim("spool", 3), claim("spool", 4)] == ["let in"] * 2
     assert [claim("spool", 3), claim("spool", None)] == ["SPOOL_OUTDATED"] * 2
     queue.evict("a")
@@ -498,7 +498,7 @@ def test_a_claim_with_an_old_copy_of_the_spool_is_refused() -> None:
 
 def test_restores_are_batched_and_fenced_one_by_one() -> None:
     queue, fences = queue_of("idle", "busy", "gone")
-    queue.claim("gone", "another forwarder", ttl_s=45)
+    single.claim(queue, "gone", "another forwarder", ttl_s=45)
     records = FakeRecords()
     for endpoint_id in ("busy", "gone"):
         records.add_tasks([Task(f"of {endpoint_id}", "group", "owner", endpoint_id, "function", "hash", b"")])
@@ -509,7 +509,7 @@ def test_restores_are_batched_and_fenced_one_by_one() -> None:
         QueueRestored("busy", fences["busy"]),
         StepFenced(steps[2]),
     ]
-    assert (queue.depth("idle"), queue.depth("busy"), queue.depth("gone")) == (0, 1, 0)
+    assert (queue.depth(["idle"]), queue.depth(["busy"]), queue.depth(["gone"])) == (0, 1, 0)
     read = [ReadLeases(endpoint_id, fence) for endpoint_id, fence in fences.items()]
     assert list(map(type, steps_on(queue, records).perform_batch(read))) == [LeasesRead, LeasesRead, StepFenced]
 
@@ -528,11 +528,11 @@ def test_task_reads_are_batched_and_answered_per_endpoint() -> None:
 def test_cancel_reads_are_batched_and_fenced_one_by_one() -> None:
     queue, fences = queue_of("a", "b", "c")
     for endpoint_id, fence in fences.items():
-        queue.mark_restored(endpoint_id, fence)
+        single.mark_restored(queue, endpoint_id, fence)
     queue.enqueue([QueuedTask.of(Task("t1", "group", "owner", "a", "function", "hash", b"x"))])
-    queue.lease("a", fences["a"], limit=9, lease_s=30)
+    single.lease(queue, "a", fences["a"], limit=9, lease_s=30)
     queue.cancel("a", ["t1"])
-    queue.claim("b", "another forwarder", ttl_s=45)
+    single.claim(queue, "b", "another forwarder", ttl_s=45)
     steps = [ReadCancels(endpoint_id, fence) for endpoint_id, fence in fences.items()]
     assert steps_on(queue, FakeRecords()).perform_batch(steps) == [
         CancelsRead("a", fences["a"], ["t1"]),
@@ -544,8 +544,8 @@ def test_cancel_reads_are_batched_and_fenced_one_by_one() -> None:
 def test_presence_of_a_stale_owner_is_fenced_and_the_others_are_recorded() -> None:
     queue, fences = queue_of("a", "b", "c")
     for endpoint_id, fence in fences.items():
-        queue.mark_restored(endpoint_id, fence)
-    queue.claim("b", "another forwarder", ttl_s=45)
+        single.mark_restored(queue, endpoint_id, fence)
+    single.claim(queue, "b", "another forwarder", ttl_s=45)
     records = FakeRecords()
     for endpoint_id in fences:
         records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))

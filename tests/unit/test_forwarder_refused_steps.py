@@ -15,7 +15,7 @@ from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.core.actions import FlushResults, RecordSpoolGeneration, RecordTransitions, ResultBatch, Withdraw
 from farcall_forwarder.core.events import Flushed, SpoolGenerationRecorded, StepFailed, TransitionsRecorded
-from tests.support.stores import FakeQueue, FakeRecords
+from tests.support.stores import FakeQueue, FakeRecords, single
 from tests.unit.test_forwarder_parts import queue_of, steps_on
 from tests.unit.test_store_records import at, make_task
 
@@ -99,7 +99,7 @@ def test_an_error_that_concerns_no_endpoint_propagates() -> None:
 def test_only_the_refused_endpoints_results_stay_unrecorded() -> None:
     queue, fences = queue_of("good", "bad")
     for endpoint_id, fence in fences.items():
-        queue.mark_restored(endpoint_id, fence)
+        single.mark_restored(queue, endpoint_id, fence)
     records = PickyRecords()
     records.add_tasks([make_task(f"{name}-task", endpoint_id=name) for name in fences])
     batches = [

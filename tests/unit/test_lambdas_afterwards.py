@@ -113,7 +113,7 @@ def test_a_retry_is_a_new_task_with_all_that_the_old_one_had(lab: Lab) -> None:
     assert new.options == old.options
     assert (new.state, new.retry_of) == (TaskState.RECEIVED, task_id)
     assert lab.api.call("GET", f"/v2/tasks/{new_id}").body["retry_of"] == task_id
-    assert lab.api.stores.queue.depth(lab.endpoint_id) == 2
+    assert lab.api.stores.queue.depth([lab.endpoint_id]) == 2
     assert [letter["task_id"] for letter in lab.letters()] == [task_id]
 
 
@@ -136,7 +136,7 @@ def test_a_retry_that_is_sent_again_is_one_task(lab: Lab) -> None:
     answers = [lab.retry(task_id, new_id=new_id) for _ in range(3)]
 
     assert [(answer.status, answer.body["task_id"]) for answer in answers] == [(200, new_id)] * 3
-    assert lab.api.stores.queue.depth(lab.endpoint_id) == 2
+    assert lab.api.stores.queue.depth([lab.endpoint_id]) == 2
     assert lab.retry(task_id, new_id=task_id).body["code"] == "INVALID_REQUEST"
 
 

@@ -64,7 +64,7 @@ class Victim:
         return {"tasks": {self.function_id: [payload]}, **fields}
 
     def depth(self) -> int:
-        return self.api.stores.queue.depth(self.endpoint_id)
+        return self.api.stores.queue.depth([self.endpoint_id])
 
 
 class AttackSuite:

@@ -12,7 +12,7 @@ from farcall_common.store.model import TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.services.reconcile import Reconciled
 from tests.support.memory_api import BOB, MemoryApi
-from tests.support.stores import FakeQueue
+from tests.support.stores import FakeQueue, single
 
 
 class Lab:
@@ -27,8 +27,8 @@ class Lab:
         self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
         endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})
         self.endpoint_id: str = endpoint.body["endpoint_id"]
-        self.fence = self.queue.claim(self.endpoint_id, "fwd-1", ttl_s=1e9)
-        self.queue.mark_restored(self.endpoint_id, self.fence)
+        self.fence = single.claim(self.queue, self.endpoint_id, "fwd-1", ttl_s=1e9)
+        single.mark_restored(self.queue, self.endpoint_id, self.fence)
 
     def submit(self, count: int = 1) -> list[str]:
         body = {"tasks": {self.function_id: ["p"] * count}}
@@ -36,7 +36,7 @@ class Lab:
         return list(answer.body["tasks"][self.function_id])
 
     def lease(self, limit: int = 1) -> list[str]:
-        leased = self.queue.lease(self.endpoint_id, self.fence, limit=limit, lease_s=30)
+        leased = single.lease(self.queue, self.endpoint_id, self.fence, limit=limit, lease_s=30)
         return [each.task.task_id for each in leased]
 
     def success(self, task_id: str) -> TaskResult:
@@ -75,7 +75,7 @@ def test_a_leased_task_is_asked_to_stop_and_its_forwarder_woken(lab: Lab) -> Non
     answer = lab.cancel(task_id)
 
     assert (answer["outcome"], answer["status"]) == ("requested", "received")
-    assert lab.queue.cancel_requests(lab.endpoint_id, lab.fence) == [task_id]
+    assert single.cancel_requests(lab.queue, lab.endpoint_id, lab.fence) == [task_id]
     assert wake_ups.get(0) == [lab.endpoint_id]
     assert not lab.state(task_id).is_terminal
 
@@ -91,7 +91,7 @@ def test_a_finished_task_stays_as_it_is(lab: Lab) -> None:
 def test_a_task_whose_end_is_on_its_way_is_finished(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.lease()
-    lab.queue.ack(lab.fence, [lab.success(task_id)])
+    single.ack(lab.queue, lab.fence, [lab.success(task_id)])
 
     assert lab.cancel(task_id) == {"task_id": task_id, "outcome": "finished"}
     assert not lab.state(task_id).is_terminal
@@ -129,7 +129,7 @@ def test_nobody_cancels_someone_elses_task(lab: Lab) -> None:
     body = lab.api.call("POST", "/v3/tasks/cancel", {"task_ids": [task_id]}, caller=BOB).body
 
     assert body["results"][task_id]["outcome"] == "unknown"
-    assert lab.queue.depth(lab.endpoint_id) == 1
+    assert lab.queue.depth([lab.endpoint_id]) == 1
 
 
 def test_with_the_queue_away_cancelling_can_be_retried(lab: Lab) -> None:

@@ -70,13 +70,13 @@ def test_tokens_are_taken_in_advance_and_do_not_keep(monkeypatch: pytest.MonkeyP
     clock = Clock()
     queue = FakeQueue(clock)
     asked: list[int] = []
-    take = queue.take
+    take = queue.take_tokens
 
     def counted(bucket: str, tokens: int, **options: Any) -> Any:
         asked.append(tokens)
         return take(bucket, tokens, **options)
 
-    monkeypatch.setattr(queue, "take", counted)
+    monkeypatch.setattr(queue, "take_tokens", counted)
     limit = RateLimit(queue, ApiSettings(rate_per_s=100), clock=clock)
     for _ in range(20):
         limit.spend(ALICE)
@@ -103,7 +103,7 @@ def test_a_full_queue_takes_nothing_more() -> None:
 
     answer = refused(lab.submit({lab.function_id: [PAYLOAD] * 2}), 429, "QUEUE_FULL")
 
-    assert (answer.headers["Retry-After"], lab.count(), lab.queue.depth(lab.endpoint_id)) == ("5", 2, 2)
+    assert (answer.headers["Retry-After"], lab.count(), lab.queue.depth([lab.endpoint_id])) == ("5", 2, 2)
     assert lab.submit({lab.function_id: [PAYLOAD]}).status == 200
 
 

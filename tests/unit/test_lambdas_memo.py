@@ -48,7 +48,7 @@ def test_a_repeated_call_ends_at_once_and_is_never_queued(lab: MemoLab) -> None:
     assert (result["status"], result["result"], result["attempt"]) == ("success", "answer", 0)
     assert result["details"] == {"python_version": "3.12", "memoized_from": first, "task_transitions": {}}
     assert float(result["completion_t"]) == lab.api.clock.now
-    assert lab.queue.depth(lab.endpoint_id) == 1
+    assert lab.queue.depth([lab.endpoint_id]) == 1
     assert lab.api.call("GET", f"/v2/tasks/{second}").body["result"] == "answer"
     events = lab.api.call("GET", f"/v3/tasks/{second}/events").body["events"]
     assert [(event["state"], event["reporter"]) for event in events] == [("received", "api"), ("success", "api")]
@@ -120,7 +120,7 @@ def test_repeats_of_repeats_and_mixed_batches(lab: MemoLab) -> None:
         assert answer["results"].keys() == {one, three}
         assert {each["result"] for each in answer["results"].values()} == {"answer"}
         assert lab.records.get_tasks([two])[two].state is TaskState.RECEIVED
-    assert lab.queue.depth(lab.endpoint_id) == 4  # the first one, and the fresh ones: not told apart until one ends
+    assert lab.queue.depth([lab.endpoint_id]) == 4  # the first one, and the fresh ones: not told apart until one ends
 
 
 def test_a_repeated_submit_of_a_remembered_call_gives_the_same_answer(lab: MemoLab) -> None:

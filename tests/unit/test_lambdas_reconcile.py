@@ -15,7 +15,7 @@ from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.services.reconcile import Reconciled
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, MemoryApi
-from tests.support.stores import FakeQueue
+from tests.support.stores import FakeQueue, single
 
 DAY_S = 86_400.0
 
@@ -42,8 +42,8 @@ class Lab:
         return list(answer.body["tasks"][self.function_id])
 
     def own(self) -> int:
-        fence = self.queue.claim(self.endpoint_id, "fwd-1", ttl_s=1e9)
-        self.queue.mark_restored(self.endpoint_id, fence)
+        fence = single.claim(self.queue, self.endpoint_id, "fwd-1", ttl_s=1e9)
+        single.mark_restored(self.queue, self.endpoint_id, fence)
         return fence
 
 
@@ -60,7 +60,7 @@ def test_committed_tasks_that_were_never_queued_are_queued_in_order(lab: Lab) ->
 
     done = lab.reconciler.run()
 
-    leased = lab.queue.lease(lab.endpoint_id, fence, limit=2000, lease_s=30)
+    leased = single.lease(lab.queue, lab.endpoint_id, fence, limit=2000, lease_s=30)
     assert (done.endpoints, done.offered) == (1, 1500)
     assert [each.task.task_id for each in leased] == task_ids
     assert wake_ups.get(0) == [lab.endpoint_id]
@@ -73,7 +73,7 @@ def test_a_second_round_queues_nothing_twice(lab: Lab) -> None:
     lab.reconciler.run()
     lab.reconciler.run()
 
-    assert lab.queue.depth(lab.endpoint_id) == 1
+    assert lab.queue.depth([lab.endpoint_id]) == 1
 
 
 def test_a_submit_that_is_still_at_it_is_left_alone(lab: Lab) -> None:
@@ -90,7 +90,7 @@ def test_what_was_dispatched_is_its_forwarders_to_restore(lab: Lab) -> None:
     lab.api.clock.now += 60
 
     assert lab.reconciler.run().offered == 0
-    assert lab.queue.depth(lab.endpoint_id) == 0
+    assert lab.queue.depth([lab.endpoint_id]) == 0
 
 
 def test_each_round_tells_how_many_tasks_wait_in_one_line(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
@@ -114,12 +114,12 @@ def test_each_round_tells_how_many_tasks_wait_in_one_line(lab: Lab, caplog: pyte
 def test_ends_that_nobody_wrote_down_are_recorded(lab: Lab) -> None:
     [task_id] = lab.submit()
     fence = lab.own()
-    lab.queue.lease(lab.endpoint_id, fence, limit=1, lease_s=30)
+    single.lease(lab.queue, lab.endpoint_id, fence, limit=1, lease_s=30)
     end = TaskResult(
         task_id, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"00\nr",
         timings={"returned_at": lab.api.clock.now},
     )  # fmt: skip
-    lab.queue.ack(fence, [end])
+    single.ack(lab.queue, fence, [end])
 
     lab.api.clock.now += 5
     assert lab.reconciler.run().recorded == 0, "its forwarder may be at it"
@@ -135,12 +135,12 @@ def test_ends_that_nobody_wrote_down_are_recorded(lab: Lab) -> None:
 def test_ends_are_recorded_whatever_the_clock_of_their_forwarder_said(lab: Lab, hours: int) -> None:
     [task_id] = lab.submit()
     fence = lab.own()
-    lab.queue.lease(lab.endpoint_id, fence, limit=1, lease_s=30)
+    single.lease(lab.queue, lab.endpoint_id, fence, limit=1, lease_s=30)
     end = TaskResult(
         task_id, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"00\nr",
         timings={"returned_at": lab.api.clock.now + 3600 * hours},
     )  # fmt: skip
-    lab.queue.ack(fence, [end])
+    single.ack(lab.queue, fence, [end])
     lab.api.clock.now += 60
     assert lab.reconciler.run().recorded == 1
     assert lab.records.get_tasks([task_id])[task_id].result == b"00\nr"
@@ -153,7 +153,7 @@ def test_it_never_takes_an_endpoint_over(lab: Lab) -> None:
 
     lab.reconciler.run()
 
-    lab.queue.renew_ownership(lab.endpoint_id, "fwd-1", fence, ttl_s=45)
+    assert lab.queue.renew_ownership("fwd-1", {lab.endpoint_id: (fence, "")}, ttl_s=45) == []
 
 
 def test_a_task_is_queued_whatever_the_clock_of_its_submit_says(lab: Lab) -> None:
@@ -171,7 +171,7 @@ def test_a_task_is_queued_whatever_the_clock_of_its_submit_says(lab: Lab) -> Non
         offered += lab.reconciler.run().offered
 
     assert offered == 2
-    assert lab.queue.depth(lab.endpoint_id) == 3
+    assert lab.queue.depth([lab.endpoint_id]) == 3
 
 
 def test_after_a_wipe_all_that_waits_is_queued_again(lab: Lab) -> None:
@@ -183,7 +183,7 @@ def test_after_a_wipe_all_that_waits_is_queued_again(lab: Lab) -> None:
 
     assert lab.reconciler.run().offered == 1500
     fence = lab.own()
-    leased = lab.queue.lease(lab.endpoint_id, fence, limit=2000, lease_s=30)
+    leased = single.lease(lab.queue, lab.endpoint_id, fence, limit=2000, lease_s=30)
     assert [each.task.task_id for each in leased] == task_ids
 
 
@@ -217,7 +217,7 @@ def test_a_single_task_that_the_queue_lost_is_found_by_the_sweep(lab: Lab) -> No
     del lane.entries[task_ids[1700]]
 
     assert sum(lab.reconciler.run().offered for _ in range(3)) == 1
-    assert lab.queue.depth(lab.endpoint_id) == 2500
+    assert lab.queue.depth([lab.endpoint_id]) == 2500
 
 
 def test_a_round_that_is_late_leaves_the_rest_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_the_work_of_a_round_does_not_grow_with_the_backlog(monkeypatch: pytest.
 def test_a_task_that_has_not_started_in_time_ends_and_says_why(lab: Lab) -> None:
     waiting, leased, running, ended = lab.submit(4)
     fence = lab.own()
-    lab.queue.lease(lab.endpoint_id, fence, limit=3, lease_s=1e9)
+    single.lease(lab.queue, lab.endpoint_id, fence, limit=3, lease_s=1e9)
     lab.queue.unlease(lab.endpoint_id, fence, [waiting])
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
     lab.records.record_transitions([TaskEvent(running, TaskState.RUNNING, Reporter.AGENT, at, attempt=1)])
@@ -356,8 +356,8 @@ def test_a_task_that_has_not_started_in_time_ends_and_says_why(lab: Lab) -> None
     assert error.code == "WAITED_TOO_LONG"
     assert [task.task_id for task in lab.records.list_open_ids()] == [running, young]
     assert lab.queue.outbox(lab.endpoint_id) == []
-    assert lab.queue.cancel_requests(lab.endpoint_id, fence) == [leased], "its endpoint is asked to stop"
-    assert lab.queue.place(lab.endpoint_id, waiting).standing is QueueState.DONE
+    assert single.cancel_requests(lab.queue, lab.endpoint_id, fence) == [leased], "its endpoint is asked to stop"
+    assert lab.queue.position(lab.endpoint_id, waiting).state is QueueState.DONE
 
 
 def test_an_outage_is_said(lab: Lab) -> None:

@@ -17,7 +17,7 @@ from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, BOB, Answer, MemoryApi
-from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords
+from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords, single
 
 PAYLOAD = "5\n00\nxx5\n00\nyy"
 
@@ -98,7 +98,7 @@ def test_an_accepted_task_is_recorded_and_queued(lab: Lab) -> None:
         resource_specification={"n": 1},
     )
     assert task.timings == {"submitted_at": lab.api.clock.now}
-    assert lab.queue.depth(lab.endpoint_id) == 1
+    assert lab.queue.depth([lab.endpoint_id]) == 1
     assert answer.body.keys() == {"request_id", "task_group_id", "endpoint_id", "tasks"}
 
 
@@ -128,9 +128,9 @@ def test_the_spans_above_tasks_are_recorded_and_queued(lab: Lab) -> None:
     ids = [*answer.body["tasks"][lab.function_id], *answer.body["tasks"][other]]
     recorded = lab.records.get_tasks(ids)
     assert [recorded[task_id].traceparent for task_id in ids] == [SPAN, None, None]
-    fence = lab.queue.claim(lab.endpoint_id, "fwd-1", ttl_s=45)
-    lab.queue.mark_restored(lab.endpoint_id, fence)
-    leased = lab.queue.lease(lab.endpoint_id, fence, limit=3, lease_s=45)
+    fence = single.claim(lab.queue, lab.endpoint_id, "fwd-1", ttl_s=45)
+    single.mark_restored(lab.queue, lab.endpoint_id, fence)
+    leased = single.lease(lab.queue, lab.endpoint_id, fence, limit=3, lease_s=45)
     assert {each.task.task_id: each.task.traceparent for each in leased} == dict(
         zip(ids, [SPAN, None, None], strict=True)
     )
@@ -161,7 +161,7 @@ def test_ids_that_the_service_makes_are_uuids_in_order_of_submission(lab: Lab) -
 
 def test_the_forwarder_that_owns_the_endpoint_is_woken(lab: Lab) -> None:
     lab.queue.announce(ForwarderInfo("fwd-1", "tcp://h:1", "k" * 40), ttl_s=15)
-    lab.queue.claim(lab.endpoint_id, "fwd-1", ttl_s=45)
+    single.claim(lab.queue, lab.endpoint_id, "fwd-1", ttl_s=45)
     wake_ups = lab.queue.listen("fwd-1")
 
     lab.submit()
@@ -209,7 +209,7 @@ class TestRepeats:
 
         assert first["tasks"] == again["tasks"] == task_ids
         assert first["task_group_id"] == again["task_group_id"]
-        assert (lab.count(), lab.queue.depth(lab.endpoint_id)) == (2, 2)
+        assert (lab.count(), lab.queue.depth([lab.endpoint_id])) == (2, 2)
 
     def test_two_at_once_get_the_same_answer(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         task_ids = {lab.function_id: [new_task_id(), new_task_id()]}
@@ -232,7 +232,7 @@ class TestRepeats:
 
         lab.submit(task_ids=task_ids)
 
-        assert lab.queue.depth(lab.endpoint_id) == 1
+        assert lab.queue.depth([lab.endpoint_id]) == 1
 
     def test_a_task_that_ended_is_not_queued_again(self, lab: Lab) -> None:
         task_id = new_task_id()
@@ -242,7 +242,7 @@ class TestRepeats:
         lab.queue.wipe()
 
         assert lab.submit(task_ids={lab.function_id: [task_id]}).status == 200
-        assert lab.queue.depth(lab.endpoint_id) == 0
+        assert lab.queue.depth([lab.endpoint_id]) == 0
 
     def test_big_payloads_repeat_as_well(self) -> None:
         lab = Lab(ApiSettings(max_inline_bytes=10))

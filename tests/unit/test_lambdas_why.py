@@ -12,6 +12,7 @@ from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.store.model import EndpointStatus, Presence, TaskEvent, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.memory_api import BOB
+from tests.support.stores import single
 from tests.unit.test_lambdas_submit import PAYLOAD, Lab
 from tests.unit.test_store_queue import make_queued
 
@@ -29,9 +30,9 @@ class WhyLab(Lab):
         self.records.set_presence([Presence(self.endpoint_id, online, EndpointStatus(**status))])
 
     def lease(self, count: int) -> None:
-        fence = self.queue.claim(self.endpoint_id, "f", ttl_s=60)
-        self.queue.mark_restored(self.endpoint_id, fence)
-        self.queue.lease(self.endpoint_id, fence, limit=count, lease_s=60)
+        fence = single.claim(self.queue, self.endpoint_id, "f", ttl_s=60)
+        single.mark_restored(self.queue, self.endpoint_id, fence)
+        single.lease(self.queue, self.endpoint_id, fence, limit=count, lease_s=60)
 
     def move(self, task_id: str, state: TaskState) -> None:
         reporter = Reporter.FORWARDER if state is TaskState.WAITING_FOR_NODES else Reporter.AGENT

@@ -10,7 +10,6 @@ import pytest
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
 from farcall_common.store import (
-    AckOutcome,
     BlobRef,
     CancelOutcome,
     ForwarderInfo,
@@ -18,16 +17,16 @@ from farcall_common.store import (
     PeerKind,
     Queue,
     QueuedTask,
-    QueuePlace,
+    QueuePosition,
     QueueState,
     SharedResults,
-    Taken,
     TaskResult,
+    TokensTaken,
 )
 from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
-from tests.support.stores import FakeQueue
+from tests.support.stores import FakeQueue, single
 from tests.task_fields import with_options
 
 LEASE_S = 30.0
@@ -59,21 +58,21 @@ def make_result(task_id: str = "t1", **changes: Any) -> TaskResult:
 
 def own(queue: Queue, forwarder_id: str = "w1", *, tasks: Sequence[QueuedTask] = ()) -> int:
     """Become the owner of e1, with these tasks restored from the database."""
-    fence = queue.claim("e1", forwarder_id, ttl_s=45)
+    fence = single.claim(queue, "e1", forwarder_id, ttl_s=45)
     queue.restore("e1", fence, tasks, held={}, lease_s=LEASE_S)
-    queue.mark_restored("e1", fence)
+    single.mark_restored(queue, "e1", fence)
     return fence
 
 
 def lease(queue: Queue, fence: int, *, limit: int = 100) -> list[str]:
-    leased = queue.lease("e1", fence, limit=limit, lease_s=LEASE_S)
+    leased = single.lease(queue, "e1", fence, limit=limit, lease_s=LEASE_S)
     return [task.task.task_id for task in leased]
 
 
 def own_endpoint(queue: Queue, endpoint_id: str) -> int:
     """Become the owner of an endpoint without tasks."""
-    fence = queue.claim(endpoint_id, "w1", ttl_s=45)
-    queue.mark_restored(endpoint_id, fence)
+    fence = single.claim(queue, endpoint_id, "w1", ttl_s=45)
+    single.mark_restored(queue, endpoint_id, fence)
     return fence
 
 
@@ -87,7 +86,7 @@ def leased_ids(found: Sequence[LeasedTask] | Fenced | QueueDataLost) -> list[str
 
 
 class QueueSuite:
-    """Needs the fixtures ``queue``, ``clock`` (that of its server), ``wipe``, ``cut`` and ``forget_ends``."""
+    """Needs the fixtures ``queue``, ``clock`` (that of its server), ``wipe``, ``cut`` and ``forget_results``."""
 
     # waiting and leasing
 
@@ -106,7 +105,7 @@ class QueueSuite:
         clock.now = 1.5
         queue.enqueue([task, make_queued("t2")])
         clock.now = 2.5
-        first, second = queue.lease("e1", fence, limit=5, lease_s=LEASE_S)
+        first, second = single.lease(queue, "e1", fence, limit=5, lease_s=LEASE_S)
         assert (first.task, second.task) == (task, make_queued("t2"))
         assert (first.attempt, first.enqueued_at, first.leased_at, first.cancel_requested) == (1, 1.5, 2.5, False)
 
@@ -114,11 +113,11 @@ class QueueSuite:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2")])
         queue.enqueue([make_queued("t2"), make_queued("t3")])
-        assert (queue.depth("e1"), queue.depths(["e1", "e2"]), queue.depths([])) == (3, 3, 0)
+        assert (queue.depth(["e1"]), queue.depth(["e1", "e2"]), queue.depth([])) == (3, 3, 0)
         assert lease(queue, fence, limit=2) == ["t1", "t2"]
         assert lease(queue, fence) == ["t3"]
         assert lease(queue, fence) == []
-        assert queue.depth("e1") == 0
+        assert queue.depth(["e1"]) == 0
 
     def test_tasks_on_different_terms_keep_their_order(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
@@ -126,49 +125,49 @@ class QueueSuite:
         tasks = [make_queued(f"t{number}", **fields) for number, fields in enumerate(terms)]
         assert queue.enqueue([]) == 0
         assert queue.enqueue(tasks[:4]) == 4
-        assert queue.enqueue(tasks[2:]) == queue.depth("e1") == 5
-        leased = queue.lease("e1", fence, limit=9, lease_s=1)
+        assert queue.enqueue(tasks[2:]) == queue.depth(["e1"]) == 5
+        leased = single.lease(queue, "e1", fence, limit=9, lease_s=1)
         assert [each.task for each in leased] == tasks
         clock.now = 9
-        again = queue.reap("e1", fence)
+        again = single.reap(queue, "e1", fence)
         assert {each.task.task_id for each in again} == {"t1", "t2", "t4"}  # they may not start a second time
-        assert queue.depth("e1") == 2
+        assert queue.depth(["e1"]) == 2
 
     def test_a_bucket_gives_what_it_has_and_fills_with_time(self, queue: Queue, clock: Clock) -> None:
-        def take(tokens: int, now: float, bucket: str = "alice") -> Taken:
+        def take(tokens: int, now: float, bucket: str = "alice") -> TokensTaken:
             clock.now = now
-            return queue.take(bucket, tokens, rate_per_s=2, burst=5)
+            return queue.take_tokens(bucket, tokens, rate_per_s=2, burst=5)
 
-        assert take(3, 100) == Taken(3)
-        assert take(3, 100) == Taken(2)
-        assert take(1, 100) == Taken(0, 0.5)
-        assert take(1, 100.25) == Taken(0, 0.25)
-        assert take(1, 100.5) == Taken(1)
-        assert take(9, 200) == Taken(5)
-        assert take(1, 100, bucket="bob") == Taken(1)
+        assert take(3, 100) == TokensTaken(3)
+        assert take(3, 100) == TokensTaken(2)
+        assert take(1, 100) == TokensTaken(0, 0.5)
+        assert take(1, 100.25) == TokensTaken(0, 0.25)
+        assert take(1, 100.5) == TokensTaken(1)
+        assert take(9, 200) == TokensTaken(5)
+        assert take(1, 100, bucket="bob") == TokensTaken(1)
 
     def test_a_bucket_bears_a_clock_that_is_set_back(self, queue: Queue, clock: Clock) -> None:
         clock.now = 100
-        assert queue.take("alice", 5, rate_per_s=2, burst=5) == Taken(5)
+        assert queue.take_tokens("alice", 5, rate_per_s=2, burst=5) == TokensTaken(5)
         clock.now = 90
-        assert queue.take("alice", 1, rate_per_s=2, burst=5) == Taken(0, 0.5)
+        assert queue.take_tokens("alice", 1, rate_per_s=2, burst=5) == TokensTaken(0, 0.5)
         clock.now = 101
-        assert queue.take("alice", 5, rate_per_s=2, burst=5) == Taken(2)
+        assert queue.take_tokens("alice", 5, rate_per_s=2, burst=5) == TokensTaken(2)
 
     def test_everybody_can_see_where_a_task_is(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued(f"t{n}") for n in range(4)])
-        assert queue.place("e1", "t0") == QueuePlace(QueueState.QUEUED, 0, 4, 1)
-        assert queue.place("e1", "t3") == QueuePlace(QueueState.QUEUED, 3, 4, 1)
+        assert queue.position("e1", "t0") == QueuePosition(QueueState.QUEUED, 0, 4, 1)
+        assert queue.position("e1", "t3") == QueuePosition(QueueState.QUEUED, 3, 4, 1)
         assert lease(queue, fence, limit=2) == ["t0", "t1"]
-        assert queue.place("e1", "t3") == QueuePlace(QueueState.QUEUED, 1, 2, 1)
-        assert queue.place("e1", "t0") == QueuePlace(QueueState.LEASED, 0, 2, 1)
+        assert queue.position("e1", "t3") == QueuePosition(QueueState.QUEUED, 1, 2, 1)
+        assert queue.position("e1", "t0") == QueuePosition(QueueState.LEASED, 0, 2, 1)
         queue.unlease("e1", fence, ["t1"])
-        assert queue.place("e1", "t2") == QueuePlace(QueueState.QUEUED, 1, 3, 1)
-        queue.ack(fence, [make_result("t0")])
-        assert queue.place("e1", "t0") == QueuePlace(QueueState.DONE, 0, 3, 1)
-        assert queue.place("e1", "nobody") == QueuePlace(QueueState.UNKNOWN, 0, 3, 1)
-        assert queue.place("e2", "t3") == QueuePlace(QueueState.UNKNOWN, 0, 0)
+        assert queue.position("e1", "t2") == QueuePosition(QueueState.QUEUED, 1, 3, 1)
+        single.ack(queue, fence, [make_result("t0")])
+        assert queue.position("e1", "t0") == QueuePosition(QueueState.DONE, 0, 3, 1)
+        assert queue.position("e1", "nobody") == QueuePosition(QueueState.UNKNOWN, 0, 3, 1)
+        assert queue.position("e2", "t3") == QueuePosition(QueueState.UNKNOWN, 0, 0)
 
     # shares of submitters
 
@@ -178,7 +177,7 @@ class QueueSuite:
         assert lease(queue, fence, limit=10) == [f"alice-{n}" for n in range(10)]
         queue.enqueue(backlog("bob", 1))
         assert lease(queue, fence, limit=2) == ["bob-0", "alice-10"]
-        assert queue.depth("e1") == 39
+        assert queue.depth(["e1"]) == 39
 
     def test_submitters_take_turns(self, queue: Queue) -> None:
         fence = own(queue)
@@ -192,27 +191,27 @@ class QueueSuite:
         fence = own(queue)
         queue.enqueue([*backlog("alice", 20), *backlog("bob", 20)])
         assert len(lease(queue, fence, limit=12)) == 12  # six each
-        queue.ack(fence, [make_result("alice-0"), make_result("alice-1")])
+        single.ack(queue, fence, [make_result("alice-0"), make_result("alice-1")])
         queue.unlease("e1", fence, ["alice-2"])
         assert lease(queue, fence, limit=3) == ["alice-2", "alice-6", "alice-7"]
-        queue.renew("e1", fence, [f"alice-{n}" for n in range(9)], lease_s=999)
+        single.maintain(queue, "e1", fence, renew=[f"alice-{n}" for n in range(9)], lease_s=999)
         clock.now += LEASE_S + 1
-        assert queue.reap("e1", fence) == []  # all six of bob run again
+        assert single.reap(queue, "e1", fence) == []  # all six of bob run again
         assert lease(queue, fence, limit=6) == [f"bob-{n}" for n in range(6)]
 
     def test_weights_give_a_submitter_a_larger_share(self, queue: Queue) -> None:
-        fence = queue.claim("e1", "w1", weights={"alice": 3, "nobody": 2}, ttl_s=45)
-        queue.mark_restored("e1", fence)
+        fence = single.claim(queue, "e1", "w1", weights={"alice": 3, "nobody": 2}, ttl_s=45)
+        single.mark_restored(queue, "e1", fence)
         queue.enqueue([*backlog("alice", 100), *backlog("bob", 100)])
         owners = [task_id.partition("-")[0] for task_id in lease(queue, fence, limit=40)]
         assert (owners.count("alice"), owners.count("bob")) == (30, 10)
-        fence = queue.claim("e1", "w1", ttl_s=45)  # the agent was started again, without weights
+        fence = single.claim(queue, "e1", "w1", ttl_s=45)  # the agent was started again, without weights
         owners = [task_id.partition("-")[0] for task_id in lease(queue, fence, limit=22)]
         assert (owners.count("alice"), owners.count("bob")) == (1, 21)
 
     def test_the_reserve_is_for_those_that_have_nothing_leased(self, queue: Queue) -> None:
         def take(limit: int, reserve: int) -> list[str]:
-            found = queue.lease_many({"e1": (fence, limit, reserve)}, lease_s=LEASE_S)
+            found = queue.lease({"e1": (fence, limit, reserve)}, lease_s=LEASE_S)
             return leased_ids(found["e1"])
 
         fence = own(queue)
@@ -223,27 +222,27 @@ class QueueSuite:
         assert take(0, 2) == ["bob-0", "carol-0"]
         assert take(1, 2) == ["dave-0"]
         assert take(1, 2) == ["bob-1"]
-        queue.ack(fence, [make_result("bob-0"), make_result("bob-1"), make_result("dave-0")])
+        single.ack(queue, fence, [make_result("bob-0"), make_result("bob-1"), make_result("dave-0")])
         assert take(0, 9) == ["dave-1"]
 
     def test_what_the_endpoint_holds_after_a_wipe_counts(self, queue: Queue, wipe: Callable[[], None]) -> None:
         wipe()
-        fence = queue.claim("e1", "w1", ttl_s=45)
+        fence = single.claim(queue, "e1", "w1", ttl_s=45)
         held = {f"alice-{n}": 1 for n in range(3)}
         queue.restore("e1", fence, backlog("alice", 9), held=held, lease_s=LEASE_S)
         queue.restore("e1", fence, backlog("bob", 9), held={}, lease_s=LEASE_S)
-        queue.mark_restored("e1", fence)
+        single.mark_restored(queue, "e1", fence)
         assert lease(queue, fence, limit=4) == ["bob-0", "bob-1", "bob-2", "alice-3"]
         queue.restore("e1", fence, backlog("bob", 5), held={"bob-3": 1, "bob-4": 1}, lease_s=LEASE_S)
         assert lease(queue, fence, limit=2) == ["alice-4", "bob-5"]
-        assert queue.depth("e1") == 7
+        assert queue.depth(["e1"]) == 7
 
     def test_a_cancelled_task_leaves_the_others_their_turns(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([*backlog("alice", 3), *backlog("bob", 2)])
         queue.cancel("e1", ["alice-0", "bob-0", "bob-1"])
-        assert (queue.depth("e1"), queue.depth_of("e1", "alice"), queue.depth_of("e1", "bob")) == (2, (2, 2), (2, 0))
-        assert queue.place("e1", "alice-2") == QueuePlace(QueueState.QUEUED, 1, 2, 1)
+        assert (queue.depth(["e1"]), queue.depth_of("e1", "alice"), queue.depth_of("e1", "bob")) == (2, (2, 2), (2, 0))
+        assert queue.position("e1", "alice-2") == QueuePosition(QueueState.QUEUED, 1, 2, 1)
         assert lease(queue, fence) == ["alice-1", "alice-2"]
         assert queue.endpoints_with_activity({"e1": fence}) == []
         queue.enqueue([make_queued("bob-2", owner_id="bob")])
@@ -253,7 +252,7 @@ class QueueSuite:
         fence = own(queue)
         tasks = [make_queued(f"t{n}", owner_id=f"owner {n}") for n in range(300)]
         queue.enqueue(tasks)
-        assert queue.place("e1", "t7") == QueuePlace(QueueState.QUEUED, 0, 300, 300)
+        assert queue.position("e1", "t7") == QueuePosition(QueueState.QUEUED, 0, 300, 300)
         assert lease(queue, fence, limit=300) == [task.task_id for task in tasks]
 
     def test_many_endpoints_lease_in_one_call_and_each_under_its_own_fence(self, queue: Queue) -> None:
@@ -267,104 +266,106 @@ class QueueSuite:
             "e3": (fences["e3"], 9, 0),
             "e4": (1, 9, 0),
         }
-        found = queue.lease_many(wanted, lease_s=LEASE_S)
+        found = queue.lease(wanted, lease_s=LEASE_S)
         assert list(found) == list(wanted)
         assert leased_ids(found["e1"]) == ["e1-0", "e1-1"]
         assert isinstance(found["e2"], Fenced)
         assert leased_ids(found["e3"]) == ["e3-0", "e3-1", "e3-2"]
         assert isinstance(found["e4"], QueueDataLost)
-        assert queue.depth("e2") == 3
+        assert queue.depth(["e2"]) == 3
 
     def test_ends_of_many_endpoints_are_taken_in_one_call(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
         for endpoint_id, fence in fences.items():
             queue.enqueue([make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(2)])
-            queue.lease(endpoint_id, fence, limit=9, lease_s=LEASE_S)
+            single.lease(queue, endpoint_id, fence, limit=9, lease_s=LEASE_S)
         ends = {
             endpoint_id: [make_result(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(2)]
             for endpoint_id in fences
         }
-        refusals = queue.ack_many([(fences["e1"], ends["e1"]), (fences["e2"] - 1, ends["e2"]), (1, [])])
+        refusals = queue.ack([(fences["e1"], ends["e1"]), (fences["e2"] - 1, ends["e2"]), (1, [])])
         assert [type(refusal) for refusal in refusals] == [type(None), Fenced, type(None)]
         assert queue.outbox("e1") == [
             msgspec.structs.replace(end, task_group_id="g1", owner_id="alice") for end in ends["e1"]
         ]
-        assert (queue.outbox("e2"), queue.leased("e1", fences["e1"])) == ([], {})
-        queue.flushed_many({"e1": ["e1-0", "e1-1"], "e2": ["e2-0"]})
+        assert (queue.outbox("e2"), single.leased(queue, "e1", fences["e1"])) == ([], {})
+        queue.flushed({"e1": ["e1-0", "e1-1"], "e2": ["e2-0"]})
         assert queue.outbox("e1") == []
-        assert queue.leased("e2", fences["e2"]) == {"e2-0": 1, "e2-1": 1}
+        assert single.leased(queue, "e2", fences["e2"]) == {"e2-0": 1, "e2-1": 1}
 
     def test_many_agents_claim_in_one_call_and_are_refused_one_by_one(self, queue: Queue) -> None:
         own_endpoint(queue, "e0")
-        queue.claim("e1", "w2", spool_id="another", ttl_s=45)
+        single.claim(queue, "e1", "w2", spool_id="another", ttl_s=45)
         wanted: list[tuple[str, str, dict[str, int]]] = [
             ("e0", "spool", {}),
             ("e1", "spool", {}),
             ("e2", "spool", {"alice": 2}),
             ("e0", "again", {}),
         ]
-        first, refused, other, second = queue.claim_many("w1", wanted, ttl_s=45)
+        first, refused, other, second = queue.claim("w1", wanted, ttl_s=45)
         assert isinstance(refused, EndpointInUse)
         assert not isinstance(first, EndpointInUse)
         assert not isinstance(second, EndpointInUse)
         assert not isinstance(other, EndpointInUse)
         assert first < second  # in order: the later claim is the one that counts
-        found = queue.leased_many([("e0", first), ("e0", second), ("e2", other), ("e3", 1)])
+        found = queue.leased([("e0", first), ("e0", second), ("e2", other), ("e3", 1)])
         assert list(map(_kind, found)) == [Fenced, dict, QueueDataLost, QueueDataLost]
         with pytest.raises(EndpointInUse):
-            queue.claim("e2", "w2", spool_id="another", ttl_s=45)
+            single.claim(queue, "e2", "w2", spool_id="another", ttl_s=45)
 
     def test_leases_of_many_endpoints_are_read_in_one_call(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
         queue.enqueue([make_queued("t1"), make_queued("t2")])
-        queue.lease("e1", fences["e1"], limit=9, lease_s=LEASE_S)
-        assert queue.leased_many(list(fences.items())) == [{"t1": 1, "t2": 1}, {}]
+        single.lease(queue, "e1", fences["e1"], limit=9, lease_s=LEASE_S)
+        assert queue.leased(list(fences.items())) == [{"t1": 1, "t2": 1}, {}]
 
     def test_requests_to_cancel_tasks_of_many_endpoints_are_read_in_one_call(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
         queue.enqueue([make_queued("t1"), make_queued("t2")])
-        queue.lease("e1", fences["e1"], limit=9, lease_s=LEASE_S)
+        single.lease(queue, "e1", fences["e1"], limit=9, lease_s=LEASE_S)
         queue.cancel("e1", ["t2"])
-        newer = queue.claim("e2", "w2", ttl_s=45)
-        found = queue.cancel_requests_many([*fences.items(), ("e2", newer), ("e3", 1)])
+        newer = single.claim(queue, "e2", "w2", ttl_s=45)
+        found = queue.cancel_requests([*fences.items(), ("e2", newer), ("e3", 1)])
         assert list(map(_kind, found)) == [list, Fenced, list, QueueDataLost]
         assert (found[0], found[2]) == (["t2"], [])
 
     def test_many_queues_are_declared_complete_in_one_call(self, queue: Queue) -> None:
         wanted: list[tuple[str, str, dict[str, int]]] = [("e1", "", {}), ("e2", "", {}), ("e3", "", {})]
-        fences = [fence for fence in queue.claim_many("w1", wanted, ttl_s=45) if isinstance(fence, int)]
-        queue.claim("e2", "w2", ttl_s=45)
+        fences = [fence for fence in queue.claim("w1", wanted, ttl_s=45) if isinstance(fence, int)]
+        single.claim(queue, "e2", "w2", ttl_s=45)
         owned = [*zip(("e1", "e2", "e3"), fences, strict=True), ("e4", 1)]
-        assert list(map(_kind, queue.mark_restored_many(owned))) == [type(None), Fenced, type(None), QueueDataLost]
-        assert queue.leased("e1", fences[0]) == queue.leased("e3", fences[2]) == {}
+        assert list(map(_kind, queue.mark_restored(owned))) == [type(None), Fenced, type(None), QueueDataLost]
+        assert single.leased(queue, "e1", fences[0]) == single.leased(queue, "e3", fences[2]) == {}
 
     def test_many_agents_leave_in_one_call(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
-        queue.renew_ownership("e1", "w1", fences["e1"], spool_id="spool", ttl_s=45)
-        newer = queue.claim("e2", "w2", spool_id="spool", ttl_s=45)
-        refusals = queue.leave_many("w1", [*fences.items(), ("e3", 1)], ttl_s=45)
+        assert queue.renew_ownership("w1", {"e1": (fences["e1"], "spool")}, ttl_s=45) == []
+        newer = single.claim(queue, "e2", "w2", spool_id="spool", ttl_s=45)
+        refusals = queue.mark_disconnected("w1", [*fences.items(), ("e3", 1)], ttl_s=45)
         assert list(map(_kind, refusals)) == [type(None), Fenced, QueueDataLost]
-        assert queue.claim("e1", "w2", spool_id="another", ttl_s=45) > fences["e1"]  # nobody is heard any more
-        assert queue.leased_many([("e2", newer)]) == [{}]
+        assert single.claim(queue, "e1", "w2", spool_id="another", ttl_s=45) > fences["e1"]  # nobody is heard any more
+        assert queue.leased([("e2", newer)]) == [{}]
 
     def test_an_end_is_remembered_for_a_while_after_it_was_recorded(
-        self, queue: Queue, forget_ends: Callable[[], None]
+        self, queue: Queue, forget_results: Callable[[], None]
     ) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
         assert lease(queue, fence, limit=2) == ["t1", "t2"]
-        queue.ack(fence, [make_result("t1"), make_result("t2")])
-        queue.flushed("e1", ["t1"])
+        single.ack(queue, fence, [make_result("t1"), make_result("t2")])
+        queue.flushed({"e1": ["t1"]})
         queue.enqueue([make_queued("t1"), make_queued("t2")])
-        assert queue.depth("e1") == 1
-        assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.DUPLICATE}
-        forget_ends()
-        assert queue.place("e1", "t1").standing is QueueState.UNKNOWN
-        assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.UNKNOWN}
+        assert queue.depth(["e1"]) == 1
+        single.ack(queue, fence, [make_result("t1")])
+        assert [result.task_id for result in queue.outbox("e1")] == ["t2"]
+        forget_results()
+        assert queue.position("e1", "t1").state is QueueState.UNKNOWN
+        single.ack(queue, fence, [make_result("t1")])
+        assert [result.task_id for result in queue.outbox("e1")] == ["t2"]
         queue.enqueue([make_queued("t1"), make_queued("t2")])
         assert lease(queue, fence) == ["t3", "t1"]  # what may not have been recorded is never forgotten
         assert [end.task_id for end in queue.outbox("e1")] == ["t2"]
-        queue.ack(fence, [make_result("t1")])
+        single.ack(queue, fence, [make_result("t1")])
         assert [end.task_id for end in queue.outbox("e1")] == ["t2", "t1"]
 
     def test_ends_leave_the_outbox_in_whatever_order_they_are_recorded(self, queue: Queue) -> None:
@@ -372,11 +373,11 @@ class QueueSuite:
         ids = [f"t{n}" for n in range(6)]
         queue.enqueue([make_queued(task_id) for task_id in ids])
         lease(queue, fence)
-        queue.ack(fence, [make_result(task_id) for task_id in ids])
-        queue.flushed("e1", ["t2", "t3"])
-        queue.flushed("e1", ["t0", "other", "t1"])
+        single.ack(queue, fence, [make_result(task_id) for task_id in ids])
+        queue.flushed({"e1": ["t2", "t3"]})
+        queue.flushed({"e1": ["t0", "other", "t1"]})
         assert [end.task_id for end in queue.outbox("e1")] == ["t4", "t5"]
-        queue.flushed("e1", ["t4", "t5", "t4"])
+        queue.flushed({"e1": ["t4", "t5", "t4"]})
         assert queue.outbox("e1") == []
 
     def test_an_upkeep_of_many_endpoints_is_that_of_each(self, queue: Queue, clock: Clock) -> None:
@@ -388,8 +389,8 @@ class QueueSuite:
                 [make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id, idempotent=n != "once") for n in names],
             )
             clock.now = 1
-            queue.lease(endpoint_id, fence, limit=9, lease_s=LEASE_S)
-            queue.ack(fence, [make_result(f"{endpoint_id}-ended", endpoint_id=endpoint_id)])
+            single.lease(queue, endpoint_id, fence, limit=9, lease_s=LEASE_S)
+            single.ack(queue, fence, [make_result(f"{endpoint_id}-ended", endpoint_id=endpoint_id)])
         held = {
             "e1": HeldLeases(fences["e1"], "spool", ["e1-held"]),
             "e2": HeldLeases(fences["e2"] - 1, "spool", ["e2-held"]),
@@ -402,11 +403,11 @@ class QueueSuite:
         assert isinstance(found["e3"], MaintenanceResult)
         assert leased_ids(found["e1"].reaped) == ["e1-once"]
         assert [end.task_id for end in found["e1"].outbox] == ["e1-ended"]
-        assert queue.leased("e1", fences["e1"]) == {"e1-held": 1, "e1-once": 1}
-        assert queue.depth("e3") == 1  # nobody prolonged the one that may run again
+        assert single.leased(queue, "e1", fences["e1"]) == {"e1-held": 1, "e1-once": 1}
+        assert queue.depth(["e3"]) == 1  # nobody prolonged the one that may run again
         clock.now = 60
         with pytest.raises(EndpointInUse):  # the ownership was kept, for the agent with this spool
-            queue.claim("e1", "w2", spool_id="another", ttl_s=45)
+            single.claim(queue, "e1", "w2", spool_id="another", ttl_s=45)
 
     def test_batches_of_any_size_keep_their_order(self, queue: Queue) -> None:
         fence = own(queue)
@@ -415,43 +416,52 @@ class QueueSuite:
         assert lease(queue, fence, limit=1100) == ids[:1100]
         queue.unlease("e1", fence, ids[:1100])
         assert lease(queue, fence, limit=5000) == ids
-        assert list(queue.renew("e1", fence, [*ids, "other"], lease_s=LEASE_S)) == ["other"]
-        assert set(queue.ack(fence, [make_result(i) for i in ids]).values()) == {AckOutcome.FIRST}
-        assert [result.task_id for result in queue.outbox("e1", limit=700)] == ids[:700]
-        queue.flushed("e1", ids)
+        assert single.maintain(queue, "e1", fence, renew=[*ids, "other"]).reaped == []
+        assert set(single.leased(queue, "e1", fence)) == set(ids)
+        single.ack(queue, fence, [make_result(i) for i in ids])
+        assert single.leased(queue, "e1", fence) == {}
+        assert [result.task_id for result in queue.outbox("e1")] == ids[:200]
+        queue.flushed({"e1": ids[:700]})
+        assert [result.task_id for result in queue.outbox("e1")] == ids[700:900]
+        queue.flushed({"e1": ids})
         assert queue.outbox("e1") == []
 
     def test_nothing_is_a_batch_too(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([])
-        assert queue.ack(fence, []) == {}
+        single.ack(queue, fence, [])
         assert queue.cancel("e1", []) == {}
-        assert queue.renew("e1", fence, [], lease_s=1) == []
+        assert (queue.claim("w1", [], ttl_s=45), queue.ack([]), queue.leased([]), queue.lease({}, lease_s=1)) == (
+            [],
+            [],
+            [],
+            {},
+        )
         queue.unlease("e1", fence, [])
-        queue.flushed("e1", [])
+        queue.flushed({"e1": []})
 
     def test_endpoints_do_not_see_each_other(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1", endpoint_id="e2")])
         assert lease(queue, fence) == []
-        assert queue.depth("e2") == 1
+        assert queue.depth(["e2"]) == 1
         with pytest.raises(QueueDataLost):
-            queue.lease("e2", fence, limit=1, lease_s=1)
+            single.lease(queue, "e2", fence, limit=1, lease_s=1)
 
     def test_an_unleased_task_comes_next_and_its_attempt_did_not_count(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
         assert lease(queue, fence, limit=2) == ["t1", "t2"]
         queue.unlease("e1", fence, ["t1", "t2", "t3", "unknown"])
-        again = queue.lease("e1", fence, limit=3, lease_s=LEASE_S)
+        again = single.lease(queue, "e1", fence, limit=3, lease_s=LEASE_S)
         assert [(task.task.task_id, task.attempt) for task in again] == [("t1", 1), ("t2", 1), ("t3", 1)]
 
     def test_the_leases_are_known(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2", attempt=1)])
-        assert queue.leased("e1", fence) == {}
+        assert single.leased(queue, "e1", fence) == {}
         lease(queue, fence)
-        assert queue.leased("e1", fence) == {"t1": 1, "t2": 2}
+        assert single.leased(queue, "e1", fence) == {"t1": 1, "t2": 2}
 
     # expiry
 
@@ -464,18 +474,18 @@ class QueueSuite:
         clock.now = 10
         assert lease(queue, fence, limit=1) == ["t1"]
         clock.now = 10 + LEASE_S - 1
-        assert queue.reap("e1", fence) == []
-        assert queue.leased("e1", fence) == {"t1": 1}
+        assert single.reap(queue, "e1", fence) == []
+        assert single.leased(queue, "e1", fence) == {"t1": 1}
         clock.now = 10 + LEASE_S
-        assert queue.reap("e1", fence) == []
+        assert single.reap(queue, "e1", fence) == []
         clock.now = 50
-        (again,) = queue.lease("e1", fence, limit=1, lease_s=LEASE_S)
+        (again,) = single.lease(queue, "e1", fence, limit=1, lease_s=LEASE_S)
         assert (again.task.task_id, again.attempt) == ("t1", 2)
         for _ in range(2):  # and so until the caller has ended it
             clock.now = 50 + LEASE_S
-            (ended,) = queue.reap("e1", fence)
+            (ended,) = single.reap(queue, "e1", fence)
             assert (ended.task.task_id, ended.attempt, ended.leased_at) == ("t1", 2, 50)
-        assert queue.leased("e1", fence) == {"t1": 2}
+        assert single.leased(queue, "e1", fence) == {"t1": 2}
 
     def test_what_may_not_start_twice_is_not_dispatched_again(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
@@ -484,7 +494,7 @@ class QueueSuite:
         clock.now = 1
         assert lease(queue, fence) == ["t1"]
         clock.now = 1 + LEASE_S
-        (ended,) = queue.reap("e1", fence)
+        (ended,) = single.reap(queue, "e1", fence)
         assert (ended.task.task_id, ended.attempt, ended.cancel_requested) == ("t1", 1, False)
         clock.now = 50
         assert lease(queue, fence) == []
@@ -495,21 +505,23 @@ class QueueSuite:
         queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
         assert lease(queue, fence, limit=2) == ["t1", "t2"]
         clock.now = 20
-        assert list(queue.renew("e1", fence, ["t1", "t3", "t4"], lease_s=LEASE_S)) == ["t3", "t4"]
+        single.maintain(queue, "e1", fence, renew=["t1", "t3", "t4"], lease_s=LEASE_S)
+        assert single.leased(queue, "e1", fence) == {"t1": 1, "t2": 1}
         clock.now = 40
-        queue.reap("e1", fence)
-        assert queue.leased("e1", fence) == {"t1": 1}
+        single.reap(queue, "e1", fence)
+        assert single.leased(queue, "e1", fence) == {"t1": 1}
 
     def test_reaping_is_limited(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
         clock.now = 0
-        queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
-        lease(queue, fence)
+        ids = [f"t{number:03}" for number in range(501)]
+        queue.enqueue([make_queued(task_id) for task_id in ids])
+        lease(queue, fence, limit=501)
         clock.now = 99
-        queue.reap("e1", fence, limit=2)
-        assert len(queue.leased("e1", fence)) == 1
-        queue.reap("e1", fence)
-        assert sorted(lease(queue, fence)) == ["t1", "t2", "t3"]
+        single.reap(queue, "e1", fence)
+        assert len(single.leased(queue, "e1", fence)) == 1
+        single.reap(queue, "e1", fence)
+        assert sorted(lease(queue, fence, limit=600)) == ids
 
     # ends
 
@@ -518,16 +530,17 @@ class QueueSuite:
         queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, fence)
         results = [make_result("t1"), make_result("t1", result=b"late"), make_result("nobody")]
-        assert queue.ack(fence, results[:1]) == {"t1": AckOutcome.FIRST}
-        assert queue.ack(fence, results) == {"t1": AckOutcome.DUPLICATE, "nobody": AckOutcome.UNKNOWN}
-        assert queue.leased("e1", fence) == {"t2": 1}
+        single.ack(queue, fence, results[:1])
+        single.ack(queue, fence, results)
+        assert queue.position("e1", "nobody").state is QueueState.UNKNOWN
+        assert single.leased(queue, "e1", fence) == {"t2": 1}
         assert queue.outbox("e1") == [make_result("t1", task_group_id="g1", owner_id="alice")]
 
     def test_a_batch_may_report_an_end_twice(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1")])
         lease(queue, fence)
-        assert queue.ack(fence, [make_result("t1"), make_result("t1")]) == {"t1": AckOutcome.FIRST}
+        single.ack(queue, fence, [make_result("t1"), make_result("t1")])
         assert len(queue.outbox("e1")) == 1
 
     def test_a_late_end_takes_the_task_out_of_the_queue(self, queue: Queue, clock: Clock) -> None:
@@ -536,11 +549,11 @@ class QueueSuite:
         queue.enqueue([make_queued("t1")])
         lease(queue, fence)
         clock.now = LEASE_S
-        queue.reap("e1", fence)
-        assert queue.depth("e1") == 1
+        single.reap(queue, "e1", fence)
+        assert queue.depth(["e1"]) == 1
         clock.now = 40
-        assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.FIRST}
-        assert queue.depth("e1") == 0
+        single.ack(queue, fence, [make_result("t1")])
+        assert (queue.depth(["e1"]), [result.task_id for result in queue.outbox("e1")]) == (0, ["t1"])
         clock.now = 41
         assert lease(queue, fence) == []
 
@@ -548,26 +561,27 @@ class QueueSuite:
         fence = own(queue)
         queue.enqueue([make_queued(f"t{n}") for n in range(3)])
         lease(queue, fence)
-        queue.ack(fence, [make_result(f"t{n}") for n in range(3)])
-        queue.flushed("e1", ["t1"])
-        queue.flushed("e1", ["t1", "unknown"])
+        single.ack(queue, fence, [make_result(f"t{n}") for n in range(3)])
+        queue.flushed({"e1": ["t1"]})
+        queue.flushed({"e1": ["t1", "unknown"]})
         assert [result.task_id for result in queue.outbox("e1")] == ["t0", "t2"]
-        assert [result.task_id for result in queue.outbox("e1", limit=1)] == ["t0"]
 
     def test_an_ended_task_is_not_queued_again(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1")])
         lease(queue, fence)
-        queue.ack(fence, [make_result("t1")])
+        single.ack(queue, fence, [make_result("t1")])
         for flush in (False, True):
             if flush:
-                queue.flushed("e1", ["t1"])
+                queue.flushed({"e1": ["t1"]})
             queue.enqueue([make_queued("t1")])
             queue.restore("e1", fence, [make_queued("t1")], held={"t1": 1}, lease_s=LEASE_S)
-            assert queue.depth("e1") == 0
-            assert queue.leased("e1", fence) == {}
-            assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.DUPLICATE}
-            assert list(queue.renew("e1", fence, ["t1"], lease_s=LEASE_S)) == ["t1"]
+            assert queue.depth(["e1"]) == 0
+            assert single.leased(queue, "e1", fence) == {}
+            single.ack(queue, fence, [make_result("t1")])
+            assert [result.task_id for result in queue.outbox("e1")] == ([] if flush else ["t1"])
+            single.maintain(queue, "e1", fence, renew=["t1"])
+            assert single.leased(queue, "e1", fence) == {}
 
     # cancelling
 
@@ -594,9 +608,9 @@ class QueueSuite:
         lease(queue, fence)
         assert queue.cancel("e1", ["t1"]) == {"t1": CancelOutcome.REQUESTED}
         for _ in range(2):
-            assert queue.cancel_requests("e1", fence) == ["t1"]
-        queue.ack(fence, [make_result("t1")])
-        assert queue.cancel_requests("e1", fence) == []
+            assert single.cancel_requests(queue, "e1", fence) == ["t1"]
+        single.ack(queue, fence, [make_result("t1")])
+        assert single.cancel_requests(queue, "e1", fence) == []
         assert queue.cancel("e1", ["t1"]) == {"t1": CancelOutcome.FINISHED}
 
     def test_a_task_that_should_stop_is_not_dispatched_again(self, queue: Queue, clock: Clock) -> None:
@@ -607,7 +621,7 @@ class QueueSuite:
         clock.now = 1
         queue.cancel("e1", ["t1"])
         clock.now = LEASE_S
-        (ended,) = queue.reap("e1", fence)
+        (ended,) = single.reap(queue, "e1", fence)
         assert (ended.task.task_id, ended.cancel_requested) == ("t1", True)
 
     def test_the_next_lease_says_that_a_task_should_stop(self, queue: Queue) -> None:
@@ -616,8 +630,8 @@ class QueueSuite:
         lease(queue, fence)
         queue.cancel("e1", ["t1"])
         queue.unlease("e1", fence, ["t1"])
-        assert queue.cancel_requests("e1", fence) == []
-        (again,) = queue.lease("e1", fence, limit=1, lease_s=LEASE_S)
+        assert single.cancel_requests(queue, "e1", fence) == []
+        (again,) = single.lease(queue, "e1", fence, limit=1, lease_s=LEASE_S)
         assert again.cancel_requested
 
     # owning
@@ -636,7 +650,7 @@ class QueueSuite:
         assert wakes()
         clock.now = 46
         assert not wakes()
-        queue.renew_ownership("e1", "w1", fence, ttl_s=45)
+        assert queue.renew_ownership("w1", {"e1": (fence, "")}, ttl_s=45) == []
         assert wakes()
         queue.release("e1", "w1", fence)
         queue.release("e1", "w1", fence)
@@ -648,7 +662,7 @@ class QueueSuite:
     ) -> None:
         def claim(forwarder_id: str, spool_id: str, now: float) -> int:
             clock.now = now
-            return queue.claim("e1", forwarder_id, spool_id=spool_id, ttl_s=45)
+            return single.claim(queue, "e1", forwarder_id, spool_id=spool_id, ttl_s=45)
 
         first = claim("w1", "here", 0)
         for spool_id in ("there", ""):
@@ -657,13 +671,13 @@ class QueueSuite:
         assert claim("w2", "there", 46) > first  # nobody has heard of w1 for too long
         assert claim("w1", "there", 47) > first  # the same agent goes where it wants
         fence = claim("w1", "another", 48)  # w1 knows better than we whether its session lives
-        queue.mark_restored("e1", fence)
+        single.mark_restored(queue, "e1", fence)
         clock.now = 50
-        queue.renew_ownership("e1", "w1", fence, spool_id="another", ttl_s=45)
+        assert queue.renew_ownership("w1", {"e1": (fence, "another")}, ttl_s=45) == []
         with pytest.raises(EndpointInUse):
             claim("w2", "there", 94)
         clock.now = 90
-        queue.renew_ownership("e1", "w1", fence, ttl_s=45)  # its agent is gone, some leases are left
+        single.mark_disconnected(queue, "e1", "w1", fence)  # its agent is gone, some leases are left
         newer = claim("w2", "there", 91)
         queue.release("e1", "w1", fence)
         with pytest.raises(EndpointInUse):
@@ -678,9 +692,9 @@ class QueueSuite:
             return queue.endpoints_with_activity({"e1": fence, "e2": fence_of_another})
 
         fence = own(queue)
-        fence_of_another = queue.claim("e2", "w1", ttl_s=45)
+        fence_of_another = single.claim(queue, "e2", "w1", ttl_s=45)
         assert endpoints_with_activity(fence) == ["e2"]  # which has not been restored
-        queue.mark_restored("e2", fence_of_another)
+        single.mark_restored(queue, "e2", fence_of_another)
         assert endpoints_with_activity(fence) == []
         queue.enqueue([make_queued("t1")])
         assert endpoints_with_activity(fence) == ["e1"]
@@ -688,7 +702,7 @@ class QueueSuite:
         assert endpoints_with_activity(fence) == []
         queue.cancel("e1", ["t1"])
         assert endpoints_with_activity(fence) == ["e1"]
-        queue.ack(fence, [make_result("t1")])
+        single.ack(queue, fence, [make_result("t1")])
         assert endpoints_with_activity(fence) == []
         assert endpoints_with_activity(fence - 1) == ["e1"]
         wipe()
@@ -697,31 +711,31 @@ class QueueSuite:
     def test_many_endpoints_are_kept_at_once_and_those_to_look_at_are_named(
         self, queue: Queue, clock: Clock, wipe: Callable[[], None]
     ) -> None:
-        def refresh(now: float, fence: int, spool_id: str = "here") -> Sequence[str]:
+        def renew(now: float, fence: int, spool_id: str = "here") -> Sequence[str]:
             clock.now = now
-            return queue.refresh("w1", {"e1": (fence, spool_id)}, ttl_s=45)
+            return queue.renew_ownership("w1", {"e1": (fence, spool_id)}, ttl_s=45)
 
         wake_ups = queue.listen("w1")
         clock.now = 0
         fence = own(queue)
-        assert refresh(40, fence) == []
+        assert renew(40, fence) == []
         clock.now = 80
         queue.enqueue([make_queued("t1")])  # it is still ours
         assert wake_ups.get(5.0) == ["e1"]
         with pytest.raises(EndpointInUse):
-            queue.claim("e1", "w2", spool_id="there", ttl_s=45)
-        assert refresh(81, fence - 1, "nobody's") == ["e1"]
+            single.claim(queue, "e1", "w2", spool_id="there", ttl_s=45)
+        assert renew(81, fence - 1, "nobody's") == ["e1"]
         clock.now = 81
         lease(queue, fence)
-        assert refresh(82, fence) == []
-        assert refresh(81 + LEASE_S, fence) == ["e1"]  # a lease has expired
+        assert renew(82, fence) == []
+        assert renew(81 + LEASE_S, fence) == ["e1"]  # a lease has expired
         clock.now = 112
-        queue.ack(fence, [make_result("t1")])
-        assert refresh(112, fence) == ["e1"]  # an end waits for the database
-        queue.flushed("e1", ["t1"])
-        assert refresh(112, fence) == []
+        single.ack(queue, fence, [make_result("t1")])
+        assert renew(112, fence) == ["e1"]  # an end waits for the database
+        queue.flushed({"e1": ["t1"]})
+        assert renew(112, fence) == []
         wipe()
-        assert refresh(112, fence) == ["e1"]
+        assert renew(112, fence) == ["e1"]
         wake_ups.close()
 
     def test_a_stale_owner_can_do_nothing(self, queue: Queue) -> None:
@@ -738,26 +752,26 @@ class QueueSuite:
                 rebuild()
         queue.release("e1", "w1", stale)
         queue.enqueue([make_queued("t3")])
-        assert queue.leased("e1", fence) == {"t1": 1}
+        assert single.leased(queue, "e1", fence) == {"t1": 1}
         assert lease(queue, fence) == ["t2", "t3"]
 
     def test_a_new_owner_goes_on_where_the_old_one_stopped(self, queue: Queue) -> None:
         old = own(queue, "w1")
         queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, old, limit=1)
-        fence = queue.claim("e1", "w2", ttl_s=45)
-        assert queue.leased("e1", fence) == {"t1": 1}
+        fence = single.claim(queue, "e1", "w2", ttl_s=45)
+        assert single.leased(queue, "e1", fence) == {"t1": 1}
         assert lease(queue, fence) == ["t2"]
 
     # losing everything
 
     def test_a_new_endpoint_must_be_restored_first(self, queue: Queue) -> None:
         queue.enqueue([make_queued("t1")])
-        fence = queue.claim("e1", "w1", ttl_s=45)
+        fence = single.claim(queue, "e1", "w1", ttl_s=45)
         for attempt in _consuming(queue, fence):
             with pytest.raises(QueueDataLost):
                 attempt()
-        queue.mark_restored("e1", fence)
+        single.mark_restored(queue, "e1", fence)
         assert lease(queue, fence) == ["t1"]
 
     def test_after_a_wipe_nothing_goes_on_before_it_is_restored(self, queue: Queue, wipe: Callable[[], None]) -> None:
@@ -767,30 +781,30 @@ class QueueSuite:
         for attempt in (*_consuming(queue, fence), *_rebuilding(queue, fence)):
             with pytest.raises(QueueDataLost):
                 attempt()
-        newer = queue.claim("e1", "w1", ttl_s=45)
+        newer = single.claim(queue, "e1", "w1", ttl_s=45)
         assert newer > fence
         for attempt in _consuming(queue, newer):
             with pytest.raises(QueueDataLost):
                 attempt()
 
     def test_a_wipe_in_the_middle_of_a_rebuild_is_noticed(self, queue: Queue, wipe: Callable[[], None]) -> None:
-        fence = queue.claim("e1", "w1", ttl_s=45)
+        fence = single.claim(queue, "e1", "w1", ttl_s=45)
         queue.restore("e1", fence, [make_queued("t1")], held={}, lease_s=LEASE_S)
         wipe()
         with pytest.raises(QueueDataLost):
             queue.restore("e1", fence, [make_queued("t2")], held={}, lease_s=LEASE_S)
         with pytest.raises(QueueDataLost):
-            queue.mark_restored("e1", fence)
+            single.mark_restored(queue, "e1", fence)
 
     def test_fences_rise_across_wipes(self, queue: Queue, wipe: Callable[[], None]) -> None:
         fences = []
         for _ in range(5):
-            fences += [queue.claim("e1", "w1", ttl_s=45), queue.claim("e1", "w2", ttl_s=45)]
+            fences += [single.claim(queue, "e1", "w1", ttl_s=45), single.claim(queue, "e1", "w2", ttl_s=45)]
             wipe()
         assert fences == sorted(set(fences))
 
     def test_a_rebuild_queues_what_waits_and_leases_what_the_endpoint_holds(self, queue: Queue) -> None:
-        fence = queue.claim("e1", "w1", ttl_s=45)
+        fence = single.claim(queue, "e1", "w1", ttl_s=45)
         queue.enqueue([make_queued("t3"), make_queued("t4")])
         page = [
             make_queued("t1"),
@@ -801,10 +815,10 @@ class QueueSuite:
         ]
         for _ in range(2):  # a page may come twice
             queue.restore("e1", fence, page, held={"t2": 2, "t4": 1, "t9": 1}, lease_s=LEASE_S)
-            queue.mark_restored("e1", fence)
-            assert queue.leased("e1", fence) == {"t2": 2, "t4": 1}
-            assert queue.depth("e1") == 3
-        leased = queue.lease("e1", fence, limit=9, lease_s=LEASE_S)
+            single.mark_restored(queue, "e1", fence)
+            assert single.leased(queue, "e1", fence) == {"t2": 2, "t4": 1}
+            assert queue.depth(["e1"]) == 3
+        leased = single.lease(queue, "e1", fence, limit=9, lease_s=LEASE_S)
         assert {task.task.task_id: task.attempt for task in leased} == {"t3": 1, "t1": 1, "t5": 3}
 
     def test_what_the_endpoint_holds_stays_leased(self, queue: Queue, clock: Clock) -> None:
@@ -814,8 +828,8 @@ class QueueSuite:
         clock.now = 20
         queue.restore("e1", fence, [make_queued("t1")], held={"t1": 1}, lease_s=LEASE_S)
         clock.now = 40
-        assert queue.reap("e1", fence) == []
-        assert queue.leased("e1", fence) == {"t1": 1}
+        assert single.reap(queue, "e1", fence) == []
+        assert single.leased(queue, "e1", fence) == {"t1": 1}
 
     def test_what_may_have_started_is_not_queued_again(self, queue: Queue, clock: Clock) -> None:
         """The database knows of a dispatch, the queue does not: it was wiped, and the endpoint does not speak up."""
@@ -825,13 +839,14 @@ class QueueSuite:
         queue.enqueue([make_queued("t2", idempotent=False, attempt=1), make_queued("t3", max_attempts=2, attempt=2)])
         clock.now = 1
         assert lease(queue, fence) == []
-        assert queue.leased("e1", fence) == {"t1": 1, "t2": 1, "t3": 2}
+        assert single.leased(queue, "e1", fence) == {"t1": 1, "t2": 1, "t3": 2}
         clock.now = LEASE_S
-        assert {task.task.task_id for task in queue.reap("e1", fence)} == {"t1"}
+        assert {task.task.task_id for task in single.reap(queue, "e1", fence)} == {"t1"}
         clock.now = 60
-        assert {task.task.task_id for task in queue.reap("e1", fence)} == {"t1", "t2", "t3"}
+        assert {task.task.task_id for task in single.reap(queue, "e1", fence)} == {"t1", "t2", "t3"}
         clock.now = 61
-        assert queue.ack(fence, [make_result("t1")]) == {"t1": AckOutcome.FIRST}
+        single.ack(queue, fence, [make_result("t1")])
+        assert [result.task_id for result in queue.outbox("e1")] == ["t1"]
 
     def test_cancelling_works_before_the_rebuild(self, queue: Queue) -> None:
         queue.enqueue([make_queued("t1")])
@@ -873,8 +888,8 @@ class QueueSuite:
         queue.evict("e1")
         queue.evict("e2")
         with pytest.raises(Fenced):
-            queue.lease("e1", fence, limit=1, lease_s=LEASE_S)
-        again = queue.claim("e1", "w2", spool_id="another", ttl_s=45)
+            single.lease(queue, "e1", fence, limit=1, lease_s=LEASE_S)
+        again = single.claim(queue, "e1", "w2", spool_id="another", ttl_s=45)
         assert lease(queue, again) == ["t1"]
 
     def test_a_forwarder_hears_of_work_and_of_cancellations(self, queue: Queue, clock: Clock) -> None:
@@ -882,10 +897,10 @@ class QueueSuite:
         assert wake_ups.get(0.0) == []
         fence = own(queue)
         clock.now = 0
-        queue.claim("e2", "w1", ttl_s=45)
-        queue.claim("e3", "w2", ttl_s=45)
+        single.claim(queue, "e2", "w1", ttl_s=45)
+        single.claim(queue, "e3", "w2", ttl_s=45)
         clock.now = -100
-        queue.claim("e4", "w1", ttl_s=45)
+        single.claim(queue, "e4", "w1", ttl_s=45)
         for endpoint_id in ("e4", "e3", "e1", "e1", "e2"):
             clock.now = 0
             queue.enqueue([make_queued(f"t-{endpoint_id}", endpoint_id=endpoint_id)])
@@ -948,9 +963,9 @@ class QueueSuite:
         fence = own(queue)
         queue.enqueue([make_queued("ended"), make_queued("leased"), make_queued("waiting")])
         queue.enqueue([make_queued("elsewhere", endpoint_id="e2")])
-        queue.lease("e1", fence, limit=2, lease_s=30)
-        queue.ack(fence, [make_result("ended")])
-        queue.flushed("e1", ["ended"])
+        single.lease(queue, "e1", fence, limit=2, lease_s=30)
+        single.ack(queue, fence, [make_result("ended")])
+        queue.flushed({"e1": ["ended"]})
         asked = {"e1": ["never", "ended", "leased", "waiting", "elsewhere"], "e2": ["elsewhere", "never"], "e3": []}
 
         assert queue.find_missing(asked) == {"never", "elsewhere"}
@@ -967,11 +982,11 @@ class QueueSuite:
     def test_outboxes_with_something_in_them(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1")])
-        queue.lease("e1", fence, limit=1, lease_s=30)
+        single.lease(queue, "e1", fence, limit=1, lease_s=30)
         assert queue.find_outboxes(["e1", "e2"]) == []
-        queue.ack(fence, [make_result("t1")])
+        single.ack(queue, fence, [make_result("t1")])
         assert queue.find_outboxes(["e2", "e1"]) == ["e1"]
-        queue.flushed("e1", ["t1"])
+        queue.flushed({"e1": ["t1"]})
         assert queue.find_outboxes(["e1"]) == []
 
     def test_a_checkpoint_is_replaced_only_while_it_is_as_expected(
@@ -990,21 +1005,20 @@ class QueueSuite:
 def _consuming(queue: Queue, fence: int) -> list[Callable[[], object]]:
     """Every call that needs a complete queue and its owner."""
     return [
-        lambda: queue.renew_ownership("e1", "w1", fence, ttl_s=45),
-        lambda: queue.lease("e1", fence, limit=1, lease_s=LEASE_S),
-        lambda: queue.renew("e1", fence, ["t1"], lease_s=LEASE_S),
+        lambda: single.mark_disconnected(queue, "e1", "w1", fence),
+        lambda: single.lease(queue, "e1", fence, limit=1, lease_s=LEASE_S),
         lambda: queue.unlease("e1", fence, ["t1"]),
-        lambda: queue.leased("e1", fence),
-        lambda: queue.cancel_requests("e1", fence),
-        lambda: queue.reap("e1", fence),
-        lambda: queue.ack(fence, [make_result("t1")]),
+        lambda: single.leased(queue, "e1", fence),
+        lambda: single.cancel_requests(queue, "e1", fence),
+        lambda: single.maintain(queue, "e1", fence, renew=["t1"]),
+        lambda: single.ack(queue, fence, [make_result("t1")]),
     ]
 
 
 def _rebuilding(queue: Queue, fence: int) -> list[Callable[[], object]]:
     return [
         lambda: queue.restore("e1", fence, [make_queued("t1")], held={}, lease_s=LEASE_S),
-        lambda: queue.mark_restored("e1", fence),
+        lambda: single.mark_restored(queue, "e1", fence),
     ]
 
 
@@ -1032,8 +1046,8 @@ class TestFakeQueue(QueueSuite):
         return queue.wipe
 
     @pytest.fixture
-    def forget_ends(self, queue: FakeQueue) -> Callable[[], None]:
-        return queue.forget_ends
+    def forget_results(self, queue: FakeQueue) -> Callable[[], None]:
+        return queue.forget_results
 
     @pytest.fixture
     def cut(self, queue: FakeQueue) -> Callable[[], None]:

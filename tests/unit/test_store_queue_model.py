@@ -29,11 +29,11 @@ from farcall_common.store import (
     Task,
     TaskEvent,
     TaskResult,
-    cancelled_while_waiting,
+    cancelled_before_dispatch,
 )
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
-from tests.support.stores import FakeQueue, FakeRecords
+from tests.support.stores import FakeQueue, FakeRecords, single
 from tests.unit.test_store_queue import Clock
 
 ENDPOINT = "e1"
@@ -110,9 +110,12 @@ class World:
         except (Fenced, QueueDataLost):
             self.refused += 1
             raise
+        self.check_owner(fence)
+        return answer
+
+    def check_owner(self, fence: int) -> None:
         assert fence == self.newest_fence, "a stale owner got through"
         assert self.complete, "the queue answered although it lacks tasks"
-        return answer
 
     # the API
 
@@ -141,9 +144,9 @@ class World:
         outcome = self.queue.cancel(ENDPOINT, [task_id])[task_id]
         yield
         if outcome in (CancelOutcome.REMOVED, CancelOutcome.UNKNOWN):
-            self.records.record_results([cancelled_while_waiting(task_id, ENDPOINT)], at=self.at())
+            self.records.record_results([cancelled_before_dispatch(task_id, ENDPOINT)], at=self.at())
             yield
-            self.queue.flushed(ENDPOINT, [task_id])
+            self.queue.flushed({ENDPOINT: [task_id]})
 
     # the reconciler
 
@@ -172,7 +175,7 @@ class World:
         yield
         self.records.record_results(ended, at=self.at())
         yield
-        self.queue.flushed(ENDPOINT, [result.task_id for result in ended])
+        self.queue.flushed({ENDPOINT: [result.task_id for result in ended]})
         yield
 
     # a forwarder
@@ -182,7 +185,7 @@ class World:
         self.agent.connected_to = name
         while True:
             try:
-                fence = self.queue.claim(ENDPOINT, name, ttl_s=TTL_S)
+                fence = single.claim(self.queue, ENDPOINT, name, ttl_s=TTL_S)
                 assert fence > self.newest_fence, "a fence was given twice"
                 self.newest_fence = fence
                 yield
@@ -196,7 +199,7 @@ class World:
 
     def rebuild(self, name: str) -> Process:
         try:
-            fence = self.queue.claim(ENDPOINT, name, ttl_s=TTL_S)
+            fence = single.claim(self.queue, ENDPOINT, name, ttl_s=TTL_S)
             self.newest_fence, wipes = fence, self.wipes
             yield
             held, after = self.agent.held(), ""
@@ -206,7 +209,7 @@ class World:
                 self.queue.restore(ENDPOINT, fence, tasks, held=held, lease_s=LEASE_S)
                 after = page[-1].task_id
                 yield
-            self.queue.mark_restored(ENDPOINT, fence)
+            single.mark_restored(self.queue, ENDPOINT, fence)
             assert fence == self.newest_fence, "a stale owner declared the queue complete"
             assert wipes == self.wipes, "a rebuild from before a wipe declared the queue complete"
             self.complete = True
@@ -214,16 +217,20 @@ class World:
             yield  # the next round finds out how things stand
 
     def serve(self, name: str, fence: int) -> Process:
-        steps = [self.dispatch, self.dispatch, self.collect, self.collect, self.renew, self.reap, self.stop]
+        steps = [self.dispatch, self.dispatch, self.collect, self.collect, self.compare, self.maintain, self.stop]
         while True:
-            self.owned(fence, lambda: self.queue.renew_ownership(ENDPOINT, name, fence, ttl_s=TTL_S))
+            if self.queue.renew_ownership(name, {ENDPOINT: (fence, "")}, ttl_s=TTL_S):
+                yield
+                yield from self.maintain(name, fence)
+            else:
+                self.check_owner(fence)
             yield
             yield from self.random.choice(steps)(name, fence)
             yield from self.flush_outbox()
 
     def dispatch(self, name: str, fence: int) -> Process:
         limit = self.random.randint(1, 6)
-        leased = self.owned(fence, lambda: self.queue.lease(ENDPOINT, fence, limit=limit, lease_s=LEASE_S))
+        leased = self.owned(fence, lambda: single.lease(self.queue, ENDPOINT, fence, limit=limit, lease_s=LEASE_S))
         yield
         if not leased:
             return
@@ -262,29 +269,39 @@ class World:
     def record(self, fence: int, results: Sequence[TaskResult]) -> Process:
         if not results:
             return
-        self.owned(fence, lambda: self.queue.ack(fence, results))
+        self.owned(fence, lambda: single.ack(self.queue, fence, results))
         yield
         self.records.record_results(results, at=self.at())
         yield
         ids = [result.task_id for result in results]
-        self.queue.flushed(ENDPOINT, ids)
+        self.queue.flushed({ENDPOINT: ids})
         yield
         self.agent.forget(ids)
 
-    def renew(self, name: str, fence: int) -> Process:
+    def compare(self, name: str, fence: int) -> Process:
+        """Restore the leases of tasks that the agent holds, and make it forget those that have ended."""
         held = self.agent.held() if self.agent.connected_to == name else {}
         if not held:
             return
-        missing = self.owned(fence, lambda: self.queue.renew(ENDPOINT, fence, list(held), lease_s=LEASE_S))
+        leases = self.owned(fence, lambda: single.leased(self.queue, ENDPOINT, fence))
         yield
-        tasks = self.records.get_tasks(missing)
+        tasks = self.records.get_tasks(sorted(held.keys() - leases.keys()))
         yield
         self.agent.forget([task.task_id for task in tasks.values() if task.state.is_terminal])
         again = [QueuedTask.of(task) for task in tasks.values() if not task.state.is_terminal]
         self.queue.restore(ENDPOINT, fence, again, held=held, lease_s=LEASE_S)
 
-    def reap(self, name: str, fence: int) -> Process:
-        expired = self.owned(fence, lambda: self.queue.reap(ENDPOINT, fence))
+    def maintain(self, name: str, fence: int) -> Process:
+        """Renew the leases of tasks that the agent holds, unless it is not heard, and end those that have expired."""
+        is_heard = self.agent.connected_to == name and self.random.random() < 0.5
+        held = list(self.agent.held()) if is_heard else []
+        found = self.owned(
+            fence,
+            lambda: single.maintain(
+                self.queue, ENDPOINT, fence, renew=held, forwarder_id=name, ttl_s=TTL_S, lease_s=LEASE_S
+            ),
+        )
+        expired = found.reaped
         yield
         known = self.records.get_tasks([task.task.task_id for task in expired])
         yield
@@ -305,7 +322,7 @@ class World:
         yield from self.record(fence, ends)
 
     def stop(self, name: str, fence: int) -> Process:
-        for task_id in self.owned(fence, lambda: self.queue.cancel_requests(ENDPOINT, fence)):
+        for task_id in self.owned(fence, lambda: single.cancel_requests(self.queue, ENDPOINT, fence)):
             if task_id in self.agent.running:
                 self.agent.finish(task_id, cancelled=True)
             yield
@@ -319,8 +336,8 @@ class World:
         except (StopIteration, Unavailable):
             self.processes.remove(process)
 
-    def run(self, steps: int, chaos: Sequence[Callable[[], None]], *, forget_ends: Callable[[], None]) -> None:
-        """Random steps. ``chaos`` are further disasters that the stores can suffer; ``forget_ends`` takes away the
+    def run(self, steps: int, chaos: Sequence[Callable[[], None]], *, forget_results: Callable[[], None]) -> None:
+        """Random steps. ``chaos`` are further disasters that the stores can suffer; ``forget_results`` takes away the
         markers of ended tasks, however short a time they were there."""
         starts: list[Callable[[], Process]] = [
             self.submit,
@@ -343,7 +360,7 @@ class World:
             elif dice < 0.155:
                 self.agent.lose_spool()
             elif dice < 0.16:
-                forget_ends()
+                forget_results()
             elif dice < 0.17 and chaos:
                 self.complete = False
                 self.wipes += 1
@@ -387,7 +404,7 @@ def test_every_accepted_task_ends_once(seed: int) -> None:
     clock = Clock()
     queue = FakeQueue(clock)
     world = World(FakeRecords(), queue, clock, seed=seed)
-    world.run(6000, [queue.wipe], forget_ends=queue.forget_ends)
+    world.run(6000, [queue.wipe], forget_results=queue.forget_results)
     world.settle()
     world.check()
     assert len(world.accepted) > 50
@@ -398,7 +415,7 @@ def test_a_commit_whose_enqueue_never_came_is_found_by_the_reconciler() -> None:
     clock = Clock()
     world = World(FakeRecords(), FakeQueue(clock), clock, seed=1)
     next(world.submit())
-    assert world.queue.depth(ENDPOINT) == 0
+    assert world.queue.depth([ENDPOINT]) == 0
     world.settle()
     world.check()
 

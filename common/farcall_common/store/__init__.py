@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from farcall_common.store.blobs_s3 import S3Blobs
 from farcall_common.store.model import (
-    AckOutcome,
     AuditEntry,
     BlobRef,
     CancelOutcome,
@@ -24,25 +23,23 @@ from farcall_common.store.model import (
     PeerKey,
     PeerKind,
     QueuedTask,
-    QueuePlace,
+    QueuePosition,
     QueueState,
     SharedResults,
-    Taken,
     Task,
     TaskEvent,
     TaskGroup,
     TaskResult,
-    TransitionTimes,
+    TokensTaken,
 )
-from farcall_common.store.ports import Blobs, Queue, Records, WakeUps
+from farcall_common.store.ports import Blobs, Queue, Records, Registry, WakeUps
 from farcall_common.store.queue_valkey import ValkeyQueue
 from farcall_common.store.records_postgres import PostgresRecords
 from farcall_common.store.settings import DatabaseSettings, Stores, StoreSettings, open_stores
 from farcall_common.store.tickets import Ticket, Tickets
-from farcall_common.store.transitions import cancelled_while_waiting
+from farcall_common.store.transitions import cancelled_before_dispatch
 
 __all__ = [
-    "AckOutcome",
     "AuditEntry",
     "BlobRef",
     "Blobs",
@@ -59,24 +56,24 @@ __all__ = [
     "PeerKind",
     "PostgresRecords",
     "Queue",
-    "QueuePlace",
+    "QueuePosition",
     "QueueState",
     "QueuedTask",
     "Records",
+    "Registry",
     "S3Blobs",
     "SharedResults",
     "StoreSettings",
     "Stores",
-    "Taken",
     "Task",
     "TaskEvent",
     "TaskGroup",
     "TaskResult",
     "Ticket",
     "Tickets",
-    "TransitionTimes",
+    "TokensTaken",
     "ValkeyQueue",
     "WakeUps",
-    "cancelled_while_waiting",
+    "cancelled_before_dispatch",
     "open_stores",
 ]

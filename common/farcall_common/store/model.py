@@ -220,7 +220,9 @@ class Task(msgspec.Struct, frozen=True):
     details: Mapping[str, Any] = msgspec.field(default_factory=dict)
     submitted_at: dt.datetime | None = None
     finished_at: dt.datetime | None = None
-    #: Epoch seconds of each station on the way (see TransitionTimes), as far as known.
+    #: Epoch seconds, as far as known, for the latency breakdown of the funcX paper (HPDC 2020, figure 4). API clock:
+    #: submitted_at, enqueued_at. Forwarder clock: leased_at, accepted_at (the agent's receipt), returned_at (its
+    #: result), recorded_at. Worker clock: started_at, ended_at. Only differences within one clock mean anything.
     timings: Mapping[str, float] = msgspec.field(default_factory=dict)
     #: What makes two calls the same call. Set on a task that ran, or will, and whose success answers later calls.
     memo_key: str | None = None
@@ -239,30 +241,6 @@ class TaskGroup:
     task_group_id: str
     created_at: dt.datetime
     states: Mapping[TaskState, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class TransitionTimes:
-    """Epoch seconds at the stations of a task's way: the latency breakdown of the funcX paper (HPDC 2020, figure 4).
-
-    API clock: submitted, enqueued. Forwarder clock: leased, accepted (the agent's receipt came in), returned (the
-    result came in), recorded. Worker clock: started, ended. Only differences within one clock mean anything:
-    service = enqueued - submitted; execution = ended - started; endpoint = (returned - leased) - execution;
-    forwarder = (leased - enqueued) + (recorded - returned).
-    """
-
-    submitted_at: float | None = None
-    enqueued_at: float | None = None
-    leased_at: float | None = None
-    accepted_at: float | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-    returned_at: float | None = None
-    recorded_at: float | None = None
-
-    def known(self) -> dict[str, float]:
-        """Only the stations that have a time."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
 
 
 class TaskEvent(msgspec.Struct, frozen=True):
@@ -343,19 +321,19 @@ class QueueState(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
-    """What a token bucket gave: tokens, and when it gave none the seconds until it has one."""
+class TokensTaken:
+    """Tokens from a bucket; without any, the seconds until it has one."""
 
     tokens: int
     wait_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class QueuePlace:
-    """Where the queue has a task. ``ahead`` tasks of its submitter leave before it; ``depth`` tasks of ``submitters``
-    submitters wait for the endpoint in all."""
+class QueuePosition:
+    """Position of a task in the queue. ``ahead`` tasks of its submitter leave before it; ``depth`` tasks of
+    ``submitters`` submitters wait for the endpoint in all."""
 
-    standing: QueueState
+    state: QueueState
     ahead: int = 0
     depth: int = 0
     submitters: int = 0
@@ -399,23 +377,12 @@ class MaintenanceResult:
 
 @dataclasses.dataclass(frozen=True)
 class SharedResults:
-    """Recorded ends as one forwarder tells them to another, whose clients wait for them. ``urls`` are pre-signed GETs
-    by blob key, ``recorded_at`` is epoch seconds."""
+    """Recorded results that one forwarder shares with another, whose clients wait for them. ``urls`` are pre-signed
+    GETs by blob key, ``recorded_at`` is epoch seconds."""
 
-    ends: Sequence[TaskResult]
+    results: Sequence[TaskResult]
     urls: Mapping[str, str]
     recorded_at: float
-
-
-class AckOutcome(enum.StrEnum):
-    """What the queue says to a reported end."""
-
-    FIRST = "first"
-    """This report is the task's end."""
-    DUPLICATE = "duplicate"
-    """The task had already ended; the report is dropped, the reporter may forget its copy."""
-    UNKNOWN = "unknown"
-    """The queue does not hold the task (it was wiped, or the task ended long ago): ask the database."""
 
 
 class CancelOutcome(enum.StrEnum):

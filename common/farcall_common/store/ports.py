@@ -14,7 +14,6 @@ from typing import Protocol, Self
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
 from farcall_common.store.model import (
-    AckOutcome,
     AuditEntry,
     BlobRef,
     CancelOutcome,
@@ -30,15 +29,15 @@ from farcall_common.store.model import (
     PeerKey,
     Presence,
     QueuedTask,
-    QueuePlace,
+    QueuePosition,
     Quota,
     SharedResults,
     SpoolMark,
-    Taken,
     Task,
     TaskEvent,
     TaskGroup,
     TaskResult,
+    TokensTaken,
 )
 from farcall_common.wire.states import TaskState
 
@@ -298,10 +297,46 @@ class Records(Protocol):
     # blobs that are known to exist belong to whoever uploaded them; see Blobs
 
 
-class Queue(Protocol):
-    """Valkey: what is waiting and who works on it. Can be lost at any moment without losing a task.
+class Registry(Protocol):
+    """Forwarders, peers and wake-ups: the part of the queue that holds no tasks. All of it is lossy."""
+
+    def announce(self, info: ForwarderInfo, *, ttl_s: float) -> None: ...
+    def withdraw(self, forwarder_id: str) -> None: ...
+    def forwarders(self) -> Sequence[ForwarderInfo]:
+        """Live forwarders, without those that drain."""
+
+    def admit(self, key: PeerKey, *, ttl_s: float) -> None:
+        """Let a CURVE key connect for a while."""
+
+    def dismiss(self, public_keys: Sequence[str]) -> None:
+        """Stop admitting these CURVE keys."""
+
+    def find_peers(self, public_keys: Sequence[str]) -> Mapping[str, PeerKey]:
+        """The admitted ones of these keys. One round trip."""
+
+    def listen(self, forwarder_id: str) -> WakeUps:
+        """Subscribe to the wake-ups of a forwarder, and to the results that others share with it."""
+
+    # result sharing between forwarders, for clients that are connected elsewhere than the endpoint
+    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float) -> frozenset[str]:
+        """Clients of these owners wait at a forwarder, for a while. Returns the owners that are new there: their
+        results were not shared with it until now."""
+
+    def watchers(self, owner_ids: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        """For each forwarder at which clients of some of these owners wait, those owners. One round trip."""
+
+    def share(self, results: Mapping[str, Sequence[SharedResults]]) -> None:
+        """Publish recorded results to forwarders, by id. One round trip."""
+
+
+class Queue(Registry, Protocol):
+    """Valkey: which tasks wait, and which forwarder works on them. It may lose its data at any moment; no task is lost.
 
     One slot per endpoint. Every method is one atomic step, or steps of which each may be the last one that happens.
+
+    Forwarders call for many endpoints at once, in one round trip. A refusal concerns one endpoint and stands in the
+    place of its answer: :class:`Fenced` for a stale fence, :class:`QueueDataLost` while the queue may lack tasks: after
+    a wipe, and for a new endpoint, until :meth:`mark_restored`. Calls for one endpoint raise it.
     """
 
     def ping(self) -> None: ...
@@ -311,129 +346,82 @@ class Queue(Protocol):
     def enqueue(self, tasks: Sequence[QueuedTask]) -> int:
         """Queue tasks of ONE endpoint; ids that the queue holds already are skipped. Wakes the endpoint's owner.
 
-        Wake-ups are lossy; the owner's sweep stands behind them. Returns how many tasks wait now, 0 if none was given.
+        Wake-ups are lossy; the owner's sweep finds what they miss. Returns how many tasks wait now, 0 for no tasks.
         """
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str]) -> Mapping[str, CancelOutcome]:
-        """Take waiting tasks out; mark leased ones and wake their owner, which tells the endpoint.
+        """Remove waiting tasks; mark leased ones and wake their owner, which informs the endpoint.
 
-        A REMOVED task ends CANCELLED: it is in the outbox until the caller has recorded the end and called
+        A REMOVED task is CANCELLED: its result is in the outbox until the caller has recorded it and called
         :meth:`flushed`.
         """
 
-    # owning
+    # ownership
     def claim(
-        self,
-        endpoint_id: str,
-        forwarder_id: str,
-        *,
-        spool_id: str = "",
-        weights: Mapping[str, int] | None = None,
-        ttl_s: float,
-    ) -> int:
-        """Take an endpoint over for the agent with this spool; from now on submitters have these weights (by owner id;
-        1 for others). Returns the fencing number, higher than any given before
-        — even across a wipe.
-
-        :raises EndpointInUse: while another forwarder owns the endpoint and hears an agent with another spool. The same
-            agent, come back elsewhere, is no other one: its former forwarder is fenced, however alive it is.
-        """
-
-    def claim_many(
         self, forwarder_id: str, wanted: Sequence[tuple[str, str, Mapping[str, int]]], *, ttl_s: float
     ) -> Sequence[int | EndpointInUse]:
-        """:meth:`claim` for many agents, by endpoint, spool and weights, in order and in one round trip. What
-        :meth:`claim` would raise for one stands in the place of its fence."""
+        """Take endpoints over, in order: each with the spool of its agent and the weights of submitters (by owner id; 1
+        for others). Returns for each its fencing number, higher than any given before, even across a wipe.
 
-    def renew_ownership(
-        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float
-    ) -> None:
-        """Refresh ownership; ``spool_id`` is empty when no agent is heard.
-
-        :raises Fenced: when someone else took over.
-        :raises QueueDataLost: while the queue may lack tasks: after a wipe, and for a new endpoint, until
-            :meth:`mark_restored`.
+        EndpointInUse stands there instead while another forwarder owns the endpoint and hears an agent with another
+        spool. The same agent may connect elsewhere: its former forwarder is fenced.
         """
 
-    def leave_many(
+    def renew_ownership(
+        self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float
+    ) -> Sequence[str]:
+        """Renew the ownership of endpoints, by fence and spool. Returns those that need :meth:`maintain`: with expired
+        leases, with results in the outbox, or refused."""
+
+    def mark_disconnected(
         self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
     ) -> Sequence[Fenced | QueueDataLost | None]:
-        """:meth:`renew_ownership` of endpoints, by fence, whose agents are silent, in one round trip. Returns for each
-        what :meth:`renew_ownership` would raise, or None."""
-
-    def refresh(self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float) -> Sequence[str]:
-        """:meth:`renew_ownership` for many endpoints at once, by fence and spool. Returns those that need maintenance:
-        with expired leases, with results in the outbox, or that :meth:`renew_ownership` would raise for."""
+        """Renew the ownership of endpoints whose agents are disconnected, so that any agent may connect elsewhere."""
 
     def maintain(
         self, forwarder_id: str, held: Mapping[str, HeldLeases], *, ttl_s: float, lease_s: float
     ) -> Mapping[str, MaintenanceResult | Fenced | QueueDataLost]:
-        """:meth:`renew_ownership`, :meth:`renew`, :meth:`reap` and :meth:`outbox` for many endpoints, in one round
-        trip. What one of them would raise for an endpoint stands in the place of what was found."""
+        """Renew ownership and the leases that are named, reap up to 500 expired leases, and read the outbox.
+
+        An idempotent task with attempts left returns to the queue. Others are returned as reaped, for the caller to end
+        (cancelled if that was requested, lost, or failed after its last attempt), and stay leased until acked."""
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
-        """Give up ownership; harmless when it is gone already."""
+        """Give up ownership; harmless without it."""
 
     def evict(self, endpoint_id: str) -> None:
-        """Take ownership from whoever has it: the endpoint is gone."""
+        """Fence the owner of an endpoint that was deleted."""
 
-    # consuming; each raises Fenced for a stale fence and QueueDataLost after a wipe
-    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float) -> Sequence[LeasedTask]:
-        """Take up to ``limit`` waiting tasks, each with attempt + 1: oldest first of each submitter, and in turn of the
-        submitters with the fewest leased tasks, in proportion to their weights."""
-
-    def lease_many(
+    # consuming
+    def lease(
         self, wanted: Mapping[str, tuple[int, int, int]], *, lease_s: float
     ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
-        """:meth:`lease` for many endpoints, by fence, limit (of 500 at most) and reserve, in one round trip. Up to
-        ``reserve`` tasks more than the limit are taken, of submitters that have fewer leased tasks than their weight.
-        What :meth:`lease` would raise for an endpoint stands in the place of its tasks."""
-
-    def renew(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float) -> Sequence[str]:
-        """Prolong leases. Returns the ids that are NOT leased (finished, cancelled or unknown)."""
+        """Lease waiting tasks of endpoints, by fence, limit (of 500 at most) and reserve, each with attempt + 1: oldest
+        first of each submitter, and in turn of the submitters with the fewest leased tasks, in proportion to their
+        weights. Up to ``reserve`` more than the limit are of submitters with fewer leased tasks than their weight."""
 
     def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str]) -> None:
-        """Put leased tasks back, to be leased next, and take the attempt back: they never reached the endpoint."""
+        """Put leased tasks that never reached the endpoint back to the front, and do not count the attempt."""
 
-    def leased(self, endpoint_id: str, fence: int) -> Mapping[str, int]:
-        """Task ids under lease with their attempt."""
+    def leased(self, owned: Sequence[tuple[str, int]]) -> Sequence[Mapping[str, int] | Fenced | QueueDataLost]:
+        """The leased tasks of endpoints, by fence: ids with their attempts."""
 
-    def leased_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Mapping[str, int] | Fenced | QueueDataLost]:
-        """:meth:`leased` for many endpoints, by fence, in one round trip. What :meth:`leased` would raise for one
-        stands in the place of its tasks."""
-
-    def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
-        """Leased tasks that the endpoint should stop; the same ids come again until the tasks end."""
-
-    def cancel_requests_many(
-        self, owned: Sequence[tuple[str, int]]
-    ) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
-        """:meth:`cancel_requests` for many endpoints, as :meth:`leased_many` is for :meth:`leased`."""
+    def cancel_requests(self, owned: Sequence[tuple[str, int]]) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
+        """The leased tasks of endpoints, by fence, that should stop; the same ids are returned until the tasks end."""
 
     def endpoints_with_activity(self, fences: Mapping[str, int]) -> Sequence[str]:
         """Of these endpoints, owned under these fences, those with waiting tasks or requests to cancel, and those whose
-        owner or data has gone, so that a further call raises what there is to raise. One round trip for many."""
+        owner or data has changed, which the next call refuses."""
 
-    def reap(self, endpoint_id: str, fence: int, *, limit: int = 500) -> Sequence[LeasedTask]:
-        """Expired leases. An idempotent task with attempts left goes back to the queue; the others are returned for
-        the caller to end (cancelled if that was requested, lost, or failed for want of attempts), still leased until
-        acked."""
+    def ack(self, results: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
+        """End tasks, each endpoint's under its fence. The first result of a task counts and enters the outbox. Some
+        results of a refused endpoint may have been taken all the same."""
 
-    def ack(self, fence: int, results: Sequence[TaskResult]) -> Mapping[str, AckOutcome]:
-        """End tasks of ONE endpoint: first terminal state wins; appends FIRST ones to the outbox."""
+    def outbox(self, endpoint_id: str) -> Sequence[TaskResult]:
+        """Up to 200 results that were acked and may not have reached the database, oldest first."""
 
-    def ack_many(self, ends: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
-        """:meth:`ack` for the ends of many endpoints, each with its fence, in one round trip. Returns for each what
-        :meth:`ack` would raise, or None; then some of its ends may have been taken all the same."""
-
-    def outbox(self, endpoint_id: str, *, limit: int = 200) -> Sequence[TaskResult]:
-        """Ends that were acked and may not have reached the database."""
-
-    def flushed(self, endpoint_id: str, task_ids: Sequence[str]) -> None:
-        """The database has these ends: drop them from the outbox and let their task hashes expire."""
-
-    def flushed_many(self, task_ids: Mapping[str, Sequence[str]]) -> None:
-        """:meth:`flushed` for many endpoints, in one round trip."""
+    def flushed(self, task_ids: Mapping[str, Sequence[str]]) -> None:
+        """The database has these results, by endpoint: drop them from the outbox and let their task hashes expire."""
 
     def restore(
         self,
@@ -444,85 +432,51 @@ class Queue(Protocol):
         held: Mapping[str, int],
         lease_s: float,
     ) -> None:
-        """One page of a rebuild: queue tasks that the queue does not hold; those in ``held`` (id -> attempt, what the
-        endpoint said it has) become leases, also when they were queued. A task that may have started and must not
-        start again becomes a lease too, for :meth:`reap` to end."""
+        """One page of a rebuild: queue tasks that the queue lacks; those in ``held`` (id -> attempt, reported by the
+        endpoint) become leases, also when they were queued. A task that may have started and must not start
+        again becomes a lease too, for :meth:`maintain` to reap."""
 
-    def mark_restored(self, endpoint_id: str, fence: int) -> None:
-        """The rebuild is complete: from now on lease and ack work again."""
+    def mark_restored(self, owned: Sequence[tuple[str, int]]) -> Sequence[Fenced | QueueDataLost | None]:
+        """The rebuild of these endpoints, by fence, is complete: from now on lease and ack work again."""
 
-    def mark_restored_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Fenced | QueueDataLost | None]:
-        """:meth:`mark_restored` for many endpoints, by fence, in one round trip. Returns for each what it would raise,
-        or None."""
-
+    # the reconciler's reads
     def find_missing(self, task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
-        """Of these tasks, by endpoint, those that the queue knows nothing of: they neither wait, nor are leased, nor
-        ended a moment ago. One round trip for many."""
+        """Of these tasks, by endpoint, those that the queue does not hold: they neither wait, nor are leased, nor ended
+        a moment ago. One round trip for many."""
 
     def find_outboxes(self, endpoint_ids: Sequence[str]) -> Sequence[str]:
         """Those of these endpoints that have something in their outbox. One round trip for many."""
 
     def read_checkpoint(self, name: str) -> str:
-        """How far something has come that is true of the queue as it is; empty at first, and after a wipe."""
+        """A position that holds for the queue as it is; empty at first, and after a wipe."""
 
     def write_checkpoint(self, name: str, value: str, *, expected: str) -> bool:
         """Replace a checkpoint that is as ``expected``; False if it is not. A copy of the queue that has the checkpoint
         has all that was queued before."""
 
-    def depths(self, endpoint_ids: Sequence[str]) -> int:
+    # depth, position, rate limits
+    def depth(self, endpoint_ids: Sequence[str]) -> int:
         """How many tasks wait for these endpoints together."""
 
-    def depth(self, endpoint_id: str) -> int:
-        """Tasks waiting."""
-
     def depth_of(self, endpoint_id: str, owner_id: str) -> tuple[int, int]:
-        """Tasks waiting, and those of them that this owner submitted."""
+        """How many tasks wait for an endpoint, and how many of them this owner submitted."""
 
-    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> Taken:
+    def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
+        """Where a task is in the queue, for people. Takes time with the number of tasks that wait."""
+
+    def take_tokens(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> TokensTaken:
         """Take up to ``tokens`` from a bucket that holds ``burst`` and fills by ``rate_per_s``. A new one is full."""
-
-    def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
-        """Where a task is, for people who wait. Takes time with the number of tasks that wait."""
-
-    # forwarders, peers and wake-ups
-    def announce(self, info: ForwarderInfo, *, ttl_s: float) -> None: ...
-    def withdraw(self, forwarder_id: str) -> None: ...
-    def forwarders(self) -> Sequence[ForwarderInfo]:
-        """Live ones, those that drain left out."""
-
-    def admit(self, key: PeerKey, *, ttl_s: float) -> None:
-        """Let a CURVE key connect for a while."""
-
-    def dismiss(self, public_keys: Sequence[str]) -> None:
-        """Let CURVE keys connect no more."""
-
-    def find_peers(self, public_keys: Sequence[str]) -> Mapping[str, PeerKey]:
-        """Whom keys speak for that were admitted, by key. One round trip."""
-
-    def listen(self, forwarder_id: str) -> WakeUps:
-        """Subscribe to the wake-ups of a forwarder, and to what others share with it."""
-
-    # ends that forwarders tell one another, for clients that are connected elsewhere than the endpoint; lossy
-    def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float) -> frozenset[str]:
-        """Say that clients of these owners wait at a forwarder, for a while. Returns the owners of whom that was not
-        known: their ends were not shared with it until now."""
-
-    def watchers(self, owner_ids: Sequence[str]) -> Mapping[str, Sequence[str]]:
-        """For each forwarder at which clients of some of these owners wait, those owners. One round trip."""
-
-    def share(self, ends: Mapping[str, Sequence[SharedResults]]) -> None:
-        """Tell forwarders, by id, what has ended. One round trip; who does not listen hears nothing."""
 
 
 class WakeUps(Protocol):
     """A subscription. Owned by one thread."""
 
     def get(self, timeout_s: float) -> Sequence[str] | None:
-        """Endpoint ids that have work or cancellations; empty after ``timeout_s``, or as soon as ends were shared.
-        Raises Unavailable when cut."""
+        """Endpoint ids that have work or cancellations; empty after ``timeout_s``, or as soon as results were shared.
+        Raises Unavailable when the connection is lost."""
 
     def take_shared(self) -> Sequence[SharedResults]:
-        """The ends that :meth:`get` has heard of since the last time. Never waits."""
+        """The shared results that :meth:`get` has received since the last call. Never waits."""
 
     def close(self) -> None: ...
 

@@ -22,7 +22,7 @@ key                       type    content                                       
 ``rate:<bucket>``         hash    tokens, at: a token bucket as it was at a moment                       full again
 ``wake:<forwarder>``      channel endpoint ids with work or cancellations; lossy                         --
 ``watch:<owner>``         zset    forwarders where the owner's clients wait, by when that is over        its own
-``ends:<forwarder>``      channel ends that other forwarders recorded; lossy                             --
+``results:<forwarder>``   channel results that other forwarders recorded; lossy                          --
 ========================  ======  =====================================================================  =========
 
 A task hash lives for ever until the database has the task's end; then a marker without payload and result stays for
@@ -57,16 +57,15 @@ import msgspec
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
 from farcall_common.store import codec, transitions
 from farcall_common.store.model import (
-    AckOutcome,
     CancelOutcome,
     HeldLeases,
     LeasedTask,
     MaintenanceResult,
     QueuedTask,
-    QueuePlace,
+    QueuePosition,
     QueueState,
-    Taken,
     TaskResult,
+    TokensTaken,
 )
 from farcall_common.store.registry_valkey import ValkeyRegistry
 from farcall_common.store.valkey import (
@@ -92,7 +91,7 @@ RESCUE_LEASE_S: Final = 60.0
 
 #: Expired leases, and ends that may not have reached the database, that one call returns.
 _REAPED: Final = 500
-_ENDS: Final = 200
+_RESULTS: Final = 200
 
 
 class ValkeyQueue(ValkeyRegistry):
@@ -117,13 +116,13 @@ class ValkeyQueue(ValkeyRegistry):
     # producing
 
     def enqueue(self, tasks: Sequence[QueuedTask]) -> int:
-        # Tasks of one submit are queued on the same terms: those travel once.
+        # Tasks of one submit have the same owner and retry rules: those travel once.
         calls: list[Call] = []
-        for terms, alike in itertools.groupby(tasks, _terms):
+        for rules, alike in itertools.groupby(tasks, _retry_rules):
             for batch in batches(list(alike)):
                 endpoint_id = batch[0].endpoint_id
                 packed = itertools.chain.from_iterable(map(_packed, batch))
-                calls.append(("enqueue", endpoint_id, (endpoint_id, RESCUE_LEASE_S, *terms, *packed)))
+                calls.append(("enqueue", endpoint_id, (endpoint_id, RESCUE_LEASE_S, *rules, *packed)))
         depth = 0
         for answer in self._scripts.run_many(calls):
             refusal(answer)
@@ -131,28 +130,16 @@ class ValkeyQueue(ValkeyRegistry):
         return depth
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str]) -> Mapping[str, CancelOutcome]:
-        end = codec.pack(transitions.cancelled_while_waiting("", endpoint_id))
+        result = codec.pack(transitions.cancelled_before_dispatch("", endpoint_id))
         outcomes: dict[str, CancelOutcome] = {}
         for batch in batches(task_ids):
-            found = self._scripts.run("cancel", endpoint_id, endpoint_id, end, *batch)
+            found = self._scripts.run("cancel", endpoint_id, endpoint_id, result, *batch)
             outcomes |= zip(batch, map(CancelOutcome, texts(found)), strict=True)
         return outcomes
 
     # owning
 
     def claim(
-        self,
-        endpoint_id: str,
-        forwarder_id: str,
-        *,
-        spool_id: str = "",
-        weights: Mapping[str, int] | None = None,
-        ttl_s: float,
-    ) -> int:
-        arguments = (forwarder_id, ttl_s, spool_id, *_flat(weights or {}))
-        return int(self._scripts.run("claim", endpoint_id, *arguments))
-
-    def claim_many(
         self, forwarder_id: str, wanted: Sequence[tuple[str, str, Mapping[str, int]]], *, ttl_s: float
     ) -> Sequence[int | EndpointInUse]:
         calls: list[Call] = [
@@ -161,26 +148,23 @@ class ValkeyQueue(ValkeyRegistry):
         return [in_use(answer) or int(answer) for answer in self._scripts.run_many(calls)]
 
     def renew_ownership(
-        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float
-    ) -> None:
-        self._scripts.run("renew_ownership", endpoint_id, fence, forwarder_id, ttl_s, spool_id)
-
-    def leave_many(
-        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
-    ) -> Sequence[Fenced | QueueDataLost | None]:
-        calls: list[Call] = [("renew_ownership", id_, (fence, forwarder_id, ttl_s, "")) for id_, fence in owned]
-        return list(map(refusal, self._scripts.run_many(calls)))
-
-    def refresh(self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float) -> Sequence[str]:
+        self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float
+    ) -> Sequence[str]:
         found: list[str] = []
         for batch in batches(list(owned.items())):
             calls: list[Call] = [
-                ("refresh", endpoint_id, (fence, forwarder_id, ttl_s, spool_id))
+                ("renew_and_check", endpoint_id, (fence, forwarder_id, ttl_s, spool_id))
                 for endpoint_id, (fence, spool_id) in batch
             ]
             answers = self._scripts.run_many(calls)
             found += [id_ for (id_, _), answer in zip(batch, answers, strict=True) if refusal(answer) or answer]
         return found
+
+    def mark_disconnected(
+        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
+    ) -> Sequence[Fenced | QueueDataLost | None]:
+        calls: list[Call] = [("renew_ownership", id_, (fence, forwarder_id, ttl_s, "")) for id_, fence in owned]
+        return list(map(refusal, self._scripts.run_many(calls)))
 
     def maintain(
         self, forwarder_id: str, held: Mapping[str, HeldLeases], *, ttl_s: float, lease_s: float
@@ -190,7 +174,7 @@ class ValkeyQueue(ValkeyRegistry):
             fence = holding.fence
             calls.append(("renew_ownership", endpoint_id, (fence, forwarder_id, ttl_s, holding.spool_id)))
             calls += (("renew", endpoint_id, (fence, lease_s, *ids)) for ids in batches(holding.leases))
-            calls += (("reap", endpoint_id, (fence, _REAPED)), ("outbox", endpoint_id, (_ENDS,)))
+            calls += (("reap", endpoint_id, (fence, _REAPED)), ("outbox", endpoint_id, (_RESULTS,)))
         found: dict[str, MaintenanceResult | Fenced | QueueDataLost] = {}
         for (name, endpoint_id, _), answer in zip(calls, self._scripts.run_many(calls), strict=True):
             before = found.get(endpoint_id, MaintenanceResult((), ()))
@@ -201,7 +185,7 @@ class ValkeyQueue(ValkeyRegistry):
             elif name == "reap":
                 found[endpoint_id] = MaintenanceResult(_leased_tasks(answer), ())
             elif name == "outbox":
-                found[endpoint_id] = MaintenanceResult(before.reaped, _ended(answer))
+                found[endpoint_id] = MaintenanceResult(before.reaped, _results(answer))
         return found
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
@@ -212,17 +196,7 @@ class ValkeyQueue(ValkeyRegistry):
 
     # consuming
 
-    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float) -> Sequence[LeasedTask]:
-        leased: list[LeasedTask] = []
-        while len(leased) < limit:
-            count = min(BATCH, limit - len(leased))
-            rows = self._scripts.run("lease", endpoint_id, fence, lease_s, count, 0)
-            leased += _leased_tasks(rows)
-            if len(rows) < BATCH:
-                break
-        return leased
-
-    def lease_many(
+    def lease(
         self, wanted: Mapping[str, tuple[int, int, int]], *, lease_s: float
     ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
         calls: list[Call] = [
@@ -234,30 +208,16 @@ class ValkeyQueue(ValkeyRegistry):
             for endpoint_id, rows in zip(wanted, self._scripts.run_many(calls), strict=True)
         }
 
-    def renew(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float) -> Sequence[str]:
-        missing: list[str] = []
-        for batch in batches(task_ids):
-            missing += texts(self._scripts.run("renew", endpoint_id, fence, lease_s, *batch))
-        return missing
-
     def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str]) -> None:
-        # The last batch first: within a script the oldest id ends next to leave, and so it must be among batches.
+        # The last batch first: within a script the oldest id becomes the next to leave, and so it must among batches.
         for batch in reversed(list(batches(task_ids))):
             self._scripts.run("unlease", endpoint_id, fence, *batch)
 
-    def leased(self, endpoint_id: str, fence: int) -> Mapping[str, int]:
-        return _attempts(self._scripts.run("leased", endpoint_id, fence))
-
-    def leased_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Mapping[str, int] | Fenced | QueueDataLost]:
+    def leased(self, owned: Sequence[tuple[str, int]]) -> Sequence[Mapping[str, int] | Fenced | QueueDataLost]:
         answers = self._scripts.run_many([("leased", endpoint_id, (fence,)) for endpoint_id, fence in owned])
         return [refusal(answer) or _attempts(answer) for answer in answers]
 
-    def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
-        return texts(self._scripts.run("cancel_requests", endpoint_id, fence))
-
-    def cancel_requests_many(
-        self, owned: Sequence[tuple[str, int]]
-    ) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
+    def cancel_requests(self, owned: Sequence[tuple[str, int]]) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
         answers = self._scripts.run_many([("cancel_requests", endpoint_id, (fence,)) for endpoint_id, fence in owned])
         return [refusal(answer) or texts(answer) for answer in answers]
 
@@ -277,32 +237,18 @@ class ValkeyQueue(ValkeyRegistry):
                     found.append(endpoint_id)
         return found
 
-    def reap(self, endpoint_id: str, fence: int, *, limit: int = _REAPED) -> Sequence[LeasedTask]:
-        return _leased_tasks(self._scripts.run("reap", endpoint_id, fence, limit))
-
-    def ack(self, fence: int, results: Sequence[TaskResult]) -> Mapping[str, AckOutcome]:
-        outcomes: dict[str, AckOutcome] = {}
-        for batch in batches(results):
-            found = self._scripts.run("ack", batch[0].endpoint_id, *_end_arguments(fence, batch))
-            for result, outcome in zip(batch, texts(found), strict=True):
-                outcomes.setdefault(result.task_id, AckOutcome(outcome))
-        return outcomes
-
-    def ack_many(self, ends: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
-        parts = [(index, fence, batch) for index, (fence, results) in enumerate(ends) for batch in batches(results)]
-        calls: list[Call] = [("ack", batch[0].endpoint_id, _end_arguments(fence, batch)) for _, fence, batch in parts]
-        refusals: list[Fenced | QueueDataLost | None] = [None] * len(ends)
+    def ack(self, results: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
+        parts = [(index, fence, batch) for index, (fence, each) in enumerate(results) for batch in batches(each)]
+        calls: list[Call] = [("ack", batch[0].endpoint_id, _ack_arguments(fence, batch)) for _, fence, batch in parts]
+        refusals: list[Fenced | QueueDataLost | None] = [None] * len(results)
         for (index, _, _), answer in zip(parts, self._scripts.run_many(calls), strict=True):
             refusals[index] = refusals[index] or refusal(answer)
         return refusals
 
-    def outbox(self, endpoint_id: str, *, limit: int = _ENDS) -> Sequence[TaskResult]:
-        return _ended(self._scripts.run("outbox", endpoint_id, limit))
+    def outbox(self, endpoint_id: str) -> Sequence[TaskResult]:
+        return _results(self._scripts.run("outbox", endpoint_id, _RESULTS))
 
-    def flushed(self, endpoint_id: str, task_ids: Sequence[str]) -> None:
-        self.flushed_many({endpoint_id: task_ids})
-
-    def flushed_many(self, task_ids: Mapping[str, Sequence[str]]) -> None:
+    def flushed(self, task_ids: Mapping[str, Sequence[str]]) -> None:
         calls: list[Call] = [
             ("flushed", endpoint_id, (MARKER_TTL_S, *batch))
             for endpoint_id, ids in task_ids.items()
@@ -322,14 +268,11 @@ class ValkeyQueue(ValkeyRegistry):
     ) -> None:
         for batch in batches(tasks):
             arguments = itertools.chain.from_iterable(
-                (*_packed(task), *_terms(task), held.get(task.task_id, "")) for task in batch
+                (*_packed(task), *_retry_rules(task), held.get(task.task_id, "")) for task in batch
             )
             self._scripts.run("restore", endpoint_id, fence, lease_s, *arguments)
 
-    def mark_restored(self, endpoint_id: str, fence: int) -> None:
-        self._scripts.run("mark_restored", endpoint_id, fence)
-
-    def mark_restored_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Fenced | QueueDataLost | None]:
+    def mark_restored(self, owned: Sequence[tuple[str, int]]) -> Sequence[Fenced | QueueDataLost | None]:
         calls: list[Call] = [("mark_restored", endpoint_id, (fence,)) for endpoint_id, fence in owned]
         return list(map(refusal, self._scripts.run_many(calls)))
 
@@ -351,7 +294,7 @@ class ValkeyQueue(ValkeyRegistry):
                 pipeline.exists(f"o:{{{endpoint_id}}}")
             with mapped():
                 answers = pipeline.execute()
-            found += [endpoint_id for endpoint_id, has_ends in zip(batch, answers, strict=True) if has_ends]
+            found += [endpoint_id for endpoint_id, has_results in zip(batch, answers, strict=True) if has_results]
         return found
 
     def read_checkpoint(self, name: str) -> str:
@@ -361,7 +304,7 @@ class ValkeyQueue(ValkeyRegistry):
     def write_checkpoint(self, name: str, value: str, *, expected: str) -> bool:
         return bool(self._scripts.run_on("write_checkpoint", [f"checkpoint:{name}"], expected, value))
 
-    def depths(self, endpoint_ids: Sequence[str]) -> int:
+    def depth(self, endpoint_ids: Sequence[str]) -> int:
         waiting = 0
         for batch in batches(endpoint_ids):
             pipeline = self._client.pipeline(transaction=False)
@@ -371,9 +314,6 @@ class ValkeyQueue(ValkeyRegistry):
                 waiting += sum(int(each or 0) for each in pipeline.execute())
         return waiting
 
-    def depth(self, endpoint_id: str) -> int:
-        return self.depths([endpoint_id])
-
     def depth_of(self, endpoint_id: str, owner_id: str) -> tuple[int, int]:
         pipeline = self._client.pipeline(transaction=False)
         pipeline.hget(f"c:{{{endpoint_id}}}", "waiting").llen(f"q:{{{endpoint_id}}}:{owner_id}")
@@ -381,37 +321,37 @@ class ValkeyQueue(ValkeyRegistry):
             waiting, own = pipeline.execute()
         return int(waiting or 0), int(own)
 
-    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> Taken:
-        taken, wait_s = self._scripts.run_on("take", [f"rate:{bucket}"], tokens, rate_per_s, burst)
-        return Taken(int(taken), float(wait_s))
+    def take_tokens(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> TokensTaken:
+        taken, wait_s = self._scripts.run_on("take_tokens", [f"rate:{bucket}"], tokens, rate_per_s, burst)
+        return TokensTaken(int(taken), float(wait_s))
 
-    def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
-        standing, ahead, depth, submitters = self._scripts.run("place", endpoint_id, task_id)
-        return QueuePlace(QueueState(standing.decode()), int(ahead), int(depth), int(submitters))
+    def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
+        state, ahead, depth, submitters = self._scripts.run("position", endpoint_id, task_id)
+        return QueuePosition(QueueState(state.decode()), int(ahead), int(depth), int(submitters))
 
 
 def _attempts(found: Sequence[bytes]) -> dict[str, int]:
-    """Leased tasks and attempts, as the script tells them in turn."""
+    """Leased tasks and attempts, which the script returns in turn."""
     return dict(zip(texts(found[::2]), map(int, found[1::2]), strict=True))
 
 
 def _flat(weights: Mapping[str, int]) -> Iterable[str | int]:
-    """Weights as claim takes them."""
+    """Weights as arguments of the claim script."""
     return itertools.chain.from_iterable(weights.items())
 
 
 def _packed(task: QueuedTask) -> tuple[str | bytes, ...]:
-    """One task as enqueue and restore take it."""
+    """One task as an argument of the enqueue and restore scripts."""
     return task.task_id, codec.pack(task)
 
 
-def _terms(task: QueuedTask) -> tuple[str, int, int, int]:
-    """Whose a task is, and what decides whether it may start again, as they take it."""
+def _retry_rules(task: QueuedTask) -> tuple[str, int, int, int]:
+    """Owner, idempotence, attempts: arguments of the enqueue and restore scripts that tasks of one submit share."""
     return task.owner_id, int(task.options.idempotent), task.options.max_attempts, task.attempt
 
 
-def _end_arguments(fence: int, results: Sequence[TaskResult]) -> list[str | bytes | int]:
-    """Ends as ack takes them."""
+def _ack_arguments(fence: int, results: Sequence[TaskResult]) -> list[str | bytes | int]:
+    """Arguments of the ack script."""
     arguments: list[str | bytes | int] = [fence]
     for result in results:
         arguments += (result.task_id, codec.pack(result))
@@ -431,12 +371,12 @@ def _leased_tasks(rows: Iterable[Sequence[Any]]) -> list[LeasedTask]:
     ]
 
 
-def _ended(rows: Iterable[Sequence[bytes]]) -> list[TaskResult]:
+def _results(rows: Iterable[Sequence[bytes]]) -> list[TaskResult]:
     """Outbox entries; what their reporters did not know comes from the tasks."""
     found: list[TaskResult] = []
     for task_id, task, packed in rows:
         if result := codec.if_known(codec.unpack_result, packed):
             queued = codec.unpack_task(task)
-            end = msgspec.structs.replace(result, task_id=task_id.decode(), task_group_id=queued.task_group_id)
-            found.append(msgspec.structs.replace(end, owner_id=queued.owner_id))
+            known = {"task_group_id": queued.task_group_id, "owner_id": queued.owner_id}
+            found.append(msgspec.structs.replace(result, task_id=task_id.decode(), **known))
     return found

@@ -1,4 +1,4 @@
-"""Forwarders and peers in Valkey: who lives, who may connect, who waits for whose ends, and the channels between."""
+"""Registry in Valkey: live forwarders, admitted peers, wake-ups and shared results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farcall_common.store.valkey import KeyedCall, Scripts, batches, mapped, ref
 
 
 class ValkeyRegistry:
-    """The part of :class:`~farcall_common.store.ports.Queue` that is about no endpoint's tasks."""
+    """:class:`~farcall_common.store.ports.Registry` on redis-py; a part of the queue's adapter."""
 
     _client: Any
     _scripts: Scripts
@@ -61,7 +61,7 @@ class ValkeyRegistry:
     def listen(self, forwarder_id: str) -> ValkeyWakeUps:
         return ValkeyWakeUps(self._client, forwarder_id)
 
-    # ends that forwarders tell one another
+    # result sharing between forwarders
 
     def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float) -> frozenset[str]:
         fresh: set[str] = set()
@@ -81,11 +81,11 @@ class ValkeyRegistry:
                 found.setdefault(forwarder_id, []).append(owner_id)
         return found
 
-    def share(self, ends: Mapping[str, Sequence[SharedResults]]) -> None:
+    def share(self, results: Mapping[str, Sequence[SharedResults]]) -> None:
         pipeline = self._client.pipeline(transaction=False)
-        for forwarder_id, messages in ends.items():
+        for forwarder_id, messages in results.items():
             for message in messages:
-                pipeline.publish(f"ends:{forwarder_id}", codec.pack(message))
+                pipeline.publish(f"results:{forwarder_id}", codec.pack(message))
         with mapped():
             pipeline.execute()
 
@@ -95,12 +95,12 @@ class ValkeyWakeUps:
 
     def __init__(self, client: Any, forwarder_id: str) -> None:
         self._subscription: PubSub = client.pubsub()
-        self._ends_channel = f"ends:{forwarder_id}".encode()
+        self._results_channel = f"results:{forwarder_id}".encode()
         self._shared: list[SharedResults] = []
-        channels = (f"wake:{forwarder_id}", f"ends:{forwarder_id}")
+        channels = (f"wake:{forwarder_id}", f"results:{forwarder_id}")
         with mapped():
             self._subscription.subscribe(*channels)
-            # The server's word that we are subscribed: what is published from here on is heard.
+            # The server's confirmations: messages that are published from here on arrive.
             for _ in channels:
                 self._subscription.get_message(timeout=5.0)
 
@@ -113,7 +113,7 @@ class ValkeyWakeUps:
                 wait_s = 0.0 if has_heard else max(0.0, deadline - time.monotonic())
                 message = self._subscription.get_message(timeout=wait_s)
                 if message is not None and message["type"] == "message":
-                    if message["channel"] != self._ends_channel:
+                    if message["channel"] != self._results_channel:
                         endpoint_ids[message["data"].decode()] = None
                     elif shared := codec.if_known(codec.unpack_shared, message["data"]):
                         self._shared.append(shared)

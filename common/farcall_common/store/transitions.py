@@ -125,7 +125,7 @@ def completed(result: TaskResult, *, task_group_id: str, owner_id: str) -> TaskR
     return msgspec.structs.replace(result, task_group_id=task_group_id, owner_id=owner_id)
 
 
-def cancelled_while_waiting(task_id: str, endpoint_id: str) -> TaskResult:
+def cancelled_before_dispatch(task_id: str, endpoint_id: str) -> TaskResult:
     """The end of a task that was taken out of the queue before it was ever dispatched."""
     error = TaskCancelled("the task was cancelled before it started", hint="")
     return TaskResult(task_id, endpoint_id, 0, TaskState.CANCELLED, Reporter.API, error=error.record)

@@ -48,7 +48,7 @@ class BatchedSteps:
         old = [step for step in steps if (mark := spools.get(step.endpoint_id)) and _is_old_copy(step, mark)]
         known = [step for step in steps if step.endpoint_id in spools and step not in old]
         wanted = [(step.endpoint_id, step.spool_id, step.weights) for step in known]
-        fences = self._queue.claim_many(self._forwarder_id, wanted, ttl_s=like.ttl_s)
+        fences = self._queue.claim(self._forwarder_id, wanted, ttl_s=like.ttl_s)
         claimed: list[Event] = [
             ev.ClaimRefused(step.endpoint_id, step.generation, fence)
             if isinstance(fence, EndpointInUse)
@@ -76,7 +76,7 @@ class BatchedSteps:
 
     @_perform.register
     def _(self, like: do.ReadLeases, steps: Sequence[do.ReadLeases]) -> Sequence[Event]:  # noqa: ARG002
-        found = self._queue.leased_many([(step.endpoint_id, step.fence) for step in steps])
+        found = self._queue.leased([(step.endpoint_id, step.fence) for step in steps])
         return [
             refused(step, leases)
             if isinstance(leases, Fenced | QueueDataLost)
@@ -89,7 +89,7 @@ class BatchedSteps:
         busy = self._records.find_busy_endpoints([step.endpoint_id for step in steps])
         refusals = {id(step): self._fill(step) for step in steps if step.endpoint_id in busy}
         filled = [step for step in steps if not refusals.get(id(step))]
-        marked = self._queue.mark_restored_many([(step.endpoint_id, step.fence) for step in filled])
+        marked = self._queue.mark_restored([(step.endpoint_id, step.fence) for step in filled])
         refusals |= {id(step): refusal for step, refusal in zip(filled, marked, strict=True)}
         return [
             refused(step, refusal)
@@ -135,7 +135,7 @@ class BatchedSteps:
     def _(self, like: do.SetPresence, steps: Sequence[do.SetPresence]) -> Sequence[Event]:
         left = [step for step in steps if not step.online]  # A new owner of such an endpoint records its own presence.
         owned = [(step.endpoint_id, step.fence) for step in left]
-        refusals = self._queue.leave_many(self._forwarder_id, owned, ttl_s=like.ttl_s)
+        refusals = self._queue.mark_disconnected(self._forwarder_id, owned, ttl_s=like.ttl_s)
         events = [refused(step, refusal) for step, refusal in zip(left, refusals, strict=True) if refusal]
         wrong = {id(event.step) for event in events}
         self._records.set_presence([_presence(step) for step in steps if id(step) not in wrong])
@@ -152,12 +152,12 @@ class BatchedSteps:
     @_perform.register
     def _(self, like: do.LeaseTasks, steps: Sequence[do.LeaseTasks]) -> Sequence[Event]:
         wanted = {step.endpoint_id: (step.fence, step.limit, step.reserve) for step in steps}
-        found = self._queue.lease_many(wanted, lease_s=like.lease_s)
+        found = self._queue.lease(wanted, lease_s=like.lease_s)
         return [_leased(step, found[step.endpoint_id]) for step in steps]
 
     @_perform.register
     def _(self, like: do.ReadCancels, steps: Sequence[do.ReadCancels]) -> Sequence[Event]:  # noqa: ARG002
-        found = self._queue.cancel_requests_many([(step.endpoint_id, step.fence) for step in steps])
+        found = self._queue.cancel_requests([(step.endpoint_id, step.fence) for step in steps])
         return [
             refused(step, task_ids)
             if isinstance(task_ids, Fenced | QueueDataLost)

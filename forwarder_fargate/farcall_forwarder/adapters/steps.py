@@ -65,7 +65,7 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.RefreshEndpoints) -> Event:
-        active = self._queue.refresh(self._forwarder_id, step.owned, ttl_s=step.ttl_s)
+        active = self._queue.renew_ownership(self._forwarder_id, step.owned, ttl_s=step.ttl_s)
         return ev.Refreshed(step.owned, frozenset(active))
 
     @_perform.register
@@ -129,7 +129,7 @@ class StoreSteps:
         verified = [self._verify(batch) if batch.unverified else (batch.results, _NONE) for batch in step.batches]
         # The queue removes them first. The database decides which result of a task counts.
         removed = [(batch.fence, results) for batch, (results, _) in zip(step.batches, verified, strict=True)]
-        refusals = self._queue.ack_many(removed)
+        refusals = self._queue.ack(removed)
         flushed = [
             ev.BatchFlushed(
                 batch,
@@ -166,7 +166,7 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.MarkFlushed) -> None:
-        self._queue.flushed_many(step.task_ids)
+        self._queue.flushed(step.task_ids)
 
     @_perform.register
     def _(self, step: do.RecordTransitions) -> Event:

@@ -152,7 +152,7 @@ class Forwarder:
             case ev.Swept(endpoint_ids=endpoint_ids):
                 return self._endpoints.on_swept(endpoint_ids)
             case ev.ResultsHeard(shared_results=groups):
-                return [action for group in groups for action in self._clients.publish(group.ends, group, now)]
+                return [action for group in groups for action in self._clients.publish(group.results, group, now)]
             case ev.PubSubLost():
                 self._clients.on_pubsub_lost()
                 self._endpoints.on_pubsub_lost(now)

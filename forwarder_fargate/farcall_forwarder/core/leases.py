@@ -24,7 +24,7 @@ class Stage(enum.Enum):
 @dataclasses.dataclass(slots=True)
 class Lease:
     """One attempt of one task. ``expires_at`` is a monotonic second; ``timings`` are epoch seconds, by the names of
-    TransitionTimes."""
+    Task.timings."""
 
     task_id: str
     attempt: int

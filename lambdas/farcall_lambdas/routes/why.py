@@ -17,8 +17,8 @@ def get_why(task_id: Id, call: CurrentCall) -> WhyAnswer:
 
 def _answer(why: Why) -> WhyAnswer:
     situation = why.situation
-    place = situation.place
-    queued = place is not None and place.standing is QueueState.QUEUED
+    position = situation.position
+    queued = position is not None and position.state is QueueState.QUEUED
     return WhyAnswer(
         task_id=situation.task.task_id,
         reason=why.reason.value,
@@ -28,9 +28,9 @@ def _answer(why: Why) -> WhyAnswer:
         state_age_s=max(0.0, (situation.now - situation.since).total_seconds()),
         expires_at=situation.expires_at.timestamp() if situation.may_expire else None,
         attempt=situation.task.attempt,
-        queue_position=place.ahead if place and queued else None,
-        queue_depth=place.depth if place else None,
-        queue_submitters=place.submitters if place else None,
+        queue_position=position.ahead if position and queued else None,
+        queue_depth=position.depth if position else None,
+        queue_submitters=position.submitters if position else None,
         endpoint=_endpoint(situation),
     )
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from farcall_common.errors import TaskUnknown
 from farcall_common.store import Stores
 from farcall_common.store.model import AuditEntry, CancelOutcome, Task
-from farcall_common.store.transitions import cancelled_while_waiting
+from farcall_common.store.transitions import cancelled_before_dispatch
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.audit import entry
@@ -92,10 +92,10 @@ class CancelService:
         """Record the ends. Should we die before, those that the queue knows of are in its outbox."""
         if not task_ids:
             return {}
-        ends = [cancelled_while_waiting(task_id, endpoint_id) for task_id in task_ids]
+        ends = [cancelled_before_dispatch(task_id, endpoint_id) for task_id in task_ids]
         records = self._stores.records.audited(*entries)
         first = records.record_results(ends, at=dt.datetime.fromtimestamp(now, dt.UTC))
-        self._stores.queue.flushed(endpoint_id, task_ids)
+        self._stores.queue.flushed({endpoint_id: task_ids})
         return {
             task_id: Cancellation("cancelled", TaskState.CANCELLED) if task_id in first else Cancellation("finished")
             for task_id in task_ids

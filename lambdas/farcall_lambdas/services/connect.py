@@ -114,7 +114,7 @@ class ConnectService:
             known = self._stores.queue.find_peers([peer.public_key]).get(peer.public_key)
             if known == peer:
                 return
-            taken = self._stores.queue.take(
+            taken = self._stores.queue.take_tokens(
                 f"keys:{identity.identity_id}",
                 1,
                 rate_per_s=self._settings.key_rate_per_s,

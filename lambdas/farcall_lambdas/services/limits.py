@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from farcall_common.errors import QueueFull, QuotaExceeded, RateLimited, StorageLow, TooManyTasks, Unavailable
-from farcall_common.store.model import Endpoint, Taken
+from farcall_common.store.model import Endpoint, TokensTaken
 from farcall_common.store.ports import Queue, Records
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
@@ -157,7 +157,7 @@ class Room:
         if now < good_until:
             return waiting
         endpoints = self._records.list_endpoints(owner_id, limit=self._settings.max_endpoints)
-        waiting = self._queue.depths([endpoint.endpoint_id for endpoint in endpoints])
+        waiting = self._queue.depth([endpoint.endpoint_id for endpoint in endpoints])
         with self._lock:
             if len(self._waiting) >= _CALLERS:
                 self._waiting.clear()
@@ -217,8 +217,8 @@ class RateLimit:
             advance.tokens -= 1
             return True
 
-    def _take(self, identity_id: str) -> Taken:
+    def _take(self, identity_id: str) -> TokensTaken:
         try:
-            return self._queue.take(identity_id, self._advance, rate_per_s=self._rate_per_s, burst=self._burst)
+            return self._queue.take_tokens(identity_id, self._advance, rate_per_s=self._rate_per_s, burst=self._burst)
         except Unavailable:
-            return Taken(self._advance)
+            return TokensTaken(self._advance)

@@ -112,7 +112,7 @@ class Reconciler:
         settled = _moment(began_at - self._settings.settle_s)
         offered, waiting = self._repair(settled, until=until)
         if waiting is None:
-            waiting = self._stores.queue.depths(endpoint_ids)
+            waiting = self._stores.queue.depth(endpoint_ids)
         return Reconciled(len(endpoint_ids), offered, recorded, expired, purged, audit_purged, waiting)
 
     def _record_outbox(self, endpoint_id: str, *, until: float) -> int:
@@ -137,7 +137,7 @@ class Reconciler:
             except Exception:  # what one endpoint has reported must not keep the others from being repaired
                 logger.exception("results cannot be recorded", endpoint_id=endpoint_id)
                 break
-            self._stores.queue.flushed(endpoint_id, [end.task_id for end in ends])
+            self._stores.queue.flushed({endpoint_id: [end.task_id for end in ends]})
             recorded += len(ends)
         return recorded
 
@@ -238,7 +238,7 @@ class Reconciler:
             ended += len(self._stores.records.record_results(ends, at=_moment(self._clock())))
             outcomes = self._stores.queue.cancel(endpoint_id, ids)
             removed = [task_id for task_id, outcome in outcomes.items() if outcome is CancelOutcome.REMOVED]
-            self._stores.queue.flushed(endpoint_id, removed)
+            self._stores.queue.flushed({endpoint_id: removed})
         return ended
 
     def _purge(self, *, until: float) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from farcall_common.errors import Unavailable
 from farcall_common.store import Stores
-from farcall_common.store.model import Endpoint, QueuePlace, QueueState, Task
+from farcall_common.store.model import Endpoint, QueuePosition, QueueState, Task
 from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.endpoints import EndpointService
@@ -49,7 +49,7 @@ class Reason(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """All that is known of a task that somebody waits for. ``place`` is None when the queue cannot be reached.
+    """All that is known of a task that somebody waits for. ``position`` is None when the queue cannot be reached.
 
     ``since`` is when the task came into its state, ``now`` is now; ``online`` is whether the endpoint is connected.
     A task that has not started at ``expires_at`` ends.
@@ -59,7 +59,7 @@ class Situation:
     since: dt.datetime
     endpoint: Endpoint | None
     online: bool
-    place: QueuePlace | None
+    position: QueuePosition | None
     now: dt.datetime
     expires_at: dt.datetime
 
@@ -107,11 +107,11 @@ class WhyService:
         endpoint = self._stores.records.get_endpoint(task.endpoint_id)
         online = endpoint is not None and self._endpoints.state(endpoint) is EndpointState.ONLINE
         expires_at = (task.submitted_at or now) + self._max_wait
-        return explain(Situation(task, since, endpoint, online, self._place(task), now, expires_at))
+        return explain(Situation(task, since, endpoint, online, self._position(task), now, expires_at))
 
-    def _place(self, task: Task) -> QueuePlace | None:
+    def _position(self, task: Task) -> QueuePosition | None:
         try:
-            return self._stores.queue.place(task.endpoint_id, task.task_id)
+            return self._stores.queue.position(task.endpoint_id, task.task_id)
         except Unavailable:
             return None
 
@@ -177,31 +177,31 @@ def _of_the_queue(situation: Situation) -> _Answer:
             Reason.NEXT,
             f"Nothing stands in its way: its endpoint has it, and a worker is idle; {_waits(situation)}.",
         )
-    if situation.place is None:
+    if situation.position is None:
         return Reason.QUEUE_AWAY, "The queue cannot be reached; the task is recorded, and is queued when it is back."
-    if situation.place.standing is QueueState.QUEUED:
+    if situation.position.state is QueueState.QUEUED:
         return Reason.NEXT, f"Nothing stands in its way: a worker is idle; {_waits(situation)}."
     return Reason.NOT_QUEUED, "It is recorded and not in the queue; within about a minute it is queued by itself."
 
 
 def _is_there(situation: Situation) -> bool:
     """Whether the endpoint has the task, or is being sent it."""
-    place = situation.place
-    return situation.task.attempt > 0 if place is None else place.standing is QueueState.LEASED
+    position = situation.position
+    return situation.task.attempt > 0 if position is None else position.state is QueueState.LEASED
 
 
 def _waits(situation: Situation) -> str:
     """Where the task itself is, as the end of a sentence."""
-    place, status = situation.place, situation.endpoint.status if situation.endpoint else None
+    position, status = situation.position, situation.endpoint.status if situation.endpoint else None
     if _is_there(situation):
         others = max(0, status.pending_tasks - 1) if status else 0
         return "the task is there" + (f", beside {_tasks(others)} that wait" if others else "")
-    if place is None or place.standing is not QueueState.QUEUED:
+    if position is None or position.state is not QueueState.QUEUED:
         return "the task is recorded"
-    if place.submitters < 2:
-        return f"{_tasks(place.ahead)} go first" if place.ahead > 1 else _FEW[place.ahead]
-    own = f"{_tasks(place.ahead)} of yours go first" if place.ahead > 1 else _FEW_OF_YOURS[place.ahead]
-    return f"{own}, and {place.submitters} submitters take turns"
+    if position.submitters < 2:
+        return f"{_tasks(position.ahead)} go first" if position.ahead > 1 else _FEW[position.ahead]
+    own = f"{_tasks(position.ahead)} of yours go first" if position.ahead > 1 else _FEW_OF_YOURS[position.ahead]
+    return f"{own}, and {position.submitters} submitters take turns"
 
 
 _FEW = ("the task is the first in its queue", "one task goes first")

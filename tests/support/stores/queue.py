@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -16,21 +15,23 @@ from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
 from farcall_common.fairness import FairQueue
 from farcall_common.store import transitions
 from farcall_common.store.model import (
-    AckOutcome,
     CancelOutcome,
     HeldLeases,
     LeasedTask,
     MaintenanceResult,
     QueuedTask,
-    QueuePlace,
+    QueuePosition,
     QueueState,
-    Taken,
     TaskResult,
+    TokensTaken,
 )
+from farcall_common.store.queue_valkey import RESCUE_LEASE_S
+from farcall_common.store.valkey import BATCH
 from tests.support.stores.registry import FakeRegistry
 
-_RESCUE_LEASE_S = 60.0
-_Read = TypeVar("_Read")
+_REAPED = 500
+_RESULTS = 200
+_Answer = TypeVar("_Answer")
 
 
 @dataclasses.dataclass
@@ -96,6 +97,29 @@ class _Lane:
         self.entries[task_id].result = result
         self.outbox[task_id] = None
 
+    def own(self, forwarder_id: str, spool_id: str, *, until: float) -> None:
+        self.forwarder_id, self.spool_id, self.until = forwarder_id, spool_id, until
+
+    def reap(self, now: float) -> list[LeasedTask]:
+        expired = sorted((deadline, task_id) for task_id, deadline in self.leases.items() if deadline <= now)
+        again, ended = [], []
+        for _, task_id in expired[:_REAPED]:
+            entry = self.entries[task_id]
+            if task_id not in self.stops and _may_start_again(entry.task, entry.attempt):
+                again.append(task_id)
+            else:
+                ended.append(self.view(task_id, leased_at=entry.leased_at or entry.enqueued_at))
+        self.put_back(again)
+        return ended
+
+    def unrecorded(self) -> list[TaskResult]:
+        entries = (self.entries[task_id] for task_id in itertools.islice(self.outbox, _RESULTS))
+        return [
+            msgspec.structs.replace(entry.result, task_group_id=entry.task.task_group_id, owner_id=entry.task.owner_id)
+            for entry in entries
+            if entry.result is not None
+        ]
+
     def live_owner(self, now: float) -> str | None:
         return self.forwarder_id if self.until > now else None
 
@@ -122,8 +146,8 @@ class FakeQueue(FakeRegistry):
             self._buckets.clear()
             self._checkpoints.clear()
 
-    def forget_ends(self) -> None:
-        """Forget ended tasks that were flushed, as when the time of their markers is over."""
+    def forget_results(self) -> None:
+        """Forget ended tasks that were flushed, as when their markers expire."""
         with self._call():
             for lane in self._lanes.values():
                 lane.entries = {
@@ -139,9 +163,9 @@ class FakeQueue(FakeRegistry):
             lane = self._lane(tasks[0].endpoint_id)
             for task in tasks:
                 if task.task_id not in lane.entries:
-                    lane.add(task, attempt=task.attempt, held=False, lease_s=_RESCUE_LEASE_S, now=self._clock())
+                    lane.add(task, attempt=task.attempt, held=False, lease_s=RESCUE_LEASE_S, now=self._clock())
             self._wake_owner(lane, tasks[0].endpoint_id)
-            return self.depth(tasks[0].endpoint_id)
+            return len(lane.waiting)
 
     def cancel(self, endpoint_id: str, task_ids: Sequence[str]) -> Mapping[str, CancelOutcome]:
         with self._call():
@@ -163,57 +187,31 @@ class FakeQueue(FakeRegistry):
         if task_id in lane.leases:
             lane.stops.add(task_id)
             return CancelOutcome.REQUESTED
-        lane.finish(task_id, transitions.cancelled_while_waiting(task_id, endpoint_id))
+        lane.finish(task_id, transitions.cancelled_before_dispatch(task_id, endpoint_id))
         return CancelOutcome.REMOVED
 
-    # owning
+    # ownership
 
     def claim(
-        self,
-        endpoint_id: str,
-        forwarder_id: str,
-        *,
-        spool_id: str = "",
-        weights: Mapping[str, int] | None = None,
-        ttl_s: float,
-    ) -> int:
-        with self._call():
-            lane = self._lane(endpoint_id)
-            now = self._clock()
-            if lane.live_owner(now) not in (None, forwarder_id) and lane.spool_id not in ("", spool_id):
-                raise EndpointInUse("another agent is connected as this endpoint")
-            lane.fence, lane.forwarder_id, lane.until = next(self._fences), forwarder_id, now + ttl_s
-            lane.spool_id = spool_id
-            lane.waiting.set_weights(weights or {})
-            return lane.fence
-
-    def claim_many(
         self, forwarder_id: str, wanted: Sequence[tuple[str, str, Mapping[str, int]]], *, ttl_s: float
     ) -> Sequence[int | EndpointInUse]:
         answers: list[int | EndpointInUse] = []
-        for endpoint_id, spool_id, weights in wanted:
-            claim = functools.partial(self.claim, spool_id=spool_id, weights=weights, ttl_s=ttl_s)
-            try:
-                answers.append(claim(endpoint_id, forwarder_id))
-            except EndpointInUse as error:
-                answers.append(error)
+        with self._call():
+            now = self._clock()
+            for endpoint_id, spool_id, weights in wanted:
+                lane = self._lane(endpoint_id)
+                if lane.live_owner(now) not in (None, forwarder_id) and lane.spool_id not in ("", spool_id):
+                    answers.append(EndpointInUse("another agent is connected as this endpoint"))
+                    continue
+                lane.fence = next(self._fences)
+                lane.own(forwarder_id, spool_id, until=now + ttl_s)
+                lane.waiting.set_weights(weights)
+                answers.append(lane.fence)
         return answers
 
     def renew_ownership(
-        self, endpoint_id: str, forwarder_id: str, fence: int, *, spool_id: str = "", ttl_s: float
-    ) -> None:
-        with self._owned(endpoint_id, fence) as lane:
-            lane.forwarder_id, lane.until, lane.spool_id = forwarder_id, self._clock() + ttl_s, spool_id
-
-    def leave_many(
-        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
-    ) -> Sequence[Fenced | QueueDataLost | None]:
-        return [
-            _refusal(functools.partial(self.renew_ownership, id_, forwarder_id, fence, ttl_s=ttl_s))
-            for id_, fence in owned
-        ]
-
-    def refresh(self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float) -> Sequence[str]:
+        self, forwarder_id: str, owned: Mapping[str, tuple[int, str]], *, ttl_s: float
+    ) -> Sequence[str]:
         found: list[str] = []
         with self._call():
             now = self._clock()
@@ -221,24 +219,33 @@ class FakeQueue(FakeRegistry):
                 lane = self._lane(endpoint_id)
                 is_owned = lane.fence == fence and lane.complete
                 if is_owned:
-                    lane.forwarder_id, lane.until, lane.spool_id = forwarder_id, now + ttl_s, spool_id
+                    lane.own(forwarder_id, spool_id, until=now + ttl_s)
                 if not is_owned or lane.outbox or any(deadline <= now for deadline in lane.leases.values()):
                     found.append(endpoint_id)
         return found
 
+    def mark_disconnected(
+        self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
+    ) -> Sequence[Fenced | QueueDataLost | None]:
+        def renew(lane: _Lane) -> None:
+            lane.own(forwarder_id, "", until=self._clock() + ttl_s)
+
+        return [self._owned(id_, fence, renew) for id_, fence in owned]
+
     def maintain(
         self, forwarder_id: str, held: Mapping[str, HeldLeases], *, ttl_s: float, lease_s: float
     ) -> Mapping[str, MaintenanceResult | Fenced | QueueDataLost]:
-        found: dict[str, MaintenanceResult | Fenced | QueueDataLost] = {}
-        for endpoint_id, holding in held.items():
-            try:
-                self.renew_ownership(endpoint_id, forwarder_id, holding.fence, spool_id=holding.spool_id, ttl_s=ttl_s)
-                self.renew(endpoint_id, holding.fence, holding.leases, lease_s=lease_s)
-                reaped = self.reap(endpoint_id, holding.fence)
-                found[endpoint_id] = MaintenanceResult(reaped, self.outbox(endpoint_id))
-            except (Fenced, QueueDataLost) as refusal:
-                found[endpoint_id] = refusal
-        return found
+        now = self._clock()
+
+        def maintain(lane: _Lane, holding: HeldLeases) -> MaintenanceResult:
+            lane.own(forwarder_id, holding.spool_id, until=now + ttl_s)
+            lane.leases |= {task_id: now + lease_s for task_id in holding.leases if task_id in lane.leases}
+            return MaintenanceResult(lane.reap(now), lane.unrecorded())
+
+        return {
+            endpoint_id: self._owned(endpoint_id, holding.fence, functools.partial(maintain, holding=holding))
+            for endpoint_id, holding in held.items()
+        }
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         with self._call():
@@ -254,12 +261,12 @@ class FakeQueue(FakeRegistry):
 
     # consuming
 
-    def lease(self, endpoint_id: str, fence: int, *, limit: int, lease_s: float) -> Sequence[LeasedTask]:
-        return self._lease(endpoint_id, fence, limit, 0, lease_s=lease_s)
+    def lease(
+        self, wanted: Mapping[str, tuple[int, int, int]], *, lease_s: float
+    ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
+        now = self._clock()
 
-    def _lease(self, endpoint_id: str, fence: int, limit: int, reserve: int, *, lease_s: float) -> Sequence[LeasedTask]:
-        with self._owned(endpoint_id, fence) as lane:
-            now = self._clock()
+        def lease(lane: _Lane, limit: int, reserve: int) -> Sequence[LeasedTask]:
             task_ids: list[str] = []
             while len(task_ids) < limit + reserve:
                 taken = lane.waiting.take(newcomers_only=len(task_ids) >= limit)
@@ -272,45 +279,34 @@ class FakeQueue(FakeRegistry):
                 lane.leases[task_id] = now + lease_s
             return [lane.view(task_id, leased_at=now) for task_id in task_ids]
 
-    def lease_many(
-        self, wanted: Mapping[str, tuple[int, int, int]], *, lease_s: float
-    ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
-        leased: dict[str, Sequence[LeasedTask] | Fenced | QueueDataLost] = {}
-        for endpoint_id, (fence, limit, reserve) in wanted.items():
-            try:
-                leased[endpoint_id] = self._lease(endpoint_id, fence, limit, reserve, lease_s=lease_s)
-            except (Fenced, QueueDataLost) as refusal:
-                leased[endpoint_id] = refusal
-        return leased
-
-    def renew(self, endpoint_id: str, fence: int, task_ids: Sequence[str], *, lease_s: float) -> Sequence[str]:
-        with self._owned(endpoint_id, fence) as lane:
-            deadline = self._clock() + lease_s
-            lane.leases |= {task_id: deadline for task_id in task_ids if task_id in lane.leases}
-            return [task_id for task_id in task_ids if task_id not in lane.leases]
+        return {
+            endpoint_id: self._owned(
+                endpoint_id, fence, functools.partial(lease, limit=min(limit, BATCH), reserve=reserve)
+            )
+            for endpoint_id, (fence, limit, reserve) in wanted.items()
+        }
 
     def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str]) -> None:
-        with self._owned(endpoint_id, fence) as lane:
+        def unlease(lane: _Lane) -> None:
             back = [task_id for task_id in task_ids if task_id in lane.leases]
             for task_id in back:
                 lane.entries[task_id].attempt -= 1
             lane.put_back(back)
 
-    def leased(self, endpoint_id: str, fence: int) -> Mapping[str, int]:
-        with self._owned(endpoint_id, fence) as lane:
+        if refusal := self._owned(endpoint_id, fence, unlease):
+            raise refusal
+
+    def leased(self, owned: Sequence[tuple[str, int]]) -> Sequence[Mapping[str, int] | Fenced | QueueDataLost]:
+        def attempts(lane: _Lane) -> Mapping[str, int]:
             return {task_id: lane.entries[task_id].attempt for task_id in lane.leases}
 
-    def leased_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Mapping[str, int] | Fenced | QueueDataLost]:
-        return _of_each(owned, self.leased)
+        return [self._owned(endpoint_id, fence, attempts) for endpoint_id, fence in owned]
 
-    def cancel_requests(self, endpoint_id: str, fence: int) -> Sequence[str]:
-        with self._owned(endpoint_id, fence) as lane:
+    def cancel_requests(self, owned: Sequence[tuple[str, int]]) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
+        def requests(lane: _Lane) -> Sequence[str]:
             return [task_id for task_id in lane.leases if task_id in lane.stops]
 
-    def cancel_requests_many(
-        self, owned: Sequence[tuple[str, int]]
-    ) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
-        return _of_each(owned, self.cancel_requests)
+        return [self._owned(endpoint_id, fence, requests) for endpoint_id, fence in owned]
 
     def endpoints_with_activity(self, fences: Mapping[str, int]) -> Sequence[str]:
         with self._call():
@@ -321,53 +317,27 @@ class FakeQueue(FakeRegistry):
                 if lane.waiting or lane.stops or not lane.complete or lane.fence != fence
             ]
 
-    def reap(self, endpoint_id: str, fence: int, *, limit: int = 500) -> Sequence[LeasedTask]:
-        with self._owned(endpoint_id, fence) as lane:
-            now = self._clock()
-            expired = sorted((deadline, task_id) for task_id, deadline in lane.leases.items() if deadline <= now)
-            again, ended = [], []
-            for _, task_id in expired[:limit]:
-                entry = lane.entries[task_id]
-                if task_id not in lane.stops and _may_start_again(entry.task, entry.attempt):
-                    again.append(task_id)
-                else:
-                    ended.append(lane.view(task_id, leased_at=entry.leased_at or entry.enqueued_at))
-            lane.put_back(again)
-            return ended
-
-    def ack(self, fence: int, results: Sequence[TaskResult]) -> Mapping[str, AckOutcome]:
-        if not results:
-            return {}
-        outcomes: dict[str, AckOutcome] = {}
-        with self._owned(results[0].endpoint_id, fence) as lane:
-            for result in results:
-                entry = lane.entries.get(result.task_id)
-                if entry is None:
-                    outcomes[result.task_id] = AckOutcome.UNKNOWN
-                elif entry.result is not None:
-                    outcomes.setdefault(result.task_id, AckOutcome.DUPLICATE)
-                else:
+    def ack(self, results: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
+        def end(lane: _Lane, reported: Sequence[TaskResult]) -> None:
+            for result in reported:
+                if (entry := lane.entries.get(result.task_id)) and entry.result is None:
                     lane.finish(result.task_id, result)
-                    outcomes[result.task_id] = AckOutcome.FIRST
-        return outcomes
 
-    def ack_many(self, ends: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
-        return [_refusal(functools.partial(self.ack, fence, results)) for fence, results in ends]
+        return [
+            self._owned(each[0].endpoint_id, fence, functools.partial(end, reported=each)) if each else None
+            for fence, each in results
+        ]
 
-    def outbox(self, endpoint_id: str, *, limit: int = 200) -> Sequence[TaskResult]:
+    def outbox(self, endpoint_id: str) -> Sequence[TaskResult]:
         with self._call():
-            lane = self._lane(endpoint_id)
-            return list(_ended(lane.entries[task_id] for task_id in itertools.islice(lane.outbox, limit)))
+            return self._lane(endpoint_id).unrecorded()
 
-    def flushed(self, endpoint_id: str, task_ids: Sequence[str]) -> None:
+    def flushed(self, task_ids: Mapping[str, Sequence[str]]) -> None:
         with self._call():
-            lane = self._lane(endpoint_id)
-            for task_id in task_ids:
-                lane.outbox.pop(task_id, None)
-
-    def flushed_many(self, task_ids: Mapping[str, Sequence[str]]) -> None:
-        for endpoint_id, ids in task_ids.items():
-            self.flushed(endpoint_id, ids)
+            for endpoint_id, ids in task_ids.items():
+                lane = self._lane(endpoint_id)
+                for task_id in ids:
+                    lane.outbox.pop(task_id, None)
 
     def restore(
         self,
@@ -393,14 +363,11 @@ class FakeQueue(FakeRegistry):
                     lane.leases[task.task_id] = self._clock() + lease_s
                     entry.attempt = max(entry.attempt, held[task.task_id])
 
-    def mark_restored(self, endpoint_id: str, fence: int) -> None:
-        with self._call():
-            lane = self._lane(endpoint_id)
-            lane.require_claim(fence)
+    def mark_restored(self, owned: Sequence[tuple[str, int]]) -> Sequence[Fenced | QueueDataLost | None]:
+        def mark(lane: _Lane) -> None:
             lane.complete = True
 
-    def mark_restored_many(self, owned: Sequence[tuple[str, int]]) -> Sequence[Fenced | QueueDataLost | None]:
-        return [_refusal(functools.partial(self.mark_restored, *each)) for each in owned]
+        return [self._owned(endpoint_id, fence, mark, rebuilding=True) for endpoint_id, fence in owned]
 
     def find_missing(self, task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
         with self._call():
@@ -426,19 +393,16 @@ class FakeQueue(FakeRegistry):
             self._checkpoints[name] = value
             return True
 
-    def depths(self, endpoint_ids: Sequence[str]) -> int:
-        return sum(map(self.depth, endpoint_ids))
-
-    def depth(self, endpoint_id: str) -> int:
+    def depth(self, endpoint_ids: Sequence[str]) -> int:
         with self._call():
-            return len(self._lane(endpoint_id).waiting)
+            return sum(len(self._lane(endpoint_id).waiting) for endpoint_id in endpoint_ids)
 
     def depth_of(self, endpoint_id: str, owner_id: str) -> tuple[int, int]:
         with self._call():
             waiting = self._lane(endpoint_id).waiting
             return len(waiting), len(waiting.of(owner_id))
 
-    def take(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> Taken:
+    def take_tokens(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> TokensTaken:
         with self._call():
             now = self._clock()
             held, since = self._buckets.get(bucket, (float(burst), now))
@@ -446,60 +410,38 @@ class FakeQueue(FakeRegistry):
             held = min(float(burst), held + (at - since) * rate_per_s)
             given = min(tokens, int(held))
             self._buckets[bucket] = (held - given, at)
-            return Taken(given, 0.0 if given else (1 - held) / rate_per_s)
+            return TokensTaken(given, 0.0 if given else (1 - held) / rate_per_s)
 
-    def place(self, endpoint_id: str, task_id: str) -> QueuePlace:
+    def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
         with self._call():
             lane = self._lane(endpoint_id)
             depth = len(lane.waiting)
-            standing, ahead = QueueState.UNKNOWN, 0
+            state, ahead = QueueState.UNKNOWN, 0
             if task_id in lane.leases:
-                standing = QueueState.LEASED
+                state = QueueState.LEASED
             elif task_id in lane.entries:
                 own = lane.waiting.of(lane.submitter_of(task_id))
                 if task_id in own:
-                    standing, ahead = QueueState.QUEUED, own.index(task_id)
+                    state, ahead = QueueState.QUEUED, own.index(task_id)
                 else:
-                    standing = QueueState.DONE
-            return QueuePlace(standing, ahead, depth, lane.waiting.submitters)
+                    state = QueueState.DONE
+            return QueuePosition(state, ahead, depth, lane.waiting.submitters)
 
     def _lane(self, endpoint_id: str) -> _Lane:
         return self._lanes.setdefault(endpoint_id, _Lane())
 
-    @contextlib.contextmanager
-    def _owned(self, endpoint_id: str, fence: int) -> Iterator[_Lane]:
+    def _owned(
+        self, endpoint_id: str, fence: int, call: Callable[[_Lane], _Answer], *, rebuilding: bool = False
+    ) -> _Answer | Fenced | QueueDataLost:
+        """The answer of a call for the owner of a complete queue, or of one that is being rebuilt."""
         with self._call():
             lane = self._lane(endpoint_id)
-            lane.require_owner(fence)
-            yield lane
-
-
-def _of_each(
-    owned: Iterable[tuple[str, int]], read: Callable[[str, int], _Read]
-) -> list[_Read | Fenced | QueueDataLost]:
-    found: list[_Read | Fenced | QueueDataLost] = []
-    for endpoint_id, fence in owned:
-        try:
-            found.append(read(endpoint_id, fence))
-        except (Fenced, QueueDataLost) as refusal:
-            found.append(refusal)
-    return found
-
-
-def _refusal(call: Callable[[], object]) -> Fenced | QueueDataLost | None:
-    try:
-        call()
-    except (Fenced, QueueDataLost) as refusal:
-        return refusal
-    return None
+            try:
+                lane.require_claim(fence) if rebuilding else lane.require_owner(fence)
+            except (Fenced, QueueDataLost) as refusal:
+                return refusal
+            return call(lane)
 
 
 def _may_start_again(task: QueuedTask, attempt: int) -> bool:
     return attempt == 0 or (task.options.idempotent and attempt < task.options.max_attempts)
-
-
-def _ended(entries: Iterable[_Entry]) -> Iterator[TaskResult]:
-    for entry in entries:
-        if entry.result is not None:
-            task = entry.task
-            yield msgspec.structs.replace(entry.result, task_group_id=task.task_group_id, owner_id=task.owner_id)

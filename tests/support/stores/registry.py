@@ -1,4 +1,4 @@
-"""Forwarders and peers in memory: who lives, who may connect, who waits for whose ends."""
+"""Fake registry: live forwarders, admitted peers, wake-ups and shared results, in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.stores.reach import Reach
 
 
 class FakeRegistry(Reach):
-    """The part of :class:`~farcall_common.store.ports.Queue` that is about no endpoint's tasks.
+    """:class:`~farcall_common.store.ports.Registry` in memory.
 
     :param clock: that of the store, epoch seconds.
     """
@@ -64,7 +64,7 @@ class FakeRegistry(Reach):
             self._listeners.setdefault(forwarder_id, []).append(listener)
             return listener
 
-    # ends that forwarders tell one another
+    # result sharing between forwarders
 
     def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float) -> frozenset[str]:
         with self._call():
@@ -85,11 +85,11 @@ class FakeRegistry(Reach):
                         found.setdefault(forwarder_id, []).append(owner_id)
             return found
 
-    def share(self, ends: Mapping[str, Sequence[SharedResults]]) -> None:
+    def share(self, results: Mapping[str, Sequence[SharedResults]]) -> None:
         with self._call():
-            for forwarder_id, messages in ends.items():
+            for forwarder_id, messages in results.items():
                 for listener in self._listeners.get(forwarder_id, []):
-                    listener.hear_ends(messages)
+                    listener.hear_results(messages)
 
     def unlisten(self, forwarder_id: str, listener: FakeWakeUps) -> None:
         """Forget a subscription; :meth:`WakeUps.close` calls it."""
@@ -112,7 +112,7 @@ class FakeWakeUps:
             self._heard[endpoint_id] = None
             self._changed.notify_all()
 
-    def hear_ends(self, messages: Sequence[SharedResults]) -> None:
+    def hear_results(self, messages: Sequence[SharedResults]) -> None:
         with self._changed:
             self._shared += messages
             self._changed.notify_all()

@@ -1,18 +1,12 @@
--- ARGV: fence, then (id, result) per task. Returns an outcome per task.
+-- ARGV: fence, then (id, result) per task. The first result of a task that is here counts.
 require_owner(ARGV[1])
-local outcomes, ended = {}, {}
+local ended = {}
 for i = 2, #ARGV, 2 do
-  local id, result = ARGV[i], ARGV[i + 1]
+  local id = ARGV[i]
   local state, submitter = unpack(redis.call('HMGET', TASK .. id, 'state', 'submitter'))
-  local outcome = 'unknown'
-  if state == 'done' then
-    outcome = 'duplicate'
-  elseif state then
-    finish(id, state, submitter or '', result)
+  if state and state ~= 'done' then
+    finish(id, state, submitter or '', ARGV[i + 1])
     ended[#ended + 1] = id
-    outcome = 'first'
   end
-  outcomes[#outcomes + 1] = outcome
 end
 let_go(ended)
-return outcomes
