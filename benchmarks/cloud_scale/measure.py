@@ -18,8 +18,8 @@ import redis
 import zmq
 
 import farcall
+from farcall_common.store import open_records
 from farcall_common.store.model import Endpoint, EndpointStatus, Presence
-from farcall_common.store.records_postgres import PostgresRecords
 from farcall_common.wire import new_id
 from farcall_lambdas.canary import http_caller
 from farcall_local.endpoint import LocalEndpoint
@@ -93,14 +93,14 @@ def _memory_of_waiting(tier: LocalTier, client: farcall.Client, endpoint_id: str
 
 def _presence(tier: LocalTier) -> float:
     """What it takes PostgreSQL to learn that an endpoint is there, in microseconds of processor time."""
-    records = PostgresRecords(tier.state.database_url)
+    records = open_records(tier.state.database_url)
     endpoint_ids = [new_id() for _ in range(_ENDPOINTS)]
     for endpoint_id in endpoint_ids:
-        records.put_endpoint(Endpoint(endpoint_id, new_id(), "measured"))
+        records.endpoints.put_endpoint(Endpoint(endpoint_id, new_id(), "measured"))
     before = _read(tier)["postgres"]
     for number in range(_REPEATS):
         start = number * _TOGETHER % (_ENDPOINTS - _TOGETHER)
-        records.set_presence(
+        records.endpoints.set_presence(
             [Presence(each, True, EndpointStatus()) for each in endpoint_ids[start : start + _TOGETHER]]
         )
     used = _read(tier)["postgres"] - before

@@ -69,7 +69,7 @@ class Bench:
         self._task_group_id = wire.new_id()
         digest = hashlib.sha256(_BODY).hexdigest()
         self.function = Function(wire.new_id(), _OWNER_ID, "nothing", _BODY, digest)
-        stores.records.add_function(self.function)
+        stores.functions.add_function(self.function)
 
     @property
     def forwarder(self) -> psutil.Process:
@@ -101,7 +101,7 @@ class Bench:
         added = []
         for _ in range(count):
             endpoint = SimulatedEndpoint(wire.new_id(), PeerKind.AGENT, tally=self.tally)
-            self.stores.records.put_endpoint(Endpoint(endpoint.subject, _OWNER_ID, f"bench-{endpoint.subject}"))
+            self.stores.endpoints.put_endpoint(Endpoint(endpoint.subject, _OWNER_ID, f"bench-{endpoint.subject}"))
             self.stores.queue.admit(endpoint.key, ttl_s=3600)
             added.append(endpoint)
         self.endpoints += added
@@ -130,7 +130,7 @@ class Bench:
         at = dt.datetime.now(dt.UTC)
         tasks = [self._task(endpoint.subject, at) for endpoint in endpoints for _ in range(each)]
         for start in range(0, len(tasks), _PAGE):
-            self.stores.records.add_tasks(tasks[start : start + _PAGE])
+            self.stores.tasks.add_tasks(tasks[start : start + _PAGE])
             self.crowd.serve(0.0)
         for start in range(0, len(tasks), each):
             batch = [QueuedTask.of(task) for task in tasks[start : start + each]]
@@ -154,7 +154,7 @@ class Bench:
         """Number of these tasks that did not succeed."""
         found = 0
         for start in range(0, len(task_ids), _PAGE):
-            tasks = self.stores.records.get_tasks(task_ids[start : start + _PAGE])
+            tasks = self.stores.tasks.get_tasks(task_ids[start : start + _PAGE])
             found += sum(task.state is TaskState.SUCCESS for task in tasks.values())
         return len(task_ids) - found
 

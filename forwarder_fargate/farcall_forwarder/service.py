@@ -75,7 +75,7 @@ class Service:
         stack.callback(context.term)
         pool = StorePool(StoreSteps(stores, forwarder_id=self.forwarder_id, clock=time.time))
         stack.callback(pool.close)
-        look_up = functools.partial(pool.look_up, functools.partial(find_peers, stores.queue, stores.records))
+        look_up = functools.partial(pool.look_up, functools.partial(find_peers, stores.queue, stores.endpoints))
         authenticator = Authenticator(context, lookup=look_up, clock=time.monotonic)
         stack.callback(authenticator.close)
         router = Router(

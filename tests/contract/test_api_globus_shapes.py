@@ -60,9 +60,9 @@ class Lab:
         return str(answer["tasks"][function_id][0])
 
     def end(self, task_id: str, state: TaskState, **fields: Any) -> None:
-        task = self.api.stores.records.get_tasks([task_id])[task_id]
+        task = self.api.stores.tasks.get_tasks([task_id])[task_id]
         result = TaskResult(task_id, task.endpoint_id, 1, state, Reporter.AGENT, **fields)
-        self.api.stores.records.record_results([result], at=dt.datetime.fromtimestamp(self.api.clock.now, dt.UTC))
+        self.api.stores.tasks.record_results([result], at=dt.datetime.fromtimestamp(self.api.clock.now, dt.UTC))
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_task_says_what_its_worker_runs_on(lab: Lab) -> None:
     endpoint_id = lab.api.call("GET", f"/v2/tasks/{task_id}").body["endpoint_id"]
     packages = {"dill": "0.4.1", "farcall-endpoint": "0.1.0"}
     runtime = {"python_version": "3.12.1", "packages": packages, "platform": "Linux-6.1-x86_64"}
-    lab.api.stores.records.change_endpoint(endpoint_id, {"metadata": {"runtime": runtime}})
+    lab.api.stores.endpoints.change_endpoint(endpoint_id, {"metadata": {"runtime": runtime}})
     lab.end(task_id, TaskState.SUCCESS, result=b"10000", timings={"started_at": 1.0, "ended_at": 2.0})
 
     details = lab.v2.get_task(task_id).data["details"]
@@ -231,7 +231,7 @@ def test_an_end_that_globus_clients_do_not_know_is_no_endless_wait(lab: Lab) -> 
 
 def test_a_task_group(lab: Lab) -> None:
     task_id = lab.task()
-    group_id = lab.api.stores.records.get_tasks([task_id])[task_id].task_group_id
+    group_id = lab.api.stores.tasks.get_tasks([task_id])[task_id].task_group_id
 
     group = lab.v2.get_task_group(group_id).data
 

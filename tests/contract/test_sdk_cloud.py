@@ -92,10 +92,10 @@ class Real:
         return httpx.Response(answer.status, json=_with_reachable_blobs(answer.body), headers=answer.headers)
 
     def run_what_waits(self) -> None:
-        records = self.api.stores.records
+        records = self.api.stores
         results = []
-        for task in records.list_open_tasks(self.endpoint_id):
-            [(_, code)] = records.get_bodies([(task.function_id, task.function_hash)]).values()
+        for task in records.tasks.list_open_tasks(self.endpoint_id):
+            [(_, code)] = records.functions.get_bodies([(task.function_id, task.function_hash)]).values()
             payload = task.payload or self.api.stores.blobs.read(task.payload_ref.blob_key)  # type: ignore[union-attr]
             result = TaskResult(task.task_id, self.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT)
             try:
@@ -108,7 +108,7 @@ class Real:
                 record = describe_exception(error, attempt=1, endpoint_id=self.endpoint_id)
                 fields = {"state": TaskState.FAILED, "error": record}
             results.append(msgspec.structs.replace(result, **fields))
-        records.record_results(results, at=dt.datetime.now(dt.UTC))
+        records.tasks.record_results(results, at=dt.datetime.now(dt.UTC))
 
 
 def _with_reachable_blobs(body: Any) -> Any:

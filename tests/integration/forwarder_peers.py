@@ -17,20 +17,19 @@ import zmq
 
 from farcall_common import wire
 from farcall_common.sockets import client_socket
-from farcall_common.store import StoreSettings, Tickets, open_stores
+from farcall_common.store import StoreSettings, open_stores
 from farcall_common.store.model import Endpoint, Function, PeerKey, PeerKind, QueuedTask, Task
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
 from farcall_forwarder.core.policy import Policy
 from farcall_forwarder.service import Service
 from farcall_forwarder.settings import Settings
-from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords
+from tests.support.stores import TICKET_KEY, fake_stores
 from tests.task_fields import with_options
 from tests.waiting import WAIT_S
 
 HEARTBEAT_S = 60.0
 """These peers send messages only on a test's request, and would seem dead with a shorter one."""
-TICKET_KEY = "a ticket key that is long enough for HS256"
 FUNCTION_BODY = b"packed function"
 
 #: Short periods, so that half a minute in production takes a second here.
@@ -129,11 +128,11 @@ class Cloud:
     def __post_init__(self) -> None:
         digest = hashlib.sha256(FUNCTION_BODY).hexdigest()
         self.function = Function(self.function_id, self.owner_id, "double", FUNCTION_BODY, digest)
-        self.stores.records.add_function(self.function)
+        self.stores.functions.add_function(self.function)
 
     def add_endpoint(self) -> str:
         endpoint_id = wire.new_id()
-        self.stores.records.put_endpoint(Endpoint(endpoint_id, self.owner_id, f"test-{endpoint_id}"))
+        self.stores.endpoints.put_endpoint(Endpoint(endpoint_id, self.owner_id, f"test-{endpoint_id}"))
         return endpoint_id
 
     def tasks(self, endpoint_id: str, count: int, **fields: Any) -> list[Task]:
@@ -155,7 +154,7 @@ class Cloud:
 
     def submit(self, tasks: Sequence[Task]) -> list[str]:
         """Write tasks ahead and queue them."""
-        self.stores.records.add_tasks(tasks)
+        self.stores.tasks.add_tasks(tasks)
         self.enqueue(tasks)
         return [task.task_id for task in tasks]
 
@@ -166,10 +165,10 @@ class Cloud:
         return self.submit(self.tasks(endpoint_id, count, **fields))
 
     def task(self, task_id: str) -> Task:
-        return self.stores.records.get_tasks([task_id])[task_id]
+        return self.stores.tasks.get_tasks([task_id])[task_id]
 
     def states(self, task_ids: Sequence[str]) -> set[TaskState]:
-        return {task.state for task in self.stores.records.get_tasks(task_ids).values()}
+        return {task.state for task in self.stores.tasks.get_tasks(task_ids).values()}
 
     def until_all(self, task_ids: Sequence[str], state: TaskState) -> None:
         until(lambda: self.states(task_ids) == {state}, f"all tasks are {state}")
@@ -424,11 +423,6 @@ def forwarding(stores: Stores, policy: Policy = FAST) -> Iterator[RunningForward
     if forwarder.error is not None:
         raise forwarder.error
     assert was_alive, "the forwarder ended by itself"
-
-
-def fake_stores() -> Stores:
-    """Stores in memory."""
-    return Stores(FakeRecords(), FakeQueue(), FakeBlobs(), Tickets(TICKET_KEY))
 
 
 def real_environment(request: pytest.FixtureRequest) -> dict[str, str]:

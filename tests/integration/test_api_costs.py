@@ -65,7 +65,7 @@ def test_what_decides_about_somebody_elses_endpoint_is_found_by_keys_too(
     function = {"function_name": "f", "function_code": "4\n01\nf"}
     function_id = api.call("POST", "/v3/functions", function).body["function_uuid"]
     for shared in (endpoint_id, function_id):
-        api.stores.records.add_grant(BOB.identity_id, shared)
+        api.stores.endpoints.add_grant(BOB.identity_id, shared)
     submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)
     statements = noted_statements(monkeypatch)
     submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)

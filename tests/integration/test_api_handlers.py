@@ -13,7 +13,7 @@ from typing import Any
 import boto3
 import pytest
 
-from farcall_common.store import PostgresRecords, TaskResult, ValkeyQueue
+from farcall_common.store import TaskResult, ValkeyQueue, open_records
 from farcall_common.store.migrate import HEAD
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.identity import Identity
@@ -112,16 +112,16 @@ def test_a_remembered_result_is_answered_without_the_queue(runtime: Runtime, pos
 
     (first, other, same), nothing = submit()
     assert nothing == {}
-    records, queue = PostgresRecords(postgres_url), ValkeyQueue(valkey.url)
+    records, queue = open_records(postgres_url), ValkeyQueue(valkey.url)
     success = TaskResult(first, endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"answer")
-    assert records.record_results([success], at=dt.datetime.now(dt.UTC))
+    assert records.tasks.record_results([success], at=dt.datetime.now(dt.UTC))
     (second, _, third), results = submit()
 
     assert results.keys() == {second, third}
     assert {(each["status"], each["result"]) for each in results.values()} == {("success", "answer")}
     assert runtime.call("GET", f"/v2/tasks/{second}")[1]["details"]["memoized_from"] == first
     assert queue.depth([endpoint_id]) == 4
-    assert {task.task_id for task in records.list_open_tasks(endpoint_id)} > {other, same}
+    assert {task.task_id for task in records.tasks.list_open_tasks(endpoint_id)} > {other, same}
     records.close()
     queue.close()
 

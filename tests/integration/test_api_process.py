@@ -117,7 +117,7 @@ def test_the_way_of_a_task_through_the_api(api: Api, stores: Stores) -> None:
     results = [
         TaskResult(task_id, endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"00\nr") for task_id in task_ids
     ]
-    stores.records.record_results(results, at=_now())
+    stores.tasks.record_results(results, at=_now())
     read = api.post("/v2/batch_status", {"task_ids": task_ids})["results"]
     assert {task["result"] for task in read.values()} == {"00\nr"}
     assert api.client.get(f"/v2/taskgroup/{submitted['task_group_id']}").json()["tasks"][0]["id"] == task_ids[0]
@@ -134,14 +134,14 @@ def test_big_payloads_and_results_go_through_the_blob_store(api: Api, stores: St
     body = {"tasks": {function_id: [reference, "i" * 100_000]}}
     by_reference, inline = api.post(f"/v3/endpoints/{endpoint_id}/submit", body)["tasks"][function_id]
 
-    tasks = stores.records.get_tasks([by_reference, inline])
+    tasks = stores.tasks.get_tasks([by_reference, inline])
     uploaded, kept = tasks[by_reference].payload_ref, tasks[inline].payload_ref
     assert uploaded is not None
     assert kept is not None
     assert stores.blobs.read(kept.blob_key) == b"i" * 100_000
 
     end = TaskResult(inline, endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result_ref=uploaded)
-    stores.records.record_results([end], at=_now())
+    stores.tasks.record_results([end], at=_now())
     assert api.client.get(f"/v2/tasks/{inline}").json()["result"] == data.decode()
     ours = api.client.get(f"/v2/tasks/{inline}", headers={"X-Farcall-Accept": "blob-ref"}).json()
     assert httpx.get(ours["result_ref"]["url"]).content == data

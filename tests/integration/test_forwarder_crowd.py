@@ -27,7 +27,7 @@ def agents(cloud: Cloud, forwarder: RunningForwarder) -> Iterator[Mapping[str, A
 
 
 def online(stores: Stores, endpoint_ids: Mapping[str, Agent]) -> set[str]:
-    found = map(stores.records.get_endpoint, endpoint_ids)
+    found = map(stores.endpoints.get_endpoint, endpoint_ids)
     return {endpoint.endpoint_id for endpoint in found if endpoint and endpoint.online}
 
 
@@ -36,7 +36,7 @@ def test_all_agents_are_admitted_except_those_that_are_refused(
 ) -> None:
     taken, deleted, restored, *_ = agents
     single.claim(stores.queue, taken, "another forwarder", spool_id="another", ttl_s=60)
-    stores.records.delete_endpoint(deleted)
+    stores.endpoints.delete_endpoint(deleted)
     waiting = cloud.submit_new(restored, 3)
     for agent in agents.values():
         agent.say(agent.hello())

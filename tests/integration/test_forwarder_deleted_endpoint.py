@@ -30,7 +30,7 @@ def test_an_agent_of_a_deleted_endpoint_is_refused_and_not_admitted_again(
     with Agent(cloud, endpoint_id, forwarder) as agent:
         public_key = agent.key.public_key
         # As the API does when it issues a ticket.
-        stores.records.add_endpoint_key(endpoint_id, public_key, at=dt.datetime.now(dt.UTC))
+        stores.endpoints.add_endpoint_key(endpoint_id, public_key, at=dt.datetime.now(dt.UTC))
         stores.queue.admit(agent.key, ttl_s=3600)
         agent.greet(credit=10)
         owner = Identity(cloud.owner_id, "owner")
@@ -44,4 +44,4 @@ def test_an_agent_of_a_deleted_endpoint_is_refused_and_not_admitted_again(
             agent.say(agent.hello())
             refused, _ = agent.hear(wire.Refused)
             assert refused.error["code"] == code
-        assert find_peers(stores.queue, stores.records, [public_key]).get(public_key) is None
+        assert find_peers(stores.queue, stores.endpoints, [public_key]).get(public_key) is None

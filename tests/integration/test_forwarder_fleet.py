@@ -19,12 +19,11 @@ from tests.integration.forwarder_peers import (
     RunningForwarder,
     cloud,
     endpoint_id,
-    fake_stores,
     forwarding,
     stores,
     until,
 )
-from tests.support.stores import FakeQueue
+from tests.support.stores import FakeQueue, fake_stores
 
 __all__ = ["cloud", "endpoint_id", "stores"]
 

@@ -61,7 +61,7 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
         if is_back:
             agent.connect(forwarder)
             agent.greet(credit=5)
-        before = cloud.stores.records.list_events(task.task_id)
+        before = cloud.stores.tasks.list_events(task.task_id)
         cloud.enqueue([task])
         # A task submitted after it arrives, so the late one was processed.
         cloud.submit_new(endpoint_id, 1)
@@ -71,7 +71,7 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
         until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has removed it")
     ended = cloud.task(task.task_id)
     assert (ended.state, ended.result) == (TaskState.SUCCESS, b"the result")
-    events = cloud.stores.records.list_events(task.task_id)
+    events = cloud.stores.tasks.list_events(task.task_id)
     assert [event.state for event in events if event.state.is_terminal] == [TaskState.SUCCESS]
     assert len(events) <= len(before) + 1  # its dispatch
 

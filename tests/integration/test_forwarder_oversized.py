@@ -8,7 +8,8 @@ import pytest
 
 from farcall_common import wire
 from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
-from tests.integration.forwarder_peers import Agent, Cloud, RunningForwarder, fake_stores, forwarding, until
+from tests.integration.forwarder_peers import Agent, Cloud, RunningForwarder, forwarding, until
+from tests.support.stores import fake_stores
 
 CREDIT = wire.encode(wire.Envelope(wire.Credit(tasks=1)))
 

@@ -24,12 +24,11 @@ from tests.integration.forwarder_peers import (
     Agent,
     Cloud,
     RunningForwarder,
-    fake_stores,
     real_environment,
     until,
 )
 from tests.integration.store_servers import Valkey
-from tests.support.stores import FakeQueue
+from tests.support.stores import FakeQueue, fake_stores
 from tests.waiting import WAIT_S
 
 
@@ -200,8 +199,8 @@ class DeafQueue(FakeQueue):
 
 
 def test_a_bug_in_a_step_ends_the_session_of_its_endpoint_and_no_other() -> None:
-    working, queue = fake_stores(), BrokenQueue()
-    stores = Stores(working.records, queue, working.blobs, working.tickets)
+    queue = BrokenQueue()
+    stores = fake_stores(queue=queue)
     cloud = Cloud(stores)
     forwarder = RunningForwarder(stores)
     queue.broken_at, other = cloud.add_endpoint(), cloud.add_endpoint()
@@ -215,8 +214,7 @@ def test_a_bug_in_a_step_ends_the_session_of_its_endpoint_and_no_other() -> None
 
 
 def test_a_bug_in_the_wake_up_thread_ends_the_forwarder() -> None:
-    working = fake_stores()
-    forwarder = RunningForwarder(Stores(working.records, DeafQueue(), working.blobs, working.tickets))
+    forwarder = RunningForwarder(fake_stores(queue=DeafQueue()))
     forwarder.join()
     assert isinstance(forwarder.error, BaseExceptionGroup)
     assert forwarder.error.subgroup(ZeroDivisionError)

@@ -20,13 +20,12 @@ from tests.integration.forwarder_peers import (
     RunningForwarder,
     cloud,
     endpoint_id,
-    fake_stores,
     forwarder,
     forwarding,
     stores,
     until,
 )
-from tests.support.stores import FakeQueue, FakeRecords
+from tests.support.stores import FakeDatabase, FakeQueue, fake_stores
 
 __all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
 
@@ -296,13 +295,13 @@ def test_a_task_that_kills_its_endpoint_becomes_a_dead_letter(
 # -- store outages -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("away", ["queue", "records"])
+@pytest.mark.parametrize("away", ["queue", "database"])
 def test_sessions_and_results_survive_a_store_outage(away: str) -> None:
     stores = fake_stores()
     cloud = Cloud(stores)
     endpoint_id = cloud.add_endpoint()
-    store = {"queue": stores.queue, "records": stores.records}[away]
-    assert isinstance(store, FakeQueue | FakeRecords)
+    store = {"queue": stores.queue, "database": stores.database}[away]
+    assert isinstance(store, FakeQueue | FakeDatabase)
     with forwarding(stores) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=10)
         task_ids = cloud.submit_new(endpoint_id, 5)

@@ -242,7 +242,7 @@ def test_a_rolling_deploy_under_load_loses_nothing_and_starts_nothing_twice(load
     assert sum(worker.moves for worker in load.workers) >= ENDPOINTS
     assert set(load.starts) == set(load.task_ids)
     assert set(load.starts.values()) == {1}
-    tasks = load.cloud.stores.records.get_tasks(load.task_ids)
+    tasks = load.cloud.stores.tasks.get_tasks(load.task_ids)
     assert {task.attempt for task in tasks.values()} == {1}
 
 

@@ -31,12 +31,11 @@ from tests.integration.forwarder_peers import (
     RunningForwarder,
     cloud,
     endpoint_id,
-    fake_stores,
     forwarder,
     forwarding,
     until,
 )
-from tests.support.stores import FakeQueue
+from tests.support.stores import FakeQueue, fake_stores
 from tests.waiting import WAIT_S
 
 __all__ = ["cloud", "endpoint_id", "forwarder"]
@@ -88,7 +87,7 @@ def test_a_key_that_only_the_database_knows_may_connect(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     agent = Agent(cloud, endpoint_id, forwarder, admitted=False)
-    stores.records.add_endpoint_key(endpoint_id, agent.key.public_key, at=dt.datetime.now(dt.UTC))
+    stores.endpoints.add_endpoint_key(endpoint_id, agent.key.public_key, at=dt.datetime.now(dt.UTC))
     with agent:
         agent.connect(forwarder)
         agent.greet()

@@ -43,7 +43,7 @@ def test_arguments_of_any_size_arrive(
 
 def test_arguments_arrive_after_a_rebuild_of_the_queue(cloud: Cloud, endpoint_id: str) -> None:
     [task] = cloud.tasks(endpoint_id, 1, payload=os.urandom(64 * 1024))
-    cloud.stores.records.add_tasks([task])  # and never enqueued: as after a wipe
+    cloud.stores.tasks.add_tasks([task])  # and never enqueued: as after a wipe
     with forwarding(cloud.stores) as running, Agent(cloud, endpoint_id, running) as agent:
         agent.greet(credit=1)
         agent.serve(1)

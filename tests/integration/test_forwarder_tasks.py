@@ -75,7 +75,7 @@ def test_a_sweep_finds_work_after_a_lost_wake_up(
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=10)
         tasks = cloud.tasks(endpoint_id, 1)
-        stores.records.add_tasks(tasks)
+        stores.tasks.add_tasks(tasks)
         stores.queue.enqueue([QueuedTask.of(task) for task in tasks])
         assert agent.take(1)[0].task_id == tasks[0].task_id
 
@@ -91,7 +91,7 @@ def test_transitions_are_recorded(stores: Stores, cloud: Cloud, forwarder: Runni
         assert cloud.task(task_id).attempt == 1
         agent.finish([spec])
         agent.until_recorded([task_id])
-    states = [event.state for event in stores.records.list_events(task_id)]
+    states = [event.state for event in stores.tasks.list_events(task_id)]
     assert states == [TaskState.RECEIVED, TaskState.WAITING_FOR_NODES, TaskState.RUNNING, TaskState.SUCCESS]
 
 
@@ -124,7 +124,7 @@ def test_a_deleted_function_fails_the_task(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     [task_id] = cloud.submit_new(endpoint_id, 1)
-    stores.records.delete_function(cloud.function_id)
+    stores.functions.delete_function(cloud.function_id)
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=1)
         cloud.until_all([task_id], TaskState.FAILED)
@@ -135,7 +135,7 @@ def test_a_deleted_function_fails_the_task(
 
 def test_presence_is_recorded(stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     def endpoint() -> Any:
-        return stores.records.get_endpoint(endpoint_id)
+        return stores.endpoints.get_endpoint(endpoint_id)
 
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet()

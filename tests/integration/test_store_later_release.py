@@ -20,7 +20,6 @@ from farcall_common.store import (
     ForwarderInfo,
     PeerKey,
     PeerKind,
-    PostgresRecords,
     Queue,
     Records,
     SharedResults,
@@ -28,6 +27,7 @@ from farcall_common.store import (
     StoreSettings,
     TaskEvent,
     ValkeyQueue,
+    open_records,
     open_stores,
 )
 from farcall_common.wire import Reporter, TaskState
@@ -57,7 +57,7 @@ def expanded_url(postgres_url: str) -> str:
 
 @pytest.fixture
 def records(expanded_url: str) -> Iterator[Records]:
-    records = PostgresRecords(expanded_url, timeout_s=5)
+    records = open_records(expanded_url, timeout_s=5)
     yield records
     records.close()
 
@@ -104,35 +104,35 @@ def as_dict(value: object) -> dict[str, Any]:
 
 
 def test_an_end_of_a_kind_that_is_not_known_is_a_failure_and_stays(records: Records, expanded_url: str) -> None:
-    records.add_tasks([make_task("t1"), make_task("t2")])
-    records.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))
+    records.tasks.add_tasks([make_task("t1"), make_task("t2")])
+    records.tasks.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))
     error = {"code": "LATER", "message": "as the later release says", "fault": "us", "added_later": 1}
     rewrite(expanded_url, "t1", state=LATER, error=json.dumps(error))
-    ended = records.get_tasks(["t1"])["t1"]
+    ended = records.tasks.get_tasks(["t1"])["t1"]
     assert (ended.state, ended.error and ended.error.code) == (TaskState.FAILED, "LATER")
-    assert not records.record_results([make_end("t1", result=b"another")], at=dt.datetime.now(dt.UTC))
-    assert not records.record_transitions([move("t1", TaskState.RUNNING, attempt=7)])
-    assert [task.task_id for task in records.list_open_tasks("e1")] == ["t2"]
-    [group] = records.list_groups("alice")
+    assert not records.tasks.record_results([make_end("t1", result=b"another")], at=dt.datetime.now(dt.UTC))
+    assert not records.tasks.record_transitions([move("t1", TaskState.RUNNING, attempt=7)])
+    assert [task.task_id for task in records.tasks.list_open_tasks("e1")] == ["t2"]
+    [group] = records.tasks.list_groups("alice")
     assert group.states == {TaskState.FAILED: 1, TaskState.RECEIVED: 1}
     with psycopg.connect(expanded_url) as connection:
         assert connection.execute("SELECT state FROM task WHERE task_id = 't1'").fetchone() == (LATER,)
 
 
 def test_an_open_task_in_a_state_that_is_not_known_can_end(records: Records, expanded_url: str) -> None:
-    records.add_tasks([make_task("t1")])
+    records.tasks.add_tasks([make_task("t1")])
     rewrite(expanded_url, "t1", state=LATER)
-    [open_task] = records.list_open_tasks("e1")
+    [open_task] = records.tasks.list_open_tasks("e1")
     assert open_task.state is TaskState.RUNNING
-    assert list(records.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))) == ["t1"]
-    assert records.get_tasks(["t1"])["t1"].state is TaskState.SUCCESS
+    assert list(records.tasks.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))) == ["t1"]
+    assert records.tasks.get_tasks(["t1"])["t1"].state is TaskState.SUCCESS
 
 
 def test_events_and_references_with_more_in_them_are_read(records: Records, expanded_url: str) -> None:
-    records.add_tasks([make_task("t1")])
+    records.tasks.add_tasks([make_task("t1")])
     ref = {"blob_key": "alice/k", "size_bytes": 3, "sha256": "k", "added_later": True}
     rewrite(expanded_url, "t1", payload=None, payload_ref=json.dumps(ref))
-    stored = records.get_tasks(["t1"])["t1"].payload_ref
+    stored = records.tasks.get_tasks(["t1"])["t1"].payload_ref
     assert stored is not None
     assert (stored.blob_key, stored.size_bytes) == ("alice/k", 3)
     with psycopg.connect(expanded_url, autocommit=True) as connection:
@@ -141,7 +141,7 @@ def test_events_and_references_with_more_in_them_are_read(records: Records, expa
         )
         connection.execute(insert, ("t1", LATER, "forwarder", json.dumps({"spool_id": "s"})))
         connection.execute(insert, ("t1", LATER, "forwarder", json.dumps({"code": "LATER"})))
-    events = records.list_events("t1")
+    events = records.tasks.list_events("t1")
     assert [(event.state, event.reporter) for event in events[1:]] == [
         (TaskState.RUNNING, Reporter.FORWARDER),
         (TaskState.FAILED, Reporter.FORWARDER),
@@ -151,8 +151,8 @@ def test_events_and_references_with_more_in_them_are_read(records: Records, expa
 
 
 def test_who_reported_it_and_whose_fault_it_is_need_not_be_known(records: Records, expanded_url: str) -> None:
-    records.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
-    records.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))
+    records.tasks.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
+    records.tasks.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))
     error = {"code": "LATER", "message": "as the later release says", "fault": "weather", "hint": "Wait."}
     rewrite(expanded_url, "t1", state="failed", result=None, error=json.dumps(error))
     with psycopg.connect(expanded_url, autocommit=True) as connection:
@@ -160,10 +160,10 @@ def test_who_reported_it_and_whose_fault_it_is_need_not_be_known(records: Record
             b"INSERT INTO task_event (task_id, state, reporter, at, attempt, detail)"
             b" VALUES ('t2', 'running', 'broker', now(), 1, '{\"spool_id\": \"s\"}')"
         )
-    assert records.get_tasks(["t1"])["t1"].error == ErrorRecord("LATER", error["message"], "Wait.", Fault.US)
-    assert [task.error and task.error.fault for task in records.list_tasks("alice")] == [None, Fault.US]
-    assert [event.reporter for event in records.list_events("t2")] == [Reporter.API, Reporter.FORWARDER]
-    assert delivery_of(records, "t2") == (frozenset({"s"}), False)
+    assert records.tasks.get_tasks(["t1"])["t1"].error == ErrorRecord("LATER", error["message"], "Wait.", Fault.US)
+    assert [task.error and task.error.fault for task in records.tasks.list_tasks("alice")] == [None, Fault.US]
+    assert [event.reporter for event in records.tasks.list_events("t2")] == [Reporter.API, Reporter.FORWARDER]
+    assert delivery_of(records.tasks, "t2") == (frozenset({"s"}), False)
     with psycopg.connect(expanded_url) as connection:  # it is not written back over
         stored = connection.execute("SELECT error FROM task WHERE task_id = 't1'").fetchone()
     assert stored == (error,)
@@ -171,11 +171,11 @@ def test_who_reported_it_and_whose_fault_it_is_need_not_be_known(records: Record
 
 def test_an_error_with_more_in_it_is_read(records: Records, expanded_url: str) -> None:
     error = ErrorRecord("BOOM", "boom", fault=Fault.USER_CODE)
-    records.add_tasks([make_task("t1")])
+    records.tasks.add_tasks([make_task("t1")])
     end = make_end("t1", result=None, state=TaskState.FAILED, error=error)
-    records.record_results([end], at=dt.datetime.now(dt.UTC))
+    records.tasks.record_results([end], at=dt.datetime.now(dt.UTC))
     rewrite(expanded_url, "t1", error=json.dumps({**error.to_json(), "added_later": ["x"]}))
-    assert records.get_tasks(["t1"])["t1"].error == error
+    assert records.tasks.get_tasks(["t1"])["t1"].error == error
 
 
 # -- the queue ---------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_a_forwarder_serves_beside_a_later_api_and_a_later_forwarder(
         agent.connect(forwarder)
         assert [ref.task_id for ref in agent.greet(credit=5).forget] == [held]
         [task] = cloud.tasks(endpoint_id, 1)
-        stores.records.add_tasks([task])
+        stores.tasks.add_tasks([task])
         cloud.enqueue([task])
         agent.finish(agent.take(1))
         agent.until_recorded([task.task_id])
@@ -265,6 +265,6 @@ def test_a_forwarder_serves_beside_a_later_api_and_a_later_forwarder(
 
 
 def _endpoint(stores: Stores, endpoint_id: str) -> Endpoint:
-    endpoint = stores.records.get_endpoint(endpoint_id)
+    endpoint = stores.endpoints.get_endpoint(endpoint_id)
     assert endpoint is not None
     return endpoint

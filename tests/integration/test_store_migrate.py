@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from farcall_common.errors import Unavailable
-from farcall_common.store import PostgresRecords, migrate
+from farcall_common.store import migrate, open_records
 from farcall_common.task_options import TaskOptions
 from tests.integration.store_servers import execute, free_port
 from tests.waiting import WAIT_S
@@ -132,8 +132,8 @@ def test_options_of_tasks_are_carried_over(empty_database: str) -> None:
     for name, values in former.items():
         execute(empty_database, statement.format(f"{name}, later", values, "{}", "{}"))
 
-    with contextlib.closing(PostgresRecords(empty_database, timeout_s=5)) as records:
-        found = records.get_tasks([*expected, *(f"{name}, later" for name in expected)])
+    with contextlib.closing(open_records(empty_database, timeout_s=5)) as records:
+        found = records.tasks.get_tasks([*expected, *(f"{name}, later" for name in expected)])
     assert {task_id: task.options for task_id, task in found.items()} == {
         **expected,
         **{f"{name}, later": options for name, options in expected.items()},

@@ -23,7 +23,7 @@ def test_the_local_tier_opens(postgres_url: str, valkey: Valkey, s3_environment:
         "FARCALL_TICKET_KEY": KEY,
     }
     stores = open_stores(StoreSettings.from_environment(environ))
-    stores.records.ping()
+    stores.database.ping()
     stores.queue.ping()
     with pytest.raises(Unavailable):  # nobody made the bucket
         stores.blobs.ping()
@@ -46,7 +46,7 @@ def test_secrets_are_read(postgres_url: str, valkey: Valkey, s3_environment: Non
         "FARCALL_TICKET_SECRET_ARN": secrets.create_secret(Name="t", SecretString=json.dumps({"key": KEY}))["ARN"],
     }
     stores = open_stores(StoreSettings.from_environment(environ))
-    stores.records.ping()
+    stores.database.ping()
     stores.queue.ping()
     ticket = stores.tickets.issue(PeerKey("key", PeerKind.CLIENT, "alice"), expires_at=10)
     assert Tickets(KEY).verify(ticket, now=1).peer.subject == "alice"

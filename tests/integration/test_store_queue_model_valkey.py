@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from farcall_common.store import PostgresRecords, Queue, Records
+from farcall_common.store import Queue, Records, open_records
 from tests.integration.store_servers import Valkey, queue_with_clock
-from tests.support.stores import FakeRecords
+from tests.support.stores import FakeDatabase
 from tests.unit.test_store_queue import Clock
 from tests.unit.test_store_queue_model import World
 
@@ -22,14 +22,14 @@ def clocked(valkey: Valkey) -> Iterator[tuple[Queue, Clock]]:
 
 @pytest.fixture
 def postgres_records(postgres_url: str) -> Iterator[Records]:
-    records = PostgresRecords(postgres_url)
+    records = open_records(postgres_url)
     yield records
     records.close()
 
 
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_every_accepted_task_ends_once_on_valkey(seed: int, clocked: tuple[Queue, Clock], valkey: Valkey) -> None:
-    world = World(FakeRecords(), *clocked, seed=seed)
+    world = World(FakeDatabase().records, *clocked, seed=seed)
     _survive(world, valkey, steps=5000)
 
 

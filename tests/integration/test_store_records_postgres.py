@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from farcall_common.errors import InvalidRequest, Unavailable
-from farcall_common.store import PostgresRecords, Records, task_rows
-from farcall_common.store.records_postgres import _ENDPOINTS_WITH_OPEN_TASKS, _OPEN_IDS
+from farcall_common.store import Records, open_records, task_rows
+from farcall_common.store.postgres import PostgresDatabase
+from farcall_common.store.tasks_postgres import _ENDPOINTS_WITH_OPEN_TASKS, _OPEN_IDS
 from farcall_common.wire.states import TaskState
 from tests.integration.store_servers import execute, free_port
 from tests.unit.test_store_records import (
@@ -32,7 +33,7 @@ from tests.waiting import WAIT_S
 
 @pytest.fixture
 def records(postgres_url: str) -> Iterator[Records]:
-    records = PostgresRecords(postgres_url, timeout_s=5)
+    records = open_records(postgres_url, timeout_s=5)
     yield records
     records.close()
 
@@ -43,23 +44,23 @@ class TestPostgresRecords(RecordsSuite):
 
 def test_a_text_that_cannot_be_stored_is_the_callers_fault(records: Records) -> None:
     with pytest.raises(InvalidRequest):
-        records.add_function(make_function(name="nul \x00"))
+        records.functions.add_function(make_function(name="nul \x00"))
     with pytest.raises(InvalidRequest):
-        records.add_function(make_function(name="half a pair \ud800"))
+        records.functions.add_function(make_function(name="half a pair \ud800"))
 
 
 def test_an_absent_server_is_unavailable() -> None:
-    records = PostgresRecords(f"postgresql://farcall@127.0.0.1:{free_port()}/postgres", timeout_s=0.2)
+    records = open_records(f"postgresql://farcall@127.0.0.1:{free_port()}/postgres", timeout_s=0.2)
     with pytest.raises(Unavailable):
-        records.ping()
+        records.database.ping()
     records.close()
 
 
 def test_broken_connections_are_replaced(records: Records, postgres_url: str) -> None:
-    records.ping()
+    records.database.ping()
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     execute(postgres_url, f"SELECT pg_terminate_backend(pid, 10000) {others}")  # and wait for its end, milliseconds
-    records.ping()
+    records.database.ping()
 
 
 def test_batches_that_share_tasks_in_opposite_orders_do_not_lock_each_other_out(records: Records) -> None:
@@ -70,21 +71,21 @@ def test_batches_that_share_tasks_in_opposite_orders_do_not_lock_each_other_out(
         order = tasks if worker % 2 else tasks[::-1]
         start.wait()
         for _ in range(5):
-            records.add_tasks(order)
-            records.record_transitions([move(task.task_id, TaskState.WAITING_FOR_NODES, 1) for task in order])
-        return len(records.record_results([make_end(task.task_id) for task in order], at=at(1)))
+            records.tasks.add_tasks(order)
+            records.tasks.record_transitions([move(task.task_id, TaskState.WAITING_FOR_NODES, 1) for task in order])
+        return len(records.tasks.record_results([make_end(task.task_id) for task in order], at=at(1)))
 
     with ThreadPoolExecutor(4) as workers:
         assert sum(workers.map(work, range(4))) == 100
 
 
 def test_one_of_many_rivals_gets_the_permit(records: Records) -> None:
-    records.add_tasks([make_task(idempotent=False)])
+    records.tasks.add_tasks([make_task(idempotent=False)])
     start = threading.Barrier(4)
 
     def ask(_: int) -> list[str]:
         start.wait()
-        return list(records.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)]))
+        return list(records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)]))
 
     with ThreadPoolExecutor(4) as workers:
         assert sorted(workers.map(ask, range(4))) == [[], [], [], ["t1"]]
@@ -92,14 +93,14 @@ def test_one_of_many_rivals_gets_the_permit(records: Records) -> None:
 
 def test_a_history_begins_once_whoever_wrote_it(records: Records, postgres_url: str) -> None:
     """Releases before this one added an event for what the row of the task says."""
-    records.add_tasks([make_task("t1"), make_task("t2")])
+    records.tasks.add_tasks([make_task("t1"), make_task("t2")])
     execute(
         postgres_url,
         "INSERT INTO task_event (task_id, state, reporter, at, attempt)"
         " SELECT task_id, 'received', 'api', submitted_at, 0 FROM task WHERE task_id = 't1'",
     )
-    records.record_transitions([move("t1", TaskState.RUNNING, 1), move("t2", TaskState.RUNNING, 1)])
-    first, second = records.list_events("t1"), records.list_events("t2")
+    records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1), move("t2", TaskState.RUNNING, 1)])
+    first, second = records.tasks.list_events("t1"), records.tasks.list_events("t2")
     assert [event.state for event in first] == [TaskState.RECEIVED, TaskState.RUNNING]
     assert [(e.state, e.reporter, e.at, e.attempt, e.detail) for e in first] == [
         (e.state, e.reporter, e.at, e.attempt, e.detail) for e in second
@@ -108,14 +109,16 @@ def test_a_history_begins_once_whoever_wrote_it(records: Records, postgres_url: 
 
 def test_what_goes_by_keys_is_planned_once_and_never_scans_a_table(postgres_url: str) -> None:
     """Also when it is planned while the tables are empty, which is when a scan looks cheapest."""
-    records = PostgresRecords(postgres_url, max_connections=1)
+    records = open_records(postgres_url, max_connections=1)
     for number in range(8):  # the driver prepares what comes often
-        records.look_up("e1", ["f1"], [])
-        records.add_tasks([make_task(f"t{number}")])
-        records.get_tasks([f"t{number}"])
+        records.tasks.read_for_submit("e1", ["f1"], [])
+        records.tasks.add_tasks([make_task(f"t{number}")])
+        records.tasks.get_tasks([f"t{number}"])
     settings = "SELECT current_setting('plan_cache_mode') AS plans, current_setting('enable_seqscan') AS scans"
-    [after] = records._database.rows(settings, {})
-    prepared = records._database.rows("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements", {})
+    database = records.database
+    assert isinstance(database, PostgresDatabase)
+    [after] = database.rows(settings, {})
+    prepared = database.rows("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements", {})
     records.close()
     assert after == {"plans": "force_custom_plan", "scans": "on"}
     plans = {row["statement"]: (row["generic_plans"], row["custom_plans"]) for row in prepared}
@@ -132,10 +135,10 @@ def test_what_goes_by_keys_is_planned_once_and_never_scans_a_table(postgres_url:
 def test_a_result_is_found_among_many_of_the_same_call(records: Records, postgres_url: str) -> None:
     """One look at the index for each key, also when everybody asked the same at once and so nothing was remembered."""
     tasks = [make_task(f"t{n:04}", memo_key=f"k{n % 2}") for n in range(3000)]
-    records.add_tasks(tasks)
-    records.record_results([make_end(task.task_id) for task in tasks], at=at(1))
+    records.tasks.add_tasks(tasks)
+    records.tasks.record_results([make_end(task.task_id) for task in tasks], at=at(1))
     execute(postgres_url, "ANALYZE task")
-    assert records.find_memoized("alice", ["k0", "k1", "k2"]).keys() == {"k0", "k1"}
+    assert records.tasks.find_memoized("alice", ["k0", "k1", "k2"]).keys() == {"k0", "k1"}
     plan = "EXPLAIN (ANALYZE, FORMAT JSON) " + task_rows.MEMOIZED
     with psycopg.connect(postgres_url) as connection:
         row = connection.execute(plan.encode(), {"owner_id": "alice", "keys": ["k0", "k1", "k2"]}).fetchone()
@@ -149,27 +152,27 @@ def test_a_result_is_found_among_many_of_the_same_call(records: Records, postgre
 def test_old_ends_are_found_by_their_index(records: Records, postgres_url: str) -> None:
     """A look for them once a minute must not cost more the more tasks there are."""
     tasks = [make_task(f"t{n:04}") for n in range(3000)]
-    records.add_tasks(tasks)
+    records.tasks.add_tasks(tasks)
     for second in range(3):
-        records.record_results([make_end(task.task_id) for task in tasks[second::3]], at=at(second))
+        records.tasks.record_results([make_end(task.task_id) for task in tasks[second::3]], at=at(second))
     execute(postgres_url, "ANALYZE task")
     with psycopg.connect(postgres_url) as connection:
         parameters = {"ended_before": at(0), "limit": 500}
         row = connection.execute(f"EXPLAIN (FORMAT JSON) {task_rows.PURGE}".encode(), parameters).fetchone()
     assert row is not None
     assert "task_ended" in str(row[0])
-    assert records.purge_tasks(ended_before=at(1), limit=5000) == 1000
+    assert records.tasks.purge_tasks(ended_before=at(1), limit=5000) == 1000
 
 
 def test_purges_at_the_same_moment_share_the_work(records: Records) -> None:
     tasks = [make_task(f"t{n:04}") for n in range(400)]
-    records.add_tasks(tasks)
-    records.record_results([make_end(task.task_id) for task in tasks], at=at(0))
+    records.tasks.add_tasks(tasks)
+    records.tasks.record_results([make_end(task.task_id) for task in tasks], at=at(0))
     start = threading.Barrier(4)
 
     def purge(_: int) -> int:
         start.wait()
-        return sum(records.purge_tasks(ended_before=at(1), limit=50) for _ in range(12))
+        return sum(records.tasks.purge_tasks(ended_before=at(1), limit=50) for _ in range(12))
 
     with ThreadPoolExecutor(4) as workers:
         assert sum(workers.map(purge, range(4))) == 400
@@ -178,8 +181,8 @@ def test_purges_at_the_same_moment_share_the_work(records: Records) -> None:
 def test_dead_letters_are_found_by_their_index(records: Records, postgres_url: str) -> None:
     """Whoever has none does not pay for the tasks of everybody."""
     tasks = [make_task(f"t{n:04}", submitted_at=at(n)) for n in range(3000)]
-    records.add_tasks(tasks)
-    records.record_results([make_dead(task.task_id) for task in tasks[::10]], at=at(5000))
+    records.tasks.add_tasks(tasks)
+    records.tasks.record_results([make_dead(task.task_id) for task in tasks[::10]], at=at(5000))
     execute(postgres_url, "ANALYZE task, dead_letter")
     parameters = dict.fromkeys(("endpoint_id", "since", "until", "before_at", "before_id"))
     with psycopg.connect(postgres_url) as connection:
@@ -191,22 +194,24 @@ def test_dead_letters_are_found_by_their_index(records: Records, postgres_url: s
 
 
 def test_what_was_done_cannot_be_rewritten(records: Records, postgres_url: str) -> None:
-    records.add_audit([make_entry("endpoint.update", "e1")])
+    records.audit.add_entries([make_entry("endpoint.update", "e1")])
     with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
         execute(postgres_url, "UPDATE audit SET identity_id = 'mallory'")
 
 
-def test_no_question_goes_on_when_nobody_waits_for_the_answer(records: PostgresRecords) -> None:
-    assert records._database.rows("SHOW statement_timeout", {}) == [{"statement_timeout": "28s"}]
-    with pytest.raises(Unavailable), records._database.connection() as connection:
+def test_no_question_goes_on_when_nobody_waits_for_the_answer(records: Records) -> None:
+    database = records.database
+    assert isinstance(database, PostgresDatabase)
+    assert database.rows("SHOW statement_timeout", {}) == [{"statement_timeout": "28s"}]
+    with pytest.raises(Unavailable), database.connection() as connection:
         connection.execute("SET statement_timeout = 20; SELECT pg_sleep(20)")
 
 
 def test_a_move_changes_its_row_in_place(records: Records, postgres_url: str) -> None:
     """No index holds what moves change; that is what the indexes on finished_at are for."""
-    records.add_tasks([make_task(memo_key="a call")])
-    records.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)])
-    records.record_transitions([move("t1", TaskState.RUNNING, 1)])
+    records.tasks.add_tasks([make_task(memo_key="a call")])
+    records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)])
+    records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1)])
     records.close()  # a session that ends hands in its statistics
     query = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'task'"
     deadline = time.monotonic() + WAIT_S
@@ -264,6 +269,6 @@ def _rows_of(plan: dict[str, Any]) -> float:
 
 
 def test_the_database_grows_with_what_is_in_it(records: Records) -> None:
-    before = records.measure_database()
-    records.add_function(make_function(body=os.urandom(1_000_000)))
-    assert records.measure_database() - before >= 1_000_000
+    before = records.database.size_bytes()
+    records.functions.add_function(make_function(body=os.urandom(1_000_000)))
+    assert records.database.size_bytes() - before >= 1_000_000

@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from farcall_common.errors import ConfigurationError, Unavailable
-from farcall_common.store import PostgresRecords, postgres
+from farcall_common.store import Records, open_records, postgres
 from farcall_common.store.roles import connection_limit, prepare_roles
 from tests.integration.store_servers import PROGRAM_ROLES, execute
 from tests.unit.test_store_records import at, make_end, make_entry, make_function, make_task
@@ -29,9 +29,9 @@ def urls(postgres_url: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def opened(url: str, *, max_connections: int = 1) -> Iterator[PostgresRecords]:
+def opened(url: str, *, max_connections: int = 1) -> Iterator[Records]:
     # Nothing here may wait for its time-out: a test that does never ends.
-    records = PostgresRecords(url, max_connections=max_connections, timeout_s=600)
+    records = open_records(url, max_connections=max_connections, timeout_s=600)
     try:
         yield records
     finally:
@@ -52,11 +52,11 @@ def test_the_limits_are_parts_of_what_the_server_permits() -> None:
 @pytest.mark.parametrize("role", PASSWORDS)
 def test_a_role_may_read_and_write_rows_and_nothing_else(urls: dict[str, str], role: str) -> None:
     with opened(urls[role]) as records:
-        records.audited(make_entry("function.register", "f1")).add_function(make_function())
-        records.add_tasks([make_task()])
-        records.record_results([make_end()], at=at(1))
-        assert records.take_turn("reconciler", ttl_s=1)
-        assert records.purge_tasks(ended_before=at(9), limit=10) == 1
+        records.functions.audited(make_entry("function.register", "f1")).add_function(make_function())
+        records.tasks.add_tasks([make_task()])
+        records.tasks.record_results([make_end()], at=at(1))
+        assert records.database.try_lock("reconciler", ttl_s=1)
+        assert records.tasks.purge_tasks(ended_before=at(9), limit=10) == 1
     with psycopg.connect(urls[role], autocommit=True) as connection:
         for statement in ("CREATE TABLE mine ()", "DROP TABLE task", "DELETE FROM alembic_version", "TRUNCATE audit"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -71,8 +71,8 @@ def test_a_role_adds_to_the_audit_and_reads_it_and_only_the_reconciler_deletes(
         owner.execute(f"GRANT UPDATE, DELETE ON audit TO {role}".encode())
     prepare_roles(postgres_url, [{"username": role, "password": PASSWORDS[role]}])
     with opened(urls[role]) as records:
-        records.add_audit([make_entry("function.register", "f1")])
-        [entry] = records.list_audit([make_entry("function.register", "f1").identity_id])
+        records.audit.add_entries([make_entry("function.register", "f1")])
+        [entry] = records.audit.list_entries([make_entry("function.register", "f1").identity_id])
         assert entry.object_id == "f1"
         with psycopg.connect(urls[role], autocommit=True) as connection:
             for statement in ("UPDATE audit SET action = 'other'", "DELETE FROM audit", "TRUNCATE audit"):
@@ -81,7 +81,7 @@ def test_a_role_adds_to_the_audit_and_reads_it_and_only_the_reconciler_deletes(
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     connection.execute(statement.encode())
         if role == "farcall_reconciler":
-            assert records.purge_audit(before=at(9), limit=10) == 1
+            assert records.audit.purge_entries(before=at(9), limit=10) == 1
 
 
 def test_a_role_gets_its_part_of_the_connections(urls: dict[str, str], postgres_url: str) -> None:
@@ -95,26 +95,26 @@ def test_a_storm_of_requests_leaves_the_forwarder_its_connections(urls: dict[str
     execute(postgres_url, f"ALTER ROLE farcall_api CONNECTION LIMIT {API_CONNECTIONS}")
     tasks = [make_task(f"t{number}") for number in range(10)]
     with opened(urls["farcall_forwarder"], max_connections=2) as forwarder, contextlib.ExitStack() as storm:
-        forwarder.add_tasks(tasks)
+        forwarder.tasks.add_tasks(tasks)
         answered = [storm.enter_context(opened(urls["farcall_api"])) for _ in range(API_CONNECTIONS)]
         for each in answered:
-            each.ping()  # and keeps its connection
+            each.database.ping()  # and keeps its connection
         refused = [storm.enter_context(opened(urls["farcall_api"])) for _ in range(4)]
         for task in tasks:  # as often as API Gateway passes requests on
             for each in refused:
                 with pytest.raises(Unavailable, match="no connection left") as caught:
-                    each.ping()
+                    each.database.ping()
                 assert caught.value.record.retry_after_s
-            assert len(forwarder.record_results([make_end(task.task_id)], at=at(1))) == 1
+            assert len(forwarder.tasks.record_results([make_end(task.task_id)], at=at(1))) == 1
         for each in answered:
-            each.ping()
+            each.database.ping()
         answered[0].close()
         wait_until(lambda: _answers(refused[0]), "the connection of another is free")
 
 
-def _answers(records: PostgresRecords) -> bool:
+def _answers(records: Records) -> bool:
     try:
-        records.ping()
+        records.database.ping()
     except Unavailable:
         return False
     return True
@@ -128,10 +128,10 @@ def test_a_refusal_that_comes_late_ends_the_wait_too(
     execute(postgres_url, f"ALTER ROLE farcall_api CONNECTION LIMIT {API_CONNECTIONS}")
     with contextlib.ExitStack() as storm:
         for _ in range(API_CONNECTIONS):
-            storm.enter_context(opened(urls["farcall_api"])).ping()
+            storm.enter_context(opened(urls["farcall_api"])).database.ping()
         late = storm.enter_context(opened(urls["farcall_api"]))
         with pytest.raises(Unavailable, match="no connection left"):
-            late.ping()
+            late.database.ping()
 
 
 def test_a_new_password_is_read_from_its_source(urls: dict[str, str], postgres_url: str) -> None:
@@ -142,14 +142,14 @@ def test_a_new_password_is_read_from_its_source(urls: dict[str, str], postgres_u
         return make_conninfo(urls["farcall_api"], password=f"{'new' if fresh else 'of'} farcall_api")
 
     prepare_roles(postgres_url, [{"username": "farcall_api", "password": "new farcall_api"}])
-    records = PostgresRecords(source, timeout_s=600)
-    records.ping()
+    records = open_records(source, timeout_s=600)
+    records.database.ping()
     records.close()
     assert asked[:2] == [False, True]
 
 
 def test_without_a_better_password_the_wrong_one_is_said(urls: dict[str, str]) -> None:
-    records = PostgresRecords(make_conninfo(urls["farcall_api"], password="wrong"), timeout_s=0.5)
+    records = open_records(make_conninfo(urls["farcall_api"], password="wrong"), timeout_s=0.5)
     with pytest.raises(Unavailable):
-        records.ping()
+        records.database.ping()
     records.close()

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from farcall_common.errors import ConfigurationError, DatabaseUntrusted, Fault, Unavailable
-from farcall_common.store import DatabaseSettings, PostgresRecords, StoreSettings, migrate, open_stores
+from farcall_common.store import DatabaseSettings, StoreSettings, migrate, open_records, open_stores
 from tests.certificates import Authority
 from tests.integration.store_servers import Valkey
 from tests.integration.tls_front import TlsFront
@@ -89,7 +89,7 @@ def test_records_and_queue_work_over_tls_that_is_verified(
         environ = _environment(queue_port=queue.port, database_url=_through(database, postgres_url))
         settings = StoreSettings.from_environment({**environ, "FARCALL_DATABASE_AUTHORITIES": str(files.authority)})
         stores = open_stores(settings)
-        stores.records.ping()
+        stores.database.ping()
         stores.queue.ping()
         assert stores.queue.forwarders() == []
         stores.close()
@@ -142,9 +142,9 @@ def _used(use: str, conninfo: str) -> None:
     if use == "migrations":
         migrate.upgrade(conninfo)
         return
-    records = PostgresRecords(conninfo, timeout_s=0.5)
+    records = open_records(conninfo, timeout_s=0.5)
     try:
-        records.ping()
+        records.database.ping()
     finally:
         records.close()
 
@@ -155,11 +155,11 @@ def test_a_database_is_trusted_again_when_it_has_another_certificate(
     """As after a deployment with the right authorities, or when RDS has another certificate: nobody starts anew."""
     fresh = Authority().certify(HOST, tmp_path / "other.pem")
     with TlsFront(fresh, target_port=_port(postgres_url), postgres=True) as front:
-        records = PostgresRecords(_conninfo(_through(front, postgres_url), files.authority), timeout_s=0.5)
+        records = open_records(_conninfo(_through(front, postgres_url), files.authority), timeout_s=0.5)
         with pytest.raises(DatabaseUntrusted):
-            records.ping()
+            records.database.ping()
         front.show(files.certificate)
-        _until(records.ping)
+        _until(records.database.ping)
         records.close()
 
 

@@ -1,23 +1,22 @@
-"""The API in memory: the real routes and services over fake stores, spoken to with proxy events."""
+"""API in memory: the real routes and services over fake stores, called with proxy events."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.store import Stores, Tickets
+from farcall_common.store import Stores
 from farcall_lambdas.app import Application
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
-from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords
+from tests.support.stores import fake_stores
 
 ALICE: Final = Identity("a11ce000-0000-4000-8000-000000000001", "alice@example.org")
 BOB: Final = Identity("b0b00000-0000-4000-8000-000000000002", "bob@example.org")
@@ -49,7 +48,7 @@ class MemoryApi:
         self, *, settings: ApiSettings | None = None, stores: Stores | None = None, fleet: Fleet | None = None
     ) -> None:
         self.clock = Clock()
-        self.stores = stores or memory_stores(self.clock)
+        self.stores = stores or fake_stores(self.clock)
         self.application = Application.over(self.stores, settings or ApiSettings(), clock=self.clock, fleet=fleet)
         self._one_at_a_time = threading.RLock()
 
@@ -69,10 +68,3 @@ class MemoryApi:
             answer = self.application.answer(event, LambdaContext())
         flat = {name: values[0] for name, values in answer["multiValueHeaders"].items()}
         return Answer(answer["statusCode"], json.loads(answer["body"]), flat)
-
-
-def memory_stores(clock: Callable[[], float] = time.time) -> Stores:
-    """Empty stores that last as long as the object; ``clock`` is that of the database and the queue."""
-    return Stores(
-        FakeRecords(clock), FakeQueue(clock), FakeBlobs(), Tickets("a key that is long enough for tests only")
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime as dt
 import json
 import math
@@ -30,8 +31,7 @@ from farcall_common.store.model import (
     Task,
     TaskResult,
 )
-from farcall_common.store.settings import Stores
-from farcall_common.store.tickets import Tickets
+from farcall_common.store.ports import Records
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import EndpointReport, Reporter, TaskState
 from farcall_forwarder.adapters.batcher import Batcher
@@ -82,7 +82,7 @@ from farcall_forwarder.core.untrusted import (
 )
 from farcall_forwarder.service import key_pair
 from farcall_forwarder.settings import Settings
-from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords, single
+from tests.support.stores import FakeDatabase, FakeQueue, fake_stores, single
 from tests.unit.test_store_queue import Clock
 from tests.waiting import WAIT_S
 
@@ -302,13 +302,13 @@ def test_run_tasks_messages_are_split_by_bytes_and_functions_come_first() -> Non
 
 
 def test_keys_are_looked_up_in_the_queue_then_in_the_database() -> None:
-    queue, records = FakeQueue(), FakeRecords()
-    records.put_endpoint(Endpoint("endpoint", "owner", "name"))
+    queue, records = FakeQueue(), FakeDatabase().records
+    records.endpoints.put_endpoint(Endpoint("endpoint", "owner", "name"))
     for key in ("agent's", "client's"):
-        records.add_endpoint_key("endpoint", key, at=dt.datetime.now(dt.UTC))
+        records.endpoints.add_endpoint_key("endpoint", key, at=dt.datetime.now(dt.UTC))
     client = PeerKey("client's", PeerKind.CLIENT, "owner")
     queue.admit(client, ttl_s=60)
-    assert find_peers(queue, records, ["client's", "unknown", "agent's"]) == {
+    assert find_peers(queue, records.endpoints, ["client's", "unknown", "agent's"]) == {
         "client's": client,
         "agent's": PeerKey("agent's", PeerKind.AGENT, "endpoint"),
         "unknown": None,
@@ -316,15 +316,16 @@ def test_keys_are_looked_up_in_the_queue_then_in_the_database() -> None:
 
 
 def test_without_the_queue_only_keys_of_endpoints_are_decided() -> None:
-    queue, records = FakeQueue(), FakeRecords()
-    records.put_endpoint(Endpoint("endpoint", "owner", "name"))
-    records.add_endpoint_key("endpoint", "agent's", at=dt.datetime.now(dt.UTC))
+    queue, database = FakeQueue(), FakeDatabase()
+    endpoints = database.records.endpoints
+    endpoints.put_endpoint(Endpoint("endpoint", "owner", "name"))
+    endpoints.add_endpoint_key("endpoint", "agent's", at=dt.datetime.now(dt.UTC))
     queue.reachable = False
-    assert find_peers(queue, records, ["agent's", "another"]) == {
+    assert find_peers(queue, endpoints, ["agent's", "another"]) == {
         "agent's": PeerKey("agent's", PeerKind.AGENT, "endpoint")
     }
-    records.reachable = False
-    assert find_peers(queue, records, ["agent's"]) == {}
+    database.reachable = False
+    assert find_peers(queue, endpoints, ["agent's"]) == {}
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------
@@ -407,7 +408,7 @@ def test_leases_wait_for_an_unavailable_queue_and_are_refused_one_by_one() -> No
     fence = single.claim(queue, "a", "forwarder", ttl_s=45)
     single.mark_restored(queue, "a", fence)
     queue.reachable = False
-    stores = Stores(FakeRecords(), queue, FakeBlobs(), Tickets("k" * 32))
+    stores = fake_stores(queue=queue)
     steps = StoreSteps(stores, forwarder_id="forwarder", clock=lambda: 1.0)
     wanted = [LeaseTasks("a", fence, 5, 30.0), LeaseTasks("b", 1, 5, 30.0)]
 
@@ -432,18 +433,18 @@ def queue_of(*endpoint_ids: str) -> tuple[FakeQueue, dict[str, int]]:
     return queue, {endpoint_id: single.claim(queue, endpoint_id, "forwarder", ttl_s=45) for endpoint_id in endpoint_ids}
 
 
-def steps_on(queue: FakeQueue, records: FakeRecords) -> StoreSteps:
-    stores = Stores(records, queue, FakeBlobs(), Tickets("k" * 32))
+def steps_on(queue: FakeQueue, records: Records) -> StoreSteps:
+    stores = dataclasses.replace(fake_stores(queue=queue), **vars(records))
     return StoreSteps(stores, forwarder_id="forwarder", clock=lambda: 1.0)
 
 
 @pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])
 def test_a_forwarder_with_a_wrong_clock_is_registered_and_keeps_its_leases(skew_s: float) -> None:
     clock = Clock(1_000_000.0)
-    queue, records = FakeQueue(clock), FakeRecords()
-    records.put_endpoint(Endpoint("a", "owner", "a"))
+    queue, records = FakeQueue(clock), FakeDatabase().records
+    records.endpoints.put_endpoint(Endpoint("a", "owner", "a"))
     queue.announce(ForwarderInfo("other", "tcp://127.0.0.1:1", "key"), ttl_s=15)
-    stores = Stores(records, queue, FakeBlobs(), Tickets("k" * 32))
+    stores = dataclasses.replace(fake_stores(queue=queue), **vars(records))
     steps = StoreSteps(stores, forwarder_id="skewed", clock=lambda: clock.now + skew_s)
     assert steps.perform(Announce(ForwarderInfo("skewed", "tcp://127.0.0.1:2", "key"), 15.0)) == Announced(1)
     assert [info.forwarder_id for info in queue.forwarders()] == ["other", "skewed"]
@@ -464,9 +465,9 @@ def test_a_forwarder_with_a_wrong_clock_is_registered_and_keeps_its_leases(skew_
 def test_claims_are_batched_and_refused_one_by_one() -> None:
     queue, _ = queue_of("a")
     single.claim(queue, "b", "another forwarder", spool_id="another", ttl_s=45)
-    records = FakeRecords()
+    records = FakeDatabase().records
     for endpoint_id in "abc":
-        records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
+        records.endpoints.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
     steps = [ClaimEndpoint(name, generation, "spool", 45.0) for generation, name in enumerate(["deleted", *"abc"])]
     outcomes = dict[int, str]()
     for answer in steps_on(queue, records).perform_batch(steps):
@@ -476,8 +477,8 @@ def test_claims_are_batched_and_refused_one_by_one() -> None:
 
 
 def test_a_claim_with_an_old_copy_of_the_spool_is_refused() -> None:
-    queue, records = FakeQueue(), FakeRecords()
-    records.put_endpoint(Endpoint("a", "owner", "a"))
+    queue, records = FakeQueue(), FakeDatabase().records
+    records.endpoints.put_endpoint(Endpoint("a", "owner", "a"))
     steps = steps_on(queue, records)
 
     def claim(spool_id: str, spool_generation: int | None) -> str:
@@ -499,9 +500,9 @@ def test_a_claim_with_an_old_copy_of_the_spool_is_refused() -> None:
 def test_restores_are_batched_and_fenced_one_by_one() -> None:
     queue, fences = queue_of("idle", "busy", "gone")
     single.claim(queue, "gone", "another forwarder", ttl_s=45)
-    records = FakeRecords()
+    records = FakeDatabase().records
     for endpoint_id in ("busy", "gone"):
-        records.add_tasks([Task(f"of {endpoint_id}", "group", "owner", endpoint_id, "function", "hash", b"")])
+        records.tasks.add_tasks([Task(f"of {endpoint_id}", "group", "owner", endpoint_id, "function", "hash", b"")])
     steps = [RestoreQueue(endpoint_id, fence, {}, 30.0) for endpoint_id, fence in fences.items()]
     answers = steps_on(queue, records).perform_batch(steps)
     assert answers == [
@@ -515,8 +516,8 @@ def test_restores_are_batched_and_fenced_one_by_one() -> None:
 
 
 def test_task_reads_are_batched_and_answered_per_endpoint() -> None:
-    records = FakeRecords()
-    records.add_tasks([Task(f"t{n}", "group", "owner", "a", "function", "hash", b"x") for n in range(3)])
+    records = FakeDatabase().records
+    records.tasks.add_tasks([Task(f"t{n}", "group", "owner", "a", "function", "hash", b"x") for n in range(3)])
     steps = [ReadTasks("a", 1, ["t0", "t1"], frozenset({"t1"})), ReadTasks("b", 1, ["t2", "nowhere"], frozenset())]
     first, second = steps_on(FakeQueue(), records).perform_batch(steps)
     assert isinstance(first, TasksRead)
@@ -534,7 +535,7 @@ def test_cancel_reads_are_batched_and_fenced_one_by_one() -> None:
     queue.cancel("a", ["t1"])
     single.claim(queue, "b", "another forwarder", ttl_s=45)
     steps = [ReadCancels(endpoint_id, fence) for endpoint_id, fence in fences.items()]
-    assert steps_on(queue, FakeRecords()).perform_batch(steps) == [
+    assert steps_on(queue, FakeDatabase().records).perform_batch(steps) == [
         CancelsRead("a", fences["a"], ["t1"]),
         StepFenced(steps[1]),
         CancelsRead("c", fences["c"], []),
@@ -546,10 +547,10 @@ def test_presence_of_a_stale_owner_is_fenced_and_the_others_are_recorded() -> No
     for endpoint_id, fence in fences.items():
         single.mark_restored(queue, endpoint_id, fence)
     single.claim(queue, "b", "another forwarder", ttl_s=45)
-    records = FakeRecords()
+    records = FakeDatabase().records
     for endpoint_id in fences:
-        records.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
-    records.set_presence([Presence("b", True, EndpointStatus())])
+        records.endpoints.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
+    records.endpoints.set_presence([Presence("b", True, EndpointStatus())])
     steps = [
         SetPresence("a", fences["a"], True, EndpointStatus(), 45.0),
         SetPresence("b", fences["b"], False, EndpointStatus(), 45.0),
@@ -557,7 +558,7 @@ def test_presence_of_a_stale_owner_is_fenced_and_the_others_are_recorded() -> No
         SetPresence("c", fences["c"], True, EndpointStatus(managers=1), 45.0),
     ]
     assert steps_on(queue, records).perform_batch(steps) == [StepFenced(steps[1])]
-    shown = {endpoint_id: records.get_endpoint(endpoint_id) for endpoint_id in fences}
+    shown = {endpoint_id: records.endpoints.get_endpoint(endpoint_id) for endpoint_id in fences}
     assert {id_: endpoint.online for id_, endpoint in shown.items() if endpoint} == {"a": False, "b": True, "c": True}
 
 

@@ -15,12 +15,12 @@ from farcall_forwarder.adapters.pool import StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.core.actions import FlushResults, RecordSpoolGeneration, RecordTransitions, ResultBatch, Withdraw
 from farcall_forwarder.core.events import Flushed, SpoolGenerationRecorded, StepFailed, TransitionsRecorded
-from tests.support.stores import FakeQueue, FakeRecords, single
+from tests.support.stores import FakeDatabase, FakeQueue, single
 from tests.unit.test_forwarder_parts import queue_of, steps_on
 from tests.unit.test_store_records import at, make_task
 
 
-class PickyRecords(FakeRecords):
+class PickyDatabase(FakeDatabase):
     """Refuses rows of the endpoint "bad", as a server refuses a value that it cannot store."""
 
     bad = frozenset({"bad"})
@@ -67,12 +67,12 @@ def test_a_step_refused_for_one_endpoint_is_performed_for_the_others(caplog: pyt
             "bad"
         ]
 
-    on_pool(steps_on(FakeQueue(), PickyRecords()), scenario)
+    on_pool(steps_on(FakeQueue(), PickyDatabase().records), scenario)
 
 
 def test_a_kind_of_step_that_fails_for_all_endpoints_makes_the_forwarder_unhealthy() -> None:
-    records = PickyRecords()
-    records.bad = frozenset("abc")
+    database = PickyDatabase()
+    database.bad = frozenset("abc")
 
     async def scenario(pool: StorePool) -> None:
         degraded = []
@@ -81,7 +81,7 @@ def test_a_kind_of_step_that_fails_for_all_endpoints_makes_the_forwarder_unhealt
             degraded.append(pool.is_degraded)
         assert degraded == [False, False, False, True, False]
 
-    on_pool(steps_on(FakeQueue(), records), scenario)
+    on_pool(steps_on(FakeQueue(), database.records), scenario)
 
 
 def test_an_error_that_concerns_no_endpoint_propagates() -> None:
@@ -93,15 +93,15 @@ def test_an_error_that_concerns_no_endpoint_propagates() -> None:
         with pytest.raises(ValueError, match="forwarder"):
             await pool.perform(Withdraw("forwarder"))
 
-    on_pool(steps_on(Broken(), FakeRecords()), scenario)
+    on_pool(steps_on(Broken(), FakeDatabase().records), scenario)
 
 
 def test_only_the_refused_endpoints_results_stay_unrecorded() -> None:
     queue, fences = queue_of("good", "bad")
     for endpoint_id, fence in fences.items():
         single.mark_restored(queue, endpoint_id, fence)
-    records = PickyRecords()
-    records.add_tasks([make_task(f"{name}-task", endpoint_id=name) for name in fences])
+    records = PickyDatabase().records
+    records.tasks.add_tasks([make_task(f"{name}-task", endpoint_id=name) for name in fences])
     batches = [
         ResultBatch(
             name, 1, fence, [TaskResult(f"{name}-task", name, 1, TaskState.SUCCESS, Reporter.AGENT)], frozenset()
@@ -119,8 +119,8 @@ def test_only_the_refused_endpoints_results_stay_unrecorded() -> None:
 
 
 def test_a_transition_that_cannot_be_recorded_is_skipped() -> None:
-    records = PickyRecords()
-    records.add_tasks([make_task("t1"), make_task("t2")])
+    records = PickyDatabase().records
+    records.tasks.add_tasks([make_task("t1"), make_task("t2")])
     transitions = [
         TaskEvent(name, TaskState.WAITING_FOR_NODES, Reporter.AGENT, at(1), attempt=1) for name in ("t1", "bad", "t2")
     ]
@@ -129,4 +129,4 @@ def test_a_transition_that_cannot_be_recorded_is_skipped() -> None:
         assert await pool.perform(RecordTransitions(transitions)) == TransitionsRecorded()
 
     on_pool(steps_on(FakeQueue(), records), scenario)
-    assert {task.state for task in records.get_tasks(["t1", "t2"]).values()} == {TaskState.WAITING_FOR_NODES}
+    assert {task.state for task in records.tasks.get_tasks(["t1", "t2"]).values()} == {TaskState.WAITING_FOR_NODES}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import pytest
@@ -168,20 +168,20 @@ class AbuseSuite:
     def test_an_agent_that_connects_undoes_nothing(
         self, person: Person, change: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        stranger, records = Person(person.api), person.api.stores.records
+        stranger, endpoints = Person(person.api), person.api.stores.endpoints
         path = f"/v3/endpoints/{person.endpoint_id}"
         person.ok("PUT", path, {"public": True})
-        look_up = records.find_endpoint_by_key
+        find = endpoints.find_endpoints_by_key
 
-        def meanwhile(public_key: str) -> str | None:
+        def meanwhile(public_keys: Sequence[str]) -> Mapping[str, str]:
             monkeypatch.undo()
             if change == "private":
                 person.ok("PUT", path, {"public": False})
             else:
                 person.ok("DELETE", path.replace("v3", "v2"))
-            return look_up(public_key)
+            return find(public_keys)
 
-        monkeypatch.setattr(records, "find_endpoint_by_key", meanwhile)  # what connecting asks after it has read all
+        monkeypatch.setattr(endpoints, "find_endpoints_by_key", meanwhile)  # the last read of a connect
         person.call("POST", f"{path}/connect", {"public_key": new_key(), "python_version": "3.12.1"})
 
         assert stranger.call("GET", path.replace("v3", "v2")).status == {"private": 403, "gone": 404}[change]
@@ -249,14 +249,14 @@ class AbuseSuite:
     def test_results_are_not_read_in_vain(self, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
         person = Person(make_api(max_response_bytes=10_000))
         [ids] = person.submit(100).body["tasks"].values()
-        records, asked = person.api.stores.records, []
-        get_tasks = records.get_tasks
+        records, asked = person.api.stores, []
+        get_tasks = records.tasks.get_tasks
 
         def noted(task_ids: Sequence[str], **options: Any) -> Any:
             asked.append(len(task_ids))
             return get_tasks(task_ids, **options)
 
-        monkeypatch.setattr(records, "get_tasks", noted)
+        monkeypatch.setattr(records.tasks, "get_tasks", noted)
         monkeypatch.setattr("farcall_lambdas.services.results._READ_AT_ONCE", 10)
 
         views = person.ok("POST", "/v2/batch_status", {"task_ids": ids})["results"]

@@ -25,7 +25,7 @@ class Lab:
 
     def __init__(self, settings: ApiSettings | None = None) -> None:
         self.api = MemoryApi(settings=settings)
-        self.records = self.api.stores.records
+        self.records = self.api.stores
         function = {"function_name": "f", "function_code": "4\n01\nf", "public": True, "memoize": True}
         self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
         endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop", "public": True})
@@ -42,7 +42,7 @@ class Lab:
         reporter = Reporter.AGENT if state is TaskState.SUCCESS else Reporter.FORWARDER
         end = TaskResult(task_id, self.endpoint_id, 1, state, reporter, result=result, error=error)
         at = dt.datetime.fromtimestamp(self.api.clock.now, dt.UTC)
-        assert task_id in self.records.record_results([end], at=at)
+        assert task_id in self.records.tasks.record_results([end], at=at)
 
     def kill(self, task_id: str) -> None:
         error = ErrorRecord("TASK_DEAD_LETTERED", "signal 9", traceback="secret", stdout_tail="secret", reasons=("9",))
@@ -105,7 +105,7 @@ def test_a_retry_is_a_new_task_with_all_that_the_old_one_had(lab: Lab) -> None:
     assert answer.status == 200
     new_id = answer.body["task_id"]
     assert answer.body["retry_of"] == task_id != new_id
-    found = lab.records.get_tasks([task_id, new_id])
+    found = lab.records.tasks.get_tasks([task_id, new_id])
     old, new = found[task_id], found[new_id]
     for name in ("payload", "endpoint_id", "function_hash", "task_group_id"):
         assert getattr(new, name) == getattr(old, name)
@@ -125,7 +125,7 @@ def test_a_retry_runs_the_version_that_the_task_had(lab: Lab) -> None:
 
     new_id = lab.retry(task_id).body["task_id"]
 
-    assert lab.records.get_tasks([new_id])[new_id].function_version == 1
+    assert lab.records.tasks.get_tasks([new_id])[new_id].function_version == 1
 
 
 def test_a_retry_that_is_sent_again_is_one_task(lab: Lab) -> None:
@@ -146,7 +146,7 @@ def test_a_success_can_be_had_again_and_is_not_remembered_instead(lab: Lab) -> N
 
     new_id = lab.retry(task_id).body["task_id"]
 
-    assert lab.records.get_tasks([new_id])[new_id].state is TaskState.RECEIVED
+    assert lab.records.tasks.get_tasks([new_id])[new_id].state is TaskState.RECEIVED
 
 
 def test_what_has_not_ended_cannot_be_retried(lab: Lab) -> None:
@@ -184,7 +184,7 @@ def test_big_arguments_are_kept_by_the_blob_store() -> None:
     ids = lab.submit(tasks={lab.function_id: ["p" * 100]})
     lab.kill(ids[0])
     new_id = lab.retry(ids[0]).body["task_id"]
-    assert isinstance(lab.records.get_tasks([new_id])[new_id].payload_ref, BlobRef)
+    assert isinstance(lab.records.tasks.get_tasks([new_id])[new_id].payload_ref, BlobRef)
 
     assert isinstance(lab.api.stores.blobs, FakeBlobs)
     lab.api.stores.blobs.expire()
@@ -200,7 +200,7 @@ def test_a_discarded_dead_letter_is_gone_from_the_list_with_its_arguments(lab: L
     assert [lab.discard(task_id).status for _ in range(2)] == [200, 200]
 
     assert lab.letters() == []
-    assert lab.records.get_tasks([task_id])[task_id].payload is None
+    assert lab.records.tasks.get_tasks([task_id])[task_id].payload is None
     assert lab.api.call("GET", f"/v2/tasks/{task_id}").body["status"] == "dead-lettered"
     assert lab.retry(task_id).status == 409
 

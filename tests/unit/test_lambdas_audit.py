@@ -123,7 +123,7 @@ def test_where_a_request_came_from_is_in_the_audit_and_in_the_access_log(caplog:
     with caplog.at_level(logging.INFO):
         api.application.answer(event, LambdaContext())
 
-    [entry] = api.stores.records.list_audit([ALICE.identity_id])
+    [entry] = api.stores.audit.list_entries([ALICE.identity_id])
     assert entry.detail["source_ip"] == "192.0.2.7"
     [line] = [vars(record) for record in caplog.records if record.getMessage() == "request"]
     assert (line["method"], line["path"], line["status"]) == ("POST", "/v3/endpoints", 200)

@@ -22,7 +22,7 @@ class Lab:
         self.api = MemoryApi()
         assert isinstance(self.api.stores.queue, FakeQueue)
         self.queue = self.api.stores.queue
-        self.records = self.api.stores.records
+        self.records = self.api.stores
         function = {"function_name": "f", "function_code": "4\n01\nf"}
         self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
         endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})
@@ -48,7 +48,7 @@ class Lab:
         return answer.body
 
     def state(self, task_id: str) -> TaskState:
-        return self.records.get_tasks([task_id])[task_id].state
+        return self.records.tasks.get_tasks([task_id])[task_id].state
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_leased_task_is_asked_to_stop_and_its_forwarder_woken(lab: Lab) -> Non
 def test_a_finished_task_stays_as_it_is(lab: Lab) -> None:
     [task_id] = lab.submit()
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
-    lab.records.record_results([lab.success(task_id)], at=at)
+    lab.records.tasks.record_results([lab.success(task_id)], at=at)
 
     assert lab.cancel(task_id) == {"task_id": task_id, "outcome": "finished", "status": "success"}
 

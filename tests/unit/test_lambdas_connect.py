@@ -61,7 +61,7 @@ def test_an_agent_is_let_in_with_its_key(lab: Lab) -> None:
     assert answer.body["owner_id"] == ALICE.identity_id
     assert answer.body["ticket_expires_at"] == lab.api.clock.now + 86_400
     assert lab.queue.find_peers([KEY])[KEY] == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
-    assert lab.api.stores.records.find_endpoint_by_key(KEY) == lab.endpoint_id
+    assert lab.api.stores.endpoints.find_endpoints_by_key([KEY]).get(KEY) == lab.endpoint_id
     shown = lab.api.stores.tickets.verify(answer.body["ticket"], now=lab.api.clock.now)
     assert shown.peer == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
 
@@ -125,7 +125,7 @@ def test_an_endpoint_may_change_its_key(lab: Lab) -> None:
     lab.connect()
 
     assert lab.connect(public_key=OTHER_KEY).status == 200
-    assert lab.api.stores.records.find_endpoint_by_key(OTHER_KEY) == lab.endpoint_id
+    assert lab.api.stores.endpoints.find_endpoints_by_key([OTHER_KEY]).get(OTHER_KEY) == lab.endpoint_id
 
 
 def test_what_the_agent_runs_on_is_remembered(lab: Lab) -> None:
@@ -134,7 +134,7 @@ def test_what_the_agent_runs_on_is_remembered(lab: Lab) -> None:
     said: dict[str, Any] = {"python_version": "3.12.1", "packages": {"dill": "0.4.1"}, "platform": "Linux-6.1-x86_64"}
     lab.connect(**said, spool_id=lab.endpoint_id)
 
-    endpoint = lab.api.stores.records.get_endpoint(lab.endpoint_id)
+    endpoint = lab.api.stores.endpoints.get_endpoint(lab.endpoint_id)
     assert endpoint is not None
     assert endpoint.metadata["runtime"] == said
     assert lab.api.call("GET", f"/v2/endpoints/{lab.endpoint_id}").body["runtime"] == said

@@ -99,7 +99,7 @@ def test_a_task_asks_for_its_container(api: MemoryApi) -> None:
     for reference in ("xtal", container_id):
         answer = submit(api, reference, ["docker", "singularity"])
         [[task_id]] = answer.body["tasks"].values()
-        task: Task = api.stores.records.get_tasks([task_id])[task_id]
+        task: Task = api.stores.tasks.get_tasks([task_id])[task_id]
         assert task.options.container == container_id
 
 

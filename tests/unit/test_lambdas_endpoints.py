@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from farcall_common.store.model import EndpointStatus, Presence
-from tests.support.memory_api import ALICE, BOB, MemoryApi, memory_stores
+from tests.support.memory_api import ALICE, BOB, MemoryApi
+from tests.support.stores import fake_stores
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def register(api: MemoryApi, **fields: Any) -> str:
 def test_a_registered_endpoint_belongs_to_the_caller(api: MemoryApi) -> None:
     endpoint_id = register(api, display_name="My laptop", public=True, description="at home")
 
-    stored = api.stores.records.get_endpoint(endpoint_id)
+    stored = api.stores.endpoints.get_endpoint(endpoint_id)
     assert stored is not None
     assert (stored.owner_id, stored.name, stored.display_name) == (ALICE.identity_id, "laptop", "My laptop")
     assert (stored.public, stored.description, stored.allowed_functions) == (True, "at home", None)
@@ -59,7 +60,7 @@ def test_lists_are_by_role(api: MemoryApi) -> None:
     public = api.call("POST", "/v3/endpoints", {"endpoint_name": "open", "public": True}, caller=BOB).body
     granted = api.call("POST", "/v3/endpoints", {"endpoint_name": "lab"}, caller=BOB).body
     api.call("POST", "/v3/endpoints", {"endpoint_name": "private"}, caller=BOB)
-    api.stores.records.add_grant(ALICE.identity_id, granted["endpoint_id"])
+    api.stores.endpoints.add_grant(ALICE.identity_id, granted["endpoint_id"])
 
     owned = api.call("GET", "/v2/endpoints").body
     usable = api.call("GET", "/v2/endpoints?role=any").body
@@ -75,7 +76,7 @@ def test_an_endpoint_is_online_while_its_heartbeats_come_in(api: MemoryApi) -> N
     assert api.call("GET", path).body["status"] == "offline"
 
     status = EndpointStatus(managers=1, total_workers=4, idle_workers=3, pending_tasks=2, outstanding_tasks=5)
-    api.stores.records.set_presence([Presence(endpoint_id, True, status)])
+    api.stores.endpoints.set_presence([Presence(endpoint_id, True, status)])
     details = {"total_workers": 4, "idle_workers": 3, "pending_tasks": 2, "outstanding_tasks": 5, "managers": 1}
     assert api.call("GET", path).body == {"status": "online", "details": details}
 
@@ -86,11 +87,11 @@ def test_an_endpoint_is_online_while_its_heartbeats_come_in(api: MemoryApi) -> N
 @pytest.mark.parametrize("hours", [1, -1])
 def test_no_clock_but_that_of_the_database_decides_whether_an_endpoint_is_online(hours: int) -> None:
     database_s = [1_700_000_000.0]
-    api = MemoryApi(stores=memory_stores(lambda: database_s[0]))
+    api = MemoryApi(stores=fake_stores(lambda: database_s[0]))
     api.clock.now = database_s[0] + 3600 * hours
     endpoint_id = register(api)
     path = f"/v2/endpoints/{endpoint_id}/status"
-    api.stores.records.set_presence([Presence(endpoint_id, True, EndpointStatus(managers=1))])
+    api.stores.endpoints.set_presence([Presence(endpoint_id, True, EndpointStatus(managers=1))])
     assert api.call("GET", path).body["status"] == "online"
     database_s[0] += 121
     assert api.call("GET", path).body["status"] == "offline"
@@ -102,7 +103,7 @@ def test_a_private_endpoint_is_its_owners_and_of_those_with_a_grant(api: MemoryA
     refused = api.call("GET", f"/v2/endpoints/{endpoint_id}{path}", caller=BOB)
     assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
 
-    api.stores.records.add_grant(BOB.identity_id, endpoint_id)
+    api.stores.endpoints.add_grant(BOB.identity_id, endpoint_id)
 
     assert api.call("GET", f"/v2/endpoints/{endpoint_id}{path}", caller=BOB).status == 200
 

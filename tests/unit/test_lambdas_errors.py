@@ -100,7 +100,7 @@ def test_a_bug_is_ours_logged_and_not_shown(
     def bug(*_: object, **__: object) -> None:
         raise ZeroDivisionError("the inside of the machine")
 
-    monkeypatch.setattr(api.stores.records, "list_tasks", bug)
+    monkeypatch.setattr(api.stores.tasks, "list_tasks", bug)
 
     with caplog.at_level(logging.ERROR):
         answer = api.call("GET", "/v3/tasks")
@@ -119,7 +119,7 @@ def test_an_error_of_ours_that_is_no_callers_business_is_internal(
     def fenced(*_: object, **__: object) -> None:
         raise errors.Fenced("stale owner")
 
-    monkeypatch.setattr(api.stores.records, "list_tasks", fenced)
+    monkeypatch.setattr(api.stores.tasks, "list_tasks", fenced)
 
     check(api.call("GET", "/v3/tasks"), 500, "INTERNAL")
 

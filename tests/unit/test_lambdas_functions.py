@@ -32,7 +32,7 @@ def test_a_registered_function_is_stored_with_its_hash(api: MemoryApi, version: 
 
     answer = api.call("POST", f"/{version}/functions", body)
 
-    stored = api.stores.records.get_function(answer.body["function_uuid"])
+    stored = api.stores.functions.get_functions([answer.body["function_uuid"]]).get(answer.body["function_uuid"])
     assert stored is not None
     assert (stored.owner_id, stored.name, stored.body) == (ALICE.identity_id, "howdy", CODE.encode())
     assert stored.body_hash == hashlib.sha256(CODE.encode()).hexdigest()
@@ -44,7 +44,7 @@ def test_source_text_is_packed_as_globus_compute_does_it(api: MemoryApi) -> None
 
     function_id = register(api, function_code=source, serialized=False)
 
-    stored = api.stores.records.get_function(function_id)
+    stored = api.stores.functions.get_functions([function_id]).get(function_id)
     buffer = f"st\nf:{source}"
     assert stored is not None
     assert stored.body.decode() == f"{len(buffer)}\n{buffer}"
@@ -94,7 +94,7 @@ def test_a_private_function_needs_a_grant(api: MemoryApi) -> None:
     refused = api.call("GET", f"/v2/functions/{function_id}", caller=BOB)
     assert (refused.status, refused.body["hint"]) == (403, "Only its owner may, unless it is public: ask for that.")
 
-    api.stores.records.add_grant(BOB.identity_id, function_id)
+    api.stores.endpoints.add_grant(BOB.identity_id, function_id)
 
     assert api.call("GET", f"/v2/functions/{function_id}", caller=BOB).status == 200
 

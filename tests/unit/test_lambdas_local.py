@@ -19,7 +19,8 @@ from farcall_lambdas.identity import Identity, IdentityProvider
 from farcall_lambdas.local import THREADS, LocalResolver
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
-from tests.support.memory_api import ALICE, BOB, memory_stores
+from tests.support.memory_api import ALICE, BOB
+from tests.support.stores import fake_stores
 from tests.waiting import WAIT_S
 
 BEARER = {"Authorization": "Bearer alice-token"}
@@ -28,7 +29,7 @@ DEV = DevProvider({"alice-token": ALICE, "bob-token": BOB})
 
 @pytest.fixture
 def stores() -> Stores:
-    return memory_stores()
+    return fake_stores()
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_it_serves_what_the_lambda_serves(make: Callable[..., LocalResolver], st
 
     assert [each["function_uuid"] for each in found.json()["functions"]] == [function_id]
     assert found.headers["content-type"] == "application/json"
-    stored = stores.records.get_function(function_id)
+    stored = stores.functions.get_functions([function_id]).get(function_id)
     assert stored is not None
     assert stored.owner_id == ALICE.identity_id
 
@@ -169,7 +170,7 @@ def test_slow_stores_do_not_hold_up_other_requests(
         assert go_on.wait(WAIT_S)
         return []
 
-    monkeypatch.setattr(stores.records, "list_tasks", slow)
+    monkeypatch.setattr(stores.tasks, "list_tasks", slow)
 
     async def work(client: httpx.AsyncClient) -> httpx.Response:
         waiting = [asyncio.create_task(client.get("/v3/tasks", headers=BEARER)) for _ in range(THREADS - 1)]
@@ -197,7 +198,7 @@ def test_requests_at_once_are_never_mixed_up(make: Callable[..., LocalResolver],
 
     async def work(client: httpx.AsyncClient) -> httpx.Response:
         for function_id, token, number in await asyncio.gather(*(register(client, number) for number in range(200))):
-            stored = stores.records.get_function(function_id)
+            stored = stores.functions.get_functions([function_id]).get(function_id)
             assert stored is not None
             expected = (tokens[token].identity_id, f"f{number}", f"code {number}")
             assert (stored.owner_id, stored.name, stored.body.decode()) == expected

@@ -30,7 +30,7 @@ class MemoLab(Lab):
     def end(self, task_id: str, *, state: TaskState = TaskState.SUCCESS, **fields: Any) -> None:
         given = {"result": b"answer"} | fields
         ended = TaskResult(task_id, self.endpoint_id, 1, state, Reporter.AGENT, **given)
-        assert self.records.record_results([ended], at=dt.datetime.fromtimestamp(self.api.clock.now, dt.UTC))
+        assert self.records.tasks.record_results([ended], at=dt.datetime.fromtimestamp(self.api.clock.now, dt.UTC))
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_repeats_of_repeats_and_mixed_batches(lab: MemoLab) -> None:
         one, two, three = answer["tasks"][lab.function_id]
         assert answer["results"].keys() == {one, three}
         assert {each["result"] for each in answer["results"].values()} == {"answer"}
-        assert lab.records.get_tasks([two])[two].state is TaskState.RECEIVED
+        assert lab.records.tasks.get_tasks([two])[two].state is TaskState.RECEIVED
     assert lab.queue.depth([lab.endpoint_id]) == 4  # the first one, and the fresh ones: not told apart until one ends
 
 
@@ -151,7 +151,7 @@ def test_results_that_do_not_fit_the_answer_are_counted() -> None:
     answer = lab.submit({lab.function_id: [PAYLOAD] * 5}, memoize=True).body
     assert (len(answer["results"]), answer["results_left_out"]) == (2, 3)
     ids = answer["tasks"][lab.function_id]
-    assert {lab.records.get_tasks([task_id])[task_id].state for task_id in ids} == {TaskState.SUCCESS}
+    assert {lab.records.tasks.get_tasks([task_id])[task_id].state for task_id in ids} == {TaskState.SUCCESS}
 
 
 def test_the_older_form_of_a_submit_remembers_too(lab: MemoLab) -> None:

@@ -27,7 +27,7 @@ class Lab:
         self.api = MemoryApi(settings=settings)
         assert isinstance(self.api.stores.queue, FakeQueue)
         self.queue = self.api.stores.queue
-        self.records = self.api.stores.records
+        self.records = self.api.stores
         self.reconciler = self.api.application.services.reconciler
         function = {"function_name": "f", "function_code": "4\n01\nf"}
         self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
@@ -85,7 +85,9 @@ def test_a_submit_that_is_still_at_it_is_left_alone(lab: Lab) -> None:
 def test_what_was_dispatched_is_its_forwarders_to_restore(lab: Lab) -> None:
     [task_id] = lab.submit()
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
-    lab.records.record_transitions([TaskEvent(task_id, TaskState.WAITING_FOR_NODES, Reporter.AGENT, at, attempt=1)])
+    lab.records.tasks.record_transitions(
+        [TaskEvent(task_id, TaskState.WAITING_FOR_NODES, Reporter.AGENT, at, attempt=1)]
+    )
     lab.queue.wipe()
     lab.api.clock.now += 60
 
@@ -98,13 +100,13 @@ def test_each_round_tells_how_many_tasks_wait_in_one_line(lab: Lab, caplog: pyte
     reached, running, _, ended = lab.submit(4)
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
     for task_id, state in ((reached, TaskState.WAITING_FOR_NODES), (running, TaskState.RUNNING)):
-        lab.records.record_transitions([TaskEvent(task_id, state, Reporter.AGENT, at, attempt=1)])
+        lab.records.tasks.record_transitions([TaskEvent(task_id, state, Reporter.AGENT, at, attempt=1)])
     end(lab, [ended])
     lab.api.clock.now += 60
     lab.submit()  # just now
 
     lab.reconciler.run()
-    end(lab, [each.task_id for each in lab.records.list_open_tasks(lab.endpoint_id)])
+    end(lab, [each.task_id for each in lab.records.tasks.list_open_tasks(lab.endpoint_id)])
     lab.reconciler.run()
 
     told = [vars(record)["tasks_waiting"] for record in caplog.records if "tasks_waiting" in vars(record)]
@@ -126,7 +128,7 @@ def test_ends_that_nobody_wrote_down_are_recorded(lab: Lab) -> None:
     lab.api.clock.now += 60
     assert lab.reconciler.run().recorded == 1
 
-    assert lab.records.get_tasks([task_id])[task_id].result == b"00\nr"
+    assert lab.records.tasks.get_tasks([task_id])[task_id].result == b"00\nr"
     assert lab.queue.outbox(lab.endpoint_id) == []
     assert lab.reconciler.run().endpoints == 0
 
@@ -143,7 +145,7 @@ def test_ends_are_recorded_whatever_the_clock_of_their_forwarder_said(lab: Lab, 
     single.ack(lab.queue, fence, [end])
     lab.api.clock.now += 60
     assert lab.reconciler.run().recorded == 1
-    assert lab.records.get_tasks([task_id])[task_id].result == b"00\nr"
+    assert lab.records.tasks.get_tasks([task_id])[task_id].result == b"00\nr"
 
 
 def test_it_never_takes_an_endpoint_over(lab: Lab) -> None:
@@ -245,13 +247,13 @@ def test_a_round_on_a_slow_disk_ends_in_time_and_the_next_one_goes_on(monkeypatc
     lab = Lab(settings)
     lab.submit(3000, queued=False)  # one transaction
     lab.api.clock.now += 60
-    get_tasks = lab.records.get_tasks
+    get_tasks = lab.records.tasks.get_tasks
 
     def slow(task_ids: Sequence[str], **options: bool) -> Mapping[str, Task]:
         lab.api.clock.now += 0.02 * len(task_ids)
         return get_tasks(task_ids, **options)
 
-    monkeypatch.setattr(lab.records, "get_tasks", slow)
+    monkeypatch.setattr(lab.records.tasks, "get_tasks", slow)
     offered: list[int] = []
     while not offered or offered[-1]:
         began_at = lab.api.clock.now
@@ -304,7 +306,7 @@ def test_old_tasks_are_forgotten_although_the_queue_is_away(lab: Lab) -> None:
 
     lab.queue.reachable = True
     assert lab.reconciler.run().purged == 0, "they were forgotten by the first round"
-    assert len(lab.records.list_open_ids()) == 1
+    assert len(lab.records.tasks.list_open_ids()) == 1
 
 
 def test_the_work_of_a_round_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,16 +319,16 @@ def test_the_work_of_a_round_does_not_grow_with_the_backlog(monkeypatch: pytest.
             lab.api.clock.now += 60
             lab.reconciler.run()
         read: list[int] = []
-        list_open_ids = lab.records.list_open_ids
+        list_open_ids = lab.records.tasks.list_open_ids
 
         def counted(**wanted: Any) -> Sequence[OpenTask]:
             found = list_open_ids(**wanted)
             read.append(len(found))
             return found
 
-        monkeypatch.setattr(lab.records, "list_open_ids", counted)
-        monkeypatch.setattr(lab.records, "list_open_tasks", None)
-        monkeypatch.setattr(lab.records, "get_tasks", None)
+        monkeypatch.setattr(lab.records.tasks, "list_open_ids", counted)
+        monkeypatch.setattr(lab.records.tasks, "list_open_tasks", None)
+        monkeypatch.setattr(lab.records.tasks, "get_tasks", None)
         assert lab.reconciler.run().tasks_waiting == backlog
         return read
 
@@ -339,7 +341,7 @@ def test_a_task_that_has_not_started_in_time_ends_and_says_why(lab: Lab) -> None
     single.lease(lab.queue, lab.endpoint_id, fence, limit=3, lease_s=1e9)
     lab.queue.unlease(lab.endpoint_id, fence, [waiting])
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
-    lab.records.record_transitions([TaskEvent(running, TaskState.RUNNING, Reporter.AGENT, at, attempt=1)])
+    lab.records.tasks.record_transitions([TaskEvent(running, TaskState.RUNNING, Reporter.AGENT, at, attempt=1)])
     end(lab, [ended])
     lab.api.clock.now += 29 * DAY_S
     [young] = lab.submit()
@@ -350,11 +352,11 @@ def test_a_task_that_has_not_started_in_time_ends_and_says_why(lab: Lab) -> None
 
     shown = lab.api.call("GET", f"/v2/tasks/{waiting}").body
     assert (shown["status"], shown["completion_t"] is not None) == ("failed", True)
-    assert lab.records.get_tasks([waiting])[waiting].error == lab.records.get_tasks([leased])[leased].error
-    error = lab.records.get_tasks([waiting])[waiting].error
+    assert lab.records.tasks.get_tasks([waiting])[waiting].error == lab.records.tasks.get_tasks([leased])[leased].error
+    error = lab.records.tasks.get_tasks([waiting])[waiting].error
     assert error is not None
     assert error.code == "WAITED_TOO_LONG"
-    assert [task.task_id for task in lab.records.list_open_ids()] == [running, young]
+    assert [task.task_id for task in lab.records.tasks.list_open_ids()] == [running, young]
     assert lab.queue.outbox(lab.endpoint_id) == []
     assert single.cancel_requests(lab.queue, lab.endpoint_id, fence) == [leased], "its endpoint is asked to stop"
     assert lab.queue.position(lab.endpoint_id, waiting).state is QueueState.DONE
@@ -373,7 +375,7 @@ def end(lab: Lab, task_ids: list[str]) -> None:
     """The tasks succeed now."""
     now = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
     ends = [TaskResult(id_, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"r") for id_ in task_ids]
-    lab.records.record_results(ends, at=now)
+    lab.records.tasks.record_results(ends, at=now)
 
 
 def test_tasks_are_forgotten_when_their_time_is_over(lab: Lab) -> None:
@@ -387,7 +389,7 @@ def test_tasks_are_forgotten_when_their_time_is_over(lab: Lab) -> None:
     lab.api.clock.now += 2 * DAY_S
 
     assert lab.reconciler.run().purged == 3
-    assert lab.records.get_tasks([*old, *young]).keys() == set(young)
+    assert lab.records.tasks.get_tasks([*old, *young]).keys() == set(young)
     assert lab.api.call("GET", f"/v2/tasks/{old[0]}").body["code"] == "TASK_UNKNOWN"
 
 
@@ -396,7 +398,7 @@ def test_an_open_task_is_never_forgotten(lab: Lab) -> None:
     lab.api.clock.now += 1000 * DAY_S
 
     assert lab.reconciler.run().purged == 0
-    assert lab.records.get_tasks([task_id])
+    assert lab.records.tasks.get_tasks([task_id])
 
 
 def test_a_round_forgets_in_small_batches_until_nothing_is_left_or_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,23 +406,23 @@ def test_a_round_forgets_in_small_batches_until_nothing_is_left_or_it_is_late(mo
     end(lab, lab.submit(7))
     lab.api.clock.now += 31 * DAY_S
     limits: list[int] = []
-    purge = lab.records.purge_tasks
+    purge = lab.records.tasks.purge_tasks
 
     def noted(*, ended_before: dt.datetime, limit: int) -> int:
         limits.append(limit)
         lab.api.clock.now += 1.0
         return purge(ended_before=ended_before, limit=limit)
 
-    monkeypatch.setattr(lab.records, "purge_tasks", noted)
+    monkeypatch.setattr(lab.records.tasks, "purge_tasks", noted)
 
     assert [lab.reconciler.run().purged for _ in range(3)] == [6, 1, 0]
     assert limits == [2] * 5
 
 
 def test_what_was_done_is_forgotten_when_its_time_is_over(lab: Lab) -> None:
-    before = len(lab.records.list_audit([ALICE.identity_id]))
+    before = len(lab.records.audit.list_entries([ALICE.identity_id]))
     assert before > 0
     lab.api.clock.now += 401 * DAY_S
 
     assert lab.reconciler.run().audit_purged == before
-    assert lab.records.list_audit([ALICE.identity_id]) == []
+    assert lab.records.audit.list_entries([ALICE.identity_id]) == []

@@ -10,7 +10,7 @@ from farcall_common.store.model import TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import MemoryApi
-from tests.support.stores import FakeRecords
+from tests.support.stores import FakeDatabase
 
 FUNCTION = {"function_name": "f", "function_code": "c"}
 ENDPOINT = {"endpoint_name": "e"}
@@ -19,15 +19,15 @@ ENDPOINT = {"endpoint_name": "e"}
 class Lab:
     def __init__(self, settings: ApiSettings | None = None) -> None:
         self.api = MemoryApi(settings=settings or ApiSettings(database_bytes=1000))
-        assert isinstance(self.api.stores.records, FakeRecords)
-        self.records = self.api.stores.records
+        assert isinstance(self.api.stores.database, FakeDatabase)
+        self.records, self.database = self.api.stores, self.api.stores.database
         self.function_id: str = self.api.call("POST", "/v3/functions", FUNCTION).body["function_uuid"]
         self.endpoint_id: str = self.api.call("POST", "/v3/endpoints", ENDPOINT).body["endpoint_id"]
         self.submit = f"/v3/endpoints/{self.endpoint_id}/submit"
         self.tasks = {"tasks": {self.function_id: ["p"]}}
 
     def fill(self, size_bytes: int) -> None:
-        self.records.size_bytes = size_bytes
+        self.database.stored_bytes = size_bytes
         self.api.clock.now += 60
 
 
@@ -60,14 +60,14 @@ def test_what_was_accepted_is_repeated_shown_cancelled_and_recorded(lab: Lab) ->
     [task_id] = first.body["tasks"][lab.function_id]
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
     end = TaskResult(task_id, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"r")
-    assert lab.records.record_results([end], at=at)
+    assert lab.records.tasks.record_results([end], at=at)
     assert lab.api.call("GET", f"/v2/tasks/{task_id}").body["status"] == "success"
 
 
 def test_the_size_is_measured_once_a_minute(lab: Lab) -> None:
     lab.fill(850)
     assert lab.api.call("POST", lab.submit, lab.tasks).status == 200
-    lab.records.size_bytes = 851
+    lab.database.stored_bytes = 851
     lab.api.clock.now += 59
     assert lab.api.call("POST", lab.submit, lab.tasks).status == 200
     lab.api.clock.now += 1

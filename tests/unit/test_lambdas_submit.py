@@ -17,7 +17,7 @@ from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, BOB, Answer, MemoryApi
-from tests.support.stores import FakeBlobs, FakeQueue, FakeRecords, single
+from tests.support.stores import FakeBlobs, FakeDatabase, FakeQueue, single
 
 PAYLOAD = "5\n00\nxx5\n00\nyy"
 
@@ -28,9 +28,9 @@ class Lab:
     def __init__(self, settings: ApiSettings | None = None, **endpoint: Any) -> None:
         self.api = MemoryApi(settings=settings)
         assert isinstance(self.api.stores.queue, FakeQueue)
-        assert isinstance(self.api.stores.records, FakeRecords)
+        assert isinstance(self.api.stores.database, FakeDatabase)
         self.queue = self.api.stores.queue
-        self.records = self.api.stores.records
+        self.records, self.database = self.api.stores, self.api.stores.database
         self.function_id = self.function()
         body = {"endpoint_name": "laptop", **endpoint}
         self.endpoint_id: str = self.api.call("POST", "/v3/endpoints", body).body["endpoint_id"]
@@ -45,7 +45,7 @@ class Lab:
 
     def count(self) -> int:
         """Tasks of the endpoint in the records."""
-        return len(self.records.list_open_tasks(self.endpoint_id))
+        return len(self.records.tasks.list_open_tasks(self.endpoint_id))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_an_accepted_task_is_recorded_and_queued(lab: Lab) -> None:
     )
 
     [task_id] = answer.body["tasks"][lab.function_id]
-    task = lab.records.get_tasks([task_id])[task_id]
+    task = lab.records.tasks.get_tasks([task_id])[task_id]
     assert answer.status == 200
     assert (task.payload, task.payload_ref) == (PAYLOAD.encode(), None)
     assert (task.owner_id, task.endpoint_id, task.function_id) == (ALICE.identity_id, lab.endpoint_id, lab.function_id)
@@ -112,7 +112,7 @@ def test_an_accepted_task_is_recorded_and_queued(lab: Lab) -> None:
 )
 def test_a_resource_specification_of_globus_compute_says_options(lab: Lab, fields: dict[str, Any]) -> None:
     [task_id] = lab.submit(**fields).body["tasks"][lab.function_id]
-    task = lab.records.get_tasks([task_id])[task_id]
+    task = lab.records.tasks.get_tasks([task_id])[task_id]
     assert task.options == TaskOptions(memory_bytes=5, num_nodes=2, keep_output=True, resource_specification={"n": 1})
 
 
@@ -126,7 +126,7 @@ def test_the_spans_above_tasks_are_recorded_and_queued(lab: Lab) -> None:
     )
 
     ids = [*answer.body["tasks"][lab.function_id], *answer.body["tasks"][other]]
-    recorded = lab.records.get_tasks(ids)
+    recorded = lab.records.tasks.get_tasks(ids)
     assert [recorded[task_id].traceparent for task_id in ids] == [SPAN, None, None]
     fence = single.claim(lab.queue, lab.endpoint_id, "fwd-1", ttl_s=45)
     single.mark_restored(lab.queue, lab.endpoint_id, fence)
@@ -179,7 +179,7 @@ def test_several_functions_go_in_one_request_and_group(lab: Lab) -> None:
         other: 1,
     }
     assert answer.body["task_group_id"] == group_id
-    assert len(lab.records.get_group(group_id)) == 3
+    assert len(lab.records.tasks.get_group(group_id)) == 3
 
 
 def test_with_the_queue_away_an_accepted_task_is_still_accepted(lab: Lab) -> None:
@@ -192,7 +192,7 @@ def test_with_the_queue_away_an_accepted_task_is_still_accepted(lab: Lab) -> Non
 
 
 def test_with_the_database_away_nothing_is_promised(lab: Lab) -> None:
-    lab.records.reachable = False
+    lab.database.reachable = False
 
     answer = lab.submit()
 
@@ -216,7 +216,7 @@ class TestRepeats:
         tasks = {lab.function_id: [PAYLOAD, "a"]}
         first = lab.submit(tasks, task_ids=task_ids).body
         # The second looked before the first had written.
-        monkeypatch.setattr(lab.records, "get_tasks", lambda _: {})
+        monkeypatch.setattr(lab.records.tasks, "get_tasks", lambda _: {})
 
         second = lab.submit(tasks, task_ids=task_ids).body
         clash = lab.submit({lab.function_id: [PAYLOAD, "b"]}, task_ids=task_ids)
@@ -238,7 +238,7 @@ class TestRepeats:
         task_id = new_task_id()
         lab.submit(task_ids={lab.function_id: [task_id]})
         end = TaskResult(task_id, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"00\nr")
-        lab.records.record_results([end], at=lab.records.get_tasks([task_id])[task_id].submitted_at)  # type: ignore[arg-type]
+        lab.records.tasks.record_results([end], at=lab.records.tasks.get_tasks([task_id])[task_id].submitted_at)  # type: ignore[arg-type]
         lab.queue.wipe()
 
         assert lab.submit(task_ids={lab.function_id: [task_id]}).status == 200
@@ -287,16 +287,16 @@ class TestRights:
         refused = lab.submit({lab.function_id: [PAYLOAD], function_id: [PAYLOAD]})
         assert (refused.status, refused.body["code"], lab.count()) == (403, "FORBIDDEN", 0)
 
-        lab.records.add_grant(ALICE.identity_id, function_id)
+        lab.records.endpoints.add_grant(ALICE.identity_id, function_id)
 
         assert lab.submit({function_id: [PAYLOAD]}).status == 200
 
     def test_someone_elses_endpoint_is_refused_until_granted(self, lab: Lab) -> None:
-        lab.records.add_grant(BOB.identity_id, lab.function_id)
+        lab.records.endpoints.add_grant(BOB.identity_id, lab.function_id)
         refused = lab.submit(caller=BOB)
         assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
 
-        lab.records.add_grant(BOB.identity_id, lab.endpoint_id)
+        lab.records.endpoints.add_grant(BOB.identity_id, lab.endpoint_id)
 
         assert lab.submit(caller=BOB).status == 200
 
@@ -324,7 +324,7 @@ class TestPayloads:
 
         [task_id] = lab.submit({lab.function_id: ["é" * 6]}).body["tasks"][lab.function_id]
 
-        task = lab.records.get_tasks([task_id])[task_id]
+        task = lab.records.tasks.get_tasks([task_id])[task_id]
         assert task.payload is None
         assert task.payload_ref is not None
         assert task.payload_ref.blob_key.startswith(f"{ALICE.identity_id}/")
@@ -336,7 +336,7 @@ class TestPayloads:
 
         [task_id] = lab.submit({lab.function_id: [encoded]}).body["tasks"][lab.function_id]
 
-        ref = lab.records.get_tasks([task_id])[task_id].payload_ref
+        ref = lab.records.tasks.get_tasks([task_id])[task_id].payload_ref
         assert ref is not None
         assert lab.api.stores.blobs.read(ref.blob_key) == data
         for wrong in ({"base64": "not base64"}, {"base64": 7}, {}):
@@ -348,7 +348,7 @@ class TestPayloads:
         answer = lab.submit({lab.function_id: [reference(ref)]})
 
         [task_id] = answer.body["tasks"][lab.function_id]
-        assert lab.records.get_tasks([task_id])[task_id].payload_ref == ref
+        assert lab.records.tasks.get_tasks([task_id])[task_id].payload_ref == ref
 
     def test_a_blob_that_is_used_again_lives_as_long_as_a_new_one(self, lab: Lab) -> None:
         """The task may wait for as long as any other: an old blob would expire before it starts."""
@@ -448,7 +448,7 @@ class TestVersionTwo:
         answer = lab.api.call("POST", "/v2/submit", {"tasks": tasks, "create_websocket_queue": False})
 
         ids = [result["task_uuid"] for result in answer.body["results"]]
-        stored = lab.records.get_tasks(ids)
+        stored = lab.records.tasks.get_tasks(ids)
         assert (answer.status, answer.body["response"]) == (200, "success")
         assert [stored[task_id].payload for task_id in ids] == [b"1", b"2", b"3"]
         assert {task.task_group_id for task in stored.values()} == {answer.body["task_group_id"]}
@@ -467,7 +467,7 @@ class TestVersionTwo:
         assert lab.count() == 1
 
     def test_an_outage_fails_the_request_as_a_whole(self, lab: Lab) -> None:
-        lab.records.reachable = False
+        lab.database.reachable = False
 
         assert lab.api.call("POST", "/v2/submit", {"tasks": [[lab.function_id, lab.endpoint_id, "1"]]}).status == 503
 

@@ -38,9 +38,7 @@ class Lab:
     def end(self, task_id: str, state: TaskState = TaskState.SUCCESS, **fields: Any) -> None:
         reporter = Reporter.AGENT if state is not TaskState.LOST else Reporter.FORWARDER
         result = TaskResult(task_id, self.endpoint_id, 1, state, reporter, **fields)
-        first = self.api.stores.records.record_results(
-            [result], at=dt.datetime.fromtimestamp(self.api.clock.now, dt.UTC)
-        )
+        first = self.api.stores.tasks.record_results([result], at=dt.datetime.fromtimestamp(self.api.clock.now, dt.UTC))
         assert task_id in first
 
     def end_with_blob(self, task_id: str, size: int = 100, *, head: bytes = b"") -> BlobRef:
@@ -292,7 +290,7 @@ def test_a_task_has_a_history(lab: Lab) -> None:
     [task_id] = lab.submit()
     at = dt.datetime.fromtimestamp(5.0, dt.UTC)
     move = TaskEvent(task_id, TaskState.RUNNING, Reporter.AGENT, at, attempt=1, detail={"manager": "m1"})
-    lab.api.stores.records.record_transitions([move])
+    lab.api.stores.tasks.record_transitions([move])
 
     body = lab.api.call("GET", f"/v3/tasks/{task_id}/events").body
 

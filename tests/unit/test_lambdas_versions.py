@@ -12,7 +12,7 @@ from farcall_common.errors import Conflict
 from farcall_common.store.model import Function
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, BOB, MemoryApi
-from tests.support.stores import FakeRecords
+from tests.support.stores import FakeDatabase
 
 FIRST, SECOND = "10\n01\nversion1", "10\n01\nversion2"
 
@@ -106,17 +106,17 @@ def test_versions_have_a_quota_and_bodies_a_limit() -> None:
 def test_two_updates_at_the_same_moment_are_two_versions(
     api: MemoryApi, function_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = FakeRecords.add_function
+    add = FakeDatabase.add_function
     late = [SECOND]
 
-    def raced(records: FakeRecords, function: Function) -> None:
+    def raced(records: FakeDatabase, function: Function) -> None:
         if late:
             monkeypatch.undo()
             update(api, function_id, function_code=late.pop())
             raise Conflict("version 2 is there already")
         add(records, function)
 
-    monkeypatch.setattr(FakeRecords, "add_function", raced)
+    monkeypatch.setattr(FakeDatabase, "add_function", raced)
     assert update(api, function_id, function_code="10\n01\nversion3") == 3
     assert code(api, function_id, "?version=2") == SECOND
 
@@ -127,7 +127,7 @@ def test_a_task_records_the_version_that_it_runs(api: MemoryApi, function_id: st
     for reference in (function_id, f"{function_id}@1", f"{function_id}@2"):
         answer = submit(api, reference)
         [task_id] = answer.body["tasks"][reference]
-        task = api.stores.records.get_tasks([task_id])[task_id]
+        task = api.stores.tasks.get_tasks([task_id])[task_id]
         shown = api.call("GET", f"/v2/tasks/{task_id}").body
         assert (shown["function_id"], shown["function_version"]) == (function_id, task.function_version)
         seen[reference] = (task.function_id, task.function_version, task.function_hash)
@@ -186,7 +186,7 @@ def test_an_alias_is_for_what_one_may_run(api: MemoryApi, function_id: str) -> N
     update(api, function_id, public=True)
     assert api.call("POST", "/v3/aliases", body, caller=BOB).status == 200
     assert api.call("POST", "/v3/aliases", {**body, "version": 9}).body["code"] == "FUNCTION_UNKNOWN"
-    assert api.stores.records.get_alias(ALICE.identity_id, "theirs") is None
+    assert api.stores.functions.get_alias(ALICE.identity_id, "theirs") is None
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a@1", "-a", "x" * 101, "0199c0de-0000-7000-8000-000000000001", "a" * 32])

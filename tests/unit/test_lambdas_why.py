@@ -27,7 +27,7 @@ class WhyLab(Lab):
         return list(self.submit({self.function_id: [PAYLOAD] * count}).body["tasks"][self.function_id])
 
     def seen(self, *, online: bool = True, **status: Any) -> None:
-        self.records.set_presence([Presence(self.endpoint_id, online, EndpointStatus(**status))])
+        self.records.endpoints.set_presence([Presence(self.endpoint_id, online, EndpointStatus(**status))])
 
     def lease(self, count: int) -> None:
         fence = single.claim(self.queue, self.endpoint_id, "f", ttl_s=60)
@@ -36,10 +36,10 @@ class WhyLab(Lab):
 
     def move(self, task_id: str, state: TaskState) -> None:
         reporter = Reporter.FORWARDER if state is TaskState.WAITING_FOR_NODES else Reporter.AGENT
-        self.records.record_transitions([TaskEvent(task_id, state, reporter, self.at(), attempt=1)])
+        self.records.tasks.record_transitions([TaskEvent(task_id, state, reporter, self.at(), attempt=1)])
 
     def end(self, task_id: str, state: TaskState, **fields: Any) -> None:
-        self.records.record_results(
+        self.records.tasks.record_results(
             [TaskResult(task_id, self.endpoint_id, 1, state, Reporter.AGENT, **fields)], at=self.at()
         )
 
@@ -165,7 +165,7 @@ def test_tasks_that_ended(lab: WhyLab) -> None:
 
 def test_an_endpoint_that_is_gone(lab: WhyLab) -> None:
     [task_id] = lab.tasks()
-    lab.records.delete_endpoint(lab.endpoint_id)
+    lab.records.endpoints.delete_endpoint(lab.endpoint_id)
     answer = lab.why(task_id)
     assert answer["reason"] == "ENDPOINT_DELETED"
     assert "endpoint" not in answer

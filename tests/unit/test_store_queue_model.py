@@ -33,7 +33,7 @@ from farcall_common.store import (
 )
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
-from tests.support.stores import FakeQueue, FakeRecords, single
+from tests.support.stores import FakeDatabase, FakeQueue, single
 from tests.unit.test_store_queue import Clock
 
 ENDPOINT = "e1"
@@ -126,7 +126,7 @@ class World:
             self._ids += 1
             task = Task(f"t{self._ids:05}", "g1", owner_id, ENDPOINT, "f1", "hash", b"x", submitted_at=self.at())
             tasks.append(msgspec.structs.replace(task, options=TaskOptions(idempotent=self.random.random() < 0.6)))
-        self.records.add_tasks(tasks)
+        self.records.tasks.add_tasks(tasks)
         self.accepted |= {task.task_id: task for task in tasks}
         yield
         self.queue.enqueue([QueuedTask.of(task) for task in tasks])
@@ -134,7 +134,7 @@ class World:
     def submit_again(self) -> Process:
         """A client that did not hear the answer: what is known already is enqueued as the database has it."""
         again = self.random.sample(sorted(self.accepted), min(3, len(self.accepted)))
-        known = self.records.add_tasks([self.accepted[task_id] for task_id in again])
+        known = self.records.tasks.add_tasks([self.accepted[task_id] for task_id in again])
         yield
         open_tasks = [QueuedTask.of(task) for task in known.values() if not task.state.is_terminal]
         self.queue.enqueue(open_tasks)
@@ -144,7 +144,7 @@ class World:
         outcome = self.queue.cancel(ENDPOINT, [task_id])[task_id]
         yield
         if outcome in (CancelOutcome.REMOVED, CancelOutcome.UNKNOWN):
-            self.records.record_results([cancelled_before_dispatch(task_id, ENDPOINT)], at=self.at())
+            self.records.tasks.record_results([cancelled_before_dispatch(task_id, ENDPOINT)], at=self.at())
             yield
             self.queue.flushed({ENDPOINT: [task_id]})
 
@@ -156,13 +156,13 @@ class World:
         before = self.queue.read_checkpoint("reconciler")
         checked = int(before or 0)
         yield
-        unfinished = self.records.first_unfinished_transaction()
+        unfinished = self.records.tasks.first_unfinished_transaction()
         after = (checked, "")
-        while page := self.records.list_open_ids(after=after, limit=PAGE):
+        while page := self.records.tasks.list_open_ids(after=after, limit=PAGE):
             yield
             missing = self.queue.find_missing({ENDPOINT: [task.task_id for task in page]})
             yield
-            found = self.records.get_tasks(sorted(missing)).values()
+            found = self.records.tasks.get_tasks(sorted(missing)).values()
             yield
             tasks = [QueuedTask.of(task) for task in found if not task.state.is_terminal]
             self.queue.enqueue(tasks)
@@ -173,7 +173,7 @@ class World:
     def flush_outbox(self) -> Process:
         ended = self.queue.outbox(ENDPOINT)
         yield
-        self.records.record_results(ended, at=self.at())
+        self.records.tasks.record_results(ended, at=self.at())
         yield
         self.queue.flushed({ENDPOINT: [result.task_id for result in ended]})
         yield
@@ -203,7 +203,7 @@ class World:
             self.newest_fence, wipes = fence, self.wipes
             yield
             held, after = self.agent.held(), ""
-            while page := self.records.list_open_tasks(ENDPOINT, after=after, limit=PAGE):
+            while page := self.records.tasks.list_open_tasks(ENDPOINT, after=after, limit=PAGE):
                 yield
                 tasks = [QueuedTask.of(task) for task in page]
                 self.queue.restore(ENDPOINT, fence, tasks, held=held, lease_s=LEASE_S)
@@ -242,7 +242,7 @@ class World:
             ids = [task.task.task_id for task in leased]
             self.owned(fence, lambda: self.queue.unlease(ENDPOINT, fence, ids))
             return
-        permits = self.records.record_transitions(
+        permits = self.records.tasks.record_transitions(
             [
                 TaskEvent(t.task.task_id, TaskState.WAITING_FOR_NODES, Reporter.FORWARDER, self.at(), attempt=t.attempt)
                 for t in leased
@@ -271,7 +271,7 @@ class World:
             return
         self.owned(fence, lambda: single.ack(self.queue, fence, results))
         yield
-        self.records.record_results(results, at=self.at())
+        self.records.tasks.record_results(results, at=self.at())
         yield
         ids = [result.task_id for result in results]
         self.queue.flushed({ENDPOINT: ids})
@@ -285,7 +285,7 @@ class World:
             return
         leases = self.owned(fence, lambda: single.leased(self.queue, ENDPOINT, fence))
         yield
-        tasks = self.records.get_tasks(sorted(held.keys() - leases.keys()))
+        tasks = self.records.tasks.get_tasks(sorted(held.keys() - leases.keys()))
         yield
         self.agent.forget([task.task_id for task in tasks.values() if task.state.is_terminal])
         again = [QueuedTask.of(task) for task in tasks.values() if not task.state.is_terminal]
@@ -303,7 +303,7 @@ class World:
         )
         expired = found.reaped
         yield
-        known = self.records.get_tasks([task.task.task_id for task in expired])
+        known = self.records.tasks.get_tasks([task.task.task_id for task in expired])
         yield
         never_sent = [
             task.task.task_id
@@ -378,14 +378,14 @@ class World:
             for task_id in list(self.agent.running):
                 self.agent.finish(task_id)
             self.step(self.random.choice(self.processes))
-            if self.random.random() < 0.05 and not self.records.list_open_tasks(ENDPOINT, limit=1):
+            if self.random.random() < 0.05 and not self.records.tasks.list_open_tasks(ENDPOINT, limit=1):
                 break
-        assert not self.records.list_open_tasks(ENDPOINT, limit=1), "accepted tasks never ended"
+        assert not self.records.tasks.list_open_tasks(ENDPOINT, limit=1), "accepted tasks never ended"
 
     def check(self) -> None:
         """One end for each accepted task, and at most one start where that was asked for."""
         for task_id, task in self.accepted.items():
-            ends = [event for event in self.records.list_events(task_id) if event.state.is_terminal]
+            ends = [event for event in self.records.tasks.list_events(task_id) if event.state.is_terminal]
             assert len(ends) == 1, f"{task_id} ended {len(ends)} times"
             assert task.options.idempotent or self.agent.starts[task_id] <= 1, f"{task_id} started twice"
 
@@ -403,7 +403,7 @@ def ended(task: LeasedTask, state: TaskState) -> TaskResult:
 def test_every_accepted_task_ends_once(seed: int) -> None:
     clock = Clock()
     queue = FakeQueue(clock)
-    world = World(FakeRecords(), queue, clock, seed=seed)
+    world = World(FakeDatabase().records, queue, clock, seed=seed)
     world.run(6000, [queue.wipe], forget_results=queue.forget_results)
     world.settle()
     world.check()
@@ -413,7 +413,7 @@ def test_every_accepted_task_ends_once(seed: int) -> None:
 
 def test_a_commit_whose_enqueue_never_came_is_found_by_the_reconciler() -> None:
     clock = Clock()
-    world = World(FakeRecords(), FakeQueue(clock), clock, seed=1)
+    world = World(FakeDatabase().records, FakeQueue(clock), clock, seed=1)
     next(world.submit())
     assert world.queue.depth([ENDPOINT]) == 0
     world.settle()
@@ -422,7 +422,7 @@ def test_a_commit_whose_enqueue_never_came_is_found_by_the_reconciler() -> None:
 
 def test_without_disasters_nothing_is_lost_or_run_twice() -> None:
     clock = Clock()
-    world = World(FakeRecords(), FakeQueue(clock), clock, seed=1)
+    world = World(FakeDatabase().records, FakeQueue(clock), clock, seed=1)
     world.processes.append(world.submit())
     while world.processes:
         world.step(world.processes[0])

@@ -37,7 +37,7 @@ from farcall_common.store import (
 )
 from farcall_common.store.model import Presence, Quota, Quotable, SpoolMark
 from farcall_common.wire.states import Reporter, TaskState
-from tests.support.stores import FakeRecords
+from tests.support.stores import FakeDatabase
 from tests.task_fields import with_options
 
 T0 = dt.datetime(2026, 11, 20, 12, 0, tzinfo=dt.UTC)
@@ -94,99 +94,111 @@ class RecordsSuite:
 
     def test_a_function_comes_back_as_it_was_registered(self, records: Records) -> None:
         function = make_function(description="of a number", public=True)
-        records.add_function(function)
-        assert records.get_function("f1") == function
-        assert records.get_functions(["f1", "f2"]) == {"f1": function}
+        records.functions.add_function(function)
+        assert records.functions.get_functions(["f1"]).get("f1") == function
+        assert records.functions.get_functions(["f1", "f2"]) == {"f1": function}
         bare = dataclasses.replace(function, body=b"")
-        assert records.get_functions(["f1", "f2"], with_bodies=False) == {"f1": bare}
-        assert records.get_function("f2") is None
+        assert records.functions.get_functions(["f1", "f2"], with_bodies=False) == {"f1": bare}
+        assert records.functions.get_functions(["f2"]).get("f2") is None
 
     def test_the_newest_version_of_a_function_is_the_function(self, records: Records) -> None:
-        records.add_function(make_function())
+        records.functions.add_function(make_function())
         newer = make_function(version=2, body=b"better", name="quare", created_at=at(5))
-        records.add_function(newer)
-        assert records.get_function("f1") == dataclasses.replace(newer, created_at=T0)
+        records.functions.add_function(newer)
+        assert records.functions.get_functions(["f1"]).get("f1") == dataclasses.replace(newer, created_at=T0)
 
     def test_a_version_of_a_function_does_not_change(self, records: Records) -> None:
-        records.add_function(make_function())
+        records.functions.add_function(make_function())
         with pytest.raises(Conflict):
-            records.add_function(make_function(body=b"other"))
-        found = records.get_function("f1")
+            records.functions.add_function(make_function(body=b"other"))
+        found = records.functions.get_functions(["f1"]).get("f1")
         assert found is not None
         assert found.body == b"\x00body\xff"
 
     def test_nobody_adds_a_version_to_the_function_of_another(self, records: Records) -> None:
-        records.add_function(make_function())
+        records.functions.add_function(make_function())
         with pytest.raises(Conflict):
-            records.add_function(make_function(owner_id="mallory", version=2))
-        assert records.list_functions("mallory") == []
+            records.functions.add_function(make_function(owner_id="mallory", version=2))
+        assert records.functions.list_functions("mallory") == []
 
     def test_functions_are_listed_newest_first_and_searched_in_name_and_description(self, records: Records) -> None:
-        records.add_function(make_function("f1", name="Fit a model"))
-        records.add_function(make_function("f2", name="100%_sure", created_at=at(1)))
-        records.add_function(make_function("f3", name="train", description="fit again", created_at=at(2)))
-        records.add_function(make_function("f4", owner_id="bob", name="fit"))
-        assert [f.function_id for f in records.list_functions("alice")] == ["f3", "f2", "f1"]
-        assert [f.function_id for f in records.list_functions("alice", search="FIT")] == ["f3", "f1"]
-        assert [f.function_id for f in records.list_functions("alice", search="%_")] == ["f2"]
-        assert [f.function_id for f in records.list_functions("alice", limit=1)] == ["f3"]
+        records.functions.add_function(make_function("f1", name="Fit a model"))
+        records.functions.add_function(make_function("f2", name="100%_sure", created_at=at(1)))
+        records.functions.add_function(make_function("f3", name="train", description="fit again", created_at=at(2)))
+        records.functions.add_function(make_function("f4", owner_id="bob", name="fit"))
+        assert [f.function_id for f in records.functions.list_functions("alice")] == ["f3", "f2", "f1"]
+        assert [f.function_id for f in records.functions.list_functions("alice", search="FIT")] == ["f3", "f1"]
+        assert [f.function_id for f in records.functions.list_functions("alice", search="%_")] == ["f2"]
+        assert [f.function_id for f in records.functions.list_functions("alice", limit=1)] == ["f3"]
 
     def test_what_an_owner_has_is_counted_up_to_a_limit(self, records: Records) -> None:
         for number in range(3):
-            records.add_function(make_function(f"f{number}"))
-            records.put_endpoint(Endpoint(f"e{number}", "alice", "laptop"))
-        records.add_function(make_function("f9", owner_id="bob"))
-        records.put_endpoint(Endpoint("e9", "bob", "laptop", public=True))
-        assert (records.count_functions("alice", limit=10), records.count_functions("alice", limit=2)) == (3, 2)
-        assert (records.count_endpoints("alice", limit=10), records.count_endpoints("alice", limit=2)) == (3, 2)
-        assert records.count_functions("nobody", limit=10) == 0
-        records.add_function(make_function("f0", version=2, body=b"12345", body_hash="h2"))
-        assert (records.count_functions("alice", limit=10), records.count_functions("alice", limit=4)) == (4, 4)
-        assert records.measure_functions("alice") == 3 * len(make_function().body) + 5
-        assert records.measure_functions("nobody") == 0
+            records.functions.add_function(make_function(f"f{number}"))
+            records.endpoints.put_endpoint(Endpoint(f"e{number}", "alice", "laptop"))
+        records.functions.add_function(make_function("f9", owner_id="bob"))
+        records.endpoints.put_endpoint(Endpoint("e9", "bob", "laptop", public=True))
+        assert (
+            records.functions.count_functions("alice", limit=10),
+            records.functions.count_functions("alice", limit=2),
+        ) == (3, 2)
+        assert (
+            records.endpoints.count_endpoints("alice", limit=10),
+            records.endpoints.count_endpoints("alice", limit=2),
+        ) == (3, 2)
+        assert records.functions.count_functions("nobody", limit=10) == 0
+        records.functions.add_function(make_function("f0", version=2, body=b"12345", body_hash="h2"))
+        assert (
+            records.functions.count_functions("alice", limit=10),
+            records.functions.count_functions("alice", limit=4),
+        ) == (4, 4)
         for name in ("a", "b"):
-            records.put_alias(FunctionAlias("alice", name, "f0"))
-        assert [records.count_aliases("alice", limit=limit) for limit in (5, 1)] == [2, 1]
-        assert [function.body for function in records.list_functions("alice")] == [b""] * 3
+            records.functions.put_alias(FunctionAlias("alice", name, "f0"))
+        assert [alias.name for alias in records.functions.list_aliases("alice")] == ["a", "b"]
+        assert [function.body for function in records.functions.list_functions("alice")] == [b""] * 3
 
     def test_a_deleted_function_is_gone(self, records: Records) -> None:
-        records.add_function(make_function())
-        assert records.delete_function("f1")
-        assert not records.delete_function("f1")
-        assert records.get_function("f1") is None
+        records.functions.add_function(make_function())
+        assert records.functions.delete_function("f1")
+        assert not records.functions.delete_function("f1")
+        assert records.functions.get_functions(["f1"]).get("f1") is None
 
     def test_each_version_is_kept_with_its_body_and_its_moment(self, records: Records) -> None:
-        records.add_function(make_function())
-        records.add_function(make_function(version=2, body=b"better", body_hash="h2", name="quare", created_at=at(5)))
-        assert records.get_version("f1", 1) == make_function(name="quare")
-        assert records.get_version("f1", 3) is records.get_version("f2", 1) is None
-        versions = records.list_versions("f1")
+        records.functions.add_function(make_function())
+        records.functions.add_function(
+            make_function(version=2, body=b"better", body_hash="h2", name="quare", created_at=at(5))
+        )
+        assert records.functions.get_version("f1", 1) == make_function(name="quare")
+        assert records.functions.get_version("f1", 3) is records.functions.get_version("f2", 1) is None
+        versions = records.functions.list_versions("f1")
         assert [(each.version, each.body, each.created_at) for each in versions] == [(2, b"", at(5)), (1, b"", T0)]
-        assert [each.version for each in records.list_versions("f1", limit=1)] == [2]
+        assert [each.version for each in records.functions.list_versions("f1", limit=1)] == [2]
 
     def test_bodies_are_found_by_function_and_hash(self, records: Records) -> None:
-        records.add_function(make_function())
-        records.add_function(make_function(version=2, body=b"better", body_hash="h2"))
-        records.add_function(make_function("f2", owner_id="bob", body=b"other", body_hash="h3"))
+        records.functions.add_function(make_function())
+        records.functions.add_function(make_function(version=2, body=b"better", body_hash="h2"))
+        records.functions.add_function(make_function("f2", owner_id="bob", body=b"other", body_hash="h3"))
         wanted = [("f1", "hash"), ("f1", "h2"), ("f1", "h3"), ("f9", "hash")]
-        assert records.get_bodies(wanted) == {"hash": ("square", b"\x00body\xff"), "h2": ("square", b"better")}
+        assert records.functions.get_bodies(wanted) == {
+            "hash": ("square", b"\x00body\xff"),
+            "h2": ("square", b"better"),
+        }
 
     def test_an_alias_names_a_function_until_it_names_another(self, records: Records) -> None:
-        records.add_function(make_function())
-        records.add_function(make_function("f2"))
-        records.put_alias(FunctionAlias("alice", "stable", "f1", 1))
-        records.put_alias(FunctionAlias("alice", "daily", "f1"))
-        records.put_alias(FunctionAlias("bob", "stable", "f2"))
-        records.put_alias(FunctionAlias("alice", "stable", "f2", 3))
-        assert records.get_alias("alice", "stable") == FunctionAlias("alice", "stable", "f2", 3)
-        assert [each.name for each in records.list_aliases("alice")] == ["daily", "stable"]
-        assert records.delete_alias("alice", "daily")
-        assert not records.delete_alias("alice", "daily")
-        assert records.get_alias("alice", "daily") is None
+        records.functions.add_function(make_function())
+        records.functions.add_function(make_function("f2"))
+        records.functions.put_alias(FunctionAlias("alice", "stable", "f1", 1))
+        records.functions.put_alias(FunctionAlias("alice", "daily", "f1"))
+        records.functions.put_alias(FunctionAlias("bob", "stable", "f2"))
+        records.functions.put_alias(FunctionAlias("alice", "stable", "f2", 3))
+        assert records.functions.get_alias("alice", "stable") == FunctionAlias("alice", "stable", "f2", 3)
+        assert [each.name for each in records.functions.list_aliases("alice")] == ["daily", "stable"]
+        assert records.functions.delete_alias("alice", "daily")
+        assert not records.functions.delete_alias("alice", "daily")
+        assert records.functions.get_alias("alice", "daily") is None
         with pytest.raises(FunctionUnknown):
-            records.put_alias(FunctionAlias("alice", "lost", "f9"))
-        records.delete_function("f2")
-        assert records.list_aliases("alice") == records.list_aliases("bob") == []
+            records.functions.put_alias(FunctionAlias("alice", "lost", "f9"))
+        records.functions.delete_function("f2")
+        assert records.functions.list_aliases("alice") == records.functions.list_aliases("bob") == []
 
     # containers
 
@@ -194,112 +206,132 @@ class RecordsSuite:
         first = Container("c1", "alice", "xtal", "singularity", "/images/xtal.sif", "diffraction", T0)
         second = Container("c2", "alice", "plain", "docker", "python:3.12", created_at=at(1))
         for each in (first, second, dataclasses.replace(first, container_id="c3", owner_id="bob")):
-            records.add_container(each)
+            records.functions.add_container(each)
         with pytest.raises(Conflict):
-            records.add_container(dataclasses.replace(second, container_id="c4"))
-        assert records.get_container("c1") == records.find_container("alice", "xtal") == first
-        assert records.get_container("c4") is records.find_container("bob", "plain") is None
-        assert records.list_containers("alice") == [second, first]
-        assert records.list_containers("alice", limit=1) == [second]
-        assert (records.count_containers("alice", limit=5), records.count_containers("alice", limit=1)) == (2, 1)
-        assert records.delete_container("c1")
-        assert not records.delete_container("c1")
-        assert records.list_containers("alice") == [second]
+            records.functions.add_container(dataclasses.replace(second, container_id="c4"))
+        assert records.functions.get_container("c1") == records.functions.find_container("alice", "xtal") == first
+        assert records.functions.get_container("c4") is records.functions.find_container("bob", "plain") is None
+        assert records.functions.list_containers("alice") == [second, first]
+        assert records.functions.list_containers("alice", limit=1) == [second]
+        assert (
+            records.functions.count_containers("alice", limit=5),
+            records.functions.count_containers("alice", limit=1),
+        ) == (2, 1)
+        assert records.functions.delete_container("c1")
+        assert not records.functions.delete_container("c1")
+        assert records.functions.list_containers("alice") == [second]
 
     # what a submit asks about
 
     def test_what_a_submit_asks_about_is_what_the_single_calls_say(self, records: Records) -> None:
         odd = {"runtime": {"python_version": "3.11"}, "note": "nul \x00 and \u00fc", "n": [1, 2.5, None, 2**60]}
-        records.put_endpoint(Endpoint("e1", "alice", "lab", allowed_functions=("f1",), metadata=odd, created_at=T0))
+        records.endpoints.put_endpoint(
+            Endpoint("e1", "alice", "lab", allowed_functions=("f1",), metadata=odd, created_at=T0)
+        )
         status = EndpointStatus(managers=2, problem="none \x00")
-        records.set_presence([Presence("e1", True, status)])
+        records.endpoints.set_presence([Presence("e1", True, status)])
         for function in (make_function("f1", metadata=odd), make_function("f1", version=2), make_function("f2")):
-            records.add_function(function)
-        records.add_tasks([make_task("t1"), make_task("t2", owner_id="bob")])
+            records.functions.add_function(function)
+        records.tasks.add_tasks([make_task("t1"), make_task("t2", owner_id="bob")])
 
-        endpoint, functions, tasks = records.look_up("e1", ["f2", "f1", "f9"], ["t2", "t9", "t1"])
+        endpoint, functions, tasks = records.tasks.read_for_submit("e1", ["f2", "f1", "f9"], ["t2", "t9", "t1"])
 
-        assert endpoint == records.get_endpoint("e1")
-        assert functions == records.get_functions(["f1", "f2"], with_bodies=False)
-        assert tasks == records.get_tasks(["t1", "t2"])
+        assert endpoint == records.endpoints.get_endpoint("e1")
+        assert functions == records.functions.get_functions(["f1", "f2"], with_bodies=False)
+        assert tasks == records.tasks.get_tasks(["t1", "t2"])
         assert (functions["f1"].version, len(tasks)) == (2, 2)
-        assert records.look_up("e9", [], []) == records.look_up("e9", ["f9"], ["t9"]) == (None, {}, {})
+        assert (
+            records.tasks.read_for_submit("e9", [], [])
+            == records.tasks.read_for_submit("e9", ["f9"], ["t9"])
+            == (None, {}, {})
+        )
 
     # groups
 
     def test_a_group_is_read_for_its_owners_and_up_to_a_limit(self, records: Records) -> None:
-        records.add_tasks([make_task("a", task_group_id="g1"), make_task("b", task_group_id="g1", submitted_at=at(1))])
-        records.add_tasks([make_task("c", owner_id="bob", task_group_id="g1", submitted_at=at(2))])
-        assert [task.task_id for task in records.get_group("g1", owner_ids=["alice"])] == ["a", "b"]
-        assert [task.task_id for task in records.get_group("g1", owner_ids=["alice", "bob"], limit=2)] == ["a", "b"]
-        assert records.get_group("g1", owner_ids=[]) == []
+        records.tasks.add_tasks(
+            [make_task("a", task_group_id="g1"), make_task("b", task_group_id="g1", submitted_at=at(1))]
+        )
+        records.tasks.add_tasks([make_task("c", owner_id="bob", task_group_id="g1", submitted_at=at(2))])
+        assert [task.task_id for task in records.tasks.get_group("g1", owner_ids=["alice"])] == ["a", "b"]
+        assert [task.task_id for task in records.tasks.get_group("g1", owner_ids=["alice", "bob"], limit=2)] == [
+            "a",
+            "b",
+        ]
+        assert records.tasks.get_group("g1", owner_ids=[]) == []
 
     def test_tasks_that_are_added_together_may_differ_in_anything(self, records: Records) -> None:
         alike = [make_task("a"), make_task("b", submitted_at=T0)]
         other = make_task("c", owner_id="bob", submitted_at=at(1), walltime_s=2.0, idempotent=False, max_attempts=1)
         odd = [make_task(id_, resource_specification={"n": value}) for id_, value in (("d", 1), ("e", True))]
         for tasks in ([alike[0]], [alike[1], other], odd):
-            records.add_tasks(tasks)
-        found = records.get_tasks(["a", "b", "c", "d", "e"])
+            records.tasks.add_tasks(tasks)
+        found = records.tasks.get_tasks(["a", "b", "c", "d", "e"])
         assert found == {task.task_id: task for task in (*alike, other, *odd)}
         assert [(found[id_].options.resource_specification or {})["n"] is True for id_ in "de"] == [False, True]
 
     def test_groups_are_paged_newest_first_with_counts_of_their_tasks(self, records: Records) -> None:
         for number, (group_id, task_id) in enumerate([("g1", "a"), ("g1", "b"), ("g2", "c"), ("g3", "d")]):
-            records.add_tasks([make_task(task_id, task_group_id=group_id, submitted_at=at(number))])
-        records.add_tasks([make_task("e", owner_id="bob", submitted_at=at(4))])
-        records.record_results([make_end("a")], at=at(9))
+            records.tasks.add_tasks([make_task(task_id, task_group_id=group_id, submitted_at=at(number))])
+        records.tasks.add_tasks([make_task("e", owner_id="bob", submitted_at=at(4))])
+        records.tasks.record_results([make_end("a")], at=at(9))
         newest = [TaskGroup("g3", at(3), {TaskState.RECEIVED: 1}), TaskGroup("g2", at(2), {TaskState.RECEIVED: 1})]
-        assert records.list_groups("alice", limit=2) == newest
+        assert records.tasks.list_groups("alice", limit=2) == newest
         last = TaskGroup("g1", T0, {TaskState.RECEIVED: 1, TaskState.SUCCESS: 1})
-        assert records.list_groups("alice", before="g2") == [last]
-        assert records.list_groups("alice", before="g1") == records.list_groups("alice", before="g9") == []
+        assert records.tasks.list_groups("alice", before="g2") == [last]
+        assert records.tasks.list_groups("alice", before="g1") == records.tasks.list_groups("alice", before="g9") == []
 
     # forgetting
 
     def test_old_ends_are_forgotten_with_all_that_belongs_to_them(self, records: Records) -> None:
-        records.add_tasks([make_task("t1"), make_task("t2"), make_task("t3", task_group_id="g2"), make_task("open")])
+        records.tasks.add_tasks(
+            [make_task("t1"), make_task("t2"), make_task("t3", task_group_id="g2"), make_task("open")]
+        )
         for second, task_id in enumerate(["t2", "t3", "t1"]):
-            records.record_results([make_end(task_id)], at=at(second))
+            records.tasks.record_results([make_end(task_id)], at=at(second))
 
-        assert records.purge_tasks(ended_before=at(0), limit=10) == 0
-        assert records.purge_tasks(ended_before=at(2), limit=1) == 1
-        assert records.get_tasks(["t1", "t2", "t3", "open"]).keys() == {"t1", "t3", "open"}
-        assert records.purge_tasks(ended_before=at(2), limit=10) == 1
-        assert records.get_tasks(["t1", "t2", "t3", "open"]).keys() == {"t1", "open"}
-        assert (records.list_events("t2"), records.list_events("t3"), records.get_group("g2")) == ([], [], [])
-        assert len(records.list_events("t1")) == 2
-        assert {task.task_id for task in records.get_group("g1")} == {"t1", "open"}
-        assert records.purge_tasks(ended_before=at(1000), limit=10) == 1
-        assert records.get_tasks(["open"]).keys() == {"open"}
+        assert records.tasks.purge_tasks(ended_before=at(0), limit=10) == 0
+        assert records.tasks.purge_tasks(ended_before=at(2), limit=1) == 1
+        assert records.tasks.get_tasks(["t1", "t2", "t3", "open"]).keys() == {"t1", "t3", "open"}
+        assert records.tasks.purge_tasks(ended_before=at(2), limit=10) == 1
+        assert records.tasks.get_tasks(["t1", "t2", "t3", "open"]).keys() == {"t1", "open"}
+        assert (records.tasks.list_events("t2"), records.tasks.list_events("t3"), records.tasks.get_group("g2")) == (
+            [],
+            [],
+            [],
+        )
+        assert len(records.tasks.list_events("t1")) == 2
+        assert {task.task_id for task in records.tasks.get_group("g1")} == {"t1", "open"}
+        assert records.tasks.purge_tasks(ended_before=at(1000), limit=10) == 1
+        assert records.tasks.get_tasks(["open"]).keys() == {"open"}
 
     def test_a_forgotten_group_can_be_used_again(self, records: Records) -> None:
-        records.add_tasks([make_task("t1")])
-        records.record_results([make_end("t1")], at=at(0))
-        assert records.purge_tasks(ended_before=at(1), limit=10) == 1
+        records.tasks.add_tasks([make_task("t1")])
+        records.tasks.record_results([make_end("t1")], at=at(0))
+        assert records.tasks.purge_tasks(ended_before=at(1), limit=10) == 1
 
-        records.add_tasks([make_task("t2")])
+        records.tasks.add_tasks([make_task("t2")])
 
-        assert [task.task_id for task in records.get_group("g1")] == ["t2"]
+        assert [task.task_id for task in records.tasks.get_group("g1")] == ["t2"]
 
     # dead letters
 
     def test_dead_letters_are_listed_until_they_are_discarded(self, records: Records) -> None:
-        records.add_tasks([make_task(f"t{n}", submitted_at=at(n)) for n in range(4)])
-        records.add_tasks([make_task("t9", owner_id="bob", endpoint_id="e2")])
-        records.record_results([make_dead("t1"), make_dead("t2"), make_end("t3")], at=at(9))
-        records.record_results([make_dead("t9", endpoint_id="e2")], at=at(9))
+        records.tasks.add_tasks([make_task(f"t{n}", submitted_at=at(n)) for n in range(4)])
+        records.tasks.add_tasks([make_task("t9", owner_id="bob", endpoint_id="e2")])
+        records.tasks.record_results([make_dead("t1"), make_dead("t2"), make_end("t3")], at=at(9))
+        records.tasks.record_results([make_dead("t9", endpoint_id="e2")], at=at(9))
 
-        letters = records.list_tasks("alice", state=TaskState.DEAD_LETTERED)
+        letters = records.tasks.list_tasks("alice", state=TaskState.DEAD_LETTERED)
         assert [(task.task_id, task.error and task.error.code) for task in letters] == [("t2", "DEAD"), ("t1", "DEAD")]
-        of_endpoint = records.list_tasks(endpoint_id="e2", state=TaskState.DEAD_LETTERED)
+        of_endpoint = records.tasks.list_tasks(endpoint_id="e2", state=TaskState.DEAD_LETTERED)
         assert [task.task_id for task in of_endpoint] == ["t9"]
-        assert records.list_tasks("alice", endpoint_id="e2", state=TaskState.DEAD_LETTERED) == []
+        assert records.tasks.list_tasks("alice", endpoint_id="e2", state=TaskState.DEAD_LETTERED) == []
 
-        assert records.discard_tasks(["t1", "t3", "nobody"]) == ["t1"]
-        assert records.discard_tasks(["t1"]) == []
-        assert [t.task_id for t in records.list_tasks("alice", state=TaskState.DEAD_LETTERED)] == ["t2"]
-        found = records.get_tasks(["t1", "t2", "t3"])
+        assert records.tasks.discard_tasks(["t1", "t3", "nobody"]) == ["t1"]
+        assert records.tasks.discard_tasks(["t1"]) == []
+        assert [t.task_id for t in records.tasks.list_tasks("alice", state=TaskState.DEAD_LETTERED)] == ["t2"]
+        found = records.tasks.get_tasks(["t1", "t2", "t3"])
         assert {id_: (task.state, task.payload) for id_, task in found.items()} == {
             "t1": (TaskState.DEAD_LETTERED, None),
             "t2": (TaskState.DEAD_LETTERED, b"\x00payload\xff"),
@@ -307,28 +339,28 @@ class RecordsSuite:
         }
 
     def test_a_dead_letter_says_how_each_attempt_ended(self, records: Records) -> None:
-        records.add_tasks([make_task()])
-        records.record_results([make_dead("t1", reasons=("signal 9", "signal 11"))], at=at(1))
-        error = records.get_tasks(["t1"])["t1"].error
+        records.tasks.add_tasks([make_task()])
+        records.tasks.record_results([make_dead("t1", reasons=("signal 9", "signal 11"))], at=at(1))
+        error = records.tasks.get_tasks(["t1"])["t1"].error
         assert error is not None
         assert error.reasons == ("signal 9", "signal 11")
-        assert records.list_events("t1")[-1].detail == {"code": "DEAD", "reasons": ["signal 9", "signal 11"]}
+        assert records.tasks.list_events("t1")[-1].detail == {"code": "DEAD", "reasons": ["signal 9", "signal 11"]}
 
     def test_a_forgotten_dead_letter_is_listed_no_more(self, records: Records) -> None:
-        records.add_tasks([make_task()])
-        records.record_results([make_dead("t1")], at=at(0))
-        assert records.purge_tasks(ended_before=at(1), limit=10) == 1
-        assert records.list_tasks("alice", state=TaskState.DEAD_LETTERED) == []
-        records.add_tasks([make_task()])
-        records.record_results([make_dead("t1")], at=at(2))
-        assert len(records.list_tasks("alice", state=TaskState.DEAD_LETTERED)) == 1
+        records.tasks.add_tasks([make_task()])
+        records.tasks.record_results([make_dead("t1")], at=at(0))
+        assert records.tasks.purge_tasks(ended_before=at(1), limit=10) == 1
+        assert records.tasks.list_tasks("alice", state=TaskState.DEAD_LETTERED) == []
+        records.tasks.add_tasks([make_task()])
+        records.tasks.record_results([make_dead("t1")], at=at(2))
+        assert len(records.tasks.list_tasks("alice", state=TaskState.DEAD_LETTERED)) == 1
 
     def test_tasks_are_listed_page_by_page(self, records: Records) -> None:
-        records.add_tasks([make_task(f"t{n}", submitted_at=at(n // 2)) for n in range(7)])
+        records.tasks.add_tasks([make_task(f"t{n}", submitted_at=at(n // 2)) for n in range(7)])
         found: list[str] = []
         before = None
         for _ in range(9):
-            page = records.list_tasks("alice", before=before, limit=2)
+            page = records.tasks.list_tasks("alice", before=before, limit=2)
             if not page:
                 break
             found += [task.task_id for task in page]
@@ -336,19 +368,19 @@ class RecordsSuite:
             assert last.submitted_at is not None
             before = (last.submitted_at, last.task_id)
         assert found == ["t6", "t5", "t4", "t3", "t2", "t1", "t0"]
-        within = records.list_tasks("alice", since=at(1), until=at(2))
+        within = records.tasks.list_tasks("alice", since=at(1), until=at(2))
         assert [task.task_id for task in within] == ["t3", "t2"]
 
     # who did what
 
     def test_a_change_and_its_entry_are_one(self, records: Records) -> None:
-        records.audited(make_entry("function.register", "f1")).add_function(make_function())
+        records.functions.audited(make_entry("function.register", "f1")).add_function(make_function())
         with pytest.raises(Conflict):
-            records.audited(make_entry("function.register", "f1", seconds=1)).add_function(make_function())
-        [entry] = records.list_audit(["alice"])
+            records.functions.audited(make_entry("function.register", "f1", seconds=1)).add_function(make_function())
+        [entry] = records.audit.list_entries(["alice"])
         assert dataclasses.replace(entry, audit_id=0) == make_entry("function.register", "f1")
-        records.add_function(make_function(version=2))
-        assert len(records.list_audit(["alice"])) == 1
+        records.functions.add_function(make_function(version=2))
+        assert len(records.audit.list_entries(["alice"])) == 1
 
     # quotas
 
@@ -356,60 +388,62 @@ class RecordsSuite:
     def test_of_requests_at_the_same_moment_no_more_pass_than_the_quota_permits(
         self, records: Records, kind: Quotable
     ) -> None:
-        records.add_function(make_function("f0", owner_id="bob"))
-        records.put_endpoint(Endpoint("e-bob", "bob", "laptop"))
+        records.functions.add_function(make_function("f0", owner_id="bob"))
+        records.endpoints.put_endpoint(Endpoint("e-bob", "bob", "laptop"))
         start = threading.Barrier(8)
 
         def add(number: int) -> bool:
             quota = Quota(kind, "alice", 3, but=f"a{number}")
-            view = records.audited(make_entry("add", f"x{number}"), quota=quota)
+            entry = make_entry("add", f"x{number}")
+            functions = records.functions.audited(entry, quota=quota)
+            endpoints = records.endpoints.audited(entry, quota=quota)
             start.wait()
             try:
                 match kind:
                     case Quotable.ALIAS:
-                        view.put_alias(FunctionAlias("alice", f"a{number}", "f0"))
+                        functions.put_alias(FunctionAlias("alice", f"a{number}", "f0"))
                     case Quotable.CONTAINER:
-                        view.add_container(Container(f"c{number}", "alice", f"c{number}", "docker", "python"))
+                        functions.add_container(Container(f"c{number}", "alice", f"c{number}", "docker", "python"))
                     case Quotable.ENDPOINT:
-                        view.put_endpoint(Endpoint(f"e{number}", "alice", "laptop"))
+                        endpoints.put_endpoint(Endpoint(f"e{number}", "alice", "laptop"))
                     case Quotable.FUNCTION:
-                        view.add_function(make_function(f"f{number + 1}"))
+                        functions.add_function(make_function(f"f{number + 1}"))
             except QuotaExceeded:
                 return False
             return True
 
         with ThreadPoolExecutor(8) as requests:
             assert sum(requests.map(add, range(8))) == 3
-        assert len(records.list_audit(["alice"])) == 3
+        assert len(records.audit.list_entries(["alice"])) == 3
 
     def test_an_alias_that_is_replaced_is_not_one_more(self, records: Records) -> None:
-        records.add_function(make_function())
+        records.functions.add_function(make_function())
         quota = Quota(Quotable.ALIAS, "alice", 1, but="mine")
         for version in (1, None):
-            records.audited(quota=quota).put_alias(FunctionAlias("alice", "mine", "f1", version))
+            records.functions.audited(quota=quota).put_alias(FunctionAlias("alice", "mine", "f1", version))
         with pytest.raises(QuotaExceeded):
-            records.audited(quota=dataclasses.replace(quota, but="other")).put_alias(
+            records.functions.audited(quota=dataclasses.replace(quota, but="other")).put_alias(
                 FunctionAlias("alice", "other", "f1")
             )
 
     def test_a_quota_of_bytes_counts_all_versions(self, records: Records) -> None:
-        records.add_function(make_function(body=b"12345"))
+        records.functions.add_function(make_function(body=b"12345"))
         quota = Quota(Quotable.FUNCTION, "alice", 9, more_bytes=5, most_bytes=10)
-        records.audited(quota=quota).add_function(make_function(version=2, body=b"67890"))
+        records.functions.audited(quota=quota).add_function(make_function(version=2, body=b"67890"))
         with pytest.raises(QuotaExceeded, match=r"10 bytes; with 5 more it would be over 10"):
-            records.audited(quota=quota).add_function(make_function("f2", body=b"12345"))
+            records.functions.audited(quota=quota).add_function(make_function("f2", body=b"12345"))
 
     def test_a_batch_of_tasks_leaves_one_entry(self, records: Records) -> None:
         entry = make_entry("tasks.submit", "e1", owner_id="bob", detail={"task_group_id": "g1"})
         tasks = [make_task(f"t{n}") for n in range(5)]
-        records.add_tasks(tasks, audit=entry)
-        records.add_tasks(tasks, audit=entry)
-        records.add_tasks([*tasks, make_task("t9")], audit=entry)
-        details = [each.detail for each in records.list_audit(["alice"])]
+        records.tasks.add_tasks(tasks, audit=entry)
+        records.tasks.add_tasks(tasks, audit=entry)
+        records.tasks.add_tasks([*tasks, make_task("t9")], audit=entry)
+        details = [each.detail for each in records.audit.list_entries(["alice"])]
         assert details == [{"task_group_id": "g1", "tasks": 5}, {"task_group_id": "g1", "tasks": 1}]
 
     def test_one_sees_what_one_did_and_what_was_done_to_ones_own(self, records: Records) -> None:
-        records.add_audit(
+        records.audit.add_entries(
             [
                 make_entry("endpoint.update", "e1", identity_id="alice", owner_id="alice", seconds=0),
                 make_entry("tasks.submit", "e1", identity_id="bob", owner_id="alice", seconds=1),
@@ -417,10 +451,10 @@ class RecordsSuite:
                 make_entry("function.delete", "f7", identity_id="bob", owner_id="bob", seconds=3),
             ]
         )
-        records.add_audit([])
+        records.audit.add_entries([])
 
         def seen(*ids: str, **bounds: Any) -> list[int]:
-            return [round((entry.at - T0).total_seconds()) for entry in records.list_audit(ids, **bounds)]
+            return [round((entry.at - T0).total_seconds()) for entry in records.audit.list_entries(ids, **bounds)]
 
         assert seen("alice") == [0, 1, 2]
         assert seen("bob") == [1, 3]
@@ -428,14 +462,14 @@ class RecordsSuite:
         assert seen("carol") == [2]
         assert seen("alice", since=at(1), until=at(2)) == [1]
         assert seen("alice", limit=2) == [0, 1]
-        first = records.list_audit(["alice"], limit=1)[0]
+        first = records.audit.list_entries(["alice"], limit=1)[0]
         assert seen("alice", after=(first.at, first.audit_id)) == [1, 2]
 
     def test_old_entries_are_forgotten(self, records: Records) -> None:
-        records.add_audit([make_entry("endpoint.update", "e1", seconds=n) for n in range(5)])
-        assert records.purge_audit(before=at(3), limit=2) == 2
-        assert records.purge_audit(before=at(3), limit=2) == 1
-        assert [entry.at for entry in records.list_audit(["alice"])] == [at(3), at(4)]
+        records.audit.add_entries([make_entry("endpoint.update", "e1", seconds=n) for n in range(5)])
+        assert records.audit.purge_entries(before=at(3), limit=2) == 2
+        assert records.audit.purge_entries(before=at(3), limit=2) == 1
+        assert [entry.at for entry in records.audit.list_entries(["alice"])] == [at(3), at(4)]
 
     # endpoints, keys, grants
 
@@ -443,35 +477,35 @@ class RecordsSuite:
         endpoint = Endpoint(
             "e1", "alice", "laptop", "My laptop", "in the attic", True, True, ("f1",), {"os": "linux"}, created_at=T0
         )
-        records.put_endpoint(endpoint)
-        found = records.get_endpoint("e1")
+        records.endpoints.put_endpoint(endpoint)
+        found = records.endpoints.get_endpoint("e1")
         assert found is not None
         assert tuple(found.allowed_functions or ()) == ("f1",)
         assert dataclasses.replace(found, allowed_functions=("f1",)) == endpoint
-        assert records.get_endpoint("e2") is None
+        assert records.endpoints.get_endpoint("e2") is None
 
     def test_updating_an_endpoint_keeps_its_owner_its_age_and_its_presence(self, records: Records) -> None:
-        records.put_endpoint(Endpoint("e1", "alice", "laptop", created_at=T0))
+        records.endpoints.put_endpoint(Endpoint("e1", "alice", "laptop", created_at=T0))
         status = EndpointStatus(managers=1, total_workers=8, idle_workers=7, pending_tasks=2, outstanding_tasks=3)
-        records.set_presence([Presence("e1", True, status)])
-        records.put_endpoint(Endpoint("e1", "mallory", "renamed", public=True, created_at=at(10)))
-        found = records.get_endpoint("e1")
+        records.endpoints.set_presence([Presence("e1", True, status)])
+        records.endpoints.put_endpoint(Endpoint("e1", "mallory", "renamed", public=True, created_at=at(10)))
+        found = records.endpoints.get_endpoint("e1")
         assert found is not None
         assert found == Endpoint(
             "e1", "alice", "renamed", public=True, created_at=T0, seen_at=found.seen_at, online=True, status=status
         )
         assert found.seen_at is not None, "the store's clock at that call; how long ago that was, by the same clock"
         assert found.silent_s is not None
-        again = records.get_endpoint("e1")
+        again = records.endpoints.get_endpoint("e1")
         assert again is not None
         assert again.seen_at == found.seen_at
         assert 0.0 <= found.silent_s <= (again.silent_s or 0.0)
 
     def test_the_presence_of_many_endpoints_is_one_call(self, records: Records) -> None:
         for endpoint_id in ("e1", "e2", "e3"):
-            records.put_endpoint(Endpoint(endpoint_id, "alice", endpoint_id))
+            records.endpoints.put_endpoint(Endpoint(endpoint_id, "alice", endpoint_id))
         busy, sick = EndpointStatus(managers=2), EndpointStatus(problem="disk is full")
-        records.set_presence(
+        records.endpoints.set_presence(
             [
                 Presence("e2", True, busy),
                 Presence("gone", True, busy),
@@ -479,19 +513,19 @@ class RecordsSuite:
                 Presence("e1", False, sick),
             ]
         )
-        records.set_presence([])
-        assert records.find_spools(["e2", "gone", "e1"]) == {"e1": SpoolMark("", 0), "e2": SpoolMark("", 0)}
-        assert records.find_spools([]) == {}
-        records.claim_spools({"e1": SpoolMark("s", 3), "gone": SpoolMark("s", 1)})
-        records.raise_spools({"e1": SpoolMark("s", 5), "e2": SpoolMark("another", 9)})
-        assert records.find_spools(["e1", "e2"]) == {"e1": SpoolMark("s", 5), "e2": SpoolMark("", 0)}
-        records.claim_spools({"e1": SpoolMark("s", 4)})
-        records.raise_spools({"e1": SpoolMark("s", 4)})
-        assert records.find_spools(["e1"]) == {"e1": SpoolMark("s", 5)}
-        records.claim_spools({"e1": SpoolMark("new", 0)})
-        records.raise_spools({})
-        assert records.find_spools(["e1"]) == {"e1": SpoolMark("new", 0)}
-        found = [records.get_endpoint(endpoint_id) for endpoint_id in ("e1", "e2", "e3")]
+        records.endpoints.set_presence([])
+        assert records.endpoints.find_spools(["e2", "gone", "e1"]) == {"e1": SpoolMark("", 0), "e2": SpoolMark("", 0)}
+        assert records.endpoints.find_spools([]) == {}
+        records.endpoints.claim_spools({"e1": SpoolMark("s", 3), "gone": SpoolMark("s", 1)})
+        records.endpoints.raise_spools({"e1": SpoolMark("s", 5), "e2": SpoolMark("another", 9)})
+        assert records.endpoints.find_spools(["e1", "e2"]) == {"e1": SpoolMark("s", 5), "e2": SpoolMark("", 0)}
+        records.endpoints.claim_spools({"e1": SpoolMark("s", 4)})
+        records.endpoints.raise_spools({"e1": SpoolMark("s", 4)})
+        assert records.endpoints.find_spools(["e1"]) == {"e1": SpoolMark("s", 5)}
+        records.endpoints.claim_spools({"e1": SpoolMark("new", 0)})
+        records.endpoints.raise_spools({})
+        assert records.endpoints.find_spools(["e1"]) == {"e1": SpoolMark("new", 0)}
+        found = [records.endpoints.get_endpoint(endpoint_id) for endpoint_id in ("e1", "e2", "e3")]
         assert [(e.online, e.status, e.seen_at is None, e.silent_s is None) for e in found if e] == [
             (False, sick, False, False),
             (True, busy, False, False),
@@ -499,56 +533,64 @@ class RecordsSuite:
         ]
 
     def test_endpoints_are_listed_by_role(self, records: Records) -> None:
-        records.put_endpoint(Endpoint("mine", "alice", "a", created_at=at(1)))
-        records.put_endpoint(Endpoint("public", "bob", "b", public=True, created_at=at(2)))
-        records.put_endpoint(Endpoint("granted", "bob", "c", created_at=at(3)))
-        records.put_endpoint(Endpoint("private", "bob", "d", created_at=at(4)))
-        records.add_grant("alice", "granted")
-        records.add_grant("alice", "granted")
-        assert [e.endpoint_id for e in records.list_endpoints("alice")] == ["mine"]
-        assert [e.endpoint_id for e in records.list_endpoints("alice", role="any")] == ["granted", "public", "mine"]
-        assert records.has_grant("alice", "granted")
-        assert not records.has_grant("alice", "private")
-        assert not records.has_grant("bob", "granted")
+        records.endpoints.put_endpoint(Endpoint("mine", "alice", "a", created_at=at(1)))
+        records.endpoints.put_endpoint(Endpoint("public", "bob", "b", public=True, created_at=at(2)))
+        records.endpoints.put_endpoint(Endpoint("granted", "bob", "c", created_at=at(3)))
+        records.endpoints.put_endpoint(Endpoint("private", "bob", "d", created_at=at(4)))
+        records.endpoints.add_grant("alice", "granted")
+        records.endpoints.add_grant("alice", "granted")
+        assert [e.endpoint_id for e in records.endpoints.list_endpoints("alice")] == ["mine"]
+        assert [e.endpoint_id for e in records.endpoints.list_endpoints("alice", role="any")] == [
+            "granted",
+            "public",
+            "mine",
+        ]
+        assert records.endpoints.has_grant("alice", "granted")
+        assert not records.endpoints.has_grant("alice", "private")
+        assert not records.endpoints.has_grant("bob", "granted")
 
     def test_a_key_speaks_for_one_endpoint(self, records: Records) -> None:
-        records.put_endpoint(Endpoint("e1", "alice", "a"))
-        records.put_endpoint(Endpoint("e2", "mallory", "b"))
-        records.add_endpoint_key("e1", "key", at=T0)
-        records.add_endpoint_key("e1", "key", at=at(1))
+        records.endpoints.put_endpoint(Endpoint("e1", "alice", "a"))
+        records.endpoints.put_endpoint(Endpoint("e2", "mallory", "b"))
+        records.endpoints.add_endpoint_key("e1", "key", at=T0)
+        records.endpoints.add_endpoint_key("e1", "key", at=at(1))
         with pytest.raises(Conflict):
-            records.add_endpoint_key("e2", "key", at=at(2))
+            records.endpoints.add_endpoint_key("e2", "key", at=at(2))
         with pytest.raises(EndpointUnknown):
-            records.add_endpoint_key("e3", "other", at=at(2))
-        assert records.find_endpoint_by_key("key") == "e1"
-        assert records.find_endpoint_by_key("other") is None
-        records.add_endpoint_key("e2", "another", at=T0)
-        assert records.find_endpoints_by_key(["key", "another", "other"]) == {"key": "e1", "another": "e2"}
+            records.endpoints.add_endpoint_key("e3", "other", at=at(2))
+        assert records.endpoints.find_endpoints_by_key(["key"]).get("key") == "e1"
+        assert records.endpoints.find_endpoints_by_key(["other"]).get("other") is None
+        records.endpoints.add_endpoint_key("e2", "another", at=T0)
+        assert records.endpoints.find_endpoints_by_key(["key", "another", "other"]) == {"key": "e1", "another": "e2"}
 
     def test_a_change_of_an_endpoint_is_of_the_fields_that_it_names(self, records: Records) -> None:
-        records.put_endpoint(Endpoint("e1", "alice", "a", public=True, metadata={"os": "linux"}, created_at=T0))
-        records.change_endpoint("e1", {"public": False, "name": "b"})
-        records.change_endpoint("e1", {"metadata": {"os": "bsd"}})
-        records.change_endpoint("e1", {})
-        assert records.get_endpoint("e1") == Endpoint("e1", "alice", "b", metadata={"os": "bsd"}, created_at=T0)
-        records.change_endpoint("e2", {"name": "nobody"})
-        assert records.get_endpoint("e2") is None
+        records.endpoints.put_endpoint(
+            Endpoint("e1", "alice", "a", public=True, metadata={"os": "linux"}, created_at=T0)
+        )
+        records.endpoints.change_endpoint("e1", {"public": False, "name": "b"})
+        records.endpoints.change_endpoint("e1", {"metadata": {"os": "bsd"}})
+        records.endpoints.change_endpoint("e1", {})
+        assert records.endpoints.get_endpoint("e1") == Endpoint(
+            "e1", "alice", "b", metadata={"os": "bsd"}, created_at=T0
+        )
+        records.endpoints.change_endpoint("e2", {"name": "nobody"})
+        assert records.endpoints.get_endpoint("e2") is None
 
     def test_lists_of_endpoints_have_an_end_and_only_names(self, records: Records) -> None:
         for number in range(3):
             endpoint = Endpoint(f"e{number}", "alice", "a", "b", created_at=at(number), metadata={"long": "text"})
-            records.put_endpoint(endpoint)
-        found = records.list_endpoints("alice", limit=2)
+            records.endpoints.put_endpoint(endpoint)
+        found = records.endpoints.list_endpoints("alice", limit=2)
         assert found == [Endpoint(f"e{number}", "alice", "a", "b", created_at=at(number)) for number in (2, 1)]
 
     def test_a_deleted_endpoint_takes_its_keys_along(self, records: Records) -> None:
-        records.put_endpoint(Endpoint("e1", "alice", "a"))
-        records.add_endpoint_key("e1", "key", at=T0)
-        assert records.list_endpoint_keys("e1") == ["key"]
-        assert records.list_endpoint_keys("e2") == []
-        assert records.delete_endpoint("e1")
-        assert not records.delete_endpoint("e1")
-        assert records.find_endpoint_by_key("key") is None
+        records.endpoints.put_endpoint(Endpoint("e1", "alice", "a"))
+        records.endpoints.add_endpoint_key("e1", "key", at=T0)
+        assert records.endpoints.list_endpoint_keys("e1") == ["key"]
+        assert records.endpoints.list_endpoint_keys("e2") == []
+        assert records.endpoints.delete_endpoint("e1")
+        assert not records.endpoints.delete_endpoint("e1")
+        assert records.endpoints.find_endpoints_by_key(["key"]).get("key") is None
 
     # writing ahead
 
@@ -568,46 +610,46 @@ class RecordsSuite:
             details={"note": "nul \x00 and ü"},
             timings={"submitted_at": 1.25},
         )
-        assert records.add_tasks([task, make_task("t2")]) == {}
-        assert records.get_tasks(["t1", "t2", "t3"]) == {"t1": task, "t2": make_task("t2")}
-        assert [(e.state, e.reporter, e.at) for e in records.list_events("t1")] == [
+        assert records.tasks.add_tasks([task, make_task("t2")]) == {}
+        assert records.tasks.get_tasks(["t1", "t2", "t3"]) == {"t1": task, "t2": make_task("t2")}
+        assert [(e.state, e.reporter, e.at) for e in records.tasks.list_events("t1")] == [
             (TaskState.RECEIVED, Reporter.API, T0)
         ]
 
     def test_a_submit_can_be_repeated(self, records: Records) -> None:
-        records.add_tasks([make_task("t1")])
-        records.record_transitions([move("t1", TaskState.RUNNING, 1)])
-        known = records.add_tasks([make_task("t2"), make_task("t1", payload=b"other")])
+        records.tasks.add_tasks([make_task("t1")])
+        records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1)])
+        known = records.tasks.add_tasks([make_task("t2"), make_task("t1", payload=b"other")])
         assert known == {"t1": make_task("t1", state=TaskState.RUNNING, attempt=1)}
-        assert records.get_tasks(["t1"])["t1"].payload == b"\x00payload\xff"
-        assert len(records.list_events("t1")) == 2
-        assert records.get_tasks(["t2"])
+        assert records.tasks.get_tasks(["t1"])["t1"].payload == b"\x00payload\xff"
+        assert len(records.tasks.list_events("t1")) == 2
+        assert records.tasks.get_tasks(["t2"])
 
     def test_a_bad_task_keeps_the_whole_batch_out(self, records: Records) -> None:
         with pytest.raises(Conflict):
-            records.add_tasks([make_task("t1"), make_task("t2", payload=None)])
-        assert records.get_tasks(["t1", "t2"]) == {}
-        assert records.add_tasks([]) == {}
+            records.tasks.add_tasks([make_task("t1"), make_task("t2", payload=None)])
+        assert records.tasks.get_tasks(["t1", "t2"]) == {}
+        assert records.tasks.add_tasks([]) == {}
 
     def test_a_new_task_has_no_end_whatever_it_says(self, records: Records) -> None:
-        records.add_tasks([make_task(state=TaskState.SUCCESS, attempt=4, result=b"forged", finished_at=T0)])
-        assert records.get_tasks(["t1"])["t1"] == make_task()
+        records.tasks.add_tasks([make_task(state=TaskState.SUCCESS, attempt=4, result=b"forged", finished_at=T0)])
+        assert records.tasks.get_tasks(["t1"])["t1"] == make_task()
 
     def test_a_remembered_success_answers_a_call_at_once(self, records: Records) -> None:
-        records.add_tasks([make_task("t1", memo_key="k1"), make_task("t2", memo_key="k2")])
-        assert records.find_memoized("alice", ["k1", "k2"]) == {}
-        records.record_results([make_end("t1", details={"python_version": "3.12"})], at=at(1))
+        records.tasks.add_tasks([make_task("t1", memo_key="k1"), make_task("t2", memo_key="k2")])
+        assert records.tasks.find_memoized("alice", ["k1", "k2"]) == {}
+        records.tasks.record_results([make_end("t1", details={"python_version": "3.12"})], at=at(1))
         failed = ErrorRecord("TASK_FAILED", "no", fault=Fault.USER_CODE)
-        records.record_results([make_end("t2", state=TaskState.FAILED, result=None, error=failed)], at=at(1))
-        found = records.find_memoized("alice", ["k1", "k2", "k3"])
-        assert found == {"k1": records.get_tasks(["t1"])["t1"]}
+        records.tasks.record_results([make_end("t2", state=TaskState.FAILED, result=None, error=failed)], at=at(1))
+        found = records.tasks.find_memoized("alice", ["k1", "k2", "k3"])
+        assert found == {"k1": records.tasks.get_tasks(["t1"])["t1"]}
         assert found["k1"].result == b"\x00result\xff"
-        assert records.find_memoized("bob", ["k1"]) == {}
-        assert records.find_memoized("alice", []) == {}
+        assert records.tasks.find_memoized("bob", ["k1"]) == {}
+        assert records.tasks.find_memoized("alice", []) == {}
 
         repeat = make_task("t3", memo_key="k1", submitted_at=at(2), timings={"submitted_at": 2.0})
-        assert records.add_tasks([repeat, make_task("t4")], remembered={"t3": found["k1"]}) == {}
-        ended = records.get_tasks(["t3"])["t3"]
+        assert records.tasks.add_tasks([repeat, make_task("t4")], memoized={"t3": found["k1"]}) == {}
+        ended = records.tasks.get_tasks(["t3"])["t3"]
         assert (ended.state, ended.result, ended.attempt, ended.finished_at) == (
             TaskState.SUCCESS,
             b"\x00result\xff",
@@ -616,48 +658,50 @@ class RecordsSuite:
         )
         assert ended.details == {"python_version": "3.12", "memoized_from": "t1"}
         assert ended.memo_key is None
-        assert [(e.state, e.reporter) for e in records.list_events("t3")] == [
+        assert [(e.state, e.reporter) for e in records.tasks.list_events("t3")] == [
             (TaskState.RECEIVED, Reporter.API),
             (TaskState.SUCCESS, Reporter.API),
         ]
-        assert [task.task_id for task in records.list_open_tasks("e1")] == ["t4"]
-        assert records.find_memoized("alice", ["k1"])["k1"].task_id == "t1"
+        assert [task.task_id for task in records.tasks.list_open_tasks("e1")] == ["t4"]
+        assert records.tasks.find_memoized("alice", ["k1"])["k1"].task_id == "t1"
 
     def test_the_newest_success_is_remembered(self, records: Records) -> None:
-        records.add_tasks([make_task(name, memo_key="k") for name in ("t1", "t2", "t3")])
-        records.record_results([make_end("t2", result=b"old")], at=at(1))
-        records.record_results([make_end("t1", result=None, result_ref=BlobRef("alice/r", 9, "r"))], at=at(2))
-        assert records.find_memoized("alice", ["k"])["k"].result_ref == BlobRef("alice/r", 9, "r")
-        assert not records.record_results([make_end("t1", result=b"later")], at=at(3))
+        records.tasks.add_tasks([make_task(name, memo_key="k") for name in ("t1", "t2", "t3")])
+        records.tasks.record_results([make_end("t2", result=b"old")], at=at(1))
+        records.tasks.record_results([make_end("t1", result=None, result_ref=BlobRef("alice/r", 9, "r"))], at=at(2))
+        assert records.tasks.find_memoized("alice", ["k"])["k"].result_ref == BlobRef("alice/r", 9, "r")
+        assert not records.tasks.record_results([make_end("t1", result=b"later")], at=at(3))
 
     def test_tasks_are_listed_without_their_bytes(self, records: Records) -> None:
-        records.add_tasks([make_task("t1"), make_task("t3", submitted_at=at(2)), make_task("t2", submitted_at=at(1))])
-        records.add_tasks([make_task("t4", owner_id="bob", task_group_id="g2")])
-        records.record_results([make_end("t1")], at=at(3))
-        assert [task.task_id for task in records.list_tasks("alice")] == ["t3", "t2", "t1"]
-        assert [task.task_id for task in records.list_tasks("alice", limit=1)] == ["t3"]
-        assert [task.task_id for task in records.list_tasks("alice", state=TaskState.SUCCESS)] == ["t1"]
-        assert [task.task_id for task in records.get_group("g1")] == ["t1", "t2", "t3"]
-        assert all(task.payload is None and task.result is None for task in records.get_group("g1"))
-        assert all(task.payload is None and task.result is None for task in records.list_tasks("alice"))
-        assert records.get_group("g3") == []
-        assert records.get_tasks(["t1", "t5"], with_bodies=False) == {"t1": records.get_group("g1")[0]}
+        records.tasks.add_tasks(
+            [make_task("t1"), make_task("t3", submitted_at=at(2)), make_task("t2", submitted_at=at(1))]
+        )
+        records.tasks.add_tasks([make_task("t4", owner_id="bob", task_group_id="g2")])
+        records.tasks.record_results([make_end("t1")], at=at(3))
+        assert [task.task_id for task in records.tasks.list_tasks("alice")] == ["t3", "t2", "t1"]
+        assert [task.task_id for task in records.tasks.list_tasks("alice", limit=1)] == ["t3"]
+        assert [task.task_id for task in records.tasks.list_tasks("alice", state=TaskState.SUCCESS)] == ["t1"]
+        assert [task.task_id for task in records.tasks.get_group("g1")] == ["t1", "t2", "t3"]
+        assert all(task.payload is None and task.result is None for task in records.tasks.get_group("g1"))
+        assert all(task.payload is None and task.result is None for task in records.tasks.list_tasks("alice"))
+        assert records.tasks.get_group("g3") == []
+        assert records.tasks.get_tasks(["t1", "t5"], with_bodies=False) == {"t1": records.tasks.get_group("g1")[0]}
 
     def test_open_tasks_are_paged_by_id(self, records: Records) -> None:
-        records.add_tasks([make_task(f"t{n}") for n in range(5)] + [make_task("t9", endpoint_id="e2")])
-        records.record_results([make_end("t1")], at=at(1))
-        records.record_results([make_end("t9", endpoint_id="e2")], at=at(1))
-        assert records.find_busy_endpoints(["e2", "e1", "nobody"]) == {"e1"}
-        assert records.find_busy_endpoints([]) == frozenset()
-        first = records.list_open_tasks("e1", limit=2)
+        records.tasks.add_tasks([make_task(f"t{n}") for n in range(5)] + [make_task("t9", endpoint_id="e2")])
+        records.tasks.record_results([make_end("t1")], at=at(1))
+        records.tasks.record_results([make_end("t9", endpoint_id="e2")], at=at(1))
+        assert records.tasks.find_busy_endpoints(["e2", "e1", "nobody"]) == {"e1"}
+        assert records.tasks.find_busy_endpoints([]) == frozenset()
+        first = records.tasks.list_open_tasks("e1", limit=2)
         assert [task.task_id for task in first] == ["t0", "t2"]
         assert first[0].payload == b"\x00payload\xff"
-        assert [task.task_id for task in records.list_open_tasks("e1", after="t2", limit=9)] == ["t3", "t4"]
-        assert records.list_open_tasks("e1", after="t4") == []
+        assert [task.task_id for task in records.tasks.list_open_tasks("e1", after="t2", limit=9)] == ["t3", "t4"]
+        assert records.tasks.list_open_tasks("e1", after="t4") == []
 
     def test_endpoints_with_open_tasks(self, records: Records) -> None:
-        assert records.list_endpoints_with_open_tasks() == []
-        records.add_tasks(
+        assert records.tasks.list_endpoints_with_open_tasks() == []
+        records.tasks.add_tasks(
             [
                 make_task("t1", endpoint_id="e1"),
                 make_task("t2", endpoint_id="e2"),
@@ -666,94 +710,96 @@ class RecordsSuite:
                 make_task("t5", endpoint_id="e1"),
             ]
         )
-        records.record_results([make_end("t3", endpoint_id="e3")], at=at(1))
-        assert records.list_endpoints_with_open_tasks() == ["e0", "e1", "e2"]
+        records.tasks.record_results([make_end("t3", endpoint_id="e3")], at=at(1))
+        assert records.tasks.list_endpoints_with_open_tasks() == ["e0", "e1", "e2"]
 
     def test_open_tasks_in_the_order_of_the_transactions_that_added_them(self, records: Records) -> None:
-        began = records.first_unfinished_transaction()
-        records.add_tasks([make_task("t9", submitted_at=at(9)), make_task("t7", endpoint_id="e2")])
-        between = records.first_unfinished_transaction()
-        records.add_tasks([make_task("t1", submitted_at=at(-9)), make_task("t2")])
-        records.record_results([make_end("t2")], at=at(1))
+        began = records.tasks.first_unfinished_transaction()
+        records.tasks.add_tasks([make_task("t9", submitted_at=at(9)), make_task("t7", endpoint_id="e2")])
+        between = records.tasks.first_unfinished_transaction()
+        records.tasks.add_tasks([make_task("t1", submitted_at=at(-9)), make_task("t2")])
+        records.tasks.record_results([make_end("t2")], at=at(1))
 
-        found = records.list_open_ids()
+        found = records.tasks.list_open_ids()
 
         assert [(task.task_id, task.endpoint_id) for task in found] == [("t7", "e2"), ("t9", "e1"), ("t1", "e1")]
         assert [task.submitted_at for task in found[1:]] == [at(9), at(-9)]
         assert began <= found[0].added_in == found[1].added_in < between <= found[2].added_in
-        assert found[2].added_in < records.first_unfinished_transaction()
-        assert [task.task_id for task in records.list_open_ids(after=(found[0].added_in, "t7"), limit=1)] == ["t9"]
-        assert records.list_open_ids(after=(found[2].added_in, "t1")) == []
+        assert found[2].added_in < records.tasks.first_unfinished_transaction()
+        assert [task.task_id for task in records.tasks.list_open_ids(after=(found[0].added_in, "t7"), limit=1)] == [
+            "t9"
+        ]
+        assert records.tasks.list_open_ids(after=(found[2].added_in, "t1")) == []
 
     def test_a_turn_is_for_one_until_it_ends(self, records: Records) -> None:
-        assert records.take_turn("clean", ttl_s=60)
-        assert not records.take_turn("clean", ttl_s=60)
-        assert records.take_turn("paint", ttl_s=0)
-        assert records.take_turn("paint", ttl_s=0)
-        records.end_turn("clean")
-        assert records.take_turn("clean", ttl_s=60)
+        assert records.database.try_lock("clean", ttl_s=60)
+        assert not records.database.try_lock("clean", ttl_s=60)
+        assert records.database.try_lock("paint", ttl_s=0)
+        assert records.database.try_lock("paint", ttl_s=0)
+        records.database.unlock("clean")
+        assert records.database.try_lock("clean", ttl_s=60)
 
     # moves
 
     def test_a_task_moves_and_each_move_leaves_an_event(self, records: Records) -> None:
-        records.add_tasks([make_task()])
+        records.tasks.add_tasks([make_task()])
         dispatched = move("t1", TaskState.WAITING_FOR_NODES, 1, detail={"forwarder": "w1", "odd": "\x00"})
-        assert records.record_transitions([dispatched, move("t1", TaskState.RUNNING, 1)]) == ["t1"]
-        task = records.get_tasks(["t1"])["t1"]
+        assert records.tasks.record_transitions([dispatched, move("t1", TaskState.RUNNING, 1)]) == ["t1"]
+        task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.RUNNING, 1)
-        assert records.list_events("t1")[1:] == [dispatched, move("t1", TaskState.RUNNING, 1)]
+        assert records.tasks.list_events("t1")[1:] == [dispatched, move("t1", TaskState.RUNNING, 1)]
 
     def test_a_task_does_not_move_back_and_an_old_attempt_moves_nothing(self, records: Records) -> None:
-        records.add_tasks([make_task()])
-        records.record_transitions([move("t1", TaskState.RUNNING, 1), move("t1", TaskState.WAITING_FOR_NODES, 2)])
-        assert records.record_transitions([move("t1", TaskState.RUNNING, 1)]) == []
-        task = records.get_tasks(["t1"])["t1"]
+        records.tasks.add_tasks([make_task()])
+        records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1), move("t1", TaskState.WAITING_FOR_NODES, 2)])
+        assert records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1)]) == []
+        task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.WAITING_FOR_NODES, 2)
-        assert len(records.list_events("t1")) == 4
+        assert len(records.tasks.list_events("t1")) == 4
 
     def test_a_report_without_an_attempt_is_about_the_task(self, records: Records) -> None:
-        records.add_tasks([make_task()])
-        records.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)])
-        records.record_transitions([move("t1", TaskState.WAITING_FOR_EP, reporter=Reporter.RECONCILER)])
-        task = records.get_tasks(["t1"])["t1"]
+        records.tasks.add_tasks([make_task()])
+        records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)])
+        records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_EP, reporter=Reporter.RECONCILER)])
+        task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.WAITING_FOR_EP, 1)
 
     def test_only_one_gets_the_permit_for_an_attempt(self, records: Records) -> None:
-        records.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
+        records.tasks.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
         both = [move("t1", TaskState.WAITING_FOR_NODES, 1), move("t2", TaskState.WAITING_FOR_NODES, 1)]
-        assert sorted(records.record_transitions(both)) == ["t1", "t2"]
-        assert records.record_transitions(both) == []
-        assert records.record_transitions([move("t2", TaskState.WAITING_FOR_NODES, 2)]) == ["t2"]
+        assert sorted(records.tasks.record_transitions(both)) == ["t1", "t2"]
+        assert records.tasks.record_transitions(both) == []
+        assert records.tasks.record_transitions([move("t2", TaskState.WAITING_FOR_NODES, 2)]) == ["t2"]
 
     def test_an_ended_task_gives_no_permit_and_does_not_move(self, records: Records) -> None:
-        records.add_tasks([make_task()])
-        records.record_results([make_end()], at=at(1))
-        assert records.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 2)]) == []
-        task = records.get_tasks(["t1"])["t1"]
+        records.tasks.add_tasks([make_task()])
+        records.tasks.record_results([make_end()], at=at(1))
+        assert records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 2)]) == []
+        task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.SUCCESS, 1)
-        assert len(records.list_events("t1")) == 3
+        assert len(records.tasks.list_events("t1")) == 3
 
     def test_events_of_unknown_tasks_are_dropped(self, records: Records) -> None:
-        assert records.record_transitions([move("nobody", TaskState.RUNNING, 1)]) == []
-        assert records.list_events("nobody") == []
-        assert records.record_transitions([]) == []
+        assert records.tasks.record_transitions([move("nobody", TaskState.RUNNING, 1)]) == []
+        assert records.tasks.list_events("nobody") == []
+        assert records.tasks.record_transitions([]) == []
 
     def test_a_move_must_be_its_reporters_to_report(self, records: Records) -> None:
-        records.add_tasks([make_task()])
+        records.tasks.add_tasks([make_task()])
         with pytest.raises(InvalidRequest):
-            records.record_transitions([move("t1", TaskState.RUNNING, 1, reporter=Reporter.API)])
+            records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1, reporter=Reporter.API)])
         with pytest.raises(InvalidRequest):
-            records.record_transitions([move("t1", TaskState.SUCCESS, 1)])
-        assert len(records.list_events("t1")) == 1
+            records.tasks.record_transitions([move("t1", TaskState.SUCCESS, 1)])
+        assert len(records.tasks.list_events("t1")) == 1
 
     # ends
 
     def test_a_success_is_kept_with_its_result(self, records: Records) -> None:
-        records.add_tasks([make_task(timings={"submitted_at": 1.0})])
+        records.tasks.add_tasks([make_task(timings={"submitted_at": 1.0})])
         end = make_end(details={"os": "linux"}, timings={"started_at": 2.0})
-        first = records.record_results([end], at=at(7))
+        first = records.tasks.record_results([end], at=at(7))
         assert first == {"t1": msgspec.structs.replace(end, task_group_id="g1", owner_id="alice")}
-        assert records.get_tasks(["t1"])["t1"] == make_task(
+        assert records.tasks.get_tasks(["t1"])["t1"] == make_task(
             state=TaskState.SUCCESS,
             attempt=1,
             result=b"\x00result\xff",
@@ -761,77 +807,77 @@ class RecordsSuite:
             finished_at=at(7),
             timings={"submitted_at": 1.0, "started_at": 2.0, "recorded_at": at(7).timestamp()},
         )
-        last = records.list_events("t1")[-1]
+        last = records.tasks.list_events("t1")[-1]
         assert (last.state, last.reporter, last.at, last.attempt) == (TaskState.SUCCESS, Reporter.AGENT, at(7), 1)
 
     def test_a_failure_is_kept_with_its_error(self, records: Records) -> None:
-        records.add_tasks([make_task(details={"kept": 1})])
+        records.tasks.add_tasks([make_task(details={"kept": 1})])
         error = ErrorRecord(
             "TASK_FAILED", "boom", fault=Fault.USER_CODE, traceback="line\x00\n", stderr_tail="ü", attempt=2
         )
-        records.record_results([make_end(state=TaskState.FAILED, result=None, error=error, attempt=2)], at=at(1))
-        task = records.get_tasks(["t1"])["t1"]
+        records.tasks.record_results([make_end(state=TaskState.FAILED, result=None, error=error, attempt=2)], at=at(1))
+        task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.error, task.attempt, task.details) == (TaskState.FAILED, error, 2, {"kept": 1})
-        assert records.list_events("t1")[-1].detail == {"code": "TASK_FAILED"}
+        assert records.tasks.list_events("t1")[-1].detail == {"code": "TASK_FAILED"}
 
     def test_a_big_result_is_kept_as_a_reference(self, records: Records) -> None:
-        records.add_tasks([make_task()])
+        records.tasks.add_tasks([make_task()])
         ref = BlobRef("alice/def", 99, "def")
-        records.record_results([make_end(result=None, result_ref=ref)], at=at(1))
-        assert records.get_tasks(["t1"])["t1"].result_ref == ref
+        records.tasks.record_results([make_end(result=None, result_ref=ref)], at=at(1))
+        assert records.tasks.get_tasks(["t1"])["t1"].result_ref == ref
 
     def test_the_first_end_wins(self, records: Records) -> None:
-        records.add_tasks([make_task("t1"), make_task("t2")])
+        records.tasks.add_tasks([make_task("t1"), make_task("t2")])
         lost = make_end(state=TaskState.LOST, reporter=Reporter.FORWARDER, result=None, error=ErrorRecord("X", "gone"))
-        assert set(records.record_results([make_end("t1"), lost], at=at(1))) == {"t1"}
-        assert set(records.record_results([lost, make_end("t1"), make_end("t2")], at=at(2))) == {"t2"}
-        task = records.get_tasks(["t1"])["t1"]
+        assert set(records.tasks.record_results([make_end("t1"), lost], at=at(1))) == {"t1"}
+        assert set(records.tasks.record_results([lost, make_end("t1"), make_end("t2")], at=at(2))) == {"t2"}
+        task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.finished_at, task.error) == (TaskState.SUCCESS, at(1), None)
-        assert len(records.list_events("t1")) == 2
+        assert len(records.tasks.list_events("t1")) == 2
 
     def test_only_the_tasks_endpoint_ends_it(self, records: Records) -> None:
-        records.add_tasks([make_task()])
-        assert records.record_results([make_end(endpoint_id="e2"), make_end("nobody")], at=at(1)) == {}
-        assert not records.get_tasks(["t1"])["t1"].state.is_terminal
+        records.tasks.add_tasks([make_task()])
+        assert records.tasks.record_results([make_end(endpoint_id="e2"), make_end("nobody")], at=at(1)) == {}
+        assert not records.tasks.get_tasks(["t1"])["t1"].state.is_terminal
 
     def test_in_one_batch_only_the_first_word_of_the_tasks_endpoint_counts(self, records: Records) -> None:
-        records.add_tasks([make_task()])
+        records.tasks.add_tasks([make_task()])
         words = [
             make_end(endpoint_id="e9", result=b"another's"),
             make_end(result=b"first"),
             make_end(result=b"second"),
             make_end("nobody's"),
         ]
-        assert set(records.record_results(words, at=at(1))) == {"t1"}
-        assert records.get_tasks(["t1"])["t1"].result == b"first"
-        assert records.record_results([], at=at(2)) == {}
-        assert len(records.list_events("t1")) == 2
+        assert set(records.tasks.record_results(words, at=at(1))) == {"t1"}
+        assert records.tasks.get_tasks(["t1"])["t1"].result == b"first"
+        assert records.tasks.record_results([], at=at(2)) == {}
+        assert len(records.tasks.list_events("t1")) == 2
 
     def test_an_end_must_be_one_and_its_reporters_to_report(self, records: Records) -> None:
-        records.add_tasks([make_task()])
+        records.tasks.add_tasks([make_task()])
         with pytest.raises(InvalidRequest):
-            records.record_results([make_end(state=TaskState.RUNNING)], at=at(1))
+            records.tasks.record_results([make_end(state=TaskState.RUNNING)], at=at(1))
         with pytest.raises(InvalidRequest):
-            records.record_results([make_end(state=TaskState.LOST, reporter=Reporter.API)], at=at(1))
-        assert records.record_results([], at=at(1)) == {}
-        assert records.get_tasks(["t1"])["t1"].state is TaskState.RECEIVED
+            records.tasks.record_results([make_end(state=TaskState.LOST, reporter=Reporter.API)], at=at(1))
+        assert records.tasks.record_results([], at=at(1)) == {}
+        assert records.tasks.get_tasks(["t1"])["t1"].state is TaskState.RECEIVED
 
     def test_a_closed_store_is_unavailable(self, records: Records) -> None:
-        records.ping()
+        records.database.ping()
         records.close()
         with pytest.raises(Unavailable):
-            records.ping()
+            records.database.ping()
 
 
-class TestFakeRecords(RecordsSuite):
+class TestFakeDatabase(RecordsSuite):
     @pytest.fixture
     def records(self) -> Records:
-        return FakeRecords()
+        return FakeDatabase().records
 
     def test_it_can_be_cut_off(self) -> None:
-        records = FakeRecords()
-        records.reachable = False
+        database = FakeDatabase()
+        database.reachable = False
         with pytest.raises(Unavailable):
-            records.get_tasks(["t1"])
-        records.reachable = True
-        assert records.get_tasks(["t1"]) == {}
+            database.get_tasks(["t1"])
+        database.reachable = True
+        assert database.get_tasks(["t1"]) == {}

@@ -34,8 +34,7 @@ from farcall_common.store.model import (
 )
 from farcall_common.store.ports import Blobs, Queue, Records, Registry, WakeUps
 from farcall_common.store.queue_valkey import ValkeyQueue
-from farcall_common.store.records_postgres import PostgresRecords
-from farcall_common.store.settings import DatabaseSettings, Stores, StoreSettings, open_stores
+from farcall_common.store.settings import DatabaseSettings, Stores, StoreSettings, open_records, open_stores
 from farcall_common.store.tickets import Ticket, Tickets
 from farcall_common.store.transitions import cancelled_before_dispatch
 
@@ -54,7 +53,6 @@ __all__ = [
     "LeasedTask",
     "PeerKey",
     "PeerKind",
-    "PostgresRecords",
     "Queue",
     "QueuePosition",
     "QueueState",
@@ -75,5 +73,6 @@ __all__ = [
     "ValkeyQueue",
     "WakeUps",
     "cancelled_before_dispatch",
+    "open_records",
     "open_stores",
 ]

@@ -1,4 +1,4 @@
-"""Who did what, in PostgreSQL: rows that are appended in the transaction of what they tell of, and never change."""
+"""Audit log in PostgreSQL: rows that are appended in the transaction of the change, and never change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import DictRow
 
 from farcall_common.store.model import AuditEntry, Quota, Quotable
-from farcall_common.store.postgres import Database, to_json
+from farcall_common.store.postgres import PostgresDatabase, to_json
 
 _ADD: Final = """
     INSERT INTO audit (at, identity_id, owner_id, action, object_id, detail)
@@ -22,7 +22,7 @@ _ADD: Final = """
     ) AS new (at, identity_id, owner_id, action, object_id, detail)
 """
 
-#: For a statement that has ``added`` rows: one entry about all of them, if there are any, which says how many.
+#: For a statement with ``added`` rows: one entry about all of them, if there are any, with their number.
 AUDIT_OF_BATCH: Final = """
     INSERT INTO audit (at, identity_id, owner_id, action, object_id, detail)
     SELECT %(audit_at)s::timestamptz, %(audit_identity_id)s::text, %(audit_owner_id)s::text, %(audit_action)s::text,
@@ -87,10 +87,11 @@ def audit_parameters(entry: AuditEntry | None) -> dict[str, Any]:
 NO_AUDIT: Final = audit_parameters(None)
 
 
-class PostgresAudit:
-    """The part of the records that tells who did what."""
+class PostgresPort:
+    """A port of the records on psycopg 3: :class:`~farcall_common.store.ports.Audited`."""
 
-    _database: Database
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
 
     def audited(self, *entries: AuditEntry, quota: Quota | None = None) -> Self:
         view = copy.copy(self)
@@ -99,11 +100,15 @@ class PostgresAudit:
         view._database = self._database.between(check, lambda connection: connection.execute(_ADD, columns))
         return view
 
-    def add_audit(self, entries: Sequence[AuditEntry]) -> None:
+
+class PostgresAudit(PostgresPort):
+    """:class:`~farcall_common.store.ports.Audit` on psycopg 3."""
+
+    def add_entries(self, entries: Sequence[AuditEntry]) -> None:
         if entries:
             self._database.run(_ADD, _columns(entries))
 
-    def list_audit(
+    def list_entries(
         self,
         identity_ids: Collection[str],
         *,
@@ -117,7 +122,7 @@ class PostgresAudit:
         rows = self._database.rows(_LIST, {**parameters, "ids": sorted(identity_ids)})
         return [AuditEntry(**row) for row in rows]
 
-    def purge_audit(self, *, before: dt.datetime, limit: int) -> int:
+    def purge_entries(self, *, before: dt.datetime, limit: int) -> int:
         return self._database.run(_PURGE, {"before": before, "limit": limit})
 
 

@@ -173,7 +173,7 @@ class Endpoint:
     created_at: dt.datetime | None = None
     #: The last heartbeat that reached the database, and what it said.
     seen_at: dt.datetime | None = None
-    #: How long that was ago when this was read, by the store's clock; only :meth:`Records.get_endpoint` says it.
+    #: The age of that at the time of reading, by the store's clock; only :meth:`Endpoints.get_endpoint` knows it.
     silent_s: float | None = dataclasses.field(default=None, compare=False)
     online: bool = False
     status: EndpointStatus = dataclasses.field(default_factory=EndpointStatus)

@@ -8,6 +8,7 @@ seconds, so that a test owns the clock.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, Self
@@ -42,53 +43,47 @@ from farcall_common.store.model import (
 from farcall_common.wire.states import TaskState
 
 
-class Records(Protocol):
-    """PostgreSQL: the record. What is here has happened; what is not here has not been promised."""
+class Database(Protocol):
+    """The server of the records, and named locks."""
 
     def ping(self) -> None:
         """Raise Unavailable unless the database answers."""
 
     def close(self) -> None:
-        """Give back the connections; the object cannot be used any more."""
+        """Close the connections; no port of this database can be used afterwards."""
 
-    def measure_database(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of all tables and indexes on the disk."""
 
-    # who did what
+    def try_lock(self, name: str, *, ttl_s: float) -> bool:
+        """Whether the caller got the lock: it is held until :meth:`unlock`, or for ``ttl_s`` seconds on the database's
+        clock."""
+
+    def unlock(self, name: str) -> None:
+        """Release a lock."""
+
+
+class Audited(Protocol):
+    """Records whose changes are audited."""
+
     def audited(self, *entries: AuditEntry, quota: Quota | None = None) -> Self:
         """The same records, for one call that changes something: it appends the entries in its own transaction. A call
         that raises appends nothing.
 
-        With ``quota``, for one call that adds something of an owner: it raises QuotaExceeded instead if that is one too
-        many. Of two calls at the same moment, the second counts what the first added.
+        With ``quota``, for one call that adds something of an owner: it raises QuotaExceeded instead if the owner has
+        as many already. Of two calls at the same moment, the second counts what the first added.
         """
 
-    def add_audit(self, entries: Sequence[AuditEntry]) -> None:
-        """Append entries about what happened elsewhere."""
 
-    def list_audit(
-        self,
-        identity_ids: Collection[str],
-        *,
-        since: dt.datetime | None = None,
-        until: dt.datetime | None = None,
-        after: tuple[dt.datetime, int] | None = None,
-        limit: int = 100,
-    ) -> Sequence[AuditEntry]:
-        """What these identities did, and what others did to theirs, from ``since`` to before ``until``, oldest first;
-        with ``after``, what comes behind the entry of that time and id."""
+class Functions(Audited, Protocol):
+    """Functions with their versions and aliases, and containers."""
 
-    def purge_audit(self, *, before: dt.datetime, limit: int) -> int:
-        """Forget up to ``limit`` entries that are older. Returns how many."""
-
-    # functions
     def add_function(self, function: Function) -> None:
         """Add a function, or a version of one. Versions never change; what is the function's becomes what this says.
 
         :raises Conflict: if it has that version already, or belongs to somebody else.
         """
 
-    def get_function(self, function_id: str) -> Function | None: ...
     def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
         """The newest versions of functions, by id. Without bodies, which may be megabytes, those are empty."""
 
@@ -105,9 +100,6 @@ class Records(Protocol):
     def list_functions(self, owner_id: str, *, search: str = "", limit: int = 100) -> Sequence[Function]:
         """Functions of an owner, newest first, whose name or description contains ``search``."""
 
-    def measure_functions(self, owner_id: str) -> int:
-        """Bytes of all versions of the functions of an owner."""
-
     def count_functions(self, owner_id: str, *, limit: int) -> int:
         """How many functions an owner has, each version counted; counting stops at ``limit``."""
 
@@ -121,9 +113,6 @@ class Records(Protocol):
         """
 
     def get_alias(self, owner_id: str, name: str) -> FunctionAlias | None: ...
-    def count_aliases(self, owner_id: str, *, limit: int) -> int:
-        """How many aliases an owner has; counting stops at ``limit``."""
-
     def list_aliases(self, owner_id: str) -> Sequence[FunctionAlias]:
         """An owner's aliases by name."""
 
@@ -143,7 +132,10 @@ class Records(Protocol):
 
     def delete_container(self, container_id: str) -> bool: ...
 
-    # endpoints and keys
+
+class Endpoints(Audited, Protocol):
+    """Endpoints: registration, presence, keys, spools, grants."""
+
     def put_endpoint(self, endpoint: Endpoint) -> None:
         """Insert, or update what the owner may change; ownership never changes."""
 
@@ -163,17 +155,25 @@ class Records(Protocol):
         """Record who is there, in one transaction. Of an endpoint that comes twice the last one counts; endpoints that
         there are not are left out."""
 
+    # keys
     def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
         """Let a CURVE key speak for an endpoint. Adding a known key again is harmless."""
 
     def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
         """The CURVE public keys (Z85) that speak for an endpoint."""
 
-    def find_endpoint_by_key(self, public_key: str) -> str | None:
-        """The endpoint that a CURVE public key (Z85) belongs to."""
-
     def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
         """The endpoints that CURVE public keys belong to, by key."""
+
+    # spools
+    def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:
+        """Of those of these endpoints that are registered, what was heard of their spools."""
+
+    def claim_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        """The agents of these endpoints have these spools now. The generation of a spool never falls."""
+
+    def raise_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        """The generations of these spools have risen, where they are still those of their endpoints."""
 
     # grants
     def has_grant(self, identity_id: str, object_id: str) -> bool:
@@ -181,28 +181,31 @@ class Records(Protocol):
 
     def add_grant(self, identity_id: str, object_id: str) -> None: ...
 
-    # tasks
+
+class Tasks(Audited, Protocol):
+    """Tasks: submission, results, history, and the reads of the reconciler."""
+
     def add_tasks(
         self,
         tasks: Sequence[Task],
         *,
-        remembered: Mapping[str, Task] | None = None,
+        memoized: Mapping[str, Task] | None = None,
         audit: AuditEntry | None = None,
     ) -> Mapping[str, Task]:
         """Write tasks ahead, all or none, in one transaction, each with its RECEIVED event.
 
-        ``remembered`` names, by task id, tasks whose success is theirs too: those are written as ended, with the
+        ``memoized`` names, by task id, tasks whose success is theirs too: those are written as ended, with the
         result and details of the other and a SUCCESS event of the API. They are nobody's to run.
         ``audit`` is appended, with the number of new ``tasks`` in its detail, unless there are none.
         A task id that exists already is left as it is. Returns the existing tasks by id (empty in the usual case),
         so that the caller can tell a repeated submit from a reused id.
         """
 
-    def look_up(
+    def read_for_submit(
         self, endpoint_id: str, function_ids: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[Endpoint | None, Mapping[str, Function], Mapping[str, Task]]:
-        """What a submit asks about: :meth:`get_endpoint`, :meth:`get_functions` without bodies, and :meth:`get_tasks`.
-        In one round trip, if there are none of these tasks."""
+        """What a submit is checked against: its endpoint, its functions without bodies, and those of its tasks that
+        exist already. One round trip, if none of them does."""
 
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
         """For each key the owner's newest task with it that succeeded, if there is one."""
@@ -238,38 +241,7 @@ class Records(Protocol):
     def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
         """Task groups of an owner, newest first; with ``before``, those older than the group with that id."""
 
-    def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
-        """Tasks of an endpoint that have not ended, by task id, starting after ``after``: to rebuild the queue."""
-
-    def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:
-        """Of those of these endpoints that are registered, what was heard of their spools."""
-
-    def claim_spools(self, marks: Mapping[str, SpoolMark]) -> None:
-        """The agents of these endpoints have these spools now. The generation of a spool never falls."""
-
-    def raise_spools(self, marks: Mapping[str, SpoolMark]) -> None:
-        """The generations of these spools have risen, where they are still those of their endpoints."""
-
-    def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
-        """Those of these endpoints that have open tasks."""
-
-    def list_endpoints_with_open_tasks(self) -> Sequence[str]:
-        """Endpoints that have open tasks. The work is in proportion to them, however many tasks each has."""
-
-    def list_open_ids(self, *, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Sequence[OpenTask]:
-        """Open tasks of all endpoints, those that were added first before the others, starting behind the one with this
-        ``added_in`` and id. Reads no payload, and no more rows than it returns."""
-
-    def first_unfinished_transaction(self) -> int:
-        """Every task that was added in a transaction before this one can be seen by now, or never will be."""
-
-    def take_turn(self, name: str, *, ttl_s: float) -> bool:
-        """Whether the caller is the only one to do ``name`` until :meth:`end_turn`, or for ``ttl_s`` seconds on the
-        database's clock."""
-
-    def end_turn(self, name: str) -> None:
-        """Let the next one take the turn."""
-
+    # transitions and results
     def record_transitions(self, events: Sequence[TaskEvent]) -> Sequence[str]:
         """Append events and move the tasks; a move that is not legal any more (the task ended, is further, or is at a
         later attempt) only leaves its event. ``event.attempt`` raises the task's attempt.
@@ -290,11 +262,64 @@ class Records(Protocol):
         """
 
     def list_events(self, task_id: str) -> Sequence[TaskEvent]: ...
+
+    # open and old tasks
+    def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
+        """Tasks of an endpoint that have not ended, by task id, starting after ``after``: to rebuild the queue."""
+
+    def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        """Those of these endpoints that have open tasks."""
+
+    def list_endpoints_with_open_tasks(self) -> Sequence[str]:
+        """Endpoints that have open tasks. The work is in proportion to them, however many tasks each has."""
+
+    def list_open_ids(self, *, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Sequence[OpenTask]:
+        """Open tasks of all endpoints, those that were added first before the others, starting behind the one with this
+        ``added_in`` and id. Reads no payload, and no more rows than it returns."""
+
+    def first_unfinished_transaction(self) -> int:
+        """Every task that was added in a transaction before this one can be seen by now, or never will be."""
+
     def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:
         """Forget up to ``limit`` tasks that ended before a time, those that ended first before the others, with their
         events, and groups that have no task any more. Returns how many tasks. May run many times at once."""
 
-    # blobs that are known to exist belong to whoever uploaded them; see Blobs
+
+class Audit(Protocol):
+    """The audit log: who changed what."""
+
+    def add_entries(self, entries: Sequence[AuditEntry]) -> None:
+        """Append entries about what happened elsewhere."""
+
+    def list_entries(
+        self,
+        identity_ids: Collection[str],
+        *,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        after: tuple[dt.datetime, int] | None = None,
+        limit: int = 100,
+    ) -> Sequence[AuditEntry]:
+        """What these identities did, and what others did to theirs, from ``since`` to before ``until``, oldest first;
+        with ``after``, what comes behind the entry of that time and id."""
+
+    def purge_entries(self, *, before: dt.datetime, limit: int) -> int:
+        """Delete up to ``limit`` older entries. Returns how many."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """PostgreSQL, by subject: what is recorded has happened; what is not recorded has not been promised."""
+
+    database: Database
+    functions: Functions
+    endpoints: Endpoints
+    tasks: Tasks
+    audit: Audit
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.database.close()
 
 
 class Registry(Protocol):

@@ -8,7 +8,7 @@ import dataclasses
 import re
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
 import msgspec
@@ -112,15 +112,31 @@ class _Connection(psycopg.Connection[DictRow]):
         return connection
 
 
+_TRY_LOCK: Final = """
+    INSERT INTO turn (name, until) VALUES (%(name)s, now() + %(ttl_s)s * interval '1 second')
+    ON CONFLICT (name) DO UPDATE SET until = excluded.until WHERE turn.until < now()
+"""
+
 #: Something to do with a connection.
 _Step = Callable[[psycopg.Connection[DictRow]], object]
 
 
-class Database:
-    """A pool of autocommitting connections whose rows are dictionaries."""
+class PostgresDatabase:
+    """:class:`~farcall_common.store.ports.Database` on psycopg 3: a pool of autocommitting connections whose rows are
+    dictionaries.
+
+    :param conninfo: a libpq connection string or URL, or its source.
+    :param min_connections: kept open while idle.
+    :param max_connections: lent at once; further callers wait up to ``timeout_s`` seconds, then get Unavailable.
+    """
 
     def __init__(
-        self, conninfo: str | ConnectionString, *, min_connections: int, max_connections: int, timeout_s: float
+        self,
+        conninfo: str | ConnectionString,
+        *,
+        min_connections: int = 1,
+        max_connections: int = 4,
+        timeout_s: float = 10.0,
     ) -> None:
         self._attempts = _Attempts()
         self._timeout_s = timeout_s
@@ -149,15 +165,27 @@ class Database:
         self._first: _Step | None = None
         self._last: _Step | None = None
 
-    def between(self, first: _Step | None, last: _Step) -> Database:
+    def between(self, first: _Step | None, last: _Step) -> PostgresDatabase:
         """The same database, where what is done with a connection begins and ends with these, as one transaction."""
         between = copy.copy(self)
         between._first, between._last = first, last
         return between
 
+    def ping(self) -> None:
+        self.rows("SELECT 1", {})
+
     def close(self) -> None:
-        """Close every connection."""
         self._pool.close()
+
+    def size_bytes(self) -> int:
+        [row] = self.rows("SELECT pg_database_size(current_database()) AS bytes", {})
+        return int(row["bytes"])
+
+    def try_lock(self, name: str, *, ttl_s: float) -> bool:
+        return self.run(_TRY_LOCK, {"name": name, "ttl_s": ttl_s}) > 0
+
+    def unlock(self, name: str) -> None:
+        self.run("DELETE FROM turn WHERE name = %(name)s", {"name": name})
 
     @contextlib.contextmanager
     def connection(self, *, by_keys: bool = False) -> Iterator[psycopg.Connection[DictRow]]:
@@ -223,6 +251,14 @@ class Database:
         with self.connection() as connection:
             return connection.execute(query.encode(), parameters).rowcount
 
+    def count(self, table: str, owner_id: str, limit: int) -> int:
+        """The rows of an owner in a table, or in a join; counting stops at ``limit``."""
+        [row] = self.rows(
+            f"SELECT count(*) FROM (SELECT FROM {table} WHERE owner_id = %(owner_id)s LIMIT %(limit)s) AS owned",  # noqa: S608 - of constants
+            {"owner_id": owner_id, "limit": limit},
+        )
+        return int(row["count"])
+
 
 def unavailable(
     error: psycopg.Error,
@@ -259,3 +295,8 @@ def _configure(connection: psycopg.Connection[DictRow]) -> None:
 def to_json(value: object) -> str | None:
     """A value as JSON text for a column; None stays NULL."""
     return None if value is None else msgspec.json.encode(value).decode()
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Rows turned into the arrays that a batch statement unnests. There must be a row."""
+    return {name: [row[name] for row in rows] for name in rows[0]}

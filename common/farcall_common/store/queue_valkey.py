@@ -42,7 +42,7 @@ compare for equality, so that a stale owner is refused even if the clock were se
 
 **What the queue cannot promise alone.** Between a wipe and its restore only the database knows what was dispatched. A
 task with ``idempotent=False`` may be sent only with the permit of
-:meth:`~farcall_common.store.ports.Records.record_transitions`. Whatever the queue answers to a reported result, the
+:meth:`~farcall_common.store.ports.Tasks.record_transitions`. Whatever the queue answers to a reported result, the
 database decides: record the result there before the endpoint may forget it.
 """
 

@@ -1,4 +1,4 @@
-"""Where the stores are, read once from the environment, and the stores themselves.
+"""Store settings: read once from the environment; they open the stores.
 
 ==============================================  =====================================================================
 variable                                        meaning
@@ -28,13 +28,16 @@ from typing import Final
 from psycopg.conninfo import make_conninfo
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.store.audit_postgres import PostgresAudit
 from farcall_common.store.blobs_files import FileBlobs
 from farcall_common.store.blobs_s3 import S3Blobs
+from farcall_common.store.endpoints_postgres import PostgresEndpoints
+from farcall_common.store.functions_postgres import PostgresFunctions
 from farcall_common.store.ports import Blobs, Queue, Records
-from farcall_common.store.postgres import ConnectionString
+from farcall_common.store.postgres import ConnectionString, PostgresDatabase
 from farcall_common.store.queue_valkey import ValkeyQueue
-from farcall_common.store.records_postgres import PostgresRecords
 from farcall_common.store.secrets import Secret
+from farcall_common.store.tasks_postgres import PostgresTasks
 from farcall_common.store.tickets import Tickets
 
 _POSTGRES_PORT: Final = "5432"
@@ -151,18 +154,34 @@ class StoreSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stores:
+class Stores(Records):
     """The open stores of a service."""
 
-    records: Records
     queue: Queue
     blobs: Blobs
     tickets: Tickets
 
     def close(self) -> None:
-        """Give back every connection."""
-        self.records.close()
+        """Close every connection."""
+        super().close()
         self.queue.close()
+
+
+def open_records(
+    conninfo: str | ConnectionString, *, min_connections: int = 1, max_connections: int = 4, timeout_s: float = 10.0
+) -> Records:
+    """The records in a PostgreSQL database; parameters as of
+    :class:`~farcall_common.store.postgres.PostgresDatabase`."""
+    database = PostgresDatabase(
+        conninfo, min_connections=min_connections, max_connections=max_connections, timeout_s=timeout_s
+    )
+    return Records(
+        database,
+        PostgresFunctions(database),
+        PostgresEndpoints(database),
+        PostgresTasks(database),
+        PostgresAudit(database),
+    )
 
 
 def open_stores(settings: StoreSettings, *, max_connections: int = 4, connection_wait_s: float = 10.0) -> Stores:
@@ -176,8 +195,9 @@ def open_stores(settings: StoreSettings, *, max_connections: int = 4, connection
     tickets = Tickets(settings.ticket_key or _ticket_key(settings.ticket_secret_arn))
     source = settings.database.source()
     source(False)  # a secret that cannot be read is said now
+    records = open_records(source, max_connections=max_connections, timeout_s=connection_wait_s)
     return Stores(
-        records=PostgresRecords(source, max_connections=max_connections, timeout_s=connection_wait_s),
+        **vars(records),
         queue=ValkeyQueue(settings.queue_url),
         blobs=settings.blobs.open(),
         tickets=tickets,

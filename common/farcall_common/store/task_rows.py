@@ -86,11 +86,6 @@ def _unnest(columns: Mapping[str, str]) -> str:
     return f"unnest({', '.join(arrays)}) AS new ({', '.join(columns)})"
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Rows turned into the arrays that a batch statement unnests. There must be a row."""
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
 _ADD_TASKS: Final = f"""
     WITH added AS (
         INSERT INTO task ({", ".join(_NEW_TASK)}) SELECT {{values}} FROM {{rows}}

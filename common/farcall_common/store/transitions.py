@@ -24,13 +24,13 @@ class TaskProgress:
     task_group_id: str
 
 
-def as_received(task: Task, remembered: Mapping[str, Task] | None, *, now: dt.datetime) -> Task:
-    """The record of a new task: no progress and no result, whatever it says, unless its result is remembered.
+def as_received(task: Task, memoized: Mapping[str, Task] | None, *, now: dt.datetime) -> Task:
+    """The record of a new task: no progress and no result, whatever it says, unless its result is memoized.
 
-    Its submission is ``now`` if it does not say otherwise. One that only repeats a result is not remembered itself:
-    however often a call is repeated, the index of remembered results does not grow.
+    Its submission is ``now`` if it does not say otherwise. One that only repeats a result is not memoized itself:
+    however often a call is repeated, the index of memoized results does not grow.
     """
-    source = (remembered or {}).get(task.task_id)
+    source = (memoized or {}).get(task.task_id)
     if source is None and _is_fresh(task):
         return task  # The usual case: copying every task of a batch is a third of what a submit costs.
     at = task.submitted_at or now

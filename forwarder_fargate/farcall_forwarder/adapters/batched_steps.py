@@ -8,7 +8,7 @@ from typing import Final
 
 from farcall_common.errors import EndpointInUse, EndpointUnknown, Fenced, QueueDataLost
 from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult, Presence, QueuedTask, SpoolMark, Task
-from farcall_common.store.ports import Records
+from farcall_common.store.ports import Tasks
 from farcall_common.store.settings import Stores
 from farcall_common.wire import Reporter
 from farcall_forwarder.core import actions as do
@@ -24,7 +24,7 @@ class BatchedSteps:
     """Performs store steps of one kind in a batch."""
 
     def __init__(self, stores: Stores, *, forwarder_id: str) -> None:
-        self._records = stores.records
+        self._endpoints, self._tasks = stores.endpoints, stores.tasks
         self._queue = stores.queue
         self._forwarder_id = forwarder_id
 
@@ -44,7 +44,7 @@ class BatchedSteps:
     @_perform.register
     def _(self, like: do.ClaimEndpoint, steps: Sequence[do.ClaimEndpoint]) -> Sequence[Event]:
         # The endpoint may be deleted although its connection, key and ticket still exist.
-        spools = self._records.find_spools([step.endpoint_id for step in steps])
+        spools = self._endpoints.find_spools([step.endpoint_id for step in steps])
         old = [step for step in steps if (mark := spools.get(step.endpoint_id)) and _is_old_copy(step, mark)]
         known = [step for step in steps if step.endpoint_id in spools and step not in old]
         wanted = [(step.endpoint_id, step.spool_id, step.weights) for step in known]
@@ -60,7 +60,7 @@ class BatchedSteps:
             for step, fence in zip(known, fences, strict=True)
             if not isinstance(fence, EndpointInUse)
         }
-        self._records.claim_spools({id_: mark for id_, mark in marks.items() if mark != spools[id_]})
+        self._endpoints.claim_spools({id_: mark for id_, mark in marks.items() if mark != spools[id_]})
         claimed += [ev.ClaimRefused(step.endpoint_id, step.generation, outdated(step.endpoint_id)) for step in old]
         gone = [step for step in steps if step.endpoint_id not in spools]
         return claimed + [
@@ -69,7 +69,7 @@ class BatchedSteps:
 
     @_perform.register
     def _(self, like: do.RecordSpoolGeneration, steps: Sequence[do.RecordSpoolGeneration]) -> Sequence[Event]:  # noqa: ARG002
-        self._records.raise_spools(
+        self._endpoints.raise_spools(
             {step.endpoint_id: SpoolMark(step.spool_id, step.spool_generation) for step in steps}
         )
         return [ev.SpoolGenerationRecorded(step.endpoint_id, step.fence, step.spool_generation) for step in steps]
@@ -86,7 +86,7 @@ class BatchedSteps:
 
     @_perform.register
     def _(self, like: do.RestoreQueue, steps: Sequence[do.RestoreQueue]) -> Sequence[Event]:  # noqa: ARG002
-        busy = self._records.find_busy_endpoints([step.endpoint_id for step in steps])
+        busy = self._tasks.find_busy_endpoints([step.endpoint_id for step in steps])
         refusals = {id(step): self._fill(step) for step in steps if step.endpoint_id in busy}
         filled = [step for step in steps if not refusals.get(id(step))]
         marked = self._queue.mark_restored([(step.endpoint_id, step.fence) for step in filled])
@@ -102,7 +102,7 @@ class BatchedSteps:
         """Write an endpoint's open tasks to its queue, page by page."""
         after = ""
         try:
-            while page := self._records.list_open_tasks(step.endpoint_id, after=after, limit=_PAGE):
+            while page := self._tasks.list_open_tasks(step.endpoint_id, after=after, limit=_PAGE):
                 tasks = [QueuedTask.of(task) for task in page]
                 self._queue.restore(step.endpoint_id, step.fence, tasks, held=step.held, lease_s=step.lease_s)
                 after = page[-1].task_id
@@ -115,13 +115,13 @@ class BatchedSteps:
         wanted = [task_id for step in steps for task_id in step.task_ids]
         tasks: dict[str, Task] = {}
         for start in range(0, len(wanted), _PAGE):
-            tasks |= self._records.get_tasks(wanted[start : start + _PAGE], with_bodies=False)
+            tasks |= self._tasks.get_tasks(wanted[start : start + _PAGE], with_bodies=False)
         return [self._read(step, tasks) for step in steps]
 
     def _read(self, step: do.ReadTasks, known: Mapping[str, Task]) -> Event:
         tasks = {task_id: known[task_id] for task_id in step.task_ids if task_id in known}
         deliveries = {
-            task_id: delivery_of(self._records, task_id)
+            task_id: delivery_of(self._tasks, task_id)
             for task_id in step.unheld
             if (task := tasks.get(task_id)) and not task.options.idempotent and not task.state.is_terminal
         }
@@ -138,7 +138,7 @@ class BatchedSteps:
         refusals = self._queue.mark_disconnected(self._forwarder_id, owned, ttl_s=like.ttl_s)
         events = [refused(step, refusal) for step, refusal in zip(left, refusals, strict=True) if refusal]
         wrong = {id(event.step) for event in events}
-        self._records.set_presence([_presence(step) for step in steps if id(step) not in wrong])
+        self._endpoints.set_presence([_presence(step) for step in steps if id(step) not in wrong])
         return events
 
     @_perform.register
@@ -177,9 +177,9 @@ def _is_old_copy(step: do.ClaimEndpoint, mark: SpoolMark) -> bool:
     return step.spool_id == mark.spool_id and (step.spool_generation or 0) < mark.generation
 
 
-def delivery_of(records: Records, task_id: str) -> tuple[frozenset[str], bool]:
+def delivery_of(tasks: Tasks, task_id: str) -> tuple[frozenset[str], bool]:
     """The spools that a task was sent to, and whether an agent has accepted it. For tasks that may not run twice."""
-    events = records.list_events(task_id)
+    events = tasks.list_events(task_id)
     spools = frozenset(
         event.detail["spool_id"]
         for event in events

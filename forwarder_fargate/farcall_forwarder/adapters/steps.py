@@ -36,7 +36,7 @@ class StoreSteps:
     """
 
     def __init__(self, stores: Stores, *, forwarder_id: str, clock: Callable[[], float]) -> None:
-        self._records = stores.records
+        self._functions, self._tasks = stores.functions, stores.tasks
         self._queue = stores.queue
         self._blobs = stores.blobs
         self._forwarder_id = forwarder_id
@@ -84,17 +84,17 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.ReadAttempts) -> Event:
-        tasks = self._records.get_tasks([leased.task.task_id for leased in step.reaped], with_bodies=False)
+        tasks = self._tasks.get_tasks([leased.task.task_id for leased in step.reaped], with_bodies=False)
         attempts = {task_id: task.attempt for task_id, task in tasks.items()}
         return ev.AttemptsRead(step.endpoint_id, step.fence, step.reaped, attempts)
 
     @_perform.register
     def _(self, step: do.PrepareTasks) -> Event:
-        bodies = self._records.get_bodies(step.functions) if step.functions else {}
+        bodies = self._functions.get_bodies(step.functions) if step.functions else {}
         urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in step.blob_keys}
         refused: frozenset[str] = frozenset()
         if step.dispatches:
-            permitted = set(self._records.record_transitions(step.dispatches))
+            permitted = set(self._tasks.record_transitions(step.dispatches))
             doubtful = [event.task_id for event in step.dispatches if event.task_id not in permitted]
             refused = frozenset(doubtful) - self._never_arrived(doubtful, step.spool_id)
         return ev.TasksPrepared(step, bodies, urls, refused, self._payloads(step.tasks))
@@ -108,17 +108,17 @@ class StoreSteps:
         """
         if not task_ids:
             return _NONE
-        tasks = self._records.get_tasks(task_ids, with_bodies=False).values()
+        tasks = self._tasks.get_tasks(task_ids, with_bodies=False).values()
         return frozenset(
             task.task_id
             for task in tasks
-            if not task.state.is_terminal and delivery_of(self._records, task.task_id) == (frozenset({spool_id}), False)
+            if not task.state.is_terminal and delivery_of(self._tasks, task.task_id) == (frozenset({spool_id}), False)
         )
 
     def _payloads(self, tasks: Sequence[LeasedTask]) -> Mapping[str, bytes]:
         """The payloads that were too large for the queue."""
         spilled = [leased.task.task_id for leased in tasks if leased.task.is_spilled]
-        rows = self._records.get_tasks(spilled).values() if spilled else ()
+        rows = self._tasks.get_tasks(spilled).values() if spilled else ()
         return {row.task_id: row.payload for row in rows if row.payload is not None}
 
     # -- results -------------------------------------------------------------------------------------------------------
@@ -144,14 +144,14 @@ class StoreSteps:
         ]
         first: Mapping[str, TaskResult] = {}
         if results:
-            first = self._records.record_results(results, at=dt.datetime.fromtimestamp(recorded_at, dt.UTC))
+            first = self._tasks.record_results(results, at=dt.datetime.fromtimestamp(recorded_at, dt.UTC))
         wanted = {r.result_ref.blob_key for r in first.values() if r.result_ref and r.owner_id in step.watchers}
         urls = {key: self._blobs.download_url(key, ttl_s=step.url_ttl_s) for key in wanted}
         return ev.Flushed(flushed, first, urls, recorded_at)
 
     def _verify(self, batch: do.ResultBatch) -> tuple[Sequence[TaskResult], frozenset[str]]:
         """The results that the endpoint may report, and the ids of other endpoints' tasks."""
-        tasks = self._records.get_tasks(sorted(batch.unverified))
+        tasks = self._tasks.get_tasks(sorted(batch.unverified))
         if unknown := len(batch.unverified - tasks.keys()):
             # They ended long ago, or the database was restored to a time before they were submitted.
             fields = {"endpoint_id": batch.endpoint_id, "results": unknown}
@@ -170,14 +170,14 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.RecordTransitions) -> Event:
-        self._records.record_transitions(step.events)
+        self._tasks.record_transitions(step.events)
         return ev.TransitionsRecorded()
 
     @_perform.register
     def _(self, step: do.GrantUpload) -> Event:
         owner_id = step.owner_id
         if owner_id is None:
-            task = self._records.get_tasks([step.task_id]).get(step.task_id)
+            task = self._tasks.get_tasks([step.task_id]).get(step.task_id)
             owner_id = task.owner_id if task and task.endpoint_id == step.endpoint_id else None
         ref = BlobRef(blob_key(owner_id or "", step.sha256), step.size_bytes, step.sha256)
         url, headers = self._blobs.upload_url(ref, ttl_s=step.url_ttl_s) if owner_id else (None, {})

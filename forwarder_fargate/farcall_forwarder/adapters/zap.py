@@ -14,7 +14,7 @@ from zmq.utils import z85
 
 from farcall_common.errors import Unavailable
 from farcall_common.store.model import PeerKey, PeerKind
-from farcall_common.store.ports import Queue, Records
+from farcall_common.store.ports import Endpoints, Registry
 from farcall_forwarder.adapters.readiness import Readiness
 from farcall_forwarder.adapters.router import ZAP_DOMAIN, pack_peer
 
@@ -39,7 +39,7 @@ _LOG_EVERY_S: Final = 10.0
 _logger = logging.getLogger(__name__)
 
 
-def find_peers(queue: Queue, records: Records, public_keys: Sequence[str]) -> Mapping[str, PeerKey | None]:
+def find_peers(queue: Registry, endpoints: Endpoints, public_keys: Sequence[str]) -> Mapping[str, PeerKey | None]:
     """Look up the owners of CURVE keys (Z85); None for an unknown key. Keys that cannot be looked up now are left out.
     Blocks.
 
@@ -54,7 +54,7 @@ def find_peers(queue: Queue, records: Records, public_keys: Sequence[str]) -> Ma
         is_sure = False
     if unknown := [key for key in public_keys if key not in found]:
         try:
-            owners = records.find_endpoints_by_key(unknown)
+            owners = endpoints.find_endpoints_by_key(unknown)
         except Unavailable:
             return found
         for key in unknown:

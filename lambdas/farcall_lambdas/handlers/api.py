@@ -48,7 +48,7 @@ def _initialize() -> None:
     """
     with contextlib.suppress(FarcallError):
         _application()
-        _stores().records.ping()
+        _stores().database.ping()
         _stores().queue.ping()
 
 

@@ -27,14 +27,14 @@ class Access:
         :raises EndpointUnknown: if there is none.
         :raises Forbidden: if the caller may not use it.
         """
-        return self._usable(identity, endpoint_id, self._records.get_endpoint(endpoint_id))
+        return self._usable(identity, endpoint_id, self._records.endpoints.get_endpoint(endpoint_id))
 
     def submission(
         self, identity: Identity, endpoint_id: str, references: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[Endpoint, Mapping[str, Function], Mapping[str, Task]]:
         """What a submit asks about together: an :meth:`endpoint`, :meth:`functions`, and those of the tasks that there
         are already, whosever they are; the same errors."""
-        endpoint, found, tasks = self._records.look_up(endpoint_id, _newest(references), task_ids)
+        endpoint, found, tasks = self._records.tasks.read_for_submit(endpoint_id, _newest(references), task_ids)
         endpoint = self._usable(identity, endpoint_id, endpoint)
         return endpoint, self._runnable(identity, references, found, with_bodies=False), tasks
 
@@ -55,7 +55,7 @@ class Access:
         :raises Forbidden: if the caller may not run one.
         """
         newest = _newest(references)
-        found = self._records.get_functions(newest, with_bodies=with_bodies) if newest else {}
+        found = self._records.functions.get_functions(newest, with_bodies=with_bodies) if newest else {}
         return self._runnable(identity, references, found, with_bodies=with_bodies)
 
     def function(self, identity: Identity, reference: str) -> Function:
@@ -82,7 +82,9 @@ class Access:
         found = dict(newest)
         for reference in references:
             function_id, _, version = reference.partition("@")
-            if version and (one := self._records.get_version(function_id, int(version), with_body=with_bodies)):
+            if version and (
+                one := self._records.functions.get_version(function_id, int(version), with_body=with_bodies)
+            ):
                 found[reference] = one
             function = found.get(reference)
             if function is None:
@@ -94,7 +96,7 @@ class Access:
     def _may_use(self, identity: Identity, object_id: str, *, owner_id: str, public: bool) -> bool:
         if public or identity.owns(owner_id):
             return True
-        return any(self._records.has_grant(each, object_id) for each in sorted(identity.identity_set))
+        return any(self._records.endpoints.has_grant(each, object_id) for each in sorted(identity.identity_set))
 
 
 def _newest(references: Sequence[str]) -> Sequence[str]:

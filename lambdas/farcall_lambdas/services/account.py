@@ -23,9 +23,9 @@ class AccountService:
         owner_id, settings, records = identity.identity_id, self._settings, self._records
         functions, endpoints, containers = settings.max_functions, settings.max_endpoints, settings.max_containers
         return Limits(
-            functions=Quota(used=records.count_functions(owner_id, limit=functions), limit=functions),
-            endpoints=Quota(used=records.count_endpoints(owner_id, limit=endpoints), limit=endpoints),
-            containers=Quota(used=records.count_containers(owner_id, limit=containers), limit=containers),
+            functions=Quota(used=records.functions.count_functions(owner_id, limit=functions), limit=functions),
+            endpoints=Quota(used=records.endpoints.count_endpoints(owner_id, limit=endpoints), limit=endpoints),
+            containers=Quota(used=records.functions.count_containers(owner_id, limit=containers), limit=containers),
             max_payload_bytes=settings.max_payload_bytes,
             max_inline_bytes=settings.max_inline_bytes,
             max_request_bytes=settings.max_request_bytes,
@@ -38,4 +38,4 @@ class AccountService:
 
     def groups(self, identity: Identity, *, before: str | None, limit: int) -> Sequence[TaskGroup]:
         """The caller's task groups, newest first, older than the group ``before``."""
-        return self._records.list_groups(identity.identity_id, before=before, limit=limit)
+        return self._records.tasks.list_groups(identity.identity_id, before=before, limit=limit)

@@ -64,7 +64,7 @@ class AfterwardsService:
             raise Conflict(f"Task {task_id} is {task.state}.", hint="Only a dead letter can be discarded.")
         if _has_payload(task):
             done = entry(identity, "task.discard", task_id, at=self._clock(), owner_id=task.owner_id)
-            self._stores.records.audited(done).discard_tasks([task_id])
+            self._stores.tasks.audited(done).discard_tasks([task_id])
 
     def _payload(self, task: Task) -> Payload:
         ref = task.payload_ref

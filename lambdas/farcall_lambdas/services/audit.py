@@ -41,7 +41,9 @@ class AuditService:
     ) -> Sequence[AuditEntry]:
         """Entries from ``since`` to before ``until`` and behind ``after``, oldest first. From which address others did
         something is for the operator, who reads the table."""
-        found = self._records.list_audit(identity.identity_set, since=since, until=until, after=after, limit=limit)
+        found = self._records.audit.list_entries(
+            identity.identity_set, since=since, until=until, after=after, limit=limit
+        )
         return [each if identity.owns(each.identity_id) else _without_address(each) for each in found]
 
 

@@ -58,22 +58,22 @@ class Services:
         fleet: Fleet | None = None,
     ) -> Services:
         """Services over stores. ``clock`` gives epoch seconds; ``fleet`` are forwarders that may sleep."""
-        access = Access(stores.records)
-        storage = Storage(stores.records, settings, clock=clock)
+        access = Access(stores)
+        storage = Storage(stores, settings, clock=clock)
         endpoints = EndpointService(stores, access, settings, storage=storage, clock=clock)
         results = ResultService(stores, settings)
-        containers = ContainerService(stores.records, settings, storage=storage, clock=clock)
+        containers = ContainerService(stores, settings, storage=storage, clock=clock)
         submit = SubmitService(stores, access, containers, settings, storage=storage, clock=clock)
         return cls(
-            account=AccountService(stores.records, settings),
+            account=AccountService(stores, settings),
             containers=containers,
-            functions=FunctionService(stores.records, access, settings, storage=storage, clock=clock),
+            functions=FunctionService(stores, access, settings, storage=storage, clock=clock),
             endpoints=endpoints,
             submit=submit,
             results=results,
             cancel=CancelService(stores, settings, clock=clock),
             afterwards=AfterwardsService(stores, results, submit, clock=clock),
-            audit=AuditService(stores.records),
+            audit=AuditService(stores),
             connect=ConnectService(stores, access, settings, clock=clock, fleet=fleet),
             blobs=BlobService(stores.blobs, settings),
             reconciler=Reconciler(stores, settings, clock=clock),

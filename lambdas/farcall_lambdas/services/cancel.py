@@ -55,7 +55,7 @@ class CancelService:
     def cancel_all(self, identity: Identity, task_ids: Sequence[str]) -> Mapping[str, Cancellation]:
         """Cancel many tasks; those that are not the caller's are "unknown"."""
         check_count(len(task_ids), self._settings)
-        found = self._stores.records.get_tasks(task_ids)
+        found = self._stores.tasks.get_tasks(task_ids)
         tasks = {task_id: task for task_id, task in found.items() if identity.owns(task.owner_id)}
         outcome = dict.fromkeys(task_ids, Cancellation("unknown"))
         outcome |= {id_: Cancellation("finished", task.state) for id_, task in tasks.items() if task.state.is_terminal}
@@ -83,7 +83,7 @@ class CancelService:
             task.task_id: entry(identity, "task.cancel", task.task_id, at=now, owner_id=task.owner_id) for task in tasks
         }
         requested = [id_ for id_, each in outcome.items() if each.outcome == "requested"]
-        self._stores.records.add_audit([done[id_] for id_ in requested])
+        self._stores.audit.add_entries([done[id_] for id_ in requested])
         return {**outcome, **self._end(endpoint_id, never_run, [done[id_] for id_ in never_run], now=now)}
 
     def _end(
@@ -93,8 +93,8 @@ class CancelService:
         if not task_ids:
             return {}
         ends = [cancelled_before_dispatch(task_id, endpoint_id) for task_id in task_ids]
-        records = self._stores.records.audited(*entries)
-        first = records.record_results(ends, at=dt.datetime.fromtimestamp(now, dt.UTC))
+        tasks = self._stores.tasks.audited(*entries)
+        first = tasks.record_results(ends, at=dt.datetime.fromtimestamp(now, dt.UTC))
         self._stores.queue.flushed({endpoint_id: task_ids})
         return {
             task_id: Cancellation("cancelled", TaskState.CANCELLED) if task_id in first else Cancellation("finished")

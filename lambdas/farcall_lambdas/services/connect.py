@@ -64,7 +64,7 @@ class ConnectService:
         """
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         peer = PeerKey(wanted.public_key, PeerKind.AGENT, endpoint_id)
-        speaks_for = self._stores.records.find_endpoint_by_key(wanted.public_key)
+        speaks_for = self._stores.endpoints.find_endpoints_by_key([wanted.public_key]).get(wanted.public_key)
         if speaks_for not in (None, endpoint_id):
             raise Forbidden(
                 "This key belongs to another endpoint.",
@@ -78,7 +78,7 @@ class ConnectService:
             runtime["platform"] = wanted.platform
         if any(runtime.values()) and endpoint.metadata.get("runtime") != runtime:
             # Nothing else of it: its owner may be making it private at this moment, or deleting it.
-            self._stores.records.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, "runtime": runtime}})
+            self._stores.endpoints.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, "runtime": runtime}})
         now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
         if speaks_for is None:
             done = entry(
@@ -89,7 +89,7 @@ class ConnectService:
                 owner_id=endpoint.owner_id,
                 public_key=wanted.public_key,
             )
-            self._stores.records.audited(done).add_endpoint_key(endpoint_id, wanted.public_key, at=now)
+            self._stores.endpoints.audited(done).add_endpoint_key(endpoint_id, wanted.public_key, at=now)
         return dataclasses.replace(self._let_in(peer), owner_id=endpoint.owner_id)
 
     def stream(self, identity: Identity, public_key: str) -> WayIn:
@@ -98,7 +98,7 @@ class ConnectService:
         :raises Forbidden: if the key speaks for an endpoint.
         :raises NoForwarder: if no forwarder is alive.
         """
-        if self._stores.records.find_endpoint_by_key(public_key) is not None:
+        if self._stores.endpoints.find_endpoints_by_key([public_key]).get(public_key) is not None:
             raise Forbidden("This key belongs to an endpoint.", hint="Make a new key pair for the result stream.")
         peer = PeerKey(public_key, PeerKind.CLIENT, identity.identity_id)
         self._check_key(identity, peer)

@@ -34,7 +34,7 @@ class ContainerService:
         :raises QuotaExceeded: for one container too many.
         """
         owner_id, container_id = identity.identity_id, new_id()
-        known = self._records.find_container(owner_id, wanted.name) if wanted.name else None
+        known = self._records.functions.find_container(owner_id, wanted.name) if wanted.name else None
         if known is not None:
             if (known.technology, known.image) != (wanted.type, wanted.location):
                 raise Conflict(
@@ -55,7 +55,7 @@ class ContainerService:
         done = entry(identity, "container.register", container.container_id, at=self._clock(), **about)
         self._storage.check()
         quota = Quota(Quotable.CONTAINER, owner_id, self._settings.max_containers)
-        self._records.audited(done, quota=quota).add_container(container)
+        self._records.functions.audited(done, quota=quota).add_container(container)
         return container
 
     def get(self, identity: Identity, reference: str, *, technology: str | None = None) -> Container:
@@ -64,9 +64,9 @@ class ContainerService:
         :raises ContainerUnknown: if there is none.
         """
         if is_uuid(reference):
-            found = self._records.get_container(reference)
+            found = self._records.functions.get_container(reference)
         else:
-            found = self._records.find_container(identity.identity_id, reference)
+            found = self._records.functions.find_container(identity.identity_id, reference)
         if found is None or not identity.owns(found.owner_id) or technology not in (None, found.technology):
             kind = f" of type {technology}" if technology else ""
             raise ContainerUnknown(f"You have no container {reference}{kind}.")
@@ -74,7 +74,7 @@ class ContainerService:
 
     def newest(self, identity: Identity, *, limit: int) -> Sequence[Container]:
         """The caller's containers, newest first; as many as fit an answer."""
-        found = self._records.list_containers(identity.identity_id, limit=limit)
+        found = self._records.functions.list_containers(identity.identity_id, limit=limit)
         return fitting(found, self._settings, shown=lambda each: (each.name, each.image, each.description))
 
     def delete(self, identity: Identity, reference: str) -> None:
@@ -86,4 +86,4 @@ class ContainerService:
         done = entry(
             identity, "container.delete", container.container_id, at=self._clock(), owner_id=container.owner_id
         )
-        self._records.audited(done).delete_container(container.container_id)
+        self._records.functions.audited(done).delete_container(container.container_id)

@@ -33,7 +33,7 @@ class EndpointService:
     def __init__(
         self, stores: Stores, access: Access, settings: ApiSettings, *, storage: Storage, clock: Callable[[], float]
     ) -> None:
-        self._records = stores.records
+        self._records = stores
         self._queue = stores.queue
         self._access = access
         self._settings = settings
@@ -56,7 +56,7 @@ class EndpointService:
         done = entry(identity, "endpoint.register", endpoint.endpoint_id, at=self._clock(), name=endpoint.name)
         self._storage.check()
         quota = Quota(Quotable.ENDPOINT, identity.identity_id, self._settings.max_endpoints)
-        self._records.audited(done, quota=quota).put_endpoint(endpoint)
+        self._records.endpoints.audited(done, quota=quota).put_endpoint(endpoint)
         return endpoint
 
     def update(self, identity: Identity, endpoint_id: str, wanted: UpdateEndpoint) -> Endpoint:
@@ -72,7 +72,7 @@ class EndpointService:
             owner_id=endpoint.owner_id,
             changed=sorted(wanted.model_fields_set),
         )
-        self._records.audited(done).change_endpoint(endpoint_id, changes)
+        self._records.endpoints.audited(done).change_endpoint(endpoint_id, changes)
         return dataclasses.replace(endpoint, **changes)
 
     def get(self, identity: Identity, endpoint_id: str) -> Endpoint:
@@ -82,15 +82,15 @@ class EndpointService:
     def search(self, identity: Identity, *, role: str) -> Sequence[Endpoint]:
         """``role`` is "owner" (the caller's) or "any" (those that the caller may use). Newest first; as many as fit an
         answer."""
-        found = self._records.list_endpoints(identity.identity_id, role=role)
+        found = self._records.endpoints.list_endpoints(identity.identity_id, role=role)
         return fitting(found, self._settings, shown=lambda each: (each.name, each.display_name))
 
     def delete(self, identity: Identity, endpoint_id: str) -> None:
         """Forget an endpoint of the caller, and show its agent out: its machine or its key may be in other hands."""
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         done = entry(identity, "endpoint.delete", endpoint_id, at=self._clock(), owner_id=endpoint.owner_id)
-        keys = self._records.list_endpoint_keys(endpoint_id)
-        self._records.audited(done).delete_endpoint(endpoint_id)
+        keys = self._records.endpoints.list_endpoint_keys(endpoint_id)
+        self._records.endpoints.audited(done).delete_endpoint(endpoint_id)
         try:
             self._queue.dismiss(keys)
             self._queue.evict(endpoint_id)
@@ -106,7 +106,7 @@ class EndpointService:
 
     def workers(self, endpoint_id: str) -> Mapping[str, str]:
         """What an endpoint said of its workers when it last connected, in Globus Compute's words."""
-        endpoint = self._records.get_endpoint(endpoint_id)
+        endpoint = self._records.endpoints.get_endpoint(endpoint_id)
         runtime = endpoint.metadata.get("runtime") if endpoint is not None else None
         if not isinstance(runtime, dict) or not runtime.get("python_version"):
             return {}
@@ -131,7 +131,7 @@ class EndpointService:
         """What is allowed to run must not become something else: of a function that belongs to somebody else, who can
         change it at any time, the newest version of today is meant."""
         bare = [reference for reference in references if "@" not in reference]
-        found = self._records.get_functions(bare, with_bodies=False) if bare else {}
+        found = self._records.functions.get_functions(bare, with_bodies=False) if bare else {}
         others = {id_: f"{id_}@{each.version}" for id_, each in found.items() if not identity.owns(each.owner_id)}
         return [others.get(reference, reference) for reference in references]
 

@@ -63,7 +63,7 @@ class FunctionService:
         )
         done = entry(identity, "function.register", function.function_id, at=self._clock(), name=function.name)
         self._storage.check()
-        self._records.audited(done, quota=self._quota(function)).add_function(function)
+        self._records.functions.audited(done, quota=self._quota(function)).add_function(function)
         return function
 
     def update(self, identity: Identity, function_id: str, wanted: UpdateFunction) -> Function:
@@ -78,7 +78,7 @@ class FunctionService:
             updated = self._updated(newest, wanted)
             if (updated.body_hash, updated.metadata) == (newest.body_hash, newest.metadata):
                 done = entry(identity, "function.update", function_id, at=self._clock(), owner_id=newest.owner_id)
-                self._records.audited(done).update_function(updated)
+                self._records.functions.audited(done).update_function(updated)
                 return updated
             self._storage.check()
             check_quota("versions of this function", newest.version, self._settings.max_versions)
@@ -92,7 +92,7 @@ class FunctionService:
                 version=added.version,
             )
             with contextlib.suppress(Conflict):  # Another version was added at the same moment.
-                self._records.audited(done, quota=self._quota(added)).add_function(added)
+                self._records.functions.audited(done, quota=self._quota(added)).add_function(added)
                 return added
         raise Conflict(f"Function {function_id} is being changed by others.", hint="Try again.")
 
@@ -107,7 +107,7 @@ class FunctionService:
         :raises FunctionUnknown: if nothing is called that.
         """
         if not is_uuid(reference.partition("@")[0]):
-            alias = self._records.get_alias(identity.identity_id, reference)
+            alias = self._records.functions.get_alias(identity.identity_id, reference)
             if alias is None:
                 raise _unknown_alias(reference)
             reference = alias.function_id if alias.version is None else f"{alias.function_id}@{alias.version}"
@@ -116,7 +116,7 @@ class FunctionService:
     def versions(self, identity: Identity, function_id: str, *, limit: int) -> Sequence[Function]:
         """The versions of a function that the caller may run, newest first, without their bodies."""
         self._access.functions(identity, [function_id])
-        return self._records.list_versions(function_id, limit=limit)
+        return self._records.functions.list_versions(function_id, limit=limit)
 
     def put_alias(self, identity: Identity, wanted: PutAlias) -> FunctionAlias:
         """Give a function, or a version of it, a name among those of the caller; it may have named another one before.
@@ -131,33 +131,33 @@ class FunctionService:
         done = entry(identity, "alias.put", alias.name, at=self._clock(), **about)
         self._storage.check()
         quota = Quota(Quotable.ALIAS, alias.owner_id, self._settings.max_functions, but=alias.name)
-        self._records.audited(done, quota=quota).put_alias(alias)
+        self._records.functions.audited(done, quota=quota).put_alias(alias)
         return alias
 
     def aliases(self, identity: Identity) -> Sequence[FunctionAlias]:
         """The caller's aliases, by name."""
-        return self._records.list_aliases(identity.identity_id)
+        return self._records.functions.list_aliases(identity.identity_id)
 
     def delete_alias(self, identity: Identity, name: str) -> None:
         """Take a name away; what it named stays.
 
         :raises FunctionUnknown: if the caller has no such alias.
         """
-        if self._records.get_alias(identity.identity_id, name) is None:
+        if self._records.functions.get_alias(identity.identity_id, name) is None:
             raise _unknown_alias(name)
         done = entry(identity, "alias.delete", name, at=self._clock())
-        self._records.audited(done).delete_alias(identity.identity_id, name)
+        self._records.functions.audited(done).delete_alias(identity.identity_id, name)
 
     def search(self, identity: Identity, *, search: str, limit: int) -> Sequence[Function]:
         """The caller's own functions, newest first, without their bodies; as many as fit an answer."""
-        found = self._records.list_functions(identity.identity_id, search=search, limit=limit)
+        found = self._records.functions.list_functions(identity.identity_id, search=search, limit=limit)
         return fitting(found, self._settings, shown=lambda f: (f.name, f.description, f.metadata))
 
     def delete(self, identity: Identity, function_id: str) -> None:
         """Forget a function of the caller."""
         function = self._access.own_function(identity, function_id)
         done = entry(identity, "function.delete", function_id, at=self._clock(), owner_id=function.owner_id)
-        self._records.audited(done).delete_function(function_id)
+        self._records.functions.audited(done).delete_function(function_id)
 
     def _updated(self, newest: Function, wanted: UpdateFunction) -> Function:
         name = wanted.function_name or newest.name

@@ -83,7 +83,7 @@ class Storage:
         if not self._most:
             return
         if self._clock() >= self._good_until:
-            self._size = self._records.measure_database()
+            self._size = self._records.database.size_bytes()
             self._good_until = self._clock() + _SIZE_GOOD_S
         if self._size > self._most:
             raise StorageLow(
@@ -156,7 +156,7 @@ class Room:
             waiting, good_until = self._waiting.get(owner_id, (0, 0.0))
         if now < good_until:
             return waiting
-        endpoints = self._records.list_endpoints(owner_id, limit=self._settings.max_endpoints)
+        endpoints = self._records.endpoints.list_endpoints(owner_id, limit=self._settings.max_endpoints)
         waiting = self._queue.depth([endpoint.endpoint_id for endpoint in endpoints])
         with self._lock:
             if len(self._waiting) >= _CALLERS:

@@ -44,7 +44,7 @@ class Memo:
     def recall(self, owner_id: str, tasks: Sequence[Task]) -> Mapping[str, Task]:
         """For each of the owner's new tasks whose result is remembered, by task id: the task that it came from."""
         keys = list(dict.fromkeys(task.memo_key for task in tasks if task.memo_key is not None))
-        found = self._stores.records.find_memoized(owner_id, keys) if keys else {}
+        found = self._stores.tasks.find_memoized(owner_id, keys) if keys else {}
         there = {key: task for key, task in found.items() if self._is_there(task)}
         return {task.task_id: there[task.memo_key] for task in tasks if task.memo_key in there}
 

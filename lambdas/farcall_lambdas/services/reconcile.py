@@ -90,13 +90,13 @@ class Reconciler:
 
         :raises Unavailable: when a store cannot be reached; the next round starts over.
         """
-        if not self._stores.records.take_turn(_NAME, ttl_s=_TURN * self._settings.reconcile_period_s):
+        if not self._stores.database.try_lock(_NAME, ttl_s=_TURN * self._settings.reconcile_period_s):
             logger.warning("another round is under way")
             return Reconciled(skipped=1)
         try:
             done = self._round()
         finally:
-            self._stores.records.end_turn(_NAME)
+            self._stores.database.unlock(_NAME)
         # A line in each round, for the metric TasksWaiting is made of it.
         logger.info("reconciled", **dataclasses.asdict(done))
         return done
@@ -107,7 +107,7 @@ class Reconciler:
         purged, audit_purged = self._purge(until=began_at + self._settings.purge_until_s)
         until = began_at + self._settings.repair_until_s
         expired = self._expire(until=until)
-        endpoint_ids = self._stores.records.list_endpoints_with_open_tasks()
+        endpoint_ids = self._stores.tasks.list_endpoints_with_open_tasks()
         recorded = sum(self._record_outbox(id_, until=until) for id_ in self._stores.queue.find_outboxes(endpoint_ids))
         settled = _moment(began_at - self._settings.settle_s)
         offered, waiting = self._repair(settled, until=until)
@@ -131,7 +131,7 @@ class Reconciler:
             if not ends:
                 break
             try:
-                self._stores.records.record_results(ends, at=_moment(now))
+                self._stores.tasks.record_results(ends, at=_moment(now))
             except Unavailable:
                 raise
             except Exception:  # what one endpoint has reported must not keep the others from being repaired
@@ -146,10 +146,10 @@ class Reconciler:
 
         Returns how many tasks these are; and how many wait, if one page has all open tasks.
         """
-        queue, records = self._stores.queue, self._stores.records
+        queue, records = self._stores.queue, self._stores
         text = queue.read_checkpoint(_NAME)
         known = msgspec.json.decode(text, type=_Checkpoint) if text else _Checkpoint()
-        unfinished = records.first_unfinished_transaction()
+        unfinished = records.tasks.first_unfinished_transaction()
         if known.checked > unfinished:  # an older database in the place of the one that the checkpoint is about
             known = _Checkpoint()
 
@@ -170,7 +170,7 @@ class Reconciler:
                 checked = min(checked, reached)
                 break
 
-        sweep = records.list_open_ids(after=known.swept, limit=_PAGE)
+        sweep = records.tasks.list_open_ids(after=known.swept, limit=_PAGE)
         count, is_whole = self._offer(list(filter(is_due, sweep)), until=until)
         offered += count
         swept = (sweep[-1].added_in, sweep[-1].task_id) if len(sweep) == _PAGE else (0, "")
@@ -184,7 +184,7 @@ class Reconciler:
         return offered, waiting if has_all else None
 
     def _pages(self, *, after: tuple[int, str]) -> Iterator[Sequence[OpenTask]]:
-        while page := self._stores.records.list_open_ids(after=after, limit=_PAGE):
+        while page := self._stores.tasks.list_open_ids(after=after, limit=_PAGE):
             yield page
             after = (page[-1].added_in, page[-1].task_id)
 
@@ -205,7 +205,7 @@ class Reconciler:
                     return offered, False
                 has_begun = True
                 some = lacking[start : start + _BODIES]
-                found = self._stores.records.get_tasks(some)  # only of these, payloads are read
+                found = self._stores.tasks.get_tasks(some)  # only of these, payloads are read
                 wanted = [found[task_id] for task_id in some if task_id in found and not was_dispatched(found[task_id])]
                 queue_tasks(self._stores, wanted)
                 offered += len(wanted)
@@ -235,7 +235,7 @@ class Reconciler:
                 TaskResult(task_id, endpoint_id, 0, TaskState.FAILED, Reporter.RECONCILER, error=error.record)
                 for task_id in ids
             ]
-            ended += len(self._stores.records.record_results(ends, at=_moment(self._clock())))
+            ended += len(self._stores.tasks.record_results(ends, at=_moment(self._clock())))
             outcomes = self._stores.queue.cancel(endpoint_id, ids)
             removed = [task_id for task_id, outcome in outcomes.items() if outcome is CancelOutcome.REMOVED]
             self._stores.queue.flushed({endpoint_id: removed})
@@ -243,12 +243,12 @@ class Reconciler:
 
     def _purge(self, *, until: float) -> tuple[int, int]:
         """Forget old tasks and old entries, in batches that hold no lock for long, until ``until`` (epoch seconds)."""
-        records, settings = self._stores.records, self._settings
+        records, settings = self._stores, self._settings
         now = _moment(self._clock())
         ended_before = now - dt.timedelta(days=settings.retention_days)
         before = now - dt.timedelta(days=settings.audit_days)
-        tasks = self._repeat(lambda limit: records.purge_tasks(ended_before=ended_before, limit=limit), until)
-        return tasks, self._repeat(lambda limit: records.purge_audit(before=before, limit=limit), until)
+        tasks = self._repeat(lambda limit: records.tasks.purge_tasks(ended_before=ended_before, limit=limit), until)
+        return tasks, self._repeat(lambda limit: records.audit.purge_entries(before=before, limit=limit), until)
 
     def _repeat(self, purge: Callable[[int], int], until: float) -> int:
         """Batch after batch until one is not full, or it is late; at least one."""

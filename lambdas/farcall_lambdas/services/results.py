@@ -79,7 +79,7 @@ class ResultService:
         # Some after the other: of many tasks with big results most would be read in vain.
         for start in range(0, len(wanted), _READ_AT_ONCE):
             ids = wanted[start : start + _READ_AT_ONCE]
-            found = self._stores.records.get_tasks(ids)
+            found = self._stores.tasks.get_tasks(ids)
             own = {id_: found[id_] for id_ in ids if id_ in found and identity.owns(found[id_].owner_id)}
             shown = self.views(list(own.values()), takes_refs=takes_refs, room=room)
             views |= {id_: shown.get(id_) for id_ in ids if id_ in shown or id_ not in own}
@@ -122,9 +122,9 @@ class ResultService:
 
         The owner of an endpoint sees everybody's dead letters there, without what their code printed and raised.
         """
-        records = self._stores.records
+        records = self._stores
         sees_all = state is TaskState.DEAD_LETTERED and self._owns_endpoint(identity, endpoint_id)
-        tasks = records.list_tasks(
+        tasks = records.tasks.list_tasks(
             None if sees_all else identity.identity_id,
             endpoint_id=endpoint_id,
             state=state,
@@ -138,7 +138,7 @@ class ResultService:
         return shown, len(tasks) == limit or len(shown) < len(tasks)
 
     def _owns_endpoint(self, identity: Identity, endpoint_id: str | None) -> bool:
-        endpoint = self._stores.records.get_endpoint(endpoint_id) if endpoint_id else None
+        endpoint = self._stores.endpoints.get_endpoint(endpoint_id) if endpoint_id else None
         return endpoint is not None and identity.owns(endpoint.owner_id)
 
     def group(self, identity: Identity, task_group_id: str) -> Sequence[Task]:
@@ -148,7 +148,7 @@ class ResultService:
         :raises TooManyTasks: if there are too many for one answer.
         """
         most = self._settings.max_response_bytes // _GROUP_ENTRY_BYTES
-        tasks = self._stores.records.get_group(task_group_id, owner_ids=identity.identity_set, limit=most + 1)
+        tasks = self._stores.tasks.get_group(task_group_id, owner_ids=identity.identity_set, limit=most + 1)
         if len(tasks) > most:
             raise TooManyTasks(
                 f"Group {task_group_id} has more than {most} tasks.", hint="List them in pages: `farcall tasks export`."
@@ -167,10 +167,10 @@ class ResultService:
 
     def story(self, identity: Identity, task_id: str) -> tuple[Task, Sequence[TaskEvent]]:
         """A task and its history; the same error."""
-        return self._own(identity, task_id), self._stores.records.list_events(task_id)
+        return self._own(identity, task_id), self._stores.tasks.list_events(task_id)
 
     def _own(self, identity: Identity, task_id: str) -> Task:
-        task = self._stores.records.get_tasks([task_id]).get(task_id)
+        task = self._stores.tasks.get_tasks([task_id]).get(task_id)
         if task is None or not identity.owns(task.owner_id):
             raise TaskUnknown(f"There is no task {task_id}.")
         return task

@@ -82,7 +82,7 @@ class SubmitService:
         self._clock = clock
         self._blobs = BlobService(stores.blobs, settings)
         self._memo = Memo(stores)
-        self._room = Room(stores.queue, stores.records, settings, clock=clock)
+        self._room = Room(stores.queue, stores, settings, clock=clock)
 
     def submit(self, identity: Identity, endpoint_id: str, wanted: Submit, *, retry_of: str | None = None) -> Submitted:
         """Accept tasks for an endpoint. Sending the same task ids again gives the same answer.
@@ -139,7 +139,7 @@ class SubmitService:
         self._blobs.keep(uploads)
         # A repeat that raced this one got in between the two calls; such tasks are checked like those seen before.
         done = self._entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
-        raced = self._stores.records.add_tasks(tasks, remembered=sources, audit=done)
+        raced = self._stores.tasks.add_tasks(tasks, memoized=sources, audit=done)
         _check_repeats(tasks, raced)
         known = {**existing, **raced}
         now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)

@@ -104,7 +104,7 @@ class WhyService:
         task, events = self._results.story(identity, task_id)
         now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
         since = next((event.at for event in reversed(events) if event.state is task.state), task.submitted_at or now)
-        endpoint = self._stores.records.get_endpoint(task.endpoint_id)
+        endpoint = self._stores.endpoints.get_endpoint(task.endpoint_id)
         online = endpoint is not None and self._endpoints.state(endpoint) is EndpointState.ONLINE
         expires_at = (task.submitted_at or now) + self._max_wait
         return explain(Situation(task, since, endpoint, online, self._position(task), now, expires_at))

@@ -1,4 +1,4 @@
-"""Who did what, in memory."""
+"""Fake audit log, in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.stores.reach import Reach
 
 
 class FakeAudit(Reach):
-    """The part of the records that tells who did what."""
+    """:class:`~farcall_common.store.ports.Audit` in memory; a part of FakeDatabase."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,12 +25,12 @@ class FakeAudit(Reach):
         """How many things of its kind the owner of a quota has, and their bytes."""
         raise NotImplementedError
 
-    def add_audit(self, entries: Sequence[AuditEntry]) -> None:
+    def add_entries(self, entries: Sequence[AuditEntry]) -> None:
         with self._call():
             first = self._audit[-1].audit_id + 1 if self._audit else 1
             self._audit += [dataclasses.replace(entry, audit_id=first + n) for n, entry in enumerate(entries)]
 
-    def list_audit(
+    def list_entries(
         self,
         identity_ids: Collection[str],
         *,
@@ -50,7 +50,7 @@ class FakeAudit(Reach):
             ]
         return sorted(found, key=lambda entry: (entry.at, entry.audit_id))[:limit]
 
-    def purge_audit(self, *, before: dt.datetime, limit: int) -> int:
+    def purge_entries(self, *, before: dt.datetime, limit: int) -> int:
         with self._call():
             old = [entry for entry in self._audit if entry.at < before][:limit]
             self._audit = [entry for entry in self._audit if entry not in old]
@@ -73,7 +73,7 @@ class _Audited:
                 if self._quota:
                     self._quota.check(*self._records._owned(self._quota))
                 answer = method(*args, **kwargs)
-                self._records.add_audit(self._entries)
+                self._records.add_entries(self._entries)
             return answer
 
         return audited

@@ -1,4 +1,4 @@
-"""Functions and containers in memory."""
+"""Fake functions and containers, in memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from farcall_common.store.model import Container, Function, FunctionAlias
 from tests.support.stores.audit import FakeAudit
 
 
-class FakeCatalogue(FakeAudit):
-    """The half of the records that does not know tasks."""
+class FakeFunctions(FakeAudit):
+    """:class:`~farcall_common.store.ports.Functions` in memory; a part of FakeDatabase."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,9 +37,6 @@ class FakeCatalogue(FakeAudit):
     def update_function(self, function: Function) -> None:
         with self._call():
             _rename(self._functions.get(function.function_id, {}), function)
-
-    def get_function(self, function_id: str) -> Function | None:
-        return self.get_functions([function_id]).get(function_id)
 
     def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
         with self._call():
@@ -74,9 +71,6 @@ class FakeCatalogue(FakeAudit):
         newest = sorted(found, key=lambda f: (_moment(f.created_at), f.function_id), reverse=True)[:limit]
         return [dataclasses.replace(function, body=b"") for function in newest]
 
-    def measure_functions(self, owner_id: str) -> int:
-        return sum(len(each.body) for each in self._versions_of(owner_id))
-
     def count_functions(self, owner_id: str, *, limit: int) -> int:
         return min(limit, len(self._versions_of(owner_id)))
 
@@ -99,9 +93,6 @@ class FakeCatalogue(FakeAudit):
     def get_alias(self, owner_id: str, name: str) -> FunctionAlias | None:
         with self._call():
             return self._aliases.get((owner_id, name))
-
-    def count_aliases(self, owner_id: str, *, limit: int) -> int:
-        return min(limit, len(self.list_aliases(owner_id)))
 
     def list_aliases(self, owner_id: str) -> Sequence[FunctionAlias]:
         with self._call():

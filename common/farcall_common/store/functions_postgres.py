@@ -1,4 +1,4 @@
-"""What tasks are made of, in PostgreSQL: functions with their versions and aliases, and containers."""
+"""Functions and containers in PostgreSQL."""
 
 # ruff: noqa: S608 - statements are put together from the constants in this file, never from values
 
@@ -11,8 +11,9 @@ from typing import Any, Final
 import psycopg
 
 from farcall_common.errors import Conflict, FunctionUnknown
+from farcall_common.store.audit_postgres import PostgresPort
 from farcall_common.store.model import Container, Function, FunctionAlias
-from farcall_common.store.postgres import Database, to_json
+from farcall_common.store.postgres import to_json
 
 _FUNCTION: Final = """
     SELECT function_id, owner_id, name, body, body_hash, version, description, public, metadata, f.created_at
@@ -35,12 +36,8 @@ _ALIAS: Final = "SELECT owner_id, name, function_id, version FROM function_alias
 _CONTAINER: Final = f"SELECT {', '.join(field.name for field in dataclasses.fields(Container))} FROM container"
 
 
-class PostgresCatalogue:
-    """The half of the records that does not know tasks."""
-
-    _database: Database
-
-    # functions
+class PostgresFunctions(PostgresPort):
+    """:class:`~farcall_common.store.ports.Functions` on psycopg 3."""
 
     def add_function(self, function: Function) -> None:
         row = {**vars(function), "metadata": to_json(function.metadata)}
@@ -66,9 +63,6 @@ class PostgresCatalogue:
                 """,
                 row,
             )
-
-    def get_function(self, function_id: str) -> Function | None:
-        return self.get_functions([function_id]).get(function_id)
 
     def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
         query = _FUNCTION if with_bodies else NEWEST_FUNCTION
@@ -122,19 +116,8 @@ class PostgresCatalogue:
         )
         return [Function(**row) for row in rows]
 
-    def measure_functions(self, owner_id: str) -> int:
-        # The length of a long value is beside it, so that none is read.
-        [row] = self._database.rows(
-            """
-            SELECT coalesce(sum(octet_length(body)), 0)::bigint AS bytes
-            FROM function JOIN function_version USING (function_id) WHERE owner_id = %(owner_id)s
-            """,
-            {"owner_id": owner_id},
-        )
-        return int(row["bytes"])
-
     def count_functions(self, owner_id: str, *, limit: int) -> int:
-        return self._count("function JOIN function_version USING (function_id)", owner_id, limit)
+        return self._database.count("function JOIN function_version USING (function_id)", owner_id, limit)
 
     def delete_function(self, function_id: str) -> bool:
         return self._database.run("DELETE FROM function WHERE function_id = %(id)s", {"id": function_id}) > 0
@@ -157,9 +140,6 @@ class PostgresCatalogue:
     def get_alias(self, owner_id: str, name: str) -> FunctionAlias | None:
         rows = self._database.rows(f"{_ALIAS} AND name = %(name)s", {"owner_id": owner_id, "name": name})
         return FunctionAlias(**rows[0]) if rows else None
-
-    def count_aliases(self, owner_id: str, *, limit: int) -> int:
-        return self._count("function_alias", owner_id, limit)
 
     def list_aliases(self, owner_id: str) -> Sequence[FunctionAlias]:
         rows = self._database.rows(f"{_ALIAS} ORDER BY name", {"owner_id": owner_id})
@@ -198,7 +178,7 @@ class PostgresCatalogue:
         return [Container(**row) for row in rows]
 
     def count_containers(self, owner_id: str, *, limit: int) -> int:
-        return self._count("container", owner_id, limit)
+        return self._database.count("container", owner_id, limit)
 
     def delete_container(self, container_id: str) -> bool:
         return self._database.run("DELETE FROM container WHERE container_id = %(id)s", {"id": container_id}) > 0
@@ -206,10 +186,3 @@ class PostgresCatalogue:
     def _container(self, condition: str, parameters: Mapping[str, Any]) -> Container | None:
         rows = self._database.rows(f"{_CONTAINER} WHERE {condition}", parameters)
         return Container(**rows[0]) if rows else None
-
-    def _count(self, table: str, owner_id: str, limit: int) -> int:
-        [row] = self._database.rows(
-            f"SELECT count(*) FROM (SELECT FROM {table} WHERE owner_id = %(owner_id)s LIMIT %(limit)s) AS owned",
-            {"owner_id": owner_id, "limit": limit},
-        )
-        return int(row["count"])

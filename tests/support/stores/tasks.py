@@ -1,4 +1,4 @@
-"""The records in memory."""
+"""Fake tasks, in memory."""
 
 from __future__ import annotations
 
@@ -7,163 +7,42 @@ import dataclasses
 import datetime as dt
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from farcall_common.errors import Conflict, EndpointUnknown
+from farcall_common.errors import Conflict
 from farcall_common.store import transitions
 from farcall_common.store.model import (
     AuditEntry,
     Endpoint,
     Function,
     OpenTask,
-    Presence,
-    Quota,
-    Quotable,
-    SpoolMark,
     Task,
     TaskEvent,
     TaskGroup,
     TaskResult,
 )
 from farcall_common.wire.states import Reporter, TaskState
-from tests.support.stores.catalogue import FakeCatalogue
+from tests.support.stores.endpoints import FakeEndpoints
 
 
-class FakeRecords(FakeCatalogue):
-    """:class:`~farcall_common.store.ports.Records` that last as long as the object."""
+class FakeTasks(FakeEndpoints):
+    """:class:`~farcall_common.store.ports.Tasks` in memory; a part of FakeDatabase."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        super().__init__()
-        self._clock = clock
-        self._endpoints: dict[str, Endpoint] = {}
-        self._spools: dict[str, SpoolMark] = {}
-        self._keys: dict[str, str] = {}
-        self._grants: set[tuple[str, str]] = set()
+        super().__init__(clock)
         self._tasks: dict[str, Task] = {}
         self._dead_letters: set[str] = set()
         self._events: list[TaskEvent] = []
         #: The transaction that added each task, and the newest one.
         self._added_in: dict[str, int] = {}
         self._transaction = 0
-        self._turns: dict[str, float] = {}
-        self.size_bytes = 0
-
-    def _owned(self, quota: Quota) -> tuple[int, int]:
-        versions = self._versions_of(quota.owner_id)
-        counts = {
-            Quotable.ALIAS: sum(alias.name != quota.but for alias in self.list_aliases(quota.owner_id)),
-            Quotable.CONTAINER: self.count_containers(quota.owner_id, limit=quota.limit),
-            Quotable.ENDPOINT: self.count_endpoints(quota.owner_id, limit=quota.limit),
-            Quotable.FUNCTION: len(versions),
-        }
-        return counts[quota.kind], sum(len(version.body) for version in versions)
-
-    def measure_database(self) -> int:
-        """What tests say it is."""
-        with self._call():
-            return self.size_bytes
-
-    # endpoints and keys
-
-    def put_endpoint(self, endpoint: Endpoint) -> None:
-        with self._call():
-            known = self._endpoints.get(endpoint.endpoint_id)
-            kept = known or Endpoint(
-                endpoint.endpoint_id,
-                endpoint.owner_id,
-                endpoint.name,
-                created_at=endpoint.created_at or dt.datetime.now(dt.UTC),
-            )
-            self._endpoints[endpoint.endpoint_id] = dataclasses.replace(
-                endpoint,
-                owner_id=kept.owner_id,
-                created_at=kept.created_at,
-                seen_at=kept.seen_at,
-                online=kept.online,
-                status=kept.status,
-            )
-
-    def change_endpoint(self, endpoint_id: str, changes: Mapping[str, object]) -> None:
-        with self._call():
-            if endpoint := self._endpoints.get(endpoint_id):
-                self._endpoints[endpoint_id] = dataclasses.replace(endpoint, **dict[str, Any](changes))
-
-    def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
-        with self._call():
-            found = self._endpoints.get(endpoint_id)
-            if found is None or found.seen_at is None:
-                return found
-            return dataclasses.replace(found, silent_s=self._clock() - found.seen_at.timestamp())
-
-    def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
-        with self._call():
-            found = [
-                endpoint
-                for endpoint in self._endpoints.values()
-                if endpoint.owner_id == owner_id
-                or (role == "any" and (endpoint.public or (owner_id, endpoint.endpoint_id) in self._grants))
-            ]
-        newest = sorted(found, key=lambda e: (_moment(e.created_at), e.endpoint_id), reverse=True)[:limit]
-        return [
-            Endpoint(e.endpoint_id, e.owner_id, e.name, display_name=e.display_name, created_at=e.created_at)
-            for e in newest
-        ]
-
-    def count_endpoints(self, owner_id: str, *, limit: int) -> int:
-        return min(limit, len(self.list_endpoints(owner_id)))
-
-    def delete_endpoint(self, endpoint_id: str) -> bool:
-        with self._call():
-            self._keys = {key: id_ for key, id_ in self._keys.items() if id_ != endpoint_id}
-            self._spools.pop(endpoint_id, None)
-            return self._endpoints.pop(endpoint_id, None) is not None
-
-    def set_presence(self, presences: Sequence[Presence]) -> None:
-        seen_at = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
-        with self._call():
-            for each in presences:
-                if endpoint := self._endpoints.get(each.endpoint_id):
-                    self._endpoints[each.endpoint_id] = dataclasses.replace(
-                        endpoint, online=each.online, status=each.status, seen_at=seen_at
-                    )
-
-    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
-        with self._call():
-            if endpoint_id not in self._endpoints:
-                raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
-            if self._keys.setdefault(public_key, endpoint_id) != endpoint_id:
-                raise Conflict("the key speaks for another endpoint")
-
-    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
-        with self._call():
-            return [key for key, id_ in self._keys.items() if id_ == endpoint_id]
-
-    def find_endpoint_by_key(self, public_key: str) -> str | None:
-        return self.find_endpoints_by_key([public_key]).get(public_key)
-
-    def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
-        with self._call():
-            return {key: self._keys[key] for key in public_keys if key in self._keys}
-
-    # grants
-
-    def has_grant(self, identity_id: str, object_id: str) -> bool:
-        with self._call():
-            return (identity_id, object_id) in self._grants
-
-    def add_grant(self, identity_id: str, object_id: str) -> None:
-        with self._call():
-            self._grants.add((identity_id, object_id))
-
-    # tasks
 
     def add_tasks(
         self,
         tasks: Sequence[Task],
         *,
-        remembered: Mapping[str, Task] | None = None,
+        memoized: Mapping[str, Task] | None = None,
         audit: AuditEntry | None = None,
     ) -> Mapping[str, Task]:
         if any((task.payload is None) == (task.payload_ref is None) for task in tasks):
@@ -175,7 +54,7 @@ class FakeRecords(FakeCatalogue):
                 if task.task_id in self._tasks:
                     known[task.task_id] = self._tasks[task.task_id]
                     continue
-                new = transitions.as_received(task, remembered, now=dt.datetime.now(dt.UTC))
+                new = transitions.as_received(task, memoized, now=dt.datetime.now(dt.UTC))
                 self._tasks[task.task_id] = new
                 self._added_in[task.task_id] = self._transaction
                 self._events.append(
@@ -184,10 +63,10 @@ class FakeRecords(FakeCatalogue):
                 if new.finished_at is not None:
                     self._events.append(TaskEvent(task.task_id, new.state, Reporter.API, new.finished_at))
             if audit is not None and (added := len({task.task_id for task in tasks} - known.keys())):
-                self.add_audit([dataclasses.replace(audit, detail={**audit.detail, "tasks": added})])
+                self.add_entries([dataclasses.replace(audit, detail={**audit.detail, "tasks": added})])
             return known
 
-    def look_up(
+    def read_for_submit(
         self, endpoint_id: str, function_ids: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[Endpoint | None, Mapping[str, Function], Mapping[str, Task]]:
         functions = self.get_functions(function_ids, with_bodies=False)
@@ -274,22 +153,6 @@ class FakeRecords(FakeCatalogue):
             found = (t for t in self._tasks.values() if t.endpoint_id == endpoint_id and not t.state.is_terminal)
             return sorted((t for t in found if t.task_id > after), key=lambda t: t.task_id)[:limit]
 
-    def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:
-        with self._call():
-            return {id_: self._spools.get(id_, SpoolMark("", 0)) for id_ in endpoint_ids if id_ in self._endpoints}
-
-    def claim_spools(self, marks: Mapping[str, SpoolMark]) -> None:
-        self._mark_spools(marks, is_claim=True)
-
-    def raise_spools(self, marks: Mapping[str, SpoolMark]) -> None:
-        self._mark_spools(marks, is_claim=False)
-
-    def _mark_spools(self, marks: Mapping[str, SpoolMark], *, is_claim: bool) -> None:
-        for endpoint_id, known in self.find_spools(list(marks)).items():
-            mark = marks[endpoint_id]
-            if known.generation < mark.generation if known.spool_id == mark.spool_id else is_claim:
-                self._spools[endpoint_id] = mark
-
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         return frozenset(endpoint_id for endpoint_id in endpoint_ids if self.list_open_tasks(endpoint_id, limit=1))
 
@@ -311,17 +174,6 @@ class FakeRecords(FakeCatalogue):
     def first_unfinished_transaction(self) -> int:
         with self._call():
             return self._transaction + 1
-
-    def take_turn(self, name: str, *, ttl_s: float) -> bool:
-        with self._call():
-            if self._turns.get(name, 0.0) > time.monotonic():
-                return False
-            self._turns[name] = time.monotonic() + ttl_s
-            return True
-
-    def end_turn(self, name: str) -> None:
-        with self._call():
-            self._turns.pop(name, None)
 
     def record_transitions(self, events: Sequence[TaskEvent]) -> Sequence[str]:
         transitions.check_transitions(events)

@@ -1,0 +1,168 @@
+"""Endpoints in PostgreSQL: registration, presence, keys, spools, grants."""
+
+# ruff: noqa: S608 - statements are put together from the constants in this file, never from values
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import psycopg
+
+from farcall_common.errors import Conflict, EndpointUnknown
+from farcall_common.store.audit_postgres import PostgresPort
+from farcall_common.store.model import Endpoint, Presence, SpoolMark
+from farcall_common.store.postgres import columns_of, to_json
+
+#: Columns by name: a later release may have added some.
+_COLUMNS: Final = ", ".join(field.name for field in dataclasses.fields(Endpoint) if field.name != "silent_s")
+_ENDPOINT: Final = f"SELECT {_COLUMNS}, extract(epoch FROM now() - seen_at)::float8 AS silent_s FROM endpoint"
+
+# Rows are locked in the order of their ids, so that two batches that share some never deadlock.
+
+_SET_PRESENCE: Final = """
+    WITH there AS (
+        SELECT endpoint_id FROM endpoint WHERE endpoint_id = ANY(%(endpoint_id)s)
+        ORDER BY endpoint_id FOR NO KEY UPDATE
+    )
+    UPDATE endpoint SET online = new.online, status = new.status, seen_at = now()
+    FROM there JOIN unnest(%(endpoint_id)s::text[], %(online)s::boolean[], %(status)s::text[]::json[])
+                    AS new (endpoint_id, online, status) USING (endpoint_id)
+    WHERE endpoint.endpoint_id = there.endpoint_id
+"""
+
+_MARK_SPOOLS: Final = """
+    WITH there AS (
+        SELECT endpoint_id FROM endpoint WHERE endpoint_id = ANY(%(endpoint_id)s)
+        ORDER BY endpoint_id FOR NO KEY UPDATE
+    )
+    UPDATE endpoint SET spool_id = new.spool_id, spool_generation = new.generation
+    FROM there JOIN unnest(%(endpoint_id)s::text[], %(spool_id)s::text[], %(generation)s::bigint[])
+                    AS new (endpoint_id, spool_id, generation) USING (endpoint_id)
+    WHERE endpoint.endpoint_id = there.endpoint_id
+        AND CASE WHEN endpoint.spool_id = new.spool_id THEN endpoint.spool_generation < new.generation
+                 ELSE %(is_claim)s END
+"""
+
+
+class PostgresEndpoints(PostgresPort):
+    """:class:`~farcall_common.store.ports.Endpoints` on psycopg 3."""
+
+    def put_endpoint(self, endpoint: Endpoint) -> None:
+        allowed = None if endpoint.allowed_functions is None else list(endpoint.allowed_functions)
+        self._database.run(
+            """
+            INSERT INTO endpoint (endpoint_id, owner_id, name, display_name, description, public, multi_user,
+                                  allowed_functions, metadata, created_at)
+            VALUES (%(endpoint_id)s, %(owner_id)s, %(name)s, %(display_name)s, %(description)s, %(public)s,
+                    %(multi_user)s, %(allowed_functions)s, %(metadata)s, coalesce(%(created_at)s, now()))
+            ON CONFLICT (endpoint_id) DO UPDATE SET
+                name = excluded.name, display_name = excluded.display_name, description = excluded.description,
+                public = excluded.public, multi_user = excluded.multi_user,
+                allowed_functions = excluded.allowed_functions, metadata = excluded.metadata
+            """,
+            {**vars(endpoint), "allowed_functions": allowed, "metadata": to_json(endpoint.metadata)},
+        )
+
+    def change_endpoint(self, endpoint_id: str, changes: Mapping[str, object]) -> None:
+        values = {**changes, "metadata": to_json(changes.get("metadata")), "id": endpoint_id}
+        assignments = ", ".join(f"{name} = %({name})s" for name in changes)
+        # With nothing to change, what follows in the same transaction still does.
+        self._database.run(f"UPDATE endpoint SET {assignments or 'name = name'} WHERE endpoint_id = %(id)s", values)
+
+    def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
+        rows = self._database.rows(f"{_ENDPOINT} WHERE endpoint_id = %(id)s", {"id": endpoint_id})
+        return endpoint_from_row(rows[0]) if rows else None
+
+    def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
+        usable = """
+            OR public OR EXISTS (
+                SELECT FROM access_grant WHERE identity_id = %(owner_id)s AND object_id = endpoint_id
+            )
+        """
+        rows = self._database.rows(
+            f"""
+            SELECT endpoint_id, owner_id, name, display_name, created_at
+            FROM endpoint WHERE owner_id = %(owner_id)s {usable if role == "any" else ""}
+            ORDER BY created_at DESC, endpoint_id DESC LIMIT %(limit)s
+            """,
+            {"owner_id": owner_id, "limit": limit},
+        )
+        return [Endpoint(**row) for row in rows]
+
+    def count_endpoints(self, owner_id: str, *, limit: int) -> int:
+        return self._database.count("endpoint", owner_id, limit)
+
+    def delete_endpoint(self, endpoint_id: str) -> bool:
+        return self._database.run("DELETE FROM endpoint WHERE endpoint_id = %(id)s", {"id": endpoint_id}) > 0
+
+    def set_presence(self, presences: Sequence[Presence]) -> None:
+        latest = {presence.endpoint_id: presence for presence in presences}.values()
+        rows = [{**vars(presence), "status": to_json(presence.status)} for presence in latest]
+        if rows:
+            self._database.run(_SET_PRESENCE, columns_of(rows))
+
+    # keys
+
+    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
+        with self._database.connection() as connection:
+            try:
+                added = connection.execute(
+                    """
+                    INSERT INTO endpoint_key (public_key, endpoint_id, added_at) VALUES (%(key)s, %(id)s, %(at)s)
+                    ON CONFLICT (public_key) DO UPDATE SET public_key = excluded.public_key
+                        WHERE endpoint_key.endpoint_id = excluded.endpoint_id
+                    """,
+                    {"key": public_key, "id": endpoint_id, "at": at},
+                )
+            except psycopg.errors.ForeignKeyViolation as error:
+                raise EndpointUnknown(f"there is no endpoint {endpoint_id}") from error
+        if added.rowcount == 0:
+            raise Conflict("the key speaks for another endpoint")
+
+    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
+        query = "SELECT public_key FROM endpoint_key WHERE endpoint_id = %(id)s"
+        return [row["public_key"] for row in self._database.rows(query, {"id": endpoint_id})]
+
+    def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
+        query = "SELECT public_key, endpoint_id FROM endpoint_key WHERE public_key = ANY(%(keys)s)"
+        rows = self._database.rows(query, {"keys": list(public_keys)})
+        return {row["public_key"]: row["endpoint_id"] for row in rows}
+
+    # spools
+
+    def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:
+        query = "SELECT endpoint_id, spool_id, spool_generation FROM endpoint WHERE endpoint_id = ANY(%(ids)s)"
+        rows = self._database.rows(query, {"ids": list(endpoint_ids)})
+        return {row["endpoint_id"]: SpoolMark(row["spool_id"], row["spool_generation"]) for row in rows}
+
+    def claim_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        self._mark_spools(marks, is_claim=True)
+
+    def raise_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        self._mark_spools(marks, is_claim=False)
+
+    def _mark_spools(self, marks: Mapping[str, SpoolMark], *, is_claim: bool) -> None:
+        rows = [{"endpoint_id": endpoint_id, **vars(mark)} for endpoint_id, mark in marks.items()]
+        if rows:
+            self._database.run(_MARK_SPOOLS, {**columns_of(rows), "is_claim": is_claim})
+
+    # grants
+
+    def has_grant(self, identity_id: str, object_id: str) -> bool:
+        query = "SELECT 1 FROM access_grant WHERE identity_id = %(identity_id)s AND object_id = %(object_id)s"
+        return bool(self._database.rows(query, {"identity_id": identity_id, "object_id": object_id}, by_keys=True))
+
+    def add_grant(self, identity_id: str, object_id: str) -> None:
+        self._database.run(
+            "INSERT INTO access_grant (identity_id, object_id) VALUES (%(i)s, %(o)s) ON CONFLICT DO NOTHING",
+            {"i": identity_id, "o": object_id},
+        )
+
+
+def endpoint_from_row(row: Mapping[str, Any]) -> Endpoint:
+    """An endpoint as the table has it; columns of a later release are left out."""
+    return msgspec.convert(row, Endpoint)

@@ -1,0 +1,248 @@
+"""Tasks in PostgreSQL. A batch is one statement: its columns travel as arrays and are unnested by the server."""
+
+# ruff: noqa: S608 - statements are put together from the constants in this file and in task_rows, never from values
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import psycopg
+from psycopg.rows import DictRow
+
+from farcall_common.store import task_rows, transitions
+from farcall_common.store.audit_postgres import PostgresPort, audit_parameters
+from farcall_common.store.endpoints_postgres import endpoint_from_row
+from farcall_common.store.functions_postgres import NEWEST_FUNCTION
+from farcall_common.store.model import (
+    AuditEntry,
+    Endpoint,
+    Function,
+    OpenTask,
+    Task,
+    TaskEvent,
+    TaskGroup,
+    TaskResult,
+)
+from farcall_common.store.postgres import columns_of
+from farcall_common.wire.states import TaskState
+
+# Rows are locked in the order of their ids, so that two batches that share some never deadlock.
+
+_LOCK_TASKS: Final = """
+    SELECT task_id, state, attempt, endpoint_id, owner_id, task_group_id, finished_at FROM task
+    WHERE task_id = ANY(%(ids)s) ORDER BY task_id FOR NO KEY UPDATE
+"""
+
+
+#: Rows as JSON, so that one statement can read several tables.
+_READ_FOR_SUBMIT: Final = f"""
+    SELECT
+        (SELECT row_to_json(endpoint) FROM endpoint WHERE endpoint_id = %(endpoint)s) AS endpoint,
+        (SELECT json_agg(found) FROM ({NEWEST_FUNCTION} WHERE function_id = ANY(%(functions)s)) AS found) AS functions,
+        (SELECT array_agg(task_id) FROM task WHERE task_id = ANY(%(tasks)b::text[])) AS tasks
+"""
+
+_BUSY: Final = """
+    SELECT endpoint_id FROM unnest(%(ids)s::text[]) AS wanted (endpoint_id)
+    WHERE EXISTS (SELECT FROM task WHERE task.endpoint_id = wanted.endpoint_id AND finished_at IS NULL)
+"""
+
+#: One look at the index ``task_open`` for each endpoint, however many open tasks it has.
+_ENDPOINTS_WITH_OPEN_TASKS: Final = """
+    WITH RECURSIVE busy AS (
+        (SELECT endpoint_id FROM task WHERE finished_at IS NULL ORDER BY endpoint_id LIMIT 1)
+        UNION ALL
+        SELECT (
+            SELECT task.endpoint_id FROM task WHERE finished_at IS NULL AND task.endpoint_id > busy.endpoint_id
+            ORDER BY task.endpoint_id LIMIT 1
+        ) FROM busy WHERE busy.endpoint_id IS NOT NULL
+    )
+    SELECT endpoint_id FROM busy WHERE endpoint_id IS NOT NULL
+"""
+
+#: By the index ``task_open_added``.
+_OPEN_IDS: Final = """
+    SELECT task_id, endpoint_id, added_in::text AS added_in, state, attempt, submitted_at FROM task
+    WHERE finished_at IS NULL AND (added_in, task_id) > (%(added_in)s::text::xid8, %(task_id)s)
+    ORDER BY task.added_in, task_id LIMIT %(limit)s
+"""
+
+
+class PostgresTasks(PostgresPort):
+    """:class:`~farcall_common.store.ports.Tasks` on psycopg 3."""
+
+    def add_tasks(
+        self,
+        tasks: Sequence[Task],
+        *,
+        memoized: Mapping[str, Task] | None = None,
+        audit: AuditEntry | None = None,
+    ) -> Mapping[str, Task]:
+        if not tasks:
+            return {}
+        now = dt.datetime.now(dt.UTC)
+        # Sorted for the same reason as _LOCK_TASKS.
+        ordered = sorted(tasks, key=lambda task: task.task_id)
+        written = [transitions.as_received(task, memoized, now=now) for task in ordered]
+        statement, parameters = task_rows.add_tasks(written)
+        rows = self._database.rows(statement, {**parameters, **audit_parameters(audit)}, by_keys=True)
+        added = {row["task_id"] for row in rows}
+        known = [task.task_id for task in written if task.task_id not in added]
+        return self.get_tasks(known) if known else {}
+
+    def read_for_submit(
+        self, endpoint_id: str, function_ids: Sequence[str], task_ids: Sequence[str]
+    ) -> tuple[Endpoint | None, Mapping[str, Function], Mapping[str, Task]]:
+        wanted = {"endpoint": endpoint_id, "functions": list(function_ids), "tasks": list(task_ids)}
+        [row] = self._database.rows(_READ_FOR_SUBMIT, wanted, by_keys=True)
+        functions = [msgspec.convert({**function, "body": b""}, Function) for function in row["functions"] or ()]
+        return (
+            endpoint_from_row(row["endpoint"]) if row["endpoint"] else None,
+            {function.function_id: function for function in functions},
+            self.get_tasks(row["tasks"]) if row["tasks"] else {},
+        )
+
+    def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
+        # One look at the index for each key, however many tasks share it.
+        tasks = self._tasks(task_rows.MEMOIZED, {"owner_id": owner_id, "keys": list(memo_keys)})
+        return {task.memo_key: task for task in tasks if task.memo_key is not None}
+
+    def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
+        query = task_rows.WHOLE_TASK if with_bodies else task_rows.LIGHT_TASK
+        tasks = self._tasks(f"{query} WHERE task_id = ANY(%(ids)b::text[])", {"ids": list(task_ids)}, by_keys=True)
+        return {task.task_id: task for task in tasks}
+
+    def list_tasks(
+        self,
+        owner_id: str | None = None,
+        *,
+        endpoint_id: str | None = None,
+        state: TaskState | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        before: tuple[dt.datetime, str] | None = None,
+        limit: int = 100,
+    ) -> Sequence[Task]:
+        before_at, before_id = before or (None, None)
+        return self._tasks(
+            task_rows.list_of_tasks(state),
+            {
+                "owner_id": owner_id,
+                "endpoint_id": endpoint_id,
+                "state": None if state is None else str(state),
+                "since": since,
+                "until": until,
+                "before_at": before_at,
+                "before_id": before_id,
+                "limit": limit,
+            },
+        )
+
+    def discard_tasks(self, task_ids: Sequence[str]) -> Sequence[str]:
+        rows = self._database.rows(task_rows.DISCARD, {"ids": sorted(task_ids)})
+        return [row["task_id"] for row in rows]
+
+    def get_group(
+        self, task_group_id: str, *, owner_ids: Collection[str] | None = None, limit: int | None = None
+    ) -> Sequence[Task]:
+        owners = None if owner_ids is None else list(owner_ids)
+        return self._tasks(task_rows.GROUP, {"id": task_group_id, "owners": owners, "limit": limit})
+
+    def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
+        rows = self._database.rows(task_rows.GROUPS, {"owner_id": owner_id, "before": before, "limit": limit})
+        return [task_rows.group_from_row(row) for row in rows]
+
+    # transitions and results
+
+    def record_transitions(self, events: Sequence[TaskEvent]) -> Sequence[str]:
+        transitions.check_transitions(events)
+        # Pipelined, a transaction is two round trips: begin and lock, write and commit.
+        with self._database.connection() as connection, connection.pipeline(), connection.transaction():
+            before = _lock_tasks(connection, {event.task_id for event in events})
+            after = transitions.apply_events(before, events)
+            changes = [{"task_id": id_, "state": str(s.state), "attempt": s.attempt} for id_, s in after.items()]
+            _write(connection, task_rows.MOVE_TASKS, changes)
+            _write(connection, task_rows.ADD_EVENTS, [task_rows.event_row(e) for e in events if e.task_id in before])
+        return [task_id for task_id, progress in after.items() if progress.attempt > before[task_id].attempt]
+
+    def record_results(self, results: Sequence[TaskResult], *, at: dt.datetime) -> Mapping[str, TaskResult]:
+        transitions.check_results(results)
+        # Of a task only one endpoint's report can count, and of those the first.
+        reported: dict[tuple[str, str], TaskResult] = {}
+        for result in results:
+            reported.setdefault((result.task_id, result.endpoint_id), result)
+        ended = self._database.rows(task_rows.END_TASKS, task_rows.end_columns(list(reported.values()), at=at))
+        return {
+            row["task_id"]: transitions.completed(
+                reported[row["task_id"], row["endpoint_id"]],
+                task_group_id=row["task_group_id"],
+                owner_id=row["owner_id"],
+            )
+            for row in ended
+        }
+
+    def list_events(self, task_id: str) -> Sequence[TaskEvent]:
+        rows = self._database.rows(task_rows.EVENTS, {"id": task_id})
+        return [task_rows.event_from_row(row) for row in rows]
+
+    # open and old tasks
+
+    def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
+        return self._tasks(
+            f"""{task_rows.WHOLE_TASK}
+            WHERE endpoint_id = %(endpoint_id)s AND task_id > %(after)s AND finished_at IS NULL
+            ORDER BY task_id LIMIT %(limit)s
+            """,
+            {"endpoint_id": endpoint_id, "after": after, "limit": limit},
+        )
+
+    def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        return frozenset(row["endpoint_id"] for row in self._database.rows(_BUSY, {"ids": list(endpoint_ids)}))
+
+    def list_endpoints_with_open_tasks(self) -> Sequence[str]:
+        return [row["endpoint_id"] for row in self._database.rows(_ENDPOINTS_WITH_OPEN_TASKS, {}, by_keys=True)]
+
+    def list_open_ids(self, *, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Sequence[OpenTask]:
+        added_in, task_id = after
+        parameters = {"added_in": str(added_in), "task_id": task_id, "limit": limit}
+        rows = self._database.rows(_OPEN_IDS, parameters, by_keys=True)
+        return [
+            OpenTask(
+                **{**row, "added_in": int(row["added_in"]), "state": task_rows.state_of(row["state"], is_over=False)}
+            )
+            for row in rows
+        ]
+
+    def first_unfinished_transaction(self) -> int:
+        [row] = self._database.rows("SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS number", {})
+        return int(row["number"])
+
+    def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:
+        [row] = self._database.rows(task_rows.PURGE, {"ended_before": ended_before, "limit": limit})
+        return int(row["count"])
+
+    def _tasks(self, query: str, parameters: Mapping[str, Any], *, by_keys: bool = False) -> list[Task]:
+        return [task_rows.task_from_row(row) for row in self._database.rows(query, parameters, by_keys=by_keys)]
+
+
+def _lock_tasks(
+    connection: psycopg.Connection[DictRow], task_ids: Iterable[str]
+) -> dict[str, transitions.TaskProgress]:
+    return {
+        row["task_id"]: transitions.TaskProgress(
+            task_rows.state_of(row["state"], is_over=row["finished_at"] is not None),
+            row["attempt"],
+            row["endpoint_id"],
+            row["owner_id"],
+            row["task_group_id"],
+        )
+        for row in connection.execute(_LOCK_TASKS, {"ids": list(task_ids)})
+    }
+
+
+def _write(connection: psycopg.Connection[DictRow], statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        connection.execute(statement.encode(), columns_of(rows))

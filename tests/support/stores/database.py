@@ -1,0 +1,49 @@
+"""Fake database: all ports of the records in one object, in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from farcall_common.store import Records
+from farcall_common.store.model import Quota, Quotable
+from tests.support.stores.tasks import FakeTasks
+
+
+class FakeDatabase(FakeTasks):
+    """:class:`~farcall_common.store.ports.Database`, and the ports of :attr:`records`, as long as the object lasts."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(clock)
+        self._locks: dict[str, float] = {}
+        #: What :meth:`size_bytes` returns.
+        self.stored_bytes = 0
+
+    @property
+    def records(self) -> Records:
+        return Records(self, self, self, self, self)
+
+    def size_bytes(self) -> int:
+        with self._call():
+            return self.stored_bytes
+
+    def try_lock(self, name: str, *, ttl_s: float) -> bool:
+        with self._call():
+            if self._locks.get(name, 0.0) > time.monotonic():
+                return False
+            self._locks[name] = time.monotonic() + ttl_s
+            return True
+
+    def unlock(self, name: str) -> None:
+        with self._call():
+            self._locks.pop(name, None)
+
+    def _owned(self, quota: Quota) -> tuple[int, int]:
+        versions = self._versions_of(quota.owner_id)
+        counts = {
+            Quotable.ALIAS: sum(alias.name != quota.but for alias in self.list_aliases(quota.owner_id)),
+            Quotable.CONTAINER: self.count_containers(quota.owner_id, limit=quota.limit),
+            Quotable.ENDPOINT: self.count_endpoints(quota.owner_id, limit=quota.limit),
+            Quotable.FUNCTION: len(versions),
+        }
+        return counts[quota.kind], sum(len(version.body) for version in versions)

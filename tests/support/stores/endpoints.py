@@ -1,0 +1,134 @@
+"""Fake endpoints, in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from farcall_common.errors import Conflict, EndpointUnknown
+from farcall_common.store.model import Endpoint, Presence, SpoolMark
+from tests.support.stores.functions import FakeFunctions
+
+
+class FakeEndpoints(FakeFunctions):
+    """:class:`~farcall_common.store.ports.Endpoints` in memory; a part of FakeDatabase."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        super().__init__()
+        self._clock = clock
+        self._endpoints: dict[str, Endpoint] = {}
+        self._spools: dict[str, SpoolMark] = {}
+        self._keys: dict[str, str] = {}
+        self._grants: set[tuple[str, str]] = set()
+
+    def put_endpoint(self, endpoint: Endpoint) -> None:
+        with self._call():
+            known = self._endpoints.get(endpoint.endpoint_id)
+            kept = known or Endpoint(
+                endpoint.endpoint_id,
+                endpoint.owner_id,
+                endpoint.name,
+                created_at=endpoint.created_at or dt.datetime.now(dt.UTC),
+            )
+            self._endpoints[endpoint.endpoint_id] = dataclasses.replace(
+                endpoint,
+                owner_id=kept.owner_id,
+                created_at=kept.created_at,
+                seen_at=kept.seen_at,
+                online=kept.online,
+                status=kept.status,
+            )
+
+    def change_endpoint(self, endpoint_id: str, changes: Mapping[str, object]) -> None:
+        with self._call():
+            if endpoint := self._endpoints.get(endpoint_id):
+                self._endpoints[endpoint_id] = dataclasses.replace(endpoint, **dict[str, Any](changes))
+
+    def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
+        with self._call():
+            found = self._endpoints.get(endpoint_id)
+            if found is None or found.seen_at is None:
+                return found
+            return dataclasses.replace(found, silent_s=self._clock() - found.seen_at.timestamp())
+
+    def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
+        with self._call():
+            found = [
+                endpoint
+                for endpoint in self._endpoints.values()
+                if endpoint.owner_id == owner_id
+                or (role == "any" and (endpoint.public or (owner_id, endpoint.endpoint_id) in self._grants))
+            ]
+        newest = sorted(found, key=lambda e: (_moment(e.created_at), e.endpoint_id), reverse=True)[:limit]
+        return [
+            Endpoint(e.endpoint_id, e.owner_id, e.name, display_name=e.display_name, created_at=e.created_at)
+            for e in newest
+        ]
+
+    def count_endpoints(self, owner_id: str, *, limit: int) -> int:
+        return min(limit, len(self.list_endpoints(owner_id)))
+
+    def delete_endpoint(self, endpoint_id: str) -> bool:
+        with self._call():
+            self._keys = {key: id_ for key, id_ in self._keys.items() if id_ != endpoint_id}
+            self._spools.pop(endpoint_id, None)
+            return self._endpoints.pop(endpoint_id, None) is not None
+
+    def set_presence(self, presences: Sequence[Presence]) -> None:
+        seen_at = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+        with self._call():
+            for each in presences:
+                if endpoint := self._endpoints.get(each.endpoint_id):
+                    self._endpoints[each.endpoint_id] = dataclasses.replace(
+                        endpoint, online=each.online, status=each.status, seen_at=seen_at
+                    )
+
+    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
+        with self._call():
+            if endpoint_id not in self._endpoints:
+                raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
+            if self._keys.setdefault(public_key, endpoint_id) != endpoint_id:
+                raise Conflict("the key speaks for another endpoint")
+
+    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
+        with self._call():
+            return [key for key, id_ in self._keys.items() if id_ == endpoint_id]
+
+    def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
+        with self._call():
+            return {key: self._keys[key] for key in public_keys if key in self._keys}
+
+    # spools
+
+    def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:
+        with self._call():
+            return {id_: self._spools.get(id_, SpoolMark("", 0)) for id_ in endpoint_ids if id_ in self._endpoints}
+
+    def claim_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        self._mark_spools(marks, is_claim=True)
+
+    def raise_spools(self, marks: Mapping[str, SpoolMark]) -> None:
+        self._mark_spools(marks, is_claim=False)
+
+    def _mark_spools(self, marks: Mapping[str, SpoolMark], *, is_claim: bool) -> None:
+        for endpoint_id, known in self.find_spools(list(marks)).items():
+            mark = marks[endpoint_id]
+            if known.generation < mark.generation if known.spool_id == mark.spool_id else is_claim:
+                self._spools[endpoint_id] = mark
+
+    # grants
+
+    def has_grant(self, identity_id: str, object_id: str) -> bool:
+        with self._call():
+            return (identity_id, object_id) in self._grants
+
+    def add_grant(self, identity_id: str, object_id: str) -> None:
+        with self._call():
+            self._grants.add((identity_id, object_id))
+
+
+def _moment(at: dt.datetime | None) -> dt.datetime:
+    return at or dt.datetime.min.replace(tzinfo=dt.UTC)
