@@ -1,8 +1,10 @@
-"""Who is calling, and what that identity has."""
+"""Account shapes: identity and limits of the caller, task groups, audit log."""
 
 from __future__ import annotations
 
-from farcall_lambdas.models.fields import Shape
+from typing import Any
+
+from farcall_lambdas.models.fields import Maybe, Shape
 
 
 class Quota(Shape):
@@ -51,3 +53,22 @@ class GroupList(Shape):
 
     groups: list[GroupEntry]
     next: str | None
+
+
+class AuditEntryShape(Shape):
+    """``identity_id`` did ``action`` (like ``function.delete``) to the object, which belongs to ``owner_id``, ``at``
+    epoch seconds."""
+
+    at: float
+    identity_id: str
+    action: str
+    object_id: str
+    owner_id: str
+    detail: dict[str, Any]
+
+
+class AuditList(Shape):
+    """Oldest first. With ``next`` there may be more: ask again with that as ``after``."""
+
+    entries: list[AuditEntryShape]
+    next: Maybe[str] = None

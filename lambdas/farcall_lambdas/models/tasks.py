@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self, Union, get_args, 
 from pydantic import Base64Bytes, Field, create_model, model_validator
 
 from farcall_common.task_options import TaskOptions
+from farcall_lambdas.models.endpoints import EndpointDetails
 from farcall_lambdas.models.fields import (
     Id,
     Ids,
@@ -244,6 +245,39 @@ class TaskEventShape(Shape):
 class TaskEvents(Shape):
     task_id: str
     events: list[TaskEventShape]
+
+
+class WhyEndpoint(Shape):
+    """The endpoint of a task. ``seen_at`` is its last heartbeat, in epoch seconds; ``problem`` is what is
+    wrong with it, in its own words."""
+
+    endpoint_id: str
+    name: str
+    status: str
+    seen_at: float | None
+    details: EndpointDetails
+    problem: str
+
+
+class WhyAnswer(Shape):
+    """``reason`` is for programs, ``text`` is for people. ``state_since`` is in epoch seconds, as is ``expires_at``: if
+    the task has not started by then, it ends as failed; null when it runs or has ended. ``queue_position`` is how many
+    of the caller's own tasks leave the endpoint's queue before this one, null when it is not in the queue.
+    ``queue_depth`` is how many tasks wait there, ``queue_submitters`` of how many submitters, who take turns.
+    ``endpoint`` is left out when it is not registered any more."""
+
+    task_id: str
+    reason: str
+    text: str
+    state: str
+    state_since: float
+    state_age_s: float
+    expires_at: float | None
+    attempt: int
+    queue_position: int | None
+    queue_depth: int | None
+    queue_submitters: int | None
+    endpoint: Maybe[WhyEndpoint] = None
 
 
 class TaskIds(Shape):

@@ -1,16 +1,13 @@
 """The routes, one module per resource. A route parses, calls one service and shapes the answer."""
 
 from farcall_lambdas.routes.account import router as account
-from farcall_lambdas.routes.audit import router as audit
-from farcall_lambdas.routes.blobs import router as blobs
 from farcall_lambdas.routes.containers import router as containers
 from farcall_lambdas.routes.endpoints import router as endpoints
 from farcall_lambdas.routes.functions import router as functions
 from farcall_lambdas.routes.submit import router as submit
 from farcall_lambdas.routes.tasks import router as tasks
 from farcall_lambdas.routes.version import router as version
-from farcall_lambdas.routes.why import router as why
 
 __all__ = ["ROUTERS"]
 
-ROUTERS = (functions, containers, endpoints, submit, tasks, why, blobs, audit, account, version)
+ROUTERS = (functions, containers, endpoints, submit, tasks, account, version)

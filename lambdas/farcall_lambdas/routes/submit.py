@@ -1,10 +1,19 @@
-"""Routes of submits."""
+"""Submit routes: tasks, and uploads of large payloads."""
 
 from farcall_common.errors import FarcallError
 from farcall_common.wire.ids import new_id
 from farcall_lambdas.answers import status_of
 from farcall_lambdas.models.fields import Id
-from farcall_lambdas.models.tasks import Submit, SubmitAnswer, SubmitV2, SubmitV2Answer, SubmitV2Result, TaskAnswer
+from farcall_lambdas.models.tasks import (
+    BlobGranted,
+    RequestBlob,
+    Submit,
+    SubmitAnswer,
+    SubmitV2,
+    SubmitV2Answer,
+    SubmitV2Result,
+    TaskAnswer,
+)
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router, no_result_queue
 from farcall_lambdas.routes.tasks import task_answer
 from farcall_lambdas.services.limits import check_count
@@ -49,6 +58,12 @@ def submit_v2(body: SubmitV2, call: CurrentCall) -> SubmitV2Answer:
         task_group_id=group_id,
         results=[results[position] for position in range(len(body.tasks))],
     )
+
+
+@router.post("/v3/blobs", summary="Ask for the upload of a payload that is too big to go inline", tags=["blobs"])
+def grant_blob(body: RequestBlob, call: CurrentCall) -> BlobGranted:
+    ref, url, headers = call.services.blobs.grant_upload(call.identity, size_bytes=body.size_bytes, sha256=body.sha256)
+    return BlobGranted(blob_key=ref.blob_key, upload_url=url, headers=dict(headers))
 
 
 def _results(submitted: Submitted, call: Call) -> dict[str, TaskAnswer]:

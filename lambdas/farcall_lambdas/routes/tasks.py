@@ -1,4 +1,4 @@
-"""Routes that read and cancel tasks, and what can be done with those that have ended."""
+"""Task routes: read, explain, cancel, retry, discard."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
 from farcall_common.errors import ErrorRecord, ResultTooLarge, TaskUnknown
-from farcall_common.store.model import Task
+from farcall_common.store.model import QueueState, Task
 from farcall_common.wire.states import TaskState
 from farcall_lambdas import cursor
 from farcall_lambdas.models.fields import Cursor, Id, Instant
@@ -27,10 +27,14 @@ from farcall_lambdas.models.tasks import (
     TaskGroupEntry,
     TaskIds,
     TaskList,
+    WhyAnswer,
+    WhyEndpoint,
 )
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router
+from farcall_lambdas.routes.endpoints import endpoint_details
 from farcall_lambdas.services.cancel import Cancellation
 from farcall_lambdas.services.results import TaskView
+from farcall_lambdas.services.why import Situation, Why
 
 router = new_router()
 
@@ -97,6 +101,11 @@ def get_task_events(task_id: Id, call: CurrentCall) -> TaskEvents:
     return TaskEvents(task_id=task_id, events=events)
 
 
+@router.get("/v3/tasks/<task_id>/why", summary="Why a task is where it is", tags=["tasks"])
+def get_why(task_id: Id, call: CurrentCall) -> WhyAnswer:
+    return _why_answer(call.services.why.why(call.identity, task_id))
+
+
 @router.post("/v3/tasks/<task_id>/cancel", summary="Cancel a task", tags=["tasks"])
 def cancel_task(task_id: Id, call: CurrentCall) -> CancelAnswer:
     return _cancelled(task_id, call.services.cancel.cancel(call.identity, task_id))
@@ -110,14 +119,14 @@ def cancel_tasks(body: TaskIds, call: CurrentCall) -> CancelBatchAnswer:
 
 @router.post("/v3/tasks/<task_id>/retry", summary="Run a task that has ended again, as a new task", tags=["tasks"])
 def retry_task(task_id: Id, body: Retry, call: CurrentCall) -> RetryAnswer:
-    submitted = call.services.afterwards.retry(call.identity, task_id, as_task_id=body.task_id)
+    submitted = call.services.retry.retry(call.identity, task_id, as_task_id=body.task_id)
     [[new_id]] = submitted.tasks.values()
     return RetryAnswer(task_id=new_id, retry_of=task_id, task_group_id=submitted.task_group_id)
 
 
 @router.post("/v3/tasks/<task_id>/discard", summary="Forget a dead letter and its arguments", tags=["tasks"])
 def discard_task(task_id: Id, call: CurrentCall) -> DiscardAnswer:
-    call.services.afterwards.discard(call.identity, task_id)
+    call.services.retry.discard(call.identity, task_id)
     return DiscardAnswer(task_id=task_id)
 
 
@@ -212,3 +221,37 @@ def _cancelled(task_id: str, cancellation: Cancellation) -> CancelAnswer:
 def _globus_time(task: Task) -> str:
     """UTC without saying so, in microseconds: Globus Compute's form."""
     return task.submitted_at.strftime("%Y-%m-%dT%H:%M:%S.%f") if task.submitted_at else ""
+
+
+def _why_answer(why: Why) -> WhyAnswer:
+    situation = why.situation
+    position = situation.position
+    queued = position is not None and position.state is QueueState.QUEUED
+    return WhyAnswer(
+        task_id=situation.task.task_id,
+        reason=why.reason.value,
+        text=why.text,
+        state=situation.task.state.value,
+        state_since=situation.since.timestamp(),
+        state_age_s=max(0.0, (situation.now - situation.since).total_seconds()),
+        expires_at=situation.expires_at.timestamp() if situation.may_expire else None,
+        attempt=situation.task.attempt,
+        queue_position=position.ahead if position and queued else None,
+        queue_depth=position.depth if position else None,
+        queue_submitters=position.submitters if position else None,
+        endpoint=_why_endpoint(situation),
+    )
+
+
+def _why_endpoint(situation: Situation) -> WhyEndpoint | None:
+    endpoint = situation.endpoint
+    if endpoint is None:
+        return None
+    return WhyEndpoint(
+        endpoint_id=endpoint.endpoint_id,
+        name=endpoint.name,
+        status="online" if situation.online else "offline",
+        seen_at=endpoint.seen_at.timestamp() if endpoint.seen_at else None,
+        details=endpoint_details(endpoint),
+        problem=endpoint.status.problem,
+    )

@@ -1,9 +1,6 @@
 """What the API does. Services know stores and identities, never HTTP; they raise domain errors."""
 
 from farcall_lambdas.services.access import Access
-from farcall_lambdas.services.account import AccountService
-from farcall_lambdas.services.admission import Admission
-from farcall_lambdas.services.afterwards import AfterwardsService
 from farcall_lambdas.services.audit import AuditService
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.bundle import Services
@@ -12,8 +9,10 @@ from farcall_lambdas.services.connect import ConnectService
 from farcall_lambdas.services.containers import ContainerService
 from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.functions import FunctionService
+from farcall_lambdas.services.limits import AccountService, Admission
 from farcall_lambdas.services.reconcile import Reconciler
 from farcall_lambdas.services.results import ResultService
+from farcall_lambdas.services.retry import RetryService
 from farcall_lambdas.services.submit import SubmitService
 from farcall_lambdas.services.why import WhyService
 
@@ -21,7 +20,6 @@ __all__ = [
     "Access",
     "AccountService",
     "Admission",
-    "AfterwardsService",
     "AuditService",
     "BlobService",
     "CancelService",
@@ -31,6 +29,7 @@ __all__ = [
     "FunctionService",
     "Reconciler",
     "ResultService",
+    "RetryService",
     "Services",
     "SubmitService",
     "WhyService",

@@ -9,9 +9,6 @@ from collections.abc import Callable
 from farcall_common.store import Stores
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.services.access import Access
-from farcall_lambdas.services.account import AccountService
-from farcall_lambdas.services.admission import Admission
-from farcall_lambdas.services.afterwards import AfterwardsService
 from farcall_lambdas.services.audit import AuditService
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.cancel import CancelService
@@ -19,10 +16,10 @@ from farcall_lambdas.services.connect import ConnectService
 from farcall_lambdas.services.containers import ContainerService
 from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.functions import FunctionService
-from farcall_lambdas.services.idle import IdleWatch
-from farcall_lambdas.services.limits import RateLimit, Storage
-from farcall_lambdas.services.reconcile import Reconciler
+from farcall_lambdas.services.limits import AccountService, Admission, RateLimit, Storage
+from farcall_lambdas.services.reconcile import IdleWatch, Reconciler
 from farcall_lambdas.services.results import ResultService
+from farcall_lambdas.services.retry import RetryService
 from farcall_lambdas.services.submit import SubmitService
 from farcall_lambdas.services.why import WhyService
 from farcall_lambdas.settings import ApiSettings
@@ -39,7 +36,7 @@ class Services:
     submit: SubmitService
     results: ResultService
     cancel: CancelService
-    afterwards: AfterwardsService
+    retry: RetryService
     audit: AuditService
     connect: ConnectService
     blobs: BlobService
@@ -72,7 +69,7 @@ class Services:
             submit=submit,
             results=results,
             cancel=CancelService(stores, settings, clock=clock),
-            afterwards=AfterwardsService(stores, results, submit, clock=clock),
+            retry=RetryService(stores, results, submit, clock=clock),
             audit=AuditService(stores),
             connect=ConnectService(stores, access, settings, clock=clock, fleet=fleet),
             blobs=BlobService(stores.blobs, settings),

@@ -1,17 +1,26 @@
-"""Bounds that several services check."""
+"""Limits: rate limit and token expiry at admission, room in queues and on the database's disk, quotas."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import threading
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from farcall_common.errors import QueueFull, QuotaExceeded, RateLimited, StorageLow, TooManyTasks, Unavailable
+from farcall_common.errors import (
+    QueueFull,
+    QuotaExceeded,
+    RateLimited,
+    StorageLow,
+    TooManyTasks,
+    Unauthenticated,
+    Unavailable,
+)
 from farcall_common.store.model import Endpoint, TokensTaken
 from farcall_common.store.ports import Queue, Records
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.models.account import Limits, Quota
 from farcall_lambdas.settings import ApiSettings
 
 #: How long a caller is told to wait for room in a queue, in seconds.
@@ -37,6 +46,9 @@ _SIZE_GOOD_S: Final = 60.0
 
 #: What an entry of a list takes beside texts, in bytes.
 _ENTRY_BYTES: Final = 500
+
+#: How far the clocks of issuers may be behind ours, in seconds.
+_LEEWAY_S: Final = 30.0
 
 T = TypeVar("T")
 
@@ -222,3 +234,57 @@ class RateLimit:
             return self._queue.take_tokens(identity_id, self._advance, rate_per_s=self._rate_per_s, burst=self._burst)
         except Unavailable:
             return TokensTaken(self._advance)
+
+
+class Admission:
+    """Lets callers in whose token is still good, as often as they may come. Requests that will turn out to be wrong
+    count like others: reading them is work, too."""
+
+    def __init__(self, rate_limit: RateLimit, *, clock: Callable[[], float]) -> None:
+        self._rate_limit = rate_limit
+        self._clock = clock
+
+    def admit(self, context: Mapping[str, Any] | None, *, source_ip: str = "") -> Identity:
+        """The caller, by what the authorizer said. API Gateway keeps that for minutes, a token may end before.
+
+        :raises Unauthenticated: if no authorizer has run, or the token has ended since.
+        :raises RateLimited: if the request is one too many.
+        """
+        identity = Identity.from_context(context, source_ip=source_ip)
+        if identity.expires_at is not None and self._clock() > identity.expires_at + _LEEWAY_S:
+            raise Unauthenticated("The token has ended.", hint="Log in again: `farcall login`.")
+        self.count(identity)
+        return identity
+
+    def count(self, identity: Identity) -> None:
+        """Count one more request, such as a part of one that is as much work as a whole one.
+
+        :raises RateLimited: if it is one too many.
+        """
+        self._rate_limit.spend(identity)
+
+
+class AccountService:
+    """Limits and quotas of the caller."""
+
+    def __init__(self, records: Records, settings: ApiSettings) -> None:
+        self._records = records
+        self._settings = settings
+
+    def limits(self, identity: Identity) -> Limits:
+        """The limits in force, and how much of each quota is used up."""
+        owner_id, settings, records = identity.identity_id, self._settings, self._records
+        functions, endpoints, containers = settings.max_functions, settings.max_endpoints, settings.max_containers
+        return Limits(
+            functions=Quota(used=records.functions.count_functions(owner_id, limit=functions), limit=functions),
+            endpoints=Quota(used=records.endpoints.count_endpoints(owner_id, limit=endpoints), limit=endpoints),
+            containers=Quota(used=records.functions.count_containers(owner_id, limit=containers), limit=containers),
+            max_payload_bytes=settings.max_payload_bytes,
+            max_inline_bytes=settings.max_inline_bytes,
+            max_request_bytes=settings.max_request_bytes,
+            max_tasks_per_request=settings.max_tasks_per_request,
+            max_queue_depth=settings.max_queue_depth,
+            rate_per_s=settings.rate_per_s,
+            rate_burst=settings.rate_burst,
+            retention_days=settings.retention_days,
+        )

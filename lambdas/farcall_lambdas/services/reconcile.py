@@ -22,9 +22,10 @@ import msgspec
 from aws_lambda_powertools import Logger
 
 from farcall_common.errors import Unavailable, WaitedTooLong
-from farcall_common.store import CancelOutcome, Stores
+from farcall_common.store import CancelOutcome, Queue, Stores
 from farcall_common.store.model import OpenTask, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
+from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.services.submit import queue_tasks, was_dispatched
 from farcall_lambdas.settings import ApiSettings
@@ -257,6 +258,29 @@ class Reconciler:
         while count == limit and self._clock() < until:
             purged += (count := purge(limit))
         return purged
+
+
+class IdleWatch:
+    """Looks at what the forwarders say of themselves. Without a ``fleet`` they always run."""
+
+    def __init__(self, queue: Queue, fleet: Fleet | None) -> None:
+        self._queue = queue
+        self._fleet = fleet
+
+    def run(self) -> int:
+        """One look; how many forwarders were put to sleep.
+
+        :raises Unavailable: when the queue or the fleet cannot be reached; the next look starts over.
+        """
+        if self._fleet is None:
+            return 0
+        forwarders = self._queue.forwarders()
+        idle = [each for each in forwarders if each.idle_s is not None and each.idle_s >= self._fleet.idle_s]
+        if not forwarders or len(idle) < len(forwarders):
+            return 0
+        self._fleet.sleep()
+        logger.info("forwarders put to sleep", forwarders=len(idle))
+        return len(idle)
 
 
 def _moment(epoch_s: float) -> dt.datetime:

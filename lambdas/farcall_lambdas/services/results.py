@@ -12,7 +12,7 @@ import msgspec
 
 from farcall_common.errors import BlobUnknown, TaskGroupUnknown, TaskUnknown, TooManyTasks
 from farcall_common.store import Stores
-from farcall_common.store.model import BlobRef, Task, TaskEvent
+from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskGroup
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.limits import check_count, fitting
@@ -156,6 +156,10 @@ class ResultService:
         if not tasks:
             raise TaskGroupUnknown(f"There is no task group {task_group_id}.")
         return tasks
+
+    def groups(self, identity: Identity, *, before: str | None, limit: int) -> Sequence[TaskGroup]:
+        """The caller's task groups, newest first, older than the group ``before``."""
+        return self._stores.tasks.list_groups(identity.identity_id, before=before, limit=limit)
 
     def events(self, identity: Identity, task_id: str) -> Sequence[TaskEvent]:
         """The history of a task; the same error."""

@@ -16,7 +16,7 @@ from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.submit import SubmitService, Submitted
 
 
-class AfterwardsService:
+class RetryService:
     """Tasks of the caller after their end, which stays what it is."""
 
     def __init__(
