@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import dataclasses
 import logging
 import random
@@ -13,9 +15,7 @@ from typing import Any, Final
 from farcall_common.errors import ProtocolError
 from farcall_common.store.model import ForwarderInfo, SharedResults
 from farcall_common.wire import decode, encode, new_id
-from farcall_forwarder.adapters.batcher import Batcher
-from farcall_forwarder.adapters.memory import release_free_memory
-from farcall_forwarder.adapters.pool import StorePool
+from farcall_forwarder.adapters.pool import Batcher, StorePool
 from farcall_forwarder.adapters.router import Inbound, Router, SendFailure
 from farcall_forwarder.adapters.zap import Authenticator
 from farcall_forwarder.core import actions as do
@@ -25,18 +25,6 @@ from farcall_forwarder.core.policy import Instant
 
 #: Messages that are received from the socket before they are handled.
 _BATCH: Final = 500
-#: Kinds of steps that many endpoints need at once, and the most that are performed in one batch.
-_BATCH_LIMITS: Final[Mapping[type[do.StoreStep], int]] = {
-    do.ClaimEndpoint: 64,
-    do.RecordSpoolGeneration: 256,
-    do.ReadLeases: 64,
-    do.RestoreQueue: 64,
-    do.ReadTasks: 64,
-    do.SetPresence: 256,
-    do.LeaseTasks: 64,
-    do.ReadCancels: 64,
-    do.MaintainEndpoint: 64,
-}
 #: Period of the retries for slow peers: a ROUTER does not report which peer can take more.
 _BACKLOG_RETRY_S: Final = 0.005
 #: Time for store steps that are still under way after a drain.
@@ -64,12 +52,10 @@ class Shell:
         self._authenticator = authenticator
         self._pool = pool
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._steps: set[asyncio.Task[None]] = set()
-        self._batchers = {kind: Batcher(pool.perform_batch, limit=limit) for kind, limit in _BATCH_LIMITS.items()}
         self._rearm = asyncio.Event()
         self._has_backlog = asyncio.Event()
         self._deadline = 0.0
-        self._group: asyncio.TaskGroup | None = None
+        self._batcher: Batcher | None = None
         self._is_over = False
 
     @property
@@ -86,25 +72,25 @@ class Shell:
                 self._serve_peers(),
                 self._serve_backlogs(),
                 self._keep_time(),
-                *(batcher.run(self._handle) for batcher in self._batchers.values()),
             )
-            self._group = group
+            batcher = self._batcher = Batcher(group, self._pool.perform, self._handle)
             tasks = [group.create_task(loop) for loop in loops]
             try:
                 await self._end
-                settling = [group.create_task(batcher.settle()) for batcher in self._batchers.values()]
-                tasks += settling
-                await asyncio.wait([*self._steps, *settling], timeout=_LAST_STEPS_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LAST_STEPS_S):
+                        await batcher.settle()
             finally:
                 self._is_over = True  # later events are ignored
-            for task in (*tasks, *self._steps):
+            for task in tasks:
                 task.cancel()
+            batcher.cancel()
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Redirect all peers, then end; at once if :meth:`run` has not begun."""
-        if self._group is not None:
+        if self._batcher is not None:
             self._handle([ev.DrainOrdered()])
         elif not self._end.done():
             self._end.set_result(None)
@@ -175,24 +161,16 @@ class Shell:
                 return self._router.send(routing_id, encode(envelope))
             case do.DropBacklog(routing_id=routing_id):
                 self._router.drop(routing_id)
-            case do.StoreStep() if batcher := self._batchers.get(type(action)):
-                batcher.add(action)
             case do.StoreStep():
-                assert self._group is not None, "the core acts only during run()"
-                task = self._group.create_task(self._step(action))
-                self._steps.add(task)
-                task.add_done_callback(self._steps.discard)
+                assert self._batcher is not None, "the core acts only during run()"
+                self._batcher.add(action)
             case do.ReleaseMemory():
-                release_free_memory()
+                _release_free_memory()
             case do.Log(message=message, fields=fields):
                 _logger.info(message, extra=dict(fields))
             case _:
                 raise TypeError(f"no rule for {action}")
         return None
-
-    async def _step(self, step: do.StoreStep) -> None:
-        if (event := await self._pool.perform(step)) is not None:
-            self._handle([event])
 
     def health(self) -> tuple[bool, Mapping[str, Any]]:
         """Health of the process: whether it is healthy, and its numbers."""
@@ -223,3 +201,11 @@ def _event(message: Inbound) -> ev.Event:
 
 def _failure_event(failure: SendFailure) -> ev.Event:
     return ev.SlowConsumer(failure.routing_id) if failure.is_slow else ev.PeerGone(failure.routing_id)
+
+
+def _release_free_memory() -> None:
+    """Return empty pages. Each connection has tens of KiB in libzmq, scattered among those of others: after thousands
+    have closed, glibc returns none of it unless it is asked. Other C libraries do, or lack this call.
+    """
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

@@ -27,7 +27,7 @@ from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant, Policy
-from farcall_forwarder.core.result_sharing import ShareBuffer
+from farcall_forwarder.core.recorder import ShareBuffer
 from tests.task_fields import with_options
 
 ENDPOINT_ID = "00000000-0000-4000-8000-00000000000e"
@@ -191,7 +191,7 @@ def recorded(flush: do.FlushResults) -> ev.Flushed:
     return ev.Flushed([ev.BatchFlushed(batch) for batch in flush.batches], first, {}, EPOCH + 1)
 
 
-# -- endpoint sessions -------------------------------------------------------------------------------------------------
+# -- endpoints ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_hello_claims_the_endpoint() -> None:

@@ -34,8 +34,7 @@ from farcall_common.store.model import (
 from farcall_common.store.ports import Records
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import EndpointReport, Reporter, TaskState
-from farcall_forwarder.adapters.batcher import Batcher
-from farcall_forwarder.adapters.pool import StorePool
+from farcall_forwarder.adapters.pool import Batcher, StorePool
 from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.adapters.zap import find_peers
 from farcall_forwarder.core.actions import (
@@ -339,10 +338,11 @@ class SlowSteps(StoreSteps):
         self.may_end = threading.Event()
         self.has_ended = False
 
-    def perform(self, step: StoreStep) -> None:
+    def perform(self, steps: Sequence[StoreStep]) -> Sequence[Event]:
         self.began.set()
         self.may_end.wait(WAIT_S)
         self.has_ended = True
+        return ()
 
 
 def test_closing_the_pool_waits_for_calls_under_way() -> None:
@@ -350,7 +350,7 @@ def test_closing_the_pool_waits_for_calls_under_way() -> None:
 
     async def close_in_the_middle() -> None:
         pool = StorePool(steps)
-        task = asyncio.create_task(pool.perform(Withdraw("forwarder")))
+        task = asyncio.create_task(pool.perform([Withdraw("forwarder")]))
         await asyncio.to_thread(steps.began.wait, 60)
         task.cancel()
         closing = asyncio.create_task(asyncio.to_thread(pool.close))
@@ -380,9 +380,8 @@ def test_a_step_is_performed_at_once_and_later_ones_as_a_batch() -> None:
             await may_answer.acquire()
             return [TransitionsRecorded() for _ in steps]
 
-        batcher = Batcher(perform, limit=2)
-        running = asyncio.create_task(batcher.run(answers.append))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            batcher = Batcher(group, perform, answers.append, limits={Withdraw: 2})
             batcher.add(Withdraw("a"))
             await has_begun.acquire()
             for name in "bcd":
@@ -395,12 +394,34 @@ def test_a_step_is_performed_at_once_and_later_ones_as_a_batch() -> None:
             assert not settling.done()
             may_answer.release()
             await settling
-        running.cancel()
-        await asyncio.wait([running])
 
     asyncio.run(run())
     assert performed == [["a"], ["b", "c"], ["d"]]
     assert list(map(len, answers)) == [1, 2, 1]
+
+
+def test_steps_of_other_kinds_are_performed_side_by_side() -> None:
+    begun: list[StoreStep] = []
+
+    async def run() -> None:
+        may_answer = asyncio.Event()
+
+        async def perform(steps: Sequence[StoreStep]) -> Sequence[Event]:
+            begun.extend(steps)
+            await may_answer.wait()
+            return ()
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            batcher = Batcher(group, perform, lambda _: None)
+            for name in "ab":
+                batcher.add(Withdraw(name))
+            while len(begun) < 2:
+                await asyncio.sleep(0)
+            may_answer.set()
+            await batcher.settle()
+
+    asyncio.run(run())
+    assert begun == [Withdraw("a"), Withdraw("b")]
 
 
 def test_leases_wait_for_an_unavailable_queue_and_are_refused_one_by_one() -> None:
@@ -415,7 +436,7 @@ def test_leases_wait_for_an_unavailable_queue_and_are_refused_one_by_one() -> No
     async def lease() -> Sequence[Event]:
         pool = StorePool(steps)
         try:
-            leasing = asyncio.create_task(pool.perform_batch(wanted))
+            leasing = asyncio.create_task(pool.perform(wanted))
             async with asyncio.timeout(60):
                 while not pool.is_degraded:
                     await asyncio.sleep(0)
@@ -446,16 +467,16 @@ def test_a_forwarder_with_a_wrong_clock_is_registered_and_keeps_its_leases(skew_
     queue.announce(ForwarderInfo("other", "tcp://127.0.0.1:1", "key"), ttl_s=15)
     stores = dataclasses.replace(fake_stores(queue=queue), **vars(records))
     steps = StoreSteps(stores, forwarder_id="skewed", clock=lambda: clock.now + skew_s)
-    assert steps.perform(Announce(ForwarderInfo("skewed", "tcp://127.0.0.1:2", "key"), 15.0)) == Announced(1)
+    assert steps.perform([Announce(ForwarderInfo("skewed", "tcp://127.0.0.1:2", "key"), 15.0)]) == [Announced(1)]
     assert [info.forwarder_id for info in queue.forwarders()] == ["other", "skewed"]
-    (claimed,) = steps.perform_batch([ClaimEndpoint("a", 1, "spool", 45.0)])
+    (claimed,) = steps.perform([ClaimEndpoint("a", 1, "spool", 45.0)])
     assert isinstance(claimed, EndpointClaimed)
     single.mark_restored(queue, "a", claimed.fence)
     task = Task("t1", "group", "owner", "a", "function", "hash", b"x", options=TaskOptions(idempotent=False))
     queue.enqueue([QueuedTask.of(task)])
-    steps.perform_batch([LeaseTasks("a", claimed.fence, 5, 30.0)])
+    steps.perform([LeaseTasks("a", claimed.fence, 5, 30.0)])
     clock.now += 29
-    (maintained,) = steps.perform_batch([MaintainEndpoint("a", claimed.fence, [], "spool", 45.0, 30.0)])
+    (maintained,) = steps.perform([MaintainEndpoint("a", claimed.fence, [], "spool", 45.0, 30.0)])
     assert isinstance(maintained, EndpointMaintained)
     assert maintained.reaped == []
     with pytest.raises(EndpointInUse):
@@ -470,7 +491,7 @@ def test_claims_are_batched_and_refused_one_by_one() -> None:
         records.endpoints.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
     steps = [ClaimEndpoint(name, generation, "spool", 45.0) for generation, name in enumerate(["deleted", *"abc"])]
     outcomes = dict[int, str]()
-    for answer in steps_on(queue, records).perform_batch(steps):
+    for answer in steps_on(queue, records).perform(steps):
         assert isinstance(answer, ClaimRefused | EndpointClaimed)
         outcomes[answer.generation] = answer.error.code if isinstance(answer, ClaimRefused) else "let in"
     assert outcomes == {0: "ENDPOINT_UNKNOWN", 1: "let in", 2: "ENDPOINT_IN_USE", 3: "let in"}
@@ -482,11 +503,11 @@ def test_a_claim_with_an_old_copy_of_the_spool_is_refused() -> None:
     steps = steps_on(queue, records)
 
     def claim(spool_id: str, spool_generation: int | None) -> str:
-        [answer] = steps.perform_batch([ClaimEndpoint("a", 1, spool_id, 45.0, spool_generation=spool_generation)])
+        [answer] = steps.perform([ClaimEndpoint("a", 1, spool_id, 45.0, spool_generation=spool_generation)])
         return answer.error.code if isinstance(answer, ClaimRefused) else "let in"
 
     assert [claim("spool", None), claim("spool", 1)] == ["let in"] * 2
-    steps.perform_batch([RecordSpoolGeneration("a", 1, "spool", 3)])
+    steps.perform([RecordSpoolGeneration("a", 1, "spool", 3)])
     fence = single.claim(queue, "a", "other", spool_id="spool", ttl_s=45)
     single.mark_restored(queue, "a", fence)
     assert claim("spool", 2) == "SPOOL_OUTDATED"
@@ -504,7 +525,7 @@ def test_restores_are_batched_and_fenced_one_by_one() -> None:
     for endpoint_id in ("busy", "gone"):
         records.tasks.add_tasks([Task(f"of {endpoint_id}", "group", "owner", endpoint_id, "function", "hash", b"")])
     steps = [RestoreQueue(endpoint_id, fence, {}, 30.0) for endpoint_id, fence in fences.items()]
-    answers = steps_on(queue, records).perform_batch(steps)
+    answers = steps_on(queue, records).perform(steps)
     assert answers == [
         QueueRestored("idle", fences["idle"]),
         QueueRestored("busy", fences["busy"]),
@@ -512,14 +533,14 @@ def test_restores_are_batched_and_fenced_one_by_one() -> None:
     ]
     assert (queue.depth(["idle"]), queue.depth(["busy"]), queue.depth(["gone"])) == (0, 1, 0)
     read = [ReadLeases(endpoint_id, fence) for endpoint_id, fence in fences.items()]
-    assert list(map(type, steps_on(queue, records).perform_batch(read))) == [LeasesRead, LeasesRead, StepFenced]
+    assert list(map(type, steps_on(queue, records).perform(read))) == [LeasesRead, LeasesRead, StepFenced]
 
 
 def test_task_reads_are_batched_and_answered_per_endpoint() -> None:
     records = FakeDatabase().records
     records.tasks.add_tasks([Task(f"t{n}", "group", "owner", "a", "function", "hash", b"x") for n in range(3)])
     steps = [ReadTasks("a", 1, ["t0", "t1"], frozenset({"t1"})), ReadTasks("b", 1, ["t2", "nowhere"], frozenset())]
-    first, second = steps_on(FakeQueue(), records).perform_batch(steps)
+    first, second = steps_on(FakeQueue(), records).perform(steps)
     assert isinstance(first, TasksRead)
     assert isinstance(second, TasksRead)
     assert (set(first.tasks), set(second.tasks)) == ({"t0", "t1"}, {"t2"})
@@ -535,7 +556,7 @@ def test_cancel_reads_are_batched_and_fenced_one_by_one() -> None:
     queue.cancel("a", ["t1"])
     single.claim(queue, "b", "another forwarder", ttl_s=45)
     steps = [ReadCancels(endpoint_id, fence) for endpoint_id, fence in fences.items()]
-    assert steps_on(queue, FakeDatabase().records).perform_batch(steps) == [
+    assert steps_on(queue, FakeDatabase().records).perform(steps) == [
         CancelsRead("a", fences["a"], ["t1"]),
         StepFenced(steps[1]),
         CancelsRead("c", fences["c"], []),
@@ -557,7 +578,7 @@ def test_presence_of_a_stale_owner_is_fenced_and_the_others_are_recorded() -> No
         SetPresence("a", fences["a"], False, EndpointStatus(), 45.0),
         SetPresence("c", fences["c"], True, EndpointStatus(managers=1), 45.0),
     ]
-    assert steps_on(queue, records).perform_batch(steps) == [StepFenced(steps[1])]
+    assert steps_on(queue, records).perform(steps) == [StepFenced(steps[1])]
     shown = {endpoint_id: records.endpoints.get_endpoint(endpoint_id) for endpoint_id in fences}
     assert {id_: endpoint.online for id_, endpoint in shown.items() if endpoint} == {"a": False, "b": True, "c": True}
 

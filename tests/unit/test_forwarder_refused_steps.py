@@ -57,7 +57,7 @@ def test_a_step_refused_for_one_endpoint_is_performed_for_the_others(caplog: pyt
     good, bad, other = (RecordSpoolGeneration(name, 1, "spool", 3) for name in ("good", "bad", "other"))
 
     async def scenario(pool: StorePool) -> None:
-        assert await pool.perform_batch([good, bad, other]) == [
+        assert await pool.perform([good, bad, other]) == [
             SpoolGenerationRecorded("good", 1, 3),
             StepFailed(bad),
             SpoolGenerationRecorded("other", 1, 3),
@@ -77,7 +77,7 @@ def test_a_kind_of_step_that_fails_for_all_endpoints_makes_the_forwarder_unhealt
     async def scenario(pool: StorePool) -> None:
         degraded = []
         for name in "aabcd":
-            await pool.perform_batch([RecordSpoolGeneration(name, 1, "spool", 3)])
+            await pool.perform([RecordSpoolGeneration(name, 1, "spool", 3)])
             degraded.append(pool.is_degraded)
         assert degraded == [False, False, False, True, False]
 
@@ -91,7 +91,7 @@ def test_an_error_that_concerns_no_endpoint_propagates() -> None:
 
     async def scenario(pool: StorePool) -> None:
         with pytest.raises(ValueError, match="forwarder"):
-            await pool.perform(Withdraw("forwarder"))
+            await pool.perform([Withdraw("forwarder")])
 
     on_pool(steps_on(Broken(), FakeDatabase().records), scenario)
 
@@ -110,7 +110,7 @@ def test_only_the_refused_endpoints_results_stay_unrecorded() -> None:
     ]
 
     async def scenario(pool: StorePool) -> None:
-        flushed = await pool.perform(FlushResults(batches, frozenset(), 60))
+        [flushed] = await pool.perform([FlushResults(batches, frozenset(), 60)])
         assert isinstance(flushed, Flushed)
         assert {each.batch.endpoint_id: each.failed for each in flushed.batches} == {"good": False, "bad": True}
         assert flushed.first.keys() == {"good-task"}
@@ -126,7 +126,7 @@ def test_a_transition_that_cannot_be_recorded_is_skipped() -> None:
     ]
 
     async def scenario(pool: StorePool) -> None:
-        assert await pool.perform(RecordTransitions(transitions)) == TransitionsRecorded()
+        assert set(await pool.perform([RecordTransitions(transitions)])) == {TransitionsRecorded()}
 
     on_pool(steps_on(FakeQueue(), records), scenario)
     assert {task.state for task in records.tasks.get_tasks(["t1", "t2"]).values()} == {TaskState.WAITING_FOR_NODES}

@@ -12,7 +12,7 @@ import pytest
 from farcall_common import wire
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.store.model import BlobRef, PeerKey, PeerKind
-from farcall_forwarder.adapters.relay import read_piece, store_blob
+from farcall_forwarder.adapters.steps import read_piece, store_blob
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.leases import Lease, Stage
 from farcall_forwarder.core.policy import Instant, Policy

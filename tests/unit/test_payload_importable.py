@@ -26,7 +26,7 @@ from farcall_common.payload import (
     Serializer,
     parse_allowed,
 )
-from farcall_common.payload.origin import travels_by_value
+from farcall_common.payload.pickling import travels_by_value
 from tests.waiting import WAIT_S
 
 LIBRARY = """

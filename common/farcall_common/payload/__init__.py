@@ -7,7 +7,7 @@
     result  = buffer
 
 All of it is UTF-8 text, as it travels in JSON; only what goes through the blob store, to a reader that knows it, may be
-bytes (:mod:`farcall_common.payload.out_of_band`). Strategies are chosen when writing, and named in front of each buffer
+bytes (:mod:`farcall_common.payload.data`). Strategies are chosen when writing, and named in front of each buffer
 for the reader. Only clients and workers open buffers; everything between them passes bytes on.
 """
 
@@ -28,21 +28,23 @@ from farcall_common.payload.data import (
     DillDataBase64,
     JSONData,
     PickleDataBase64,
+    PickleOutOfBand,
 )
 from farcall_common.payload.framing import Piece, is_text
-from farcall_common.payload.out_of_band import PickleOutOfBand
 from farcall_common.payload.report import describe_exception, load_user_data, pack_exception, task_error
 from farcall_common.payload.serializer import (
     BINARY_DATA,
     DEFAULT_CODE,
     DEFAULT_DATA,
     PORTABLE_DATA,
+    STRATEGIES,
     Serializer,
     is_binary,
     packed,
+    parse_allowed,
+    strategy_named,
 )
 from farcall_common.payload.strategy import Strategy
-from farcall_common.payload.table import STRATEGIES, parse_allowed, strategy_named
 
 __all__ = [
     "BINARY_DATA",

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from farcall_common.errors import DeserializationError
-from farcall_common.payload import bytecode, dilling
-from farcall_common.payload.foreign import THIS_PYTHON
-from farcall_common.payload.pickling import dumps_by_reference
+from farcall_common.payload.data import dump_with_code, load_with_code
+from farcall_common.payload.pickling import THIS_PYTHON, dill_dumps, dill_loads, dill_source, dumps_by_reference
 from farcall_common.payload.source import function_from_source, self_contained_source
 from farcall_common.payload.strategy import Combination, Strategy
 
@@ -31,10 +30,10 @@ class CloudPickleCode(Strategy):
     for_code: ClassVar[bool] = True
 
     def dump(self, value: object) -> bytes:
-        return bytecode.dump(value, with_sources=True)
+        return dump_with_code(value, with_sources=True)
 
     def load(self, text: bytes, *, own_classes: bool = False) -> object:
-        return bytecode.load(text, own_classes=own_classes)
+        return load_with_code(text, own_classes=own_classes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +44,12 @@ class DillCode(Strategy):
     for_code: ClassVar[bool] = True
 
     def dump(self, value: object) -> bytes:
-        return base64.encodebytes(dilling.dumps(value))
+        return base64.encodebytes(dill_dumps(value))
 
     def load(self, text: bytes) -> object:
         pickled = binascii.a2b_base64(text)
         try:
-            return dilling.loads(pickled)
+            return dill_loads(pickled)
         except (SystemError, TypeError, ValueError) as error:  # how byte code of another version shows itself
             raise DeserializationError(
                 f"This is byte code of another version, and here runs Python {THIS_PYTHON}: {error}.",
@@ -116,7 +115,7 @@ class PureSourceDill(_PureSource):
     prefix: ClassVar[bytes] = b"sd\n"
 
     def _read_source(self, function: Any) -> str:
-        return dilling.get_source(function)
+        return dill_source(function)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +126,10 @@ class _DilledSource(Strategy):
 
     def dump(self, value: object) -> bytes:
         name: str = value.__name__  # type: ignore[attr-defined]  # what has source has a name
-        return base64.encodebytes(dilling.dumps((name, self._read_source(value))))
+        return base64.encodebytes(dill_dumps((name, self._read_source(value))))
 
     def load(self, text: bytes) -> object:
-        pair = dilling.loads(binascii.a2b_base64(text))
+        pair = dill_loads(binascii.a2b_base64(text))
         match pair:
             case (str(name), str(source)):
                 return function_from_source(name, source)
@@ -157,7 +156,7 @@ class DillCodeSource(_DilledSource):
     prefix: ClassVar[bytes] = b"04\n"
 
     def _read_source(self, function: Any) -> str:
-        return dilling.get_source(function)
+        return dill_source(function)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,26 +1,54 @@
-"""Strategies for data: arguments and results."""
+"""Strategies for data: arguments and results, as text or as bytes.
+
+A pickle that may hold byte code is written as a line of JSON, then the pickle in base64. The line has ``python`` when
+byte code is in it: only the same minor version can run that, and another one may crash on it, so it is checked before
+anything is loaded. It may have ``sources`` and ``modules`` (see :class:`~farcall_common.payload.by_value.ByValue`).
+Unknown keys are ignored.
+
+Large values are bytes (PEP 574, pickle protocol 5): a line of JSON, the pickle, and the contents of arrays as they lie
+in memory, each at a multiple of 64 bytes. The line gives their ``sizes`` in bytes, and the keys above. Only data that
+travels through the blob store is written so, and only for a reader that knows strategy ``f3``. An array is copied once
+when it is written, so that it may be changed afterwards, and not at all when it is read: it uses the memory that the
+buffer is in, and keeps it.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import ctypes
 import dataclasses
 import json
 import pickle
 import sys
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from farcall_common.payload import bytecode, dilling
-from farcall_common.payload.pickling import dumps_by_reference
+from farcall_common.errors import DeserializationError
+from farcall_common.limits import MAX_INLINE_BYTES
+from farcall_common.payload.framing import Piece, first_line, join_aligned, padding
+from farcall_common.payload.pickling import (
+    PROTOCOL,
+    THIS_PYTHON,
+    ReferencePickler,
+    dill_dumps,
+    dill_loads,
+    dumps_by_reference,
+)
+from farcall_common.payload.source import remember_lines
 from farcall_common.payload.strategy import Combination, Strategy
 
+if TYPE_CHECKING:
+    from farcall_common.payload.by_value import ByValue
+
 _MAX_LOSSLESS_NODES = 1000
-"""Beyond this, looking at every node costs more than JSON is worth; pickle takes over."""
+"""Beyond this, checking every node costs more than JSON saves; pickle takes over."""
 _MAX_LOSSLESS_INT = 2**63 - 1
 _MAX_FLOAT = sys.float_info.max
+_ALIGNMENT_BYTES: Final = 16
+"""The largest alignment that processors require; every allocator provides it."""
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -78,10 +106,10 @@ class CloudPickleDataBase64(Strategy):
     for_code: ClassVar[bool] = False
 
     def dump(self, value: object) -> bytes:
-        return bytecode.dump(value, with_sources=False)
+        return dump_with_code(value, with_sources=False)
 
     def load(self, text: bytes, *, own_classes: bool = False) -> object:
-        return bytecode.load(text, own_classes=own_classes)
+        return load_with_code(text, own_classes=own_classes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +120,10 @@ class DillDataBase64(Strategy):
     for_code: ClassVar[bool] = False
 
     def dump(self, value: object) -> bytes:
-        return base64.encodebytes(dilling.dumps(value))
+        return base64.encodebytes(dill_dumps(value))
 
     def load(self, text: bytes) -> object:
-        return dilling.loads(binascii.a2b_base64(text))
+        return dill_loads(binascii.a2b_base64(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,3 +163,164 @@ def _check_lossless(value: object) -> None:
                 raise ValueError("too large to be checked")
         else:
             raise TypeError(f"a {kind.__name__}")
+
+
+# -- pickles with byte code --------------------------------------------------------------------------------------------
+
+
+def dump_with_code(value: object, *, with_sources: bool) -> bytes:
+    """Pickle a value with the code that the worker cannot import.
+
+    :raises Exception: what pickling it raises.
+    """
+    # Here, not at the top: cloudpickle costs every command-line start 20 ms, and most calls do not need it.
+    from farcall_common.payload.by_value import dump_by_value
+
+    return _text_with_code(dump_by_value(value), with_sources=with_sources)
+
+
+def _text_with_code(dumped: ByValue, *, with_sources: bool) -> bytes:
+    """The text of a pickle."""
+    head = _head_of(dumped)
+    if with_sources and dumped.sources:
+        head["sources"] = dumped.sources
+    return b"%b\n%b" % (json.dumps(head).encode(), binascii.b2a_base64(dumped.pickled, newline=False))
+
+
+def _head_of(dumped: ByValue) -> dict[str, Any]:
+    """What a reader must know of a pickle before it loads it."""
+    head: dict[str, Any] = {"python": dumped.python} if dumped.python else {}
+    if dumped.modules is not None:
+        head["modules"] = dumped.modules
+    return head
+
+
+def _check_python(head: Mapping[str, Any]) -> None:
+    """Make sure that this Python may load what stands behind a head.
+
+    :raises DeserializationError: if there is byte code of another version.
+    """
+    python = head.get("python", THIS_PYTHON)
+    if python != THIS_PYTHON:
+        raise DeserializationError(
+            f"This is byte code of Python {python}, and here runs Python {THIS_PYTHON}.",
+            hint=f"Use an endpoint with Python {python}, or let the function travel as source: "
+            "no closures, no decorators, no classes of the script, imports inside the function.",
+        )
+
+
+def load_with_code(text: bytes, *, own_classes: bool = False) -> object:
+    """The value of a text that :func:`dump_with_code` wrote.
+
+    :param own_classes: whether the reader's classes are taken even if their source differs.
+    :raises DeserializationError: if its byte code is of another Python version.
+    :raises Exception: what unpickling raises.
+    """
+    line, _, pickled = text.partition(b"\n")
+    head = json.loads(line)
+    _check_python(head)
+    for filename, line_number, lines in head.get("sources", ()):
+        remember_lines(filename, line_number, lines)
+    return _unpickle(binascii.a2b_base64(pickled, strict_mode=True), head, own_classes=own_classes)
+
+
+def _unpickle(
+    pickled: bytes | memoryview, head: Mapping[str, Any], *, own_classes: bool, buffers: Iterable[memoryview] = ()
+) -> object:
+    """The value of a pickle, with what stands in its head."""
+    modules = head.get("modules")
+    if modules is None:
+        return pickle.loads(pickled, buffers=buffers)
+    # Here, not at the top: as in dump_with_code.
+    from farcall_common.payload.by_value import load_by_value
+
+    return load_by_value(pickled, modules, own_classes=own_classes, buffers=buffers)
+
+
+# -- pickles with arrays -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PickleOutOfBand(Strategy):
+    """Pickle with the contents of arrays behind it, of values above 64 KiB. Smaller ones travel with their task, and
+    are written as the strategies do that write pickles as text: by reference where the worker can import everything,
+    else by value."""
+
+    prefix: ClassVar[bytes] = b"f3\n"
+    for_code: ClassVar[bool] = False
+
+    def write(self, value: object) -> Sequence[Piece]:
+        pickled, contents, by_value = _dumped(value)
+        if contents or sum(map(len, pickled)) > MAX_INLINE_BYTES:
+            return _joined(pickled, contents, by_value)
+        if by_value:
+            return CloudPickleDataBase64.prefix, _text_with_code(by_value, with_sources=False)
+        return PickleDataBase64.prefix, PickleDataBase64.written(b"".join(pickled))
+
+    def dump(self, value: object) -> bytes:
+        return b"".join(_joined(*_dumped(value)))[len(self.prefix) :]
+
+    def load(self, text: Piece, *, own_classes: bool = False) -> object:
+        view = memoryview(text)
+        line = first_line(view)
+        head = json.loads(line)
+        _check_python(head)
+        at = len(self.prefix) + len(line) + 1
+        parts: list[memoryview] = []
+        for size in head["sizes"]:
+            at += padding(at)
+            parts.append(view[at - len(self.prefix) :][:size])
+            at += size
+        if at - len(self.prefix) > len(view):
+            raise DeserializationError(f"The value is cut off: {at} bytes are wanted, and {len(view)} there.")
+        buffers = [_usable(part) for part in parts[1:]]
+        return _unpickle(parts[0], head, own_classes=own_classes, buffers=buffers)
+
+
+class _Pieces(list[bytes]):
+    """A file that pickle writes into: large bytes as the very object, in no buffer of its own."""
+
+    write = list.append
+
+
+def _dumped(value: object) -> tuple[Sequence[bytes], Sequence[memoryview], ByValue | None]:
+    """A pickle in pieces, the contents that are not in it, and what else is known of it if it carries code."""
+    pickled, contents = _Pieces(), list[memoryview]()
+    try:
+        ReferencePickler(pickled, PROTOCOL, buffer_callback=_keeper(contents)).dump(value)
+    except Exception:  # noqa: BLE001 - whatever pickle refuses may still travel by value
+        # Here, not at the top: cloudpickle costs every command-line start 20 ms, and most calls do not need it.
+        from farcall_common.payload.by_value import dump_by_value
+
+        contents.clear()
+        dumped = dump_by_value(value, buffer_callback=_keeper(contents))
+        return (dumped.pickled,), contents, dumped
+    return pickled, contents, None
+
+
+def _joined(pickled: Sequence[bytes], contents: Sequence[memoryview], by_value: ByValue | None) -> list[Piece]:
+    head: dict[str, Any] = {"sizes": [sum(map(len, pickled)), *map(len, contents)]}
+    if by_value:
+        head |= _head_of(by_value)
+    line = json.dumps(head).encode() + b"\n"
+    return join_aligned([(PickleOutOfBand.prefix, line), pickled, *[(content,) for content in contents]])
+
+
+def _keeper(contents: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    """What pickle asks about each content: whether it shall write it itself."""
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        content = buffer.raw()
+        if len(content) <= MAX_INLINE_BYTES:
+            return True
+        contents.append(content)
+        return False
+
+    return keep
+
+
+def _usable(content: memoryview) -> memoryview:
+    """The content where it is, if it may be changed and lies well there; else a copy that may and does."""
+    if content.readonly or not content or ctypes.addressof(ctypes.c_char.from_buffer(content)) % _ALIGNMENT_BYTES:
+        return memoryview(bytearray(content))
+    return content

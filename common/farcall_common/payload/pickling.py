@@ -1,24 +1,116 @@
-"""Pickle that refuses what it would only seem to send.
+"""Pickling tools: where code comes from, pickle by reference, byte code of other Python versions, and dill.
 
-Plain pickle writes a class of ``__main__`` as its name, and the worker's ``__main__`` is another one. The pickler here
-refuses such values at once, so that the next strategy can send them by value.
+Code of the standard library, of installed packages and of extension modules travels *by reference*: the worker imports
+it. Everything else may exist only on this machine and travels *by value*: ``__main__``, notebooks, scripts, and modules
+in the directory of a script or on ``PYTHONPATH``. A reader that has the same source uses its own: see ``by_value``.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import io
+import opcode
+import os
 import pickle
-from types import FunctionType
+import sys
+import sysconfig
+from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from farcall_common.payload.origin import travels_by_value
-
 PROTOCOL = 5
-"""Written out, so that a newer Python on the client keeps writing what an older worker can read."""
+"""Fixed, so that a newer Python on the client keeps writing pickles that an older worker can read."""
+
+#: The minor version, which byte code is bound to.
+THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+_SITE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+_BEFORE_RESUME = frozenset(
+    {"CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "MAKE_CELL", "NOP", "POP_TOP", "RETURN_GENERATOR"}
+)
+
+
+# -- origin of code ----------------------------------------------------------------------------------------------------
+
+
+def travels_by_value(module_name: str) -> bool:
+    """Whether things of this module must be sent themselves because no worker can be expected to import them.
+
+    Modules given to ``cloudpickle.register_pickle_by_value`` travel by value too.
+    """
+    if module_name in ("__main__", "__mp_main__"):
+        return True
+    module = sys.modules.get(module_name)
+    if module is None or is_registered_by_user(module_name):
+        return True
+    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    if place is None:  # built in or frozen, unless it was made at run time and has no spec
+        return getattr(module, "__spec__", None) is None
+    if place.endswith(tuple(EXTENSION_SUFFIXES)):  # machine code cannot travel
+        return False
+    return not _is_installed(module_name, place)
+
+
+def is_registered_by_user(module_name: str) -> bool:
+    """Whether ``cloudpickle.register_pickle_by_value`` was called for a module or a package around it."""
+    cloudpickle = sys.modules.get("cloudpickle")  # not imported: nothing can be registered
+    if cloudpickle is None:
+        return False
+    registered: set[str] = cloudpickle.list_registry_pickle_by_value()
+    return any(module_name == name or module_name.startswith(f"{name}.") for name in registered)
+
+
+@functools.cache
+def _is_installed(module_name: str, place: str) -> bool:
+    path = Path(os.path.realpath(place))
+    if not _SITE_DIRECTORIES.isdisjoint(path.parts):
+        return True
+    if any(path.is_relative_to(directory) for directory in _standard_library()):
+        return True
+    top_level, *below = module_name.split(".")
+    up = len(below) + (path.name == "__init__.py")
+    return path.parents[min(up, len(path.parents) - 1)] in _editable_roots() or top_level in _editable_names()
+
+
+@functools.cache
+def _standard_library() -> frozenset[Path]:
+    return frozenset(Path(os.path.realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib"))
+
+
+@functools.cache
+def _editable_roots() -> frozenset[Path]:
+    """Source folders of ``pip install -e``: an installer named them in a ``.pth`` file."""
+    sites = [Path(entry) for entry in sys.path if Path(entry).name in _SITE_DIRECTORIES]
+    lines = [
+        (site, line)
+        for site in sites
+        for pth in site.glob("*.pth")
+        for line in pth.read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    return frozenset(
+        Path(os.path.realpath(site / line))
+        for site, line in lines
+        if line.strip() and not line.startswith(("#", "import ", "import\t"))
+    )
+
+
+def _editable_names() -> frozenset[str]:
+    """Packages of ``pip install -e`` that setuptools maps with a finder module of its own instead of a folder."""
+    finders = [module for name, module in sys.modules.copy().items() if name.startswith("__editable___")]
+    return frozenset(name for finder in finders for name in getattr(finder, "MAPPING", ()))
+
+
+# -- pickle by reference -----------------------------------------------------------------------------------------------
 
 
 class ReferencePickler(pickle.Pickler):
-    """Refuses classes and functions that must travel by value."""
+    """Refuses classes and functions that must travel by value, so that the next strategy sends them so.
+
+    Plain pickle writes a class of ``__main__`` as its name, and the worker's ``__main__`` is another one.
+    """
 
     def reducer_override(self, obj: object, /) -> Any:
         if isinstance(obj, (type, FunctionType)):
@@ -37,3 +129,100 @@ def dumps_by_reference(value: object) -> bytes:
     file = io.BytesIO()
     ReferencePickler(file, PROTOCOL).dump(value)
     return file.getvalue()
+
+
+# -- byte code of other Python versions --------------------------------------------------------------------------------
+
+
+def is_foreign(code: bytes) -> bool:
+    """Whether instructions are plainly not of this Python version. Merely making a code object of such ones can
+    overwrite memory, so they are looked at before that.
+
+    For byte code that does not name its version. It is a sieve, not a proof: every code object starts with RESUME,
+    whose number changes between versions, holds no operation that this version lacks, and has room for exactly the
+    caches that this version keeps behind each operation.
+    """
+    operations = code[::2]
+    started = False
+    position = 0
+    while position < len(operations):
+        name = dis.opname[operations[position]]
+        behind = position + 1 + _caches_behind(name)
+        if name.startswith("<") or behind > len(operations) or any(operations[position + 1 : behind]):
+            return True
+        if not started and name not in _BEFORE_RESUME:
+            if name != "RESUME":
+                return True
+            started = True
+        position = behind
+    return not started
+
+
+def _caches_behind(name: str) -> int:
+    """How many units of cache follow an operation. The table changed from numbers to names in Python 3.13."""
+    table: Any = getattr(opcode, "_inline_cache_entries", {})
+    return int(table.get(name, 0) if isinstance(table, dict) else table[opcode.opmap.get(name, 0)])
+
+
+# -- dill --------------------------------------------------------------------------------------------------------------
+
+
+def _dill() -> ModuleType:
+    """dill, imported when it is first needed: the import takes 100 ms."""
+    import dill
+    import dill.source
+
+    module: ModuleType = dill
+    return module
+
+
+def dill_dumps(value: object) -> bytes:
+    """dill's pickle of a value; of a function's globals, those that it refers to.
+
+    :raises Exception: what pickling it raises.
+    """
+    pickled: bytes = _dill().dumps(value, recurse=True)
+    return pickled
+
+
+def dill_loads(pickled: bytes) -> object:
+    """The value of dill's pickle.
+
+    :raises ForeignCode: if there is byte code of another Python version in it; none of it is made then.
+    :raises Exception: what unpickling raises.
+    """
+    dill = _dill()
+
+    class Unpickler(dill.Unpickler):  # type: ignore[misc, name-defined]  # dill has no types, and is imported late
+        def find_class(self, module: str, name: str) -> Any:
+            found = super().find_class(module, name)
+            return _checked(found) if (module, name) == ("dill._dill", "_create_code") else found
+
+    value: object = Unpickler(io.BytesIO(pickled)).load()
+    return value
+
+
+class ForeignCode(ValueError):  # not in our tree: the strategy explains it to the user
+    """Byte code that this Python version cannot run."""
+
+
+def _checked(create_code: Callable[..., CodeType]) -> Callable[..., CodeType]:
+    """dill's maker of code objects, looking at the instructions first: the first bytes behind the numbers."""
+
+    def create(*parts: Any) -> CodeType:
+        fields = parts if isinstance(parts[0], int) else parts[1:]
+        instructions = next((part for part in fields if isinstance(part, bytes)), b"")
+        if is_foreign(instructions):
+            raise ForeignCode("the instructions are of another version")
+        return create_code(*parts)
+
+    return create
+
+
+def dill_source(function: Any) -> str:
+    """The source text of a function, also of one typed into an interpreter.
+
+    :raises OSError: if there is none.
+    """
+    source: str = _dill().source.getsource(function, lstrip=True)
+    return source

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from farcall_common.payload.origin import travels_by_value
+from farcall_common.payload.pickling import travels_by_value
 
 _NAME_LOOKUPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _SURROUNDINGS = frozenset({"EXTENDED_ARG", "NOP", "PUSH_NULL"})

@@ -16,12 +16,24 @@ from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.greetings import outdated
 
+#: Most steps in one batch, by kind.
+BATCH_LIMITS: Final[Mapping[type[do.StoreStep], int]] = {
+    do.ClaimEndpoint: 64,
+    do.RecordSpoolGeneration: 256,
+    do.ReadLeases: 64,
+    do.RestoreQueue: 64,
+    do.ReadTasks: 64,
+    do.SetPresence: 256,
+    do.LeaseTasks: 64,
+    do.ReadCancels: 64,
+    do.MaintainEndpoint: 64,
+}
 #: Tasks that are read at once; those of a queue come with their payloads.
 _PAGE: Final = 500
 
 
 class BatchedSteps:
-    """Performs store steps of one kind in a batch."""
+    """Performs steps of the kinds in :data:`BATCH_LIMITS`."""
 
     def __init__(self, stores: Stores, *, forwarder_id: str) -> None:
         self._endpoints, self._tasks = stores.endpoints, stores.tasks

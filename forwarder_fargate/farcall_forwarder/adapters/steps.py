@@ -1,25 +1,26 @@
-"""Store steps, one function each: they block, run in a pool's thread, and answer with one event (or none).
+"""Store steps: they block, run in a pool's thread, and answer with one event each (or none).
 
-Steps that many endpoints need at once are in ``batched_steps``.
+The steps here are performed one by one. Those that many endpoints need at once are in ``batched_steps``.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import functools
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from farcall_common.errors import Fenced, QueueDataLost, Unavailable
+from farcall_common.errors import ErrorRecord, FarcallError, Fault, Fenced, ProtocolError, QueueDataLost, Unavailable
 from farcall_common.store.model import BlobRef, LeasedTask, SharedResults, TaskResult
+from farcall_common.store.ports import Blobs
 from farcall_common.store.settings import Stores
-from farcall_forwarder.adapters.batched_steps import BatchedSteps, delivery_of, refused
-from farcall_forwarder.adapters.relay import read_piece, store_blob
+from farcall_forwarder.adapters.batched_steps import BATCH_LIMITS, BatchedSteps, delivery_of, refused
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
-from farcall_forwarder.core.relay import ReadPiece, StoreBlob
+from farcall_forwarder.core.relay import BlobStored, PieceRead, ReadPiece, StoreBlob
 from farcall_forwarder.core.results import blob_key, check_blob
 
 #: User bytes in one message to another forwarder, except that a single result always fits.
@@ -43,15 +44,16 @@ class StoreSteps:
         self._clock = clock
         self._batched = BatchedSteps(stores, forwarder_id=forwarder_id)
 
-    def perform_batch(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
-        """Perform steps of one kind in one batch. Blocks and raises as :meth:`perform` does."""
-        return self._batched.perform(steps)
+    def perform(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
+        """Perform steps of one kind; returns the events that answer them. Blocks. A refusal concerns one endpoint only.
 
-    def perform(self, step: do.StoreStep) -> Event | None:
-        """Perform a step. Blocks.
-
-        :raises Unavailable: while a store is unavailable; every step may be repeated.
+        :raises Unavailable: while a store is unavailable; all of the steps may be repeated.
         """
+        if type(steps[0]) in BATCH_LIMITS:
+            return self._batched.perform(steps)
+        return [event for step in steps if (event := self._perform_alone(step)) is not None]
+
+    def _perform_alone(self, step: do.StoreStep) -> Event | None:
         try:
             return self._perform(step)
         except (Fenced, QueueDataLost) as refusal:
@@ -252,3 +254,42 @@ def _chunks(results: Sequence[TaskResult]) -> Iterator[list[TaskResult]]:
         size_bytes += result_bytes
     if chunk:
         yield chunk
+
+
+# -- relay of blobs. While the store is unavailable these are not repeated: the bytes would stay in memory for as long.
+# The agent receives the error and tries again.
+
+
+def read_piece(blobs: Blobs, step: ReadPiece) -> PieceRead:
+    """Read a part of a blob; the answer has the bytes or the error."""
+    try:
+        piece = blobs.read_part(step.blob_key, offset_bytes=step.offset_bytes, length_bytes=step.length_bytes)
+    except Exception as error:  # noqa: BLE001 - ends this transfer, not the forwarder
+        return PieceRead(step.transfer_id, error=_blob_error(error))
+    return PieceRead(step.transfer_id, piece)
+
+
+def store_blob(blobs: Blobs, step: StoreBlob) -> BlobStored:
+    """Store a blob, if its length and hash are the announced ones."""
+    data = b"".join(step.pieces)
+    if (len(data), hashlib.sha256(data).hexdigest()) != (step.ref.size_bytes, step.ref.sha256):
+        error = ErrorRecord(
+            code=ProtocolError.code,
+            message="The uploaded bytes are not the announced ones: length or SHA-256 differ.",
+            hint="Begin the upload again.",
+            fault=Fault.PEER,
+            retryable=True,
+        )
+        return BlobStored(step.transfer_id, error)
+    try:
+        blobs.write(step.ref.blob_key, data)
+    except Exception as error:  # noqa: BLE001 - ends this transfer, not the forwarder
+        return BlobStored(step.transfer_id, _blob_error(error))
+    return BlobStored(step.transfer_id)
+
+
+def _blob_error(error: Exception) -> ErrorRecord:
+    if isinstance(error, FarcallError):
+        return error.record
+    _logger.error("a blob cannot be relayed", exc_info=error)
+    return Unavailable("The blob store failed.").record

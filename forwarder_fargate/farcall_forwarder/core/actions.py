@@ -60,12 +60,17 @@ class EndpointStep(StoreStep):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ClaimEndpoint(StoreStep):
-    """Claim the ownership of an endpoint for the agent with this spool. ``generation`` is the number of the endpoint
-    session: it distinguishes this claim from earlier ones."""
+class GenerationStep(StoreStep):
+    """A step for one generation of an endpoint, under any fence. Each greeting of the agent starts a new generation."""
 
     endpoint_id: str
     generation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClaimEndpoint(GenerationStep):
+    """Claim the ownership of an endpoint for the agent with this spool."""
+
     spool_id: str
     ttl_s: float
     weights: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -158,14 +163,12 @@ class RefreshEndpoints(StoreStep):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PrepareTasks(StoreStep):
+class PrepareTasks(GenerationStep):
     """Fetch functions, payloads and URLs of tasks, and commit ``dispatches`` before any of the tasks is sent.
 
-    ``generation`` and ``session_id`` name the session that receives the tasks, ``spool_id`` its agent's spool.
+    ``session_id`` is the session that receives the tasks, ``spool_id`` its agent's spool.
     """
 
-    endpoint_id: str
-    generation: int
     session_id: str
     spool_id: str
     tasks: Sequence[LeasedTask]
@@ -242,11 +245,9 @@ class ReleaseEndpoint(StoreStep):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GrantUpload(StoreStep):
+class GrantUpload(GenerationStep):
     """Create a pre-signed PUT for a result. ``owner_id`` is None if the task has to be looked up."""
 
-    endpoint_id: str
-    generation: int
     task_id: str
     attempt: int
     owner_id: str | None

@@ -1,19 +1,19 @@
-"""Endpoints of one forwarder process: begins and ends their sessions, and routes the answers of store steps to them."""
+"""Endpoints of one forwarder process: their beginning and end, and the routing of store answers to them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from farcall_common import wire
 from farcall_common.errors import EndpointInUse, FarcallError
 from farcall_forwarder.core import actions as do
+from farcall_forwarder.core import dispatch, presence, reports, resume, upkeep
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.connections import Connections
 from farcall_forwarder.core.deadlines import DeadlineQueue
-from farcall_forwarder.core.endpoint_session import EndpointSession
-from farcall_forwarder.core.endpoint_state import EndpointPhase, ForwarderContext
+from farcall_forwarder.core.endpoint import Endpoint, ForwarderContext
 from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.greetings import outdated, taken_over
 from farcall_forwarder.core.meter import Meter
@@ -22,7 +22,7 @@ from farcall_forwarder.core.sessions import PeerSession
 
 
 class Endpoints:
-    """Endpoint sessions by endpoint id; only the latest generation of each."""
+    """Endpoints by id; only the latest generation of each."""
 
     def __init__(
         self, context: ForwarderContext, *, connections: Connections, counters: Counter[str], meter: Meter
@@ -31,7 +31,7 @@ class Endpoints:
         self._connections = connections
         self._counters = counters
         self._meter = meter
-        self._endpoints: dict[str, EndpointSession] = {}
+        self._endpoints: dict[str, Endpoint] = {}
         self._deadlines = DeadlineQueue[str]()
         self._generations = 0
         self._is_sweeping = False
@@ -39,19 +39,12 @@ class Endpoints:
     @property
     def connected(self) -> int:
         """Number of endpoints whose agent is connected."""
-        return sum(1 for endpoint in self._endpoints.values() if endpoint.state.session)
+        return sum(1 for endpoint in self._endpoints.values() if endpoint.session)
 
-    def get(self, endpoint_id: str) -> EndpointSession | None:
-        """The session of an endpoint, under any fence and of any generation."""
-        return self._endpoints.get(endpoint_id)
-
-    def of(self, session: PeerSession) -> EndpointSession | None:
-        """The endpoint whose agent uses this connection; None for a client, or for an agent that was sent away."""
-        endpoint = self._endpoints.get(session.peer.subject)
-        return endpoint if endpoint and endpoint.state.session is session else None
+    # -- agents --------------------------------------------------------------------------------------------------------
 
     def greet(self, session: PeerSession, hello: wire.Hello, now: Instant) -> list[Action]:
-        """Begin a session for an agent that may speak for its endpoint.
+        """Begin a generation of the endpoint, for an agent that may speak for it.
 
         :raises EndpointInUse: while another agent is connected.
         :raises SpoolOutdated: if its spool is an old copy of the connected agent's spool.
@@ -60,28 +53,52 @@ class Endpoints:
         actions = self._replace_agent(self._endpoints.get(endpoint_id), hello, now)
         self._generations += 1
         session.wire.heartbeat_s = self._context.policy.heartbeat_s(hello.heartbeat_s)
-        endpoint = EndpointSession(endpoint_id, self._generations, session, hello, self._context, now=now)
+        endpoint = Endpoint(endpoint_id, self._generations, session, hello, self._context, now=now)
         self._endpoints[endpoint_id] = endpoint
+        self._context.outbox.admit(endpoint_id, self._generations)
         self._deadlines.enter(endpoint_id, at=now.mono)
         self._counters["agents_greeted"] += 1
         log = do.Log("agent connected", {**session.names, "held_tasks": len(hello.held)})
-        return [*actions, log, *endpoint.claim()]
+        return [*actions, log, *resume.claim(endpoint)]
 
-    def _replace_agent(self, former: EndpointSession | None, hello: wire.Hello, now: Instant) -> list[Action]:
+    def _replace_agent(self, former: Endpoint | None, hello: wire.Hello, now: Instant) -> list[Action]:
         """Close the connection that this agent replaces, or raise EndpointInUse for a second agent."""
-        if former is None or former.state.session is None:
+        if former is None or former.session is None:
             return []
-        old = former.state.session
-        if former.state.is_newer_than(hello):
-            raise outdated(former.state.endpoint_id)
+        old = former.session
+        if former.is_newer_than(hello):
+            raise outdated(former.endpoint_id)
         former_is_alive = not old.wire.is_dead(now=now.mono)
-        if former_is_alive and hello.spool_id != former.state.spool_id:
-            raise EndpointInUse(f"another agent is connected as endpoint {former.state.endpoint_id}")
-        former.state.session = None
+        if former_is_alive and hello.spool_id != former.spool_id:
+            raise EndpointInUse(f"another agent is connected as endpoint {former.endpoint_id}")
+        former.session = None
         actions = self._connections.close(old, now)
         if former_is_alive and hello.instance_id != former.instance_id:
-            actions += old.refuse(taken_over(former.state.endpoint_id).record, now)
+            actions += old.refuse(taken_over(former.endpoint_id).record, now)
         return actions
+
+    def probe(self, endpoint_id: str, now: Instant) -> list[Action]:
+        """Send a heartbeat to the agent. If it has died, the send fails and its session ends."""
+        endpoint = self._endpoints.get(endpoint_id)
+        return endpoint.send(wire.Heartbeat(at=now.epoch), now) if endpoint else []
+
+    def on_message(
+        self, session: PeerSession, message: wire.Message, frames: Sequence[bytes], now: Instant
+    ) -> list[Action]:
+        """Handle a message of an agent. Those of an agent that was sent away are ignored."""
+        endpoint = self._connected_by(session)
+        return reports.on_message(endpoint, message, frames, now) if endpoint else []
+
+    def detach(self, session: PeerSession, now: Instant) -> list[Action]:
+        """A session has ended: its agent has disconnected."""
+        endpoint = self._connected_by(session)
+        return resume.on_session_lost(endpoint, now) if endpoint else []
+
+    def _connected_by(self, session: PeerSession) -> Endpoint | None:
+        endpoint = self._endpoints.get(session.peer.subject)
+        return endpoint if endpoint and endpoint.session is session else None
+
+    # -- work ----------------------------------------------------------------------------------------------------------
 
     def on_swept(self, endpoint_ids: Iterable[str]) -> list[Action]:
         """A sweep found endpoints with work."""
@@ -91,151 +108,143 @@ class Endpoints:
     def on_pubsub_lost(self, now: Instant) -> None:
         """Wake-ups may have been missed: sweep all queues with the next tick."""
         for endpoint_id, endpoint in self._endpoints.items():
-            endpoint.upkeep.sweep_soon(now)
+            endpoint.sweep_at = now.mono
             self._deadlines.enter(endpoint_id, at=now.mono)
 
     def on_work_available(self, endpoint_ids: Iterable[str]) -> list[Action]:
-        """Endpoints may have work, or tasks to cancel."""
-        found = (self._endpoints.get(endpoint_id) for endpoint_id in endpoint_ids)
-        return [action for endpoint in found if endpoint for action in endpoint.on_work_available()]
+        """The queues of endpoints may have work, or tasks to cancel."""
+        actions: list[Action] = []
+        for endpoint_id in endpoint_ids:
+            if endpoint := self._endpoints.get(endpoint_id):
+                endpoint.expect_work()
+                actions += dispatch.lease_tasks(endpoint) + upkeep.read_cancels(endpoint)
+        return actions
+
+    # -- answers of the stores -----------------------------------------------------------------------------------------
 
     def on_event(self, event: Event, now: Instant) -> list[Action]:
         """Handle the answer to a step of one endpoint. Answers to an earlier fence or generation are ignored."""
+        if isinstance(event, ev.Refreshed):
+            return self._on_refreshed(event, now)
+        endpoint = self._addressee(event)
+        if endpoint is None:
+            return []
         match event:
-            case ev.StepFenced(step=step) | ev.StepLost(step=step):
-                endpoint = self.owned(step.endpoint_id, step.fence)
-                if endpoint is None:
-                    return []
-                return self.fenced(endpoint, now) if isinstance(event, ev.StepFenced) else endpoint.on_lost()
-            case ev.StepFailed(step=step):
-                endpoint = (
-                    self.owned(step.endpoint_id, step.fence)
-                    if isinstance(step, do.EndpointStep)
-                    else self.of_generation(step.endpoint_id, step.generation)
-                )
-                return self.failed(endpoint, now) if endpoint else []
-            case ev.EndpointClaimed(endpoint_id=endpoint_id):
-                endpoint = self._endpoints.get(endpoint_id)
-                return endpoint.on_claimed(event) if endpoint else []
-            case ev.ClaimRefused(endpoint_id=endpoint_id, generation=generation, error=error):
-                endpoint = self._endpoints.get(endpoint_id)
-                return (
-                    self._turn_away(endpoint, error, now)
-                    if endpoint and endpoint.state.generation == generation
-                    else []
-                )
-            case ev.Refreshed(owned=owned, active=active):
-                refreshed = [(self.owned(endpoint_id, fence), endpoint_id) for endpoint_id, (fence, _) in owned.items()]
-                return [
-                    action
-                    for endpoint, endpoint_id in refreshed
-                    if endpoint
-                    for action in endpoint.upkeep.on_refreshed(now, needs_upkeep=endpoint_id in active)
-                ]
-            case ev.TasksPrepared(order=order):
-                endpoint = self._endpoints.get(order.endpoint_id)
-                return (
-                    endpoint.dispatcher.on_prepared(event, now)
-                    if endpoint and endpoint.state.generation == order.generation
-                    else []
-                )
-            case ev.UploadGranted(endpoint_id=endpoint_id, generation=generation):
-                endpoint = self._endpoints.get(endpoint_id)
-                return (
-                    endpoint.reports.on_granted(event, now)
-                    if endpoint and endpoint.state.generation == generation
-                    else []
-                )
-            case (
-                ev.LeasesRead()
-                | ev.TasksRead()
-                | ev.SpoolGenerationRecorded()
-                | ev.QueueRestored()
-                | ev.TasksLeased()
-                | ev.CancelsRead()
-                | ev.EndpointMaintained()
-                | ev.AttemptsRead()
-            ):
-                endpoint = self.owned(event.endpoint_id, event.fence)
-                return self._owned_event(endpoint, event, now) if endpoint else []
-            case _:
-                raise TypeError(f"no rule for {event}")
-
-    def _owned_event(self, endpoint: EndpointSession, event: Event, now: Instant) -> list[Action]:
-        match event:
+            case ev.StepFenced():
+                return self._fenced(endpoint, now)
+            case ev.StepLost():
+                return resume.on_lost(endpoint)
+            case ev.StepFailed():
+                return self._failed(endpoint, now)
+            case ev.EndpointClaimed():
+                return resume.on_claimed(endpoint, event)
+            case ev.ClaimRefused(error=error):
+                return self._turn_away(endpoint, error, now)
             case ev.LeasesRead():
-                return endpoint.on_leases_read(event, now)
+                return resume.on_leases_read(endpoint, event, now)
             case ev.TasksRead():
-                return endpoint.on_tasks_read(event, now)
-            case ev.SpoolGenerationRecorded():
-                return endpoint.on_spool_generation_recorded(event, now)
+                return resume.on_tasks_read(endpoint, event, now)
             case ev.QueueRestored():
                 self._counters["queues_restored"] += 1
-                return [do.Log("queue restored", {"endpoint_id": event.endpoint_id}), *endpoint.on_restored()]
+                return [do.Log("queue restored", {"endpoint_id": event.endpoint_id}), *resume.on_restored(endpoint)]
+            case ev.SpoolGenerationRecorded():
+                return presence.on_spool_recorded(endpoint, event, now)
             case ev.TasksLeased():
                 self._counters["tasks_leased"] += len(event.tasks)
                 self._meter.leased(event.tasks)
-                return endpoint.dispatcher.on_leased(event, now)
+                return dispatch.on_leased(endpoint, event, now)
+            case ev.TasksPrepared():
+                return dispatch.on_prepared(endpoint, event, now)
+            case ev.UploadGranted():
+                return reports.on_upload_granted(endpoint, event, now)
             case ev.CancelsRead():
-                return endpoint.upkeep.on_cancels(event, now)
+                return upkeep.on_cancels(endpoint, event, now)
             case ev.EndpointMaintained():
                 self._meter.expired(event.reaped)
-                actions = endpoint.upkeep.on_maintained(event, now)
-                if endpoint.upkeep.is_over:
+                actions = upkeep.on_maintained(endpoint, event, now)
+                if endpoint.is_over:
                     self._forget(endpoint)
                 return actions
             case ev.AttemptsRead():
-                return endpoint.upkeep.on_attempts_read(event)
+                return upkeep.on_attempts_read(endpoint, event)
             case _:
                 raise TypeError(f"no rule for {event}")
 
-    def owned(self, endpoint_id: str, fence: int) -> EndpointSession | None:
-        """The endpoint, if this fence is still the current one."""
-        endpoint = self._endpoints.get(endpoint_id)
-        return endpoint if endpoint and endpoint.state.fence == fence else None
+    def _addressee(self, event: Event) -> Endpoint | None:
+        """The endpoint that an answer is for, if the fence or generation of its step is still the current one."""
+        match event:
+            case ev.StepFenced(step=answered) | ev.StepLost(step=answered) | ev.StepFailed(step=answered):
+                pass
+            case ev.TasksPrepared(order=answered):
+                pass
+            case ev.EndpointEvent() | ev.GenerationEvent() as answered:
+                pass
+            case _:
+                raise TypeError(f"no rule for {event}")
+        endpoint = self._endpoints.get(answered.endpoint_id)
+        if endpoint is None:
+            return None
+        is_current = (
+            endpoint.fence == answered.fence
+            if isinstance(answered, do.EndpointStep | ev.EndpointEvent)
+            else endpoint.generation == answered.generation
+        )
+        return endpoint if is_current else None
 
-    def of_generation(self, endpoint_id: str, generation: int) -> EndpointSession | None:
-        """The endpoint, if this generation is still the current one."""
-        endpoint = self._endpoints.get(endpoint_id)
-        return endpoint if endpoint and endpoint.state.generation == generation else None
+    def _on_refreshed(self, event: ev.Refreshed, now: Instant) -> list[Action]:
+        actions: list[Action] = []
+        for endpoint_id, (fence, _) in event.owned.items():
+            endpoint = self._endpoints.get(endpoint_id)
+            if endpoint and endpoint.fence == fence:
+                actions += upkeep.on_refreshed(endpoint, now, needs_upkeep=endpoint_id in event.active)
+        return actions
 
-    def failed(self, endpoint: EndpointSession, now: Instant) -> list[Action]:
+    def on_flushed(self, flushed: ev.BatchFlushed, now: Instant) -> list[Action]:
+        """The results of one endpoint were recorded, or refused."""
+        batch = flushed.batch
+        endpoint = self._endpoints.get(batch.endpoint_id)
+        if endpoint is None:
+            return []
+        if flushed.failed:
+            return self._failed(endpoint, now) if endpoint.generation == batch.generation else []
+        if not flushed.fenced and not flushed.lost:
+            return reports.on_recorded(endpoint, flushed, now)
+        if endpoint.fence != batch.fence:
+            return []
+        return self._fenced(endpoint, now) if flushed.fenced else resume.on_lost(endpoint)
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def _failed(self, endpoint: Endpoint, now: Instant) -> list[Action]:
         """A store refuses a step of this endpoint for good: release the endpoint and redirect its agent, which still
         has the unrecorded results and begins again."""
         self._counters["endpoints_failed"] += 1
-        state = endpoint.state
-        self._forget(endpoint)
-        log = do.Log("a store step failed: the session ends", {"endpoint_id": state.endpoint_id, "fence": state.fence})
-        actions: list[Action] = [log]
-        if state.fence:
-            actions.append(do.ReleaseEndpoint(state.endpoint_id, state.fence))
-        if state.session:
-            actions += self._connections.redirect(
-                state.session, "the endpoint's records cannot be read or written", now
-            )
-        return actions
+        log = do.Log("a store step failed: the session ends", _names(endpoint))
+        release = [do.ReleaseEndpoint(endpoint.endpoint_id, endpoint.fence)] if endpoint.fence else []
+        reason = "the endpoint's records cannot be read or written"
+        return [log, *release, *self._redirect(endpoint, reason, now)]
 
-    def fenced(self, endpoint: EndpointSession, now: Instant) -> list[Action]:
+    def _fenced(self, endpoint: Endpoint, now: Instant) -> list[Action]:
         """Another forwarder owns this endpoint: forget it and redirect its agent."""
         self._counters["endpoints_fenced"] += 1
-        self._forget(endpoint)
-        log = do.Log("fenced", {"endpoint_id": endpoint.state.endpoint_id, "fence": endpoint.state.fence})
-        if endpoint.state.session is None:
-            return [log]
-        return [
-            log,
-            *self._connections.redirect(endpoint.state.session, "another forwarder serves this endpoint", now),
-        ]
+        log = do.Log("fenced", _names(endpoint))
+        return [log, *self._redirect(endpoint, "another forwarder serves this endpoint", now)]
 
-    def _turn_away(self, endpoint: EndpointSession, error: FarcallError, now: Instant) -> list[Action]:
+    def _redirect(self, endpoint: Endpoint, reason: str, now: Instant) -> list[Action]:
+        self._forget(endpoint)
+        return self._connections.redirect(endpoint.session, reason, now) if endpoint.session else []
+
+    def _turn_away(self, endpoint: Endpoint, error: FarcallError, now: Instant) -> list[Action]:
         """The endpoint may not be served here: send its agent the reason."""
-        session = endpoint.state.session
+        session = endpoint.session
         self._forget(endpoint)
         return self._connections.refuse(session, error.record, now) if session else []
 
-    def _forget(self, endpoint: EndpointSession) -> None:
-        del self._endpoints[endpoint.state.endpoint_id]
-        self._context.outbox.close(endpoint.state.endpoint_id)
+    def _forget(self, endpoint: Endpoint) -> None:
+        del self._endpoints[endpoint.endpoint_id]
+        self._context.outbox.close(endpoint.endpoint_id)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Instant) -> list[Action]:
         """Perform upkeep and sweeps that are due. One step covers the upkeep of all endpoints without leases."""
@@ -248,18 +257,18 @@ class Endpoints:
             endpoint = self._endpoints.get(endpoint_id)
             if endpoint is None:
                 continue
-            state = endpoint.state
-            state.update_silence(now)
-            if endpoint.upkeep.is_to_be_refreshed(now):
-                owned[state.endpoint_id] = (state.fence, endpoint.upkeep.connected_spool)
-            actions += endpoint.upkeep.on_tick(now)
-            if not self._is_sweeping and endpoint.upkeep.is_to_be_swept(now, sweep_s=sweep_s):
-                swept[state.endpoint_id] = state.fence
-            self._deadlines.enter(endpoint_id, at=endpoint.upkeep.next_at)
+            endpoint.update_silence(now)
+            if upkeep.is_to_be_refreshed(endpoint, now):
+                owned[endpoint_id] = (endpoint.fence, endpoint.connected_spool_id)
+            elif now.mono >= endpoint.upkeep_at:
+                actions += upkeep.maintain(endpoint, now)
+            if not self._is_sweeping and upkeep.is_to_be_swept(endpoint, now, sweep_s=sweep_s):
+                swept[endpoint_id] = endpoint.fence
+            self._deadlines.enter(endpoint_id, at=upkeep.next_at(endpoint))
         delayed, self._context.delayed = self._context.delayed, set()
-        for endpoint_id in delayed:
+        for endpoint_id in sorted(delayed):
             if endpoint := self._endpoints.get(endpoint_id):
-                actions += endpoint.record_delayed(now)
+                actions += presence.record_delayed(endpoint, now)
         if owned:
             actions.append(do.RefreshEndpoints(owned, policy.ownership_ttl_s))
         if swept:
@@ -270,7 +279,12 @@ class Endpoints:
     def release(self) -> list[Action]:
         """Release all endpoints: the process ends."""
         return [
-            do.ReleaseEndpoint(endpoint.state.endpoint_id, endpoint.state.fence)
+            do.ReleaseEndpoint(endpoint.endpoint_id, endpoint.fence)
             for endpoint in self._endpoints.values()
-            if endpoint.state.phase is EndpointPhase.SERVING
+            if endpoint.is_serving
         ]
+
+
+def _names(endpoint: Endpoint) -> dict[str, str | int]:
+    """Fields that identify an endpoint in a log line."""
+    return {"endpoint_id": endpoint.endpoint_id, "fence": endpoint.fence}

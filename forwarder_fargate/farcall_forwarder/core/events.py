@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError, SpoolOutdated
 from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedResults, Task, TaskResult
 from farcall_common.wire import Envelope
-from farcall_forwarder.core.actions import ClaimEndpoint, EndpointStep, GrantUpload, PrepareTasks, ResultBatch
+from farcall_forwarder.core.actions import EndpointStep, GenerationStep, PrepareTasks, ResultBatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +94,22 @@ class PubSubLost(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class EndpointEvent(Event):
+    """The answer to a step under this fence of an endpoint."""
+
+    endpoint_id: str
+    fence: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GenerationEvent(Event):
+    """The answer to a step for this generation of an endpoint."""
+
+    endpoint_id: str
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StepFenced(Event):
     """A step was refused: another forwarder owns the endpoint."""
 
@@ -108,61 +124,48 @@ class StepLost(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class EndpointClaimed(Event):
-    endpoint_id: str
-    generation: int
+class EndpointClaimed(GenerationEvent):
     fence: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ClaimRefused(Event):
+class ClaimRefused(GenerationEvent):
     """Another agent of the endpoint is connected elsewhere, the endpoint was deleted, or the spool is an old copy."""
 
-    endpoint_id: str
-    generation: int
     error: EndpointInUse | EndpointUnknown | SpoolOutdated
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LeasesRead(Event):
+class LeasesRead(EndpointEvent):
     """``leases`` maps the ids of leased tasks to their attempts."""
 
-    endpoint_id: str
-    fence: int
     leases: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TasksRead(Event):
+class TasksRead(EndpointEvent):
     """Tasks as the database has them. For those that may not run twice and are not held: the spools that they were sent
     to, and which of them an agent has accepted."""
 
-    endpoint_id: str
-    fence: int
     tasks: Mapping[str, Task]
     spools: Mapping[str, frozenset[str]]
     accepted: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SpoolGenerationRecorded(Event):
+class SpoolGenerationRecorded(EndpointEvent):
     """The database has this generation of a spool."""
 
-    endpoint_id: str
-    fence: int
     spool_generation: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class QueueRestored(Event):
-    endpoint_id: str
-    fence: int
+class QueueRestored(EndpointEvent):
+    pass
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TasksLeased(Event):
-    endpoint_id: str
-    fence: int
+class TasksLeased(EndpointEvent):
     limit: int
     tasks: Sequence[LeasedTask]
     reserve: int = 0
@@ -182,29 +185,23 @@ class TasksPrepared(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CancelsRead(Event):
-    endpoint_id: str
-    fence: int
+class CancelsRead(EndpointEvent):
     task_ids: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class EndpointMaintained(Event):
+class EndpointMaintained(EndpointEvent):
     """``reaped`` are expired leases whose tasks the queue does not offer again. ``outbox`` are results that may not
     have reached the database."""
 
-    endpoint_id: str
-    fence: int
     reaped: Sequence[LeasedTask]
     outbox: Sequence[TaskResult]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AttemptsRead(Event):
+class AttemptsRead(EndpointEvent):
     """``attempts`` has the number of recorded dispatches of each of the ``reaped`` tasks, by task id."""
 
-    endpoint_id: str
-    fence: int
     reaped: Sequence[LeasedTask]
     attempts: Mapping[str, int]
 
@@ -221,7 +218,7 @@ class Refreshed(Event):
 class StepFailed(Event):
     """A store refuses a step, and would refuse it again."""
 
-    step: EndpointStep | ClaimEndpoint | PrepareTasks | GrantUpload
+    step: EndpointStep | GenerationStep
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -272,11 +269,9 @@ class TransitionsRecorded(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class UploadGranted(Event):
+class UploadGranted(GenerationEvent):
     """``url`` is None if the task is unknown or belongs to another endpoint."""
 
-    endpoint_id: str
-    generation: int
     task_id: str
     attempt: int
     ref: BlobRef

@@ -2,8 +2,11 @@
 
 ::
 
-    Forwarder ──▶ Clients, Endpoints ──▶ Connections     result streams, endpoint sessions, peer sessions
+    Forwarder ──▶ Clients, Endpoints ──▶ Connections     result streams, endpoints, sessions of peers
         └───────▶ Recorder                               results and transitions on their way to the database
+
+The core is deterministic: the same events at the same instants, given to a new core with the same ids, return the same
+actions.
 """
 
 from __future__ import annotations
@@ -21,8 +24,7 @@ from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.clients import Clients
 from farcall_forwarder.core.connections import Connections, IdSource
-from farcall_forwarder.core.drain import Drain
-from farcall_forwarder.core.endpoint_state import ForwarderContext
+from farcall_forwarder.core.endpoint import ForwarderContext
 from farcall_forwarder.core.endpoints import Endpoints
 from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.functions import FunctionCache
@@ -36,7 +38,7 @@ from farcall_forwarder.core.sessions import PeerSession
 from farcall_forwarder.core.transitions import TransitionBuffer
 
 _DRAIN_TICK_S: Final = 0.1
-_ENDING: Final = "this forwarder is about to end"
+_ENDING: Final = "this forwarder shuts down"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,30 @@ class Status:
     unrecorded_results: int
     draining: bool
     counters: Mapping[str, int]
+
+
+class _Drain:
+    """Redirects peers in waves, so that they do not all reconnect at once, and decides when the drain is over."""
+
+    def __init__(self, policy: Policy, *, now: Instant) -> None:
+        self._policy = policy
+        self._began_at = self._last_wave_at = now.mono
+        self._redirected = 0
+
+    def wave(self, staying: int, now: Instant) -> int:
+        """Number of peers to redirect now, of those that were not redirected yet."""
+        permitted = int((now.mono - self._began_at) * self._policy.redirects_per_s) + 1
+        size = max(0, min(staying, permitted - self._redirected))
+        if size:
+            self._redirected += size
+            self._last_wave_at = now.mono
+        return size
+
+    def is_over(self, *, staying: int, agents: int, is_flushed: bool, now: Instant) -> bool:
+        """Whether nothing is left to wait for: all peers were redirected, agents have left or had time for their
+        messages under way, and the database has all results. Or whether the time is up."""
+        has_waited = not agents or now.mono >= self._last_wave_at + self._policy.drain_grace_s
+        return (not staying and has_waited and is_flushed) or now.mono >= self._began_at + self._policy.drain_s
 
 
 class Forwarder:
@@ -96,7 +122,7 @@ class Forwarder:
         self._tick_at = self._announce_at = now.mono
         self._meter_at = now.mono + policy.meter_s
         self._tidy_at = now.mono + policy.tidy_s
-        self._drain: Drain | None = None
+        self._drain: _Drain | None = None
         #: Set when a drain is over: only the steps under way are left to finish.
         self.is_drained = False
 
@@ -209,8 +235,7 @@ class Forwarder:
             case wire.Subscribe(task_group_ids=groups):
                 return self._clients.subscribe(session, groups, now)
             case _:
-                endpoint = self._endpoints.of(session)
-                return endpoint.on_message(message, frames, now) if endpoint else []
+                return self._endpoints.on_message(session, message, frames, now)
 
     def _on_greeting(self, session: PeerSession, greeting: wire.Hello | wire.OpenStream, now: Instant) -> list[Action]:
         """Admit a peer that greets, or refuse it with the reason."""
@@ -224,8 +249,7 @@ class Forwarder:
             return self._clients.greet(session, greeting, now)
         except EndpointInUse as error:
             # If the other agent has died, this heartbeat fails and closes its session: the newcomer tries again.
-            former = self._endpoints.get(session.peer.subject)
-            probe = former.state.send(wire.Heartbeat(at=now.epoch), now) if former else []
+            probe = self._endpoints.probe(session.peer.subject, now)
             return [*self._connections.refuse(session, error.record, now), *probe]
         except FarcallError as error:
             return self._connections.refuse(session, error.record, now)
@@ -233,9 +257,7 @@ class Forwarder:
     def _detach(self, session: PeerSession, now: Instant) -> list[Action]:
         """End the stream, the transfers and the endpoint's use of this session."""
         self._clients.detach(session, now)
-        actions = self._context.relay.close(session, now)
-        endpoint = self._endpoints.of(session)
-        return actions + endpoint.lose_session(now) if endpoint else actions
+        return self._context.relay.close(session, now) + self._endpoints.detach(session, now)
 
     # -- recording -----------------------------------------------------------------------------------------------------
 
@@ -248,8 +270,6 @@ class Forwarder:
         marks: dict[str, list[str]] = {}
         for flushed in event.batches:
             batch = flushed.batch
-            endpoint = self._endpoints.get(batch.endpoint_id)
-            owner = self._endpoints.owned(batch.endpoint_id, batch.fence)
             if flushed.foreign:
                 self.counters["foreign_results"] += len(flushed.foreign)
                 log = do.Log(
@@ -257,20 +277,12 @@ class Forwarder:
                     {"endpoint_id": batch.endpoint_id, "results": len(flushed.foreign)},
                 )
                 actions.append(log)
-            if flushed.failed:
-                failed = self._endpoints.of_generation(batch.endpoint_id, batch.generation)
-                actions += self._endpoints.failed(failed, now) if failed else []
-                continue
             if flushed.fenced or flushed.lost:
                 self._recorder.put_back(batch)
-                if owner:
-                    actions += self._endpoints.fenced(owner, now) if flushed.fenced else owner.on_lost()
-                continue
-            marks[batch.endpoint_id] = [
-                result.task_id for result in batch.results if result.task_id not in flushed.foreign
-            ]
-            if endpoint:
-                actions += endpoint.on_recorded(flushed, now)
+            elif not flushed.failed:
+                recorded = [result.task_id for result in batch.results if result.task_id not in flushed.foreign]
+                marks[batch.endpoint_id] = recorded
+            actions += self._endpoints.on_flushed(flushed, now)
         return [*actions, do.MarkFlushed(marks)] if any(marks.values()) else actions
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -293,7 +305,7 @@ class Forwarder:
             self._tidy_at = now.mono + policy.tidy_s
             actions.append(do.ReleaseMemory())
         if self._drain is not None and not self.is_drained:
-            actions += self._go_on_draining(self._drain, now)
+            actions += self._continue_drain(self._drain, now)
         return actions
 
     def _read_meter(self, now: Instant) -> Action:
@@ -310,12 +322,12 @@ class Forwarder:
     def _begin_drain(self, now: Instant) -> list[Action]:
         if self._drain is not None:
             return []
-        self._drain = Drain(self._policy, now=now)
+        self._drain = _Drain(self._policy, now=now)
         self._context.is_draining = True
         self._tick_at = now.mono
         return [self._announce(now), *self._tick(now)]
 
-    def _go_on_draining(self, drain: Drain, now: Instant) -> list[Action]:
+    def _continue_drain(self, drain: _Drain, now: Instant) -> list[Action]:
         """Redirect the next wave of peers. When nothing is under way any more, release everything."""
         self._tick_at = min(self._tick_at, now.mono + _DRAIN_TICK_S)
         staying = [session for session in self._connections if session.may_send(wire.Redirect)]

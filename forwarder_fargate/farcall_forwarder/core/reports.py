@@ -1,4 +1,4 @@
-"""Result handling: acceptances, state transitions, results and upload requests that an agent reports."""
+"""Result handling: acceptances, state transitions, results and upload requests that a connected agent sends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Final
 from farcall_common import wire
 from farcall_common.wire import Reporter, TaskState, is_uuid
 from farcall_forwarder.core import events as ev
-from farcall_forwarder.core import results, uploads
+from farcall_forwarder.core import uploads
 from farcall_forwarder.core.actions import Action
-from farcall_forwarder.core.endpoint_state import EndpointState
+from farcall_forwarder.core.dispatch import lease_tasks
+from farcall_forwarder.core.endpoint import Endpoint
 from farcall_forwarder.core.leases import Stage
 from farcall_forwarder.core.policy import Instant
+from farcall_forwarder.core.presence import on_heartbeat
+from farcall_forwarder.core.results import MAX_ATTEMPTS, read_result
 from farcall_forwarder.core.untrusted import clean_details, clean_time
 
 #: Non-terminal states that an agent may report.
@@ -21,83 +24,114 @@ _TRANSIENT_STATES: Final = frozenset(
 )
 
 
-class Reports:
-    """Handles an agent's reports: transitions of leased tasks, and results of any task that may be its own."""
+def on_message(endpoint: Endpoint, message: wire.Message, frames: Sequence[bytes], now: Instant) -> list[Action]:
+    """Handle a message of the agent in an open session."""
+    was_silent, endpoint.is_silent, endpoint.unheard_since = endpoint.is_silent, False, None
+    if not was_silent:
+        return _on_report(endpoint, message, frames, now)
+    endpoint.expect_work()
+    return [*_on_report(endpoint, message, frames, now), *lease_tasks(endpoint)]
 
-    def __init__(self, state: EndpointState) -> None:
-        self._state = state
 
-    def accepted(self, tasks: Sequence[wire.TaskRef], now: Instant) -> None:
-        """These tasks are in the agent's spool."""
-        for ref in tasks:
-            lease = self._state.table.get(ref.task_id)
-            if lease and lease.stage is Stage.SENT:
-                lease.stage = Stage.ACCEPTED
-                lease.timings["accepted_at"] = now.epoch
-                if not lease.idempotent:  # on record, so that it is never sent again
-                    self._state.context.transitions.add(
-                        lease.task_id,
-                        TaskState.WAITING_FOR_NODES,
-                        Reporter.AGENT,
-                        at=now.epoch,
-                        attempt=lease.attempt,
-                        now_mono=now.mono,
-                    )
+def _on_report(endpoint: Endpoint, message: wire.Message, frames: Sequence[bytes], now: Instant) -> list[Action]:
+    match message:
+        case wire.Credit():
+            return lease_tasks(endpoint)
+        case wire.TasksAccepted(tasks=tasks):
+            _accept(endpoint, tasks, now)
+        case wire.TaskTransitions(transitions=transitions):
+            _add_transitions(endpoint, transitions, now)
+        case wire.TaskResults(results=specs):
+            _take_results(endpoint, specs, frames, now)
+        case wire.BlobRequest():
+            return _grant_upload(endpoint, message, now)
+        case wire.BlobPull() if endpoint.session:
+            return endpoint.relay.pull(endpoint.session, message, endpoint.leases.get(message.task_id), now)
+        case wire.BlobPush() if endpoint.session:
+            lease = endpoint.leases.get(message.task_id)
+            return endpoint.relay.push(endpoint.session, message, frames, lease, now)
+        case wire.Heartbeat():
+            return on_heartbeat(endpoint, message, now)
+        case _:
+            pass
+    return []
 
-    def transitioned(self, transitions: Sequence[wire.TaskTransition], now: Instant) -> None:
-        """Tasks have reached non-terminal states."""
-        for transition in transitions:
-            lease = self._state.table.get(transition.task_id)
-            if lease and lease.stage is not Stage.RETURNED and transition.state in _TRANSIENT_STATES:
-                self._state.context.transitions.add(
-                    transition.task_id,
-                    transition.state,
+
+def _accept(endpoint: Endpoint, tasks: Sequence[wire.TaskRef], now: Instant) -> None:
+    """These tasks are in the agent's spool."""
+    for ref in tasks:
+        lease = endpoint.leases.get(ref.task_id)
+        if lease and lease.stage is Stage.SENT:
+            lease.stage = Stage.ACCEPTED
+            lease.timings["accepted_at"] = now.epoch
+            if not lease.idempotent:  # on record, so that it is never sent again
+                endpoint.transitions.add(
+                    lease.task_id,
+                    TaskState.WAITING_FOR_NODES,
                     Reporter.AGENT,
-                    at=clean_time(transition.at, now=now.epoch) or now.epoch,
-                    attempt=min(transition.attempt, lease.attempt),
-                    detail=clean_details(transition.detail) if transition.detail else None,
+                    at=now.epoch,
+                    attempt=lease.attempt,
                     now_mono=now.mono,
                 )
 
-    def returned(self, specs: Sequence[wire.ResultSpec], frames: Sequence[bytes], now: Instant) -> None:
-        """Tasks have ended. Results of tasks that were not leased here are verified before they count."""
-        for spec in specs:
-            lease = self._state.table.get(spec.task_id)
-            if lease is None and not (is_uuid(spec.task_id) and spec.attempt < results.MAX_ATTEMPTS):
-                continue
-            result = results.read_result(
-                spec,
-                frames,
-                endpoint_id=self._state.endpoint_id,
-                lease=lease,
-                returned_at=now.epoch,
-                max_inline_bytes=self._state.context.policy.max_inline_bytes,
+
+def _add_transitions(endpoint: Endpoint, transitions: Sequence[wire.TaskTransition], now: Instant) -> None:
+    """Tasks have reached non-terminal states."""
+    for transition in transitions:
+        lease = endpoint.leases.get(transition.task_id)
+        if lease and lease.stage is not Stage.RETURNED and transition.state in _TRANSIENT_STATES:
+            endpoint.transitions.add(
+                transition.task_id,
+                transition.state,
+                Reporter.AGENT,
+                at=clean_time(transition.at, now=now.epoch) or now.epoch,
+                attempt=min(transition.attempt, lease.attempt),
+                detail=clean_details(transition.detail) if transition.detail else None,
+                now_mono=now.mono,
             )
-            if lease:
-                lease.stage = Stage.RETURNED
-            self._state.context.transitions.drop(spec.task_id)
-            self._state.context.outbox.add(result, verified=lease is not None)
 
-    def grant(self, request: wire.BlobRequest, now: Instant) -> list[Action]:
-        """A result is too big to travel inline: grant an upload, or refuse it with the reason."""
-        lease = self._state.table.get(request.task_id)
-        error = uploads.refusal(request, is_leased=lease is not None, policy=self._state.context.policy)
-        if error:
-            return self._state.send(uploads.refused(request, error), now)
-        owner_id = lease.owner_id if lease else None
-        ttl_s = self._state.context.policy.upload_url_ttl_s
-        return [uploads.order(request, self._state.endpoint_id, self._state.generation, owner_id=owner_id, ttl_s=ttl_s)]
 
-    def on_granted(self, event: ev.UploadGranted, now: Instant) -> list[Action]:
-        """Send the agent the URL of its upload."""
-        return self._state.send(uploads.granted(event), now)
-
-    def on_recorded(self, recorded: ev.BatchFlushed, now: Instant) -> list[Action]:
-        """The database has these results."""
-        refs = tuple(
-            wire.TaskRef(task_id=result.task_id, attempt=result.attempt)
-            for result in recorded.batch.results
-            if result.task_id not in recorded.foreign
+def _take_results(endpoint: Endpoint, specs: Sequence[wire.ResultSpec], frames: Sequence[bytes], now: Instant) -> None:
+    """Tasks have ended. Results of tasks that were not leased here are verified before they count."""
+    for spec in specs:
+        lease = endpoint.leases.get(spec.task_id)
+        if lease is None and not (is_uuid(spec.task_id) and spec.attempt < MAX_ATTEMPTS):
+            continue
+        result = read_result(
+            spec,
+            frames,
+            endpoint_id=endpoint.endpoint_id,
+            lease=lease,
+            returned_at=now.epoch,
+            max_inline_bytes=endpoint.policy.max_inline_bytes,
         )
-        self._state.table.drop(ref.task_id for ref in refs)
-        return self._state.send(wire.ResultsRecorded(tasks=refs), now) if refs else []
+        endpoint.finish(result, verified=lease is not None)
+
+
+def _grant_upload(endpoint: Endpoint, request: wire.BlobRequest, now: Instant) -> list[Action]:
+    """A result is too big to travel inline: grant an upload, or refuse it with the reason."""
+    lease = endpoint.leases.get(request.task_id)
+    error = uploads.refusal(request, is_leased=lease is not None, policy=endpoint.policy)
+    if error:
+        return endpoint.send(uploads.refused(request, error), now)
+    owner_id = lease.owner_id if lease else None
+    ttl_s = endpoint.policy.upload_url_ttl_s
+    return [uploads.order(request, endpoint.endpoint_id, endpoint.generation, owner_id=owner_id, ttl_s=ttl_s)]
+
+
+def on_upload_granted(endpoint: Endpoint, event: ev.UploadGranted, now: Instant) -> list[Action]:
+    """Send the agent the URL of its upload."""
+    return endpoint.send(uploads.granted(event), now)
+
+
+def on_recorded(endpoint: Endpoint, recorded: ev.BatchFlushed, now: Instant) -> list[Action]:
+    """The database has these results. A submitter without any task left at the agent gets its next ones leased,
+    although others have used up the credit."""
+    results = [result for result in recorded.batch.results if result.task_id not in recorded.foreign]
+    refs = tuple(wire.TaskRef(task_id=result.task_id, attempt=result.attempt) for result in results)
+    ended = [lease for ref in refs if (lease := endpoint.leases.pop(ref.task_id, None))]
+    actions = endpoint.send(wire.ResultsRecorded(tasks=refs), now) if refs else []
+    if not {lease.owner_id for lease in ended} <= {lease.owner_id for lease in endpoint.leases.values()}:
+        endpoint.may_have_newcomers = endpoint.may_have_work
+        actions += lease_tasks(endpoint)
+    return actions

@@ -1,18 +1,170 @@
-"""Resume: compares an agent's spool with the queue's leases and the database when the agent connects."""
+"""Resume: claims the endpoint of an agent that connects, compares the agent's spool with the queue's leases and the
+database, then serves the endpoint.
+
+::
+
+    CLAIMING ──▶ READING ──▶ COMPARING ──▶ SERVING
+       ▲            │ data lost              │ data lost
+       │            ▼                        │
+       │        RESTORING ──▶ READING        │
+       └─────────────────────────────────────┘
+
+Each greeting of an agent starts a new generation of its endpoint, without memory of the one before: the tasks that the
+agent holds are compared with the queue's leases and the database. When the queue loses its data, the same phases follow
+under a new fence, while the connection stays open and the lease table has the tasks that the agent holds. After the
+agent has disconnected, the endpoint stays until the agent's leases have ended.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+from farcall_common import wire
 from farcall_common.store.model import Task, TaskResult
 from farcall_common.wire import TaskRef, TaskState
-from farcall_forwarder.core.leases import Lease
+from farcall_forwarder.core import actions as do
+from farcall_forwarder.core import events as ev
+from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.dispatch import lease_tasks
+from farcall_forwarder.core.endpoint import Endpoint, EndpointPhase
+from farcall_forwarder.core.leases import Lease, Stage
+from farcall_forwarder.core.policy import Instant
+from farcall_forwarder.core.presence import record_presence, record_spool
 from farcall_forwarder.core.results import lost, recorded_result
+from farcall_forwarder.core.upkeep import maintain, read_cancels
 
 #: Only agents report these states.
 _ACCEPTED: Final = frozenset({TaskState.WAITING_FOR_LAUNCH, TaskState.RUNNING})
+
+
+def claim(endpoint: Endpoint) -> list[Action]:
+    """Claim the endpoint, at first or after its queue lost its data."""
+    endpoint.phase = EndpointPhase.CLAIMING
+    endpoint.fence = 0
+    endpoint.forget_steps()
+    endpoint.outbox.hold(endpoint.endpoint_id)
+    return [
+        do.ClaimEndpoint(
+            endpoint.endpoint_id,
+            endpoint.generation,
+            endpoint.spool_id,
+            endpoint.policy.ownership_ttl_s,
+            endpoint.weights,
+            endpoint.spool_generation,
+        )
+    ]
+
+
+def on_claimed(endpoint: Endpoint, event: ev.EndpointClaimed) -> list[Action]:
+    """Read the queue's leases under the new fence."""
+    if endpoint.phase is not EndpointPhase.CLAIMING:
+        return []
+    endpoint.fence = event.fence
+    return _read_leases(endpoint)
+
+
+def on_restored(endpoint: Endpoint) -> list[Action]:
+    """Read the leases of the restored queue."""
+    return _read_leases(endpoint)
+
+
+def _read_leases(endpoint: Endpoint) -> list[Action]:
+    endpoint.phase = EndpointPhase.READING
+    return [do.ReadLeases(endpoint.endpoint_id, endpoint.fence)]
+
+
+def on_lost(endpoint: Endpoint) -> list[Action]:
+    """The queue has lost this endpoint's data (or never had it)."""
+    match endpoint.phase:
+        case EndpointPhase.READING:
+            endpoint.phase = EndpointPhase.RESTORING
+            held = endpoint.leases.attempts() if endpoint.is_welcomed else endpoint.held
+            return [do.RestoreQueue(endpoint.endpoint_id, endpoint.fence, held, endpoint.policy.lease_s)]
+        case EndpointPhase.CLAIMING:
+            return []
+        case _:
+            return claim(endpoint)
+
+
+def on_leases_read(endpoint: Endpoint, event: ev.LeasesRead, now: Instant) -> list[Action]:
+    """Read the tasks to compare; without any, serve the endpoint."""
+    if endpoint.phase is not EndpointPhase.READING:
+        return []
+    endpoint.phase = EndpointPhase.COMPARING
+    endpoint.queue_leases = event.leases
+    known: Iterable[str] = endpoint.leases if endpoint.is_welcomed else endpoint.held
+    unheld = frozenset(event.leases.keys() - known)
+    wanted = unheld if endpoint.is_welcomed else unheld | endpoint.held.keys()
+    if not wanted:
+        return _serve(endpoint, (), now)
+    return [do.ReadTasks(endpoint.endpoint_id, endpoint.fence, sorted(wanted), unheld)]
+
+
+def on_tasks_read(endpoint: Endpoint, event: ev.TasksRead, now: Instant) -> list[Action]:
+    """Compare the tasks, and serve the endpoint."""
+    if endpoint.phase is not EndpointPhase.COMPARING:
+        return []
+    found = compare(
+        endpoint_id=endpoint.endpoint_id,
+        spool_id=endpoint.spool_id,
+        held={} if endpoint.is_welcomed else endpoint.held,
+        leases={id_: attempt for id_, attempt in endpoint.queue_leases.items() if id_ not in endpoint.leases},
+        tasks=event.tasks,
+        spools=event.spools,
+        accepted=event.accepted,
+        expires_at=now.mono + endpoint.policy.lease_s,
+    )
+    endpoint.leases.update((lease.task_id, lease) for lease in found.keep)
+    for result in found.results:
+        endpoint.outbox.add(result, verified=True)
+    actions = endpoint.requeue(found.requeue) + _serve(endpoint, tuple(found.forget), now)
+    if unknown := sum(ref.task_id not in event.tasks for ref in found.forget):
+        # They ended long ago, or the database was restored to a time before they were submitted.
+        fields: dict[str, str | int] = {"endpoint_id": endpoint.endpoint_id, "tasks": unknown}
+        actions.append(do.Log("the endpoint drops tasks that the database does not have", fields))
+    return actions
+
+
+def _serve(endpoint: Endpoint, forget: tuple[TaskRef, ...], now: Instant) -> list[Action]:
+    endpoint.phase = EndpointPhase.SERVING
+    endpoint.held, endpoint.queue_leases = {}, {}
+    endpoint.outbox.open(endpoint.endpoint_id, endpoint.fence)
+    endpoint.expect_work()
+    actions: list[Action] = []
+    session = endpoint.session
+    if session and not endpoint.is_welcomed:
+        welcome = wire.Welcome(
+            session_id=session.session_id,
+            forwarder_id=endpoint.context.forwarder_id,
+            protocol_version=wire.PROTOCOL_VERSION,
+            heartbeat_s=session.wire.heartbeat_s,
+            forget=forget,
+            relay_piece_bytes=endpoint.policy.relay_piece_bytes,
+        )
+        actions += endpoint.send(welcome, now)
+    if not endpoint.is_welcomed or session is None:
+        actions += record_presence(endpoint, now)
+    endpoint.is_welcomed = True
+    actions += record_spool(endpoint, now)
+    return [*actions, *maintain(endpoint, now), *read_cancels(endpoint), *lease_tasks(endpoint)]
+
+
+def on_session_lost(endpoint: Endpoint, now: Instant) -> list[Action]:
+    """The agent has disconnected. Tasks that it accepted stay leased for a while: it may return with them. Sent tasks
+    that may not run twice stay leased, too: they may have arrived."""
+    endpoint.session = None
+    endpoint.return_until = now.mono + endpoint.policy.return_s
+    if not endpoint.is_serving:
+        return []
+    returned = [
+        lease.task_id
+        for lease in endpoint.leases.values()
+        if lease.stage is Stage.PREPARING or (lease.stage is Stage.SENT and lease.idempotent)
+    ]
+    endpoint.leases.drop(returned)
+    return [*endpoint.requeue(returned), *record_presence(endpoint, now)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,176 @@
+"""Dispatch: leases tasks of one endpoint's queue, up to the agent's credit, and sends them to the agent.
+
+Without credit, tasks of newcomers are leased up to the agent's reserve. One lease step is under way at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from farcall_common.store.model import LeasedTask, TaskResult
+from farcall_common.wire import Reporter, RunTasks, TaskState
+from farcall_forwarder.core import actions as do
+from farcall_forwarder.core import events as ev
+from farcall_forwarder.core import results
+from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.endpoint import Endpoint
+from farcall_forwarder.core.leases import Lease, Stage
+from farcall_forwarder.core.policy import Instant
+from farcall_forwarder.core.run_tasks import dispatches, orders, with_payload
+from farcall_forwarder.core.sessions import PeerSession
+
+
+def lease_tasks(endpoint: Endpoint) -> list[Action]:
+    """Ask the queue for tasks, if there may be some and the agent can take them."""
+    if endpoint.is_leasing or not endpoint.may_have_work or not endpoint.is_serving:
+        return []
+    if (session := _session_for_tasks(endpoint)) is None:
+        return []
+    policy = endpoint.policy
+    credit = session.wire.credit - endpoint.preparing
+    limit = min(max(credit, 0), policy.max_lease_batch)
+    reserve = max(min(session.wire.reserve, policy.max_reserve) + min(credit, 0), 0)
+    reserve = reserve if endpoint.may_have_newcomers else 0
+    if not limit and not reserve:
+        return []
+    endpoint.is_leasing, endpoint.may_have_newcomers = True, False
+    if limit:
+        endpoint.may_have_work = False
+    return [do.LeaseTasks(endpoint.endpoint_id, endpoint.fence, limit, policy.lease_s, reserve)]
+
+
+def on_leased(endpoint: Endpoint, event: ev.TasksLeased, now: Instant) -> list[Action]:
+    """Send the tasks that are complete, and prepare the others."""
+    endpoint.is_leasing = False
+    if (session := _session_for_tasks(endpoint)) is None:
+        return endpoint.requeue([leased.task.task_id for leased in event.tasks])
+    if event.limit and len(event.tasks) >= event.limit:
+        endpoint.may_have_work = True
+    if event.reserve and len(event.tasks) >= event.limit + event.reserve:
+        endpoint.may_have_newcomers = True
+    ready: list[LeasedTask] = []
+    unready: list[LeasedTask] = []
+    expires_at = now.mono + endpoint.policy.lease_s
+    for leased in event.tasks:
+        task = leased.task
+        if leased.cancel_requested:
+            endpoint.finish(results.cancelled(task.task_id, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
+            continue
+        is_ready = (
+            task.options.idempotent
+            and task.payload is not None
+            and _has_function(endpoint, session, task.function_hash)
+        )
+        stage = Stage.SENT if is_ready else Stage.PREPARING
+        endpoint.leases[task.task_id] = Lease.of_leased(leased, stage=stage, expires_at=expires_at)
+        (ready if is_ready else unready).append(leased)
+    return [
+        *_run(endpoint, session, ready, {}, now),
+        *_prepare(endpoint, session, unready, now),
+        *lease_tasks(endpoint),
+    ]
+
+
+def _prepare(endpoint: Endpoint, session: PeerSession, tasks: Sequence[LeasedTask], now: Instant) -> list[Action]:
+    if not tasks:
+        return []
+    functions = {(t.task.function_id, t.task.function_hash) for t in tasks}
+    policy = endpoint.policy
+    endpoint.preparing += len(tasks)
+    return [
+        do.PrepareTasks(
+            endpoint_id=endpoint.endpoint_id,
+            generation=endpoint.generation,
+            session_id=session.session_id,
+            spool_id=endpoint.spool_id,
+            tasks=tasks,
+            functions=sorted(each for each in functions if not _has_function(endpoint, session, each[1])),
+            blob_keys=sorted({t.task.payload_ref.blob_key for t in tasks if t.task.payload_ref}),
+            dispatches=dispatches(tasks, spool_id=endpoint.spool_id, at=now.epoch),
+            url_ttl_s=policy.download_url_ttl_s,
+        )
+    ]
+
+
+def on_prepared(endpoint: Endpoint, event: ev.TasksPrepared, now: Instant) -> list[Action]:
+    """Functions and payloads are fetched, and dispatches of tasks that may not run twice are recorded."""
+    for function_hash, (name, body) in event.bodies.items():
+        endpoint.functions.add(function_hash, name, body)
+    if endpoint.session is None or endpoint.session.session_id != event.order.session_id:
+        return []  # The leases were returned when that session ended.
+    endpoint.preparing -= len(event.order.tasks)
+    if (session := _session_for_tasks(endpoint)) is None:
+        return endpoint.requeue(endpoint.leases.pop_at(Stage.PREPARING))
+    ready: list[LeasedTask] = []
+    for leased in event.order.tasks:
+        task = leased.task
+        lease = endpoint.leases.get(task.task_id)
+        if lease is None or lease.stage is not Stage.PREPARING or lease.attempt != leased.attempt:
+            continue
+        if result := _result_without_run(endpoint, session, leased, lease, event):
+            endpoint.finish(result)
+        else:
+            lease.stage = Stage.SENT
+            ready.append(with_payload(leased, event.payloads) if task.is_spilled else leased)
+    return [*_run(endpoint, session, ready, event.bodies, now, event.urls), *lease_tasks(endpoint)]
+
+
+def _result_without_run(
+    endpoint: Endpoint, session: PeerSession, leased: LeasedTask, lease: Lease, event: ev.TasksPrepared
+) -> TaskResult | None:
+    """The result of a task that must not be sent; None for one to send."""
+    task = leased.task
+    if lease.cancelled:
+        return results.cancelled(task.task_id, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
+    if task.task_id in event.refused:
+        reason = "The task was sent to the endpoint before, and the endpoint has lost it."
+        return results.lost(task.task_id, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt, reason=reason)
+    if task.function_hash not in event.bodies and not _has_function(endpoint, session, task.function_hash):
+        return results.unknown_function(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
+    if task.is_spilled and task.task_id not in event.payloads:
+        return results.unknown_task(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
+    return None
+
+
+def _run(
+    endpoint: Endpoint,
+    session: PeerSession,
+    tasks: Sequence[LeasedTask],
+    fetched: Mapping[str, tuple[str, bytes]],
+    now: Instant,
+    urls: Mapping[str, str] | None = None,
+) -> list[Action]:
+    """Send tasks. Their functions are fetched, cached or known to the agent."""
+    new = {leased.task.function_hash for leased in tasks} - session.functions
+    bodies = {h: body for h in sorted(new) if (body := fetched.get(h) or endpoint.functions.get(h))}
+    session.functions |= new
+    for leased in tasks:
+        if leased.task.options.idempotent:  # The dispatch of the others was committed before.
+            endpoint.transitions.add(
+                leased.task.task_id,
+                TaskState.WAITING_FOR_NODES,
+                Reporter.FORWARDER,
+                at=leased.leased_at,
+                attempt=leased.attempt,
+                now_mono=now.mono,
+            )
+    if tasks and endpoint.unheard_since is None:
+        endpoint.unheard_since = now.mono
+    limit = endpoint.policy.max_run_bytes
+    return [
+        session.send(order, now, frames=frames)
+        for order, frames in orders(tasks, bodies=bodies, urls=urls or {}, limit_bytes=limit)
+    ]
+
+
+def _session_for_tasks(endpoint: Endpoint) -> PeerSession | None:
+    """The session, if tasks may be sent in it."""
+    session = endpoint.session
+    if session is None or endpoint.is_silent or endpoint.context.is_draining or not session.may_send(RunTasks):
+        return None
+    return session
+
+
+def _has_function(endpoint: Endpoint, session: PeerSession, function_hash: str) -> bool:
+    """Whether the agent or this process has the function's body."""
+    return function_hash in session.functions or endpoint.functions.get(function_hash) is not None

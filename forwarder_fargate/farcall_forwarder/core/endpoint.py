@@ -1,0 +1,171 @@
+"""Endpoint: the state of one endpoint in one generation.
+
+The functions of ``resume``, ``dispatch``, ``reports``, ``presence`` and ``upkeep`` read and change it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+
+from farcall_common import wire
+from farcall_common.store.model import EndpointStatus, TaskResult
+from farcall_forwarder.core import actions as do
+from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.functions import FunctionCache
+from farcall_forwarder.core.leases import LeaseTable, Stage
+from farcall_forwarder.core.outbox import Outbox
+from farcall_forwarder.core.policy import Instant, Policy
+from farcall_forwarder.core.relay import Relay
+from farcall_forwarder.core.sessions import PeerSession
+from farcall_forwarder.core.transitions import TransitionBuffer
+
+
+class EndpointPhase(enum.Enum):
+    CLAIMING = enum.auto()
+    READING = enum.auto()
+    RESTORING = enum.auto()
+    COMPARING = enum.auto()
+    SERVING = enum.auto()
+
+
+@dataclasses.dataclass
+class ForwarderContext:
+    """Objects that all endpoints of a forwarder share. ``is_draining``: no more tasks are leased. ``delayed``: ids of
+    endpoints with data to record a little later."""
+
+    forwarder_id: str
+    policy: Policy
+    functions: FunctionCache
+    outbox: Outbox
+    transitions: TransitionBuffer
+    relay: Relay
+    is_draining: bool = False
+    delayed: set[str] = dataclasses.field(default_factory=set)
+
+
+class Endpoint:
+    """One endpoint, from the greeting of an agent until its leases have ended. Without a connection there may still be
+    leases."""
+
+    def __init__(
+        self,
+        endpoint_id: str,
+        generation: int,
+        session: PeerSession,
+        hello: wire.Hello,
+        context: ForwarderContext,
+        *,
+        now: Instant,
+    ) -> None:
+        self.endpoint_id = endpoint_id
+        self.generation = generation
+        self.instance_id = hello.instance_id
+        self.weights = hello.weights
+
+        self.context = context
+        self.policy = context.policy
+        self.functions = context.functions
+        self.outbox = context.outbox
+        self.transitions = context.transitions
+        self.relay = context.relay
+
+        # Ownership
+        self.fence = 0
+        self.phase = EndpointPhase.CLAIMING
+        #: Set when an endpoint without a connection has nothing left to do.
+        self.is_over = False
+
+        # Connection of the agent
+        self.session: PeerSession | None = session
+        self.is_welcomed = False
+        #: Monotonic second of the first tasks sent since the agent's last message.
+        self.unheard_since: float | None = None
+        self.is_silent = False
+
+        # Spool of the agent
+        self.spool_id = hello.spool_id
+        #: None if the agent does not count generations.
+        self.spool_generation = hello.spool_generation
+        self.recorded_spool_generation = hello.spool_generation
+        self.spool_recorded_at = float("-inf")
+
+        # Tasks
+        self.leases = LeaseTable()
+        #: Until the endpoint is served: attempts of the tasks that the agent holds, and of those that the queue leases.
+        self.held: Mapping[str, int] = {held.task_id: held.attempt for held in hello.held}
+        self.queue_leases: Mapping[str, int] = {}
+
+        # Store steps under way: at most one of each kind
+        self.is_leasing = False
+        self.is_maintaining = False
+        self.is_reading_cancels = False
+        self.is_reading_attempts = False
+        self.is_recording_spool = False
+
+        # Dispatch
+        self.may_have_work = True
+        #: Newcomers are submitters with no tasks at the agent, or with fewer than their weight.
+        self.may_have_newcomers = True
+        #: Number of tasks in preparation for this session: they will use its credit.
+        self.preparing = 0
+
+        # Upkeep
+        self.sweep_at = self.upkeep_at = now.mono
+        #: Ids of the leases that the upkeep under way renews.
+        self.renewed: Sequence[str] = ()
+        #: Monotonic second until which leases of tasks that may not run twice wait for a disconnected agent.
+        self.return_until = 0.0
+        self.status = EndpointStatus()
+        self.presence_at = 0.0
+        #: Monotonic second of the last record that was made because numbers changed that users see.
+        self.status_shown_at = float("-inf")
+        self.is_presence_stale = False
+
+    @property
+    def is_serving(self) -> bool:
+        return self.phase is EndpointPhase.SERVING
+
+    @property
+    def connected_spool_id(self) -> str:
+        """The spool of the connected agent, or empty."""
+        return self.spool_id if self.session else ""
+
+    def is_newer_than(self, hello: wire.Hello) -> bool:
+        """Whether the spool of this Hello is an old copy of this one.
+
+        An agent of an earlier release does not count generations and cannot read a spool with one: it has a backup.
+        """
+        return hello.spool_id == self.spool_id and (hello.spool_generation or 0) < (self.spool_generation or 0)
+
+    def forget_steps(self) -> None:
+        """Forget the steps under way: they belong to an earlier claim, and their answers are ignored."""
+        self.is_leasing = self.is_maintaining = self.is_reading_cancels = self.is_reading_attempts = False
+        self.is_recording_spool = False
+
+    def expect_work(self) -> None:
+        """The queue may have tasks."""
+        self.may_have_work = self.may_have_newcomers = True
+
+    def update_silence(self, now: Instant) -> None:
+        """Update ``is_silent``: whether the agent has left sent tasks unanswered for too long."""
+        since = self.unheard_since
+        self.is_silent = since is not None and now.mono - since >= self.policy.silence_s
+
+    def send(self, message: wire.Message, now: Instant) -> list[Action]:
+        """Send a message to the agent, if its session permits that now."""
+        if self.session is None or not self.session.may_send(type(message)):
+            return []
+        return [self.session.send(message, now)]
+
+    def requeue(self, task_ids: Sequence[str]) -> list[Action]:
+        """Return the leases of tasks that never reached the agent."""
+        return [do.RequeueTasks(self.endpoint_id, self.fence, task_ids)] if task_ids else []
+
+    def finish(self, result: TaskResult, *, verified: bool = True) -> None:
+        """Record the result of a task. It is verified if the task is leased here or the forwarder declares it."""
+        if lease := self.leases.get(result.task_id):
+            lease.stage = Stage.RETURNED
+        self.transitions.drop(result.task_id)
+        self.outbox.add(result, verified=verified)

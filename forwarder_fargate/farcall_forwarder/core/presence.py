@@ -1,0 +1,90 @@
+"""Presence and spool generation: an agent's own data, recorded at most once in ``policy.record_s`` each."""
+
+from __future__ import annotations
+
+from farcall_common import wire
+from farcall_common.store.model import EndpointStatus
+from farcall_forwarder.core import actions as do
+from farcall_forwarder.core import events as ev
+from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.endpoint import Endpoint
+from farcall_forwarder.core.policy import Instant
+from farcall_forwarder.core.untrusted import clean_status
+
+
+def on_heartbeat(endpoint: Endpoint, heartbeat: wire.Heartbeat, now: Instant) -> list[Action]:
+    """Take over the generation of the spool and the agent's numbers. Changes that users see are recorded soon, the
+    others when presence is due."""
+    actions: list[Action] = []
+    generation = heartbeat.spool_generation
+    if generation is not None and (endpoint.spool_generation is None or generation > endpoint.spool_generation):
+        endpoint.spool_generation = generation
+        actions += record_spool(endpoint, now)
+    if heartbeat.report is None:
+        return actions
+    former, endpoint.status = endpoint.status, clean_status(heartbeat.report)
+    if _shown(former) == _shown(endpoint.status):
+        return actions
+    endpoint.is_presence_stale = True
+    return actions + _record_shown(endpoint, now)
+
+
+def _shown(status: EndpointStatus) -> tuple[int, int, str]:
+    return status.managers, status.total_workers, status.problem
+
+
+def record_delayed(endpoint: Endpoint, now: Instant) -> list[Action]:
+    """Record delayed data, if ``policy.record_s`` is over."""
+    return record_spool(endpoint, now) + _record_shown(endpoint, now)
+
+
+def _record_shown(endpoint: Endpoint, now: Instant) -> list[Action]:
+    if not endpoint.is_presence_stale:
+        return []
+    if now.mono < endpoint.status_shown_at + endpoint.policy.record_s:
+        endpoint.context.delayed.add(endpoint.endpoint_id)
+        return []
+    endpoint.status_shown_at = now.mono
+    return record_presence(endpoint, now)
+
+
+def refresh_presence(endpoint: Endpoint, now: Instant) -> list[Action]:
+    """Record the presence of a connected agent, if that is due."""
+    is_due = endpoint.session is not None and now.mono >= endpoint.presence_at + endpoint.policy.presence_s
+    return record_presence(endpoint, now) if is_due else []
+
+
+def record_presence(endpoint: Endpoint, now: Instant) -> list[Action]:
+    """Record whether the endpoint is online, and its numbers."""
+    if not endpoint.is_serving:
+        return []
+    endpoint.presence_at = now.mono
+    endpoint.is_presence_stale = False
+    online = endpoint.session is not None
+    status = endpoint.status if online else EndpointStatus()
+    ttl_s = endpoint.policy.ownership_ttl_s
+    return [do.SetPresence(endpoint.endpoint_id, endpoint.fence, online, status, ttl_s)]
+
+
+def record_spool(endpoint: Endpoint, now: Instant) -> list[Action]:
+    """Record the generation of the spool if it has risen, by one step at a time."""
+    generation = endpoint.spool_generation
+    if (
+        generation in (None, endpoint.recorded_spool_generation)
+        or not endpoint.is_serving
+        or endpoint.is_recording_spool
+    ):
+        return []
+    if now.mono < endpoint.spool_recorded_at + endpoint.policy.record_s:
+        endpoint.context.delayed.add(endpoint.endpoint_id)
+        return []
+    endpoint.spool_recorded_at = now.mono
+    endpoint.is_recording_spool = True
+    return [do.RecordSpoolGeneration(endpoint.endpoint_id, endpoint.fence, endpoint.spool_id, generation)]
+
+
+def on_spool_recorded(endpoint: Endpoint, event: ev.SpoolGenerationRecorded, now: Instant) -> list[Action]:
+    """Record the next generation of the spool, if it has risen meanwhile."""
+    endpoint.is_recording_spool = False
+    endpoint.recorded_spool_generation = event.spool_generation
+    return record_spool(endpoint, now)
