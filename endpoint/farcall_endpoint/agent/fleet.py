@@ -236,7 +236,7 @@ class Fleet:
                 block.handle.kill()
 
     def kill(self) -> None:
-        """End all blocks now; on this machine the managers' guardians end the workers."""
+        """End all blocks now; on this machine the managers' process reapers kill the workers."""
         for block in self._here.values():
             block.handle.kill()
 
