@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from farcall_endpoint import process_reaper
-from farcall_endpoint.manager.ledger import Slot
+from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.worker.capture import read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
 

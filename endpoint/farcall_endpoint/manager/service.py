@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from farcall_endpoint import process_reaper, protocol
+from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
 from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, OUTPUT_PERIOD_S, breach, capped
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.pipe import Pipe
-from farcall_endpoint.shared import Frame
-from farcall_endpoint.silence import Silence
+from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import MALFORMED, Begun, Done, Ready, Sync, Synced
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Manager:
         self._agent = agent
         self._agent_pidfd = None if agent_pid is None else os.pidfd_open(agent_pid)
         limit_s = agent_silence_limit_s if agent_pid is None else None
-        self._agent_silence = Silence(limit_s=limit_s, now=time.monotonic())
+        self._agent_silence = LivenessTimer(limit_s=limit_s, now=time.monotonic())
         self._heard = 0
         self._said = 0
         self._memory_per_worker_bytes = memory_per_worker_bytes
@@ -131,7 +131,7 @@ class Manager:
             self._agent.flush()
             self._watch()
         self._obey()
-        if self._agent_silence.is_over_limit(now=time.monotonic()) and not self._abandoned:
+        if self._agent_silence.is_expired(now=time.monotonic()) and not self._abandoned:
             self._abandon("the agent has been silent for too long")
         self._measure()
         self._end_orphans()
