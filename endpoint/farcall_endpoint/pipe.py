@@ -19,15 +19,15 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from farcall_endpoint.shared import (
+from farcall_endpoint.shared_memory import (
     ANCILLARY_BYTES,
     Bytes,
     Frame,
     MemoryFile,
     SharedBytes,
     ancillary,
+    bytes_of,
     descriptors_of,
-    seen,
 )
 
 _MAX_INLINE_BYTES: Final = 64 * 1024
@@ -93,7 +93,7 @@ class Pipe:
         frames = self.receive_shared()
         if frames is None:
             return None
-        return [seen(frame) for frame in frames]
+        return [bytes_of(frame) for frame in frames]
 
     def receive_shared(self) -> list[Frame] | None:
         """As :meth:`receive`, for whoever hands large frames on without looking at them."""

@@ -20,7 +20,7 @@ import msgspec
 from farcall_common import task_options
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.shared import Bytes, Frame, seen
+from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
 
 Body = int
 
@@ -178,7 +178,7 @@ def encode(message: FromAgent | FromManager, bodies: Sequence[Frame] = (), *, nu
     lengths = [len(body) for body in bodies]
     if max(lengths) > _MAX_JOINED_BYTES:
         return [header, b"", *bodies]
-    return [header, _encoder.encode(lengths), b"".join([seen(body) for body in bodies])]
+    return [header, _encoder.encode(lengths), b"".join([bytes_of(body) for body in bodies])]
 
 
 def decode_from_agent(frames: Sequence[Frame]) -> tuple[FromAgent, list[Frame]]:
@@ -186,7 +186,7 @@ def decode_from_agent(frames: Sequence[Frame]) -> tuple[FromAgent, list[Frame]]:
 
     :raises msgspec.DecodeError: if it is none.
     """
-    return _from_agent.decode(memoryview(seen(frames[0]))[_NUMBER_BYTES:]), _bodies(frames)
+    return _from_agent.decode(memoryview(bytes_of(frames[0]))[_NUMBER_BYTES:]), _bodies(frames)
 
 
 def decode_from_manager(frames: Sequence[Bytes]) -> tuple[FromManager, list[Bytes]]:
@@ -194,13 +194,13 @@ def decode_from_manager(frames: Sequence[Bytes]) -> tuple[FromManager, list[Byte
 
     :raises msgspec.DecodeError: if it is none.
     """
-    bodies = [seen(body) for body in _bodies(frames)]
+    bodies = [bytes_of(body) for body in _bodies(frames)]
     return _from_manager.decode(memoryview(frames[0])[_NUMBER_BYTES:]), bodies
 
 
 def number_of(frames: Sequence[Frame]) -> int:
     """The number of a message; 0 if it has none."""
-    return int.from_bytes(seen(frames[0])[:_NUMBER_BYTES], "big")
+    return int.from_bytes(bytes_of(frames[0])[:_NUMBER_BYTES], "big")
 
 
 def _bodies(frames: Sequence[Frame]) -> list[Frame]:
@@ -208,10 +208,10 @@ def _bodies(frames: Sequence[Frame]) -> list[Frame]:
         return []
     if len(frames[1]) == 0:
         return list(frames[2:])
-    joined = bytes(seen(frames[2]))
+    joined = bytes(bytes_of(frames[2]))
     bodies: list[Frame] = []
     start = 0
-    for length in _lengths.decode(seen(frames[1])):
+    for length in _lengths.decode(bytes_of(frames[1])):
         bodies.append(joined[start : start + length])
         start += length
     return bodies

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.shared import Bytes, Frame, seen
+from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
@@ -131,7 +131,7 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Frame], *, flags: in
     """
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        socket.send(seen(frame), flags | (_MORE if index < last else 0), copy=len(frame) < _COPY_BYTES)
+        socket.send(bytes_of(frame), flags | (_MORE if index < last else 0), copy=len(frame) < _COPY_BYTES)
 
 
 def receive_frames(socket: zmq.Socket[bytes]) -> list[Bytes]:

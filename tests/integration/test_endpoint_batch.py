@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from farcall_endpoint.providers.base import BlockStatus, Phase
 from farcall_endpoint.providers.batch import BatchBlock, BatchProvider, SchedulerError
-from farcall_endpoint.providers.seam import BlockStatus, Phase
 from tests.support.endpoint import wait_until
 
 

@@ -285,10 +285,10 @@ def test_a_stop_leaves_unfinished_tasks_in_the_spool_and_no_process(endpoint: En
     assert runs(log) == {0: 1, 1: 2, 2: 1}, "an orderly stop does not count as an attempt"
 
 
-def test_killing_the_guardian_changes_nothing(endpoint: EndpointProcess) -> None:
+def test_killing_the_process_reaper_changes_nothing(endpoint: EndpointProcess) -> None:
     wait_until(lambda: len(endpoint.workers()) == 2)
-    [guardian] = [process for process in endpoint.family() if "guardian.py" in " ".join(process.cmdline())]
-    guardian.kill()
+    [reaper] = [process for process in endpoint.family() if "process_reaper.py" in " ".join(process.cmdline())]
+    reaper.kill()
     a_worker(endpoint)
     assert endpoint.cloud.ends(endpoint.cloud.submit_many(abs, [(-1,)] * 10))[0].value == 1
     a_worker(endpoint)

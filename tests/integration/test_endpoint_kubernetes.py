@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from farcall_endpoint.config import KubernetesProviderConfig
+from farcall_endpoint.providers.base import Phase
 from farcall_endpoint.providers.batch import BatchProvider, SchedulerError
 from farcall_endpoint.providers.schedulers import make_scheduler
-from farcall_endpoint.providers.seam import Phase
 from tests.support.endpoint import wait_until
 
 

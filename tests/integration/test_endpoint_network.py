@@ -19,7 +19,7 @@ from farcall_endpoint.agent.fleet import Fleet, Lost
 from farcall_endpoint.agent.links import Network
 from farcall_endpoint.agent.scaling import SimpleScaling
 from farcall_endpoint.agent.tasks import Demand
-from farcall_endpoint.manager.reach import find_reachable
+from farcall_endpoint.manager.network import find_reachable
 from farcall_endpoint.providers import BlockStatus, Phase
 from farcall_endpoint.transport import (
     CurveKeys,
@@ -95,7 +95,7 @@ def test_the_first_address_that_takes_a_connection_is_used() -> None:
         fleet.close()
         guard.stop()
     with pytest.raises(Unavailable, match=r"cannot reach the agent at tcp://127.0.0.1:9 .*refused.*engine.address"):
-        find_reachable([nowhere], patience_s=0.0)
+        find_reachable([nowhere], timeout_s=0.0)
 
 
 # -- a manager that finds a gap ----------------------------------------------------------------------------------------

@@ -364,7 +364,7 @@ def use_the_workers_socket(kind: str) -> None:
 
         import msgspec
 
-        from farcall_endpoint.shared import MemoryFile, ancillary
+        from farcall_endpoint.shared_memory import MemoryFile, ancillary
 
         header = msgspec.msgpack.encode(Done(os.environ["FARCALL_TASK_ID"], time.time(), time.time()))
         memory = MemoryFile.of([b"x" * ("shorter" in kind)])

@@ -248,7 +248,7 @@ def test_a_worker_that_is_killed_leaves_nothing_behind(agent: FakeAgent, tmp_pat
     worker.kill()
     wait_gone(left)
     assert all(process.status() != psutil.STATUS_ZOMBIE for process in neighbours)
-    # what the manager has adopted it collects: two workers and a guardian are left to it
+    # what the manager has adopted it collects: two workers and a process reaper are left to it
     manager = psutil.Process(agent.manager.pid)
     wait_until(lambda: len(manager.children()) == 3)
 

@@ -13,7 +13,7 @@ from farcall_common.wire import TaskState
 from farcall_endpoint.manager.core import STARTED_AFTER_S, Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Progress, TaskOrder
-from farcall_endpoint.shared import seen
+from farcall_endpoint.shared_memory import bytes_of
 from farcall_endpoint.worker.channel import Done, Order, Run, Sync
 
 
@@ -552,12 +552,12 @@ def test_results_wait_for_room_at_the_agent_and_nothing_is_started_meanwhile() -
     rig.core.results_taken(60, window_bytes=100)
     rig.pump()
     second, results = rig.core.take_progress() or (Progress(), [])
-    assert [seen(results[each.result or 0]) for each in second.finished] == [b"z" * 60]
+    assert [bytes_of(results[each.result or 0]) for each in second.finished] == [b"z" * 60]
     assert not rig.workers[0].ahead, "it is full again"
     rig.core.results_taken(120, window_bytes=100)
     rig.pump()
     third, results = rig.core.take_progress() or (Progress(), [])
-    assert [seen(results[each.result or 0]) for each in third.finished] == [b"z" * 60]
+    assert [bytes_of(results[each.result or 0]) for each in third.finished] == [b"z" * 60]
     rig.core.results_taken(60, window_bytes=100)
     rig.pump()
     reported = [each.task_id for each in (first.finished + second.finished + third.finished)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_endpoint.pipe import Pipe, pipe_pair
-from farcall_endpoint.shared import SharedBytes, seen
+from farcall_endpoint.shared_memory import SharedBytes, bytes_of
 
 Pair = tuple[Pipe, Pipe]
 
@@ -60,8 +60,8 @@ def test_what_is_handed_on_is_not_copied(pair: Pair) -> None:
     received = last.receive_shared()
     assert received is not None
     assert [len(frame) for frame in received] == [10, 500_000, 1_000_000, 4]
-    assert bytes(seen(received[1])) == b"y" * 500_000
-    assert bytes(seen(received[2])) == b"x" * 1_000_000
+    assert bytes(bytes_of(received[1])) == b"y" * 500_000
+    assert bytes(bytes_of(received[2])) == b"x" * 1_000_000
     one, other_one = (os.fstat(each.memory.descriptor).st_ino for each in (frames[1], received[2]))  # type: ignore[union-attr]
     assert one == other_one
     onward.close()

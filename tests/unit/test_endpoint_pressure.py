@@ -18,7 +18,7 @@ from farcall_endpoint.agent.pressure import Pressure
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 from farcall_endpoint.protocol import Died, Finished, Progress
-from farcall_endpoint.shared import seen
+from farcall_endpoint.shared_memory import bytes_of
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, connected, finish, ids, send, spec
 
 
@@ -100,7 +100,7 @@ def test_a_large_body_that_finds_no_room_fails_the_commit_and_the_spool_recovers
     assert spool.load()[0] == []
     spool.commit(Decisions(accepted=[a_task(0), large]))
     assert [task.seq for task in spool.load()[0]] == [0, 1]
-    assert bytes(seen(spool.payload(large))) == b"p" * 400_000
+    assert bytes(bytes_of(spool.payload(large))) == b"p" * 400_000
     spool.close()
 
 
@@ -117,7 +117,7 @@ def test_opening_loading_and_closing_need_no_room(tmp_path: Path) -> None:
             full.commit(Decisions(accepted=[a_task(2)]))
         full.close()
     assert [task.seq for task in tasks] == [1]
-    assert bytes(seen(payload)) == b"p" * 100_000
+    assert bytes(bytes_of(payload)) == b"p" * 100_000
 
 
 def test_a_new_spool_on_a_full_disk_says_so(tmp_path: Path) -> None:

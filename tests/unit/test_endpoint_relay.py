@@ -17,7 +17,7 @@ from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.relay import Relay
 from farcall_endpoint.agent.tasks import End, Stage, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
-from farcall_endpoint.shared import Frame
+from farcall_endpoint.shared_memory import Frame
 
 PIECE = 1000
 DATA = bytes(range(256)) * 10

@@ -23,9 +23,9 @@ from farcall_endpoint.config import (
     SrunLauncherConfig,
     TorqueProviderConfig,
 )
+from farcall_endpoint.providers.base import Phase
 from farcall_endpoint.providers.batch import SchedulerError, node_script
 from farcall_endpoint.providers.schedulers import make_scheduler
-from farcall_endpoint.providers.seam import Phase
 
 ANSWERS = {
     "sbatch": "Submitted batch job 4711",

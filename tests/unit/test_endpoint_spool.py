@@ -18,7 +18,7 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
-from farcall_endpoint.shared import Frame, seen
+from farcall_endpoint.shared_memory import Frame, bytes_of
 
 
 def make_task(seq: int, *, payload: bytes | None = b"p", function_hash: str = "h") -> Task:
@@ -274,7 +274,7 @@ def large_task(seq: int, payload: bytes) -> Task:
 
 
 def value(frame: Frame) -> bytes:
-    return bytes(seen(frame))
+    return bytes(bytes_of(frame))
 
 
 def files(path: Path) -> list[str]:
@@ -553,7 +553,7 @@ def test_what_tasks_do_to_the_folder_of_bodies_stops_no_endpoint(tmp_path: Path)
     (path.with_suffix(".bodies") / "folder").mkdir()
     spool = Spool(path)
     [loaded], _ = spool.load()
-    assert bytes(seen(spool.body(loaded))) == body
+    assert bytes(bytes_of(spool.body(loaded))) == body
     spool.close()
 
 

@@ -1,4 +1,4 @@
-"""A task runs below the span of whoever submitted it, with OpenTelemetry and without, and leaves nothing of it."""
+"""Trace context of a task: its submitter's span is the parent, with OpenTelemetry and without."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Final
 import pytest
 from opentelemetry import trace
 
-from farcall_endpoint.worker.tracing import below
-from farcall_endpoint.worker.variables import Variables
+from farcall_endpoint.worker.environment import Variables, trace_context
 from tests.waiting import WAIT_S
 
 SPAN: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -23,9 +22,7 @@ def current() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("former", [None, "of whoever started the endpoint"])
-def test_inside_it_is_the_current_span_and_outside_it_is_not(
-    former: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_span_is_current_for_the_task_only(former: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if former is None:
         monkeypatch.delenv("TRACEPARENT", raising=False)
     else:
@@ -33,7 +30,7 @@ def test_inside_it_is_the_current_span_and_outside_it_is_not(
     seen = []
 
     def task() -> None:
-        with below(SPAN, Variables()):
+        with trace_context(SPAN, Variables()):
             seen.append((*current(), os.environ["TRACEPARENT"]))
             raise ValueError("of the task")
 
@@ -45,18 +42,17 @@ def test_inside_it_is_the_current_span_and_outside_it_is_not(
 
 
 @pytest.mark.parametrize("broken", ["", "nonsense", SPAN.replace("4", "x"), "00-" + 32 * "0" + "-" + 16 * "0" + "-01"])
-def test_what_is_no_span_leaves_none(broken: str) -> None:
-    with below(broken, Variables()):
+def test_an_invalid_span_is_ignored(broken: str) -> None:
+    with trace_context(broken, Variables()):
         assert current() == (0, 0)
 
 
-def test_without_opentelemetry_programs_find_the_variable() -> None:
+def test_without_opentelemetry_the_variable_is_set() -> None:
     program = f"""
 import os, sys
 sys.modules["opentelemetry"] = None  # as if it were not installed
-from farcall_endpoint.worker.tracing import below
-from farcall_endpoint.worker.variables import Variables
-with below({SPAN!r}, Variables()):
+from farcall_endpoint.worker.environment import Variables, trace_context
+with trace_context({SPAN!r}, Variables()):
     assert os.environ["TRACEPARENT"] == {SPAN!r}
 assert "TRACEPARENT" not in os.environ
 """

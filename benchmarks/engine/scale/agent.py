@@ -31,7 +31,7 @@ from farcall_endpoint.config import LocalProviderConfig
 from farcall_endpoint.engine import EngineFuture
 from farcall_endpoint.engine.functions import FunctionTable
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, Submission
-from farcall_endpoint.manager.ledger import Sharing
+from farcall_endpoint.manager.slots import Sharing
 from farcall_endpoint.providers import Provider
 
 SLOTS: Final = 128

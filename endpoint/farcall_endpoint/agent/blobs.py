@@ -15,7 +15,7 @@ from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.relay import Relay
 from farcall_endpoint.agent.tasks import End, Stage, Task
 from farcall_endpoint.agent.transfers import TransferFailed, Transfers
-from farcall_endpoint.shared import Frame, seen
+from farcall_endpoint.shared_memory import Frame, bytes_of
 
 _logger = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class Blobs:
             if isinstance(outcome, TransferFailed):
                 self._not_fetched(task, self._why(outcome))
             else:
-                self._fetched(task, bytes(seen(outcome)))
+                self._fetched(task, bytes(bytes_of(outcome)))
 
         self._relay.download(task.task_id, task.attempt, blob, done, now=self._clock.monotonic())
 

@@ -35,7 +35,7 @@ from farcall_endpoint.agent.tasks import Decisions, Demand, End, Stage, Task
 from farcall_endpoint.agent.waiting import Waiting
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress
-from farcall_endpoint.shared import Bytes
+from farcall_endpoint.shared_memory import Bytes
 
 
 class AgentCore:

@@ -11,7 +11,7 @@ from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.agent.tasks import End, Task
 from farcall_endpoint.protocol import Finished
-from farcall_endpoint.shared import Bytes
+from farcall_endpoint.shared_memory import Bytes
 
 
 class Ends:

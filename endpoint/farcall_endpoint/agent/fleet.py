@@ -16,9 +16,9 @@ from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks
 from farcall_endpoint.agent.links import Gap, Links, Network
 from farcall_endpoint.agent.tasks import Demand, Task
+from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.providers import Block, Phase, Provider
-from farcall_endpoint.shared import Bytes, Frame
-from farcall_endpoint.silence import Silence
+from farcall_endpoint.shared_memory import Bytes, Frame
 
 _logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class _Block:
 @dataclasses.dataclass
 class _Manager:
     registered: protocol.Registered
-    silence: Silence
+    silence: LivenessTimer
     heard_at: float
     held_bytes: int = 0  # of its results, which are in memory until :meth:`Fleet.take`
     window_bytes: int = protocol.FIRST_WINDOW_BYTES
@@ -236,7 +236,7 @@ class Fleet:
                 block.handle.kill()
 
     def kill(self) -> None:
-        """End all blocks now; on this machine the managers' guardians end the workers."""
+        """End all blocks now; on this machine the managers' process reapers kill the workers."""
         for block in self._here.values():
             block.handle.kill()
 
@@ -291,7 +291,7 @@ class Fleet:
 
     def _judge_silences(self, now: float) -> None:
         for manager_id, manager in list(self._managers.items()):
-            if manager.silence.is_over_limit(now=now):
+            if manager.silence.is_expired(now=now):
                 _logger.error("manager %s has been silent for %g s; giving it up", manager_id, self._silence_limit_s)
                 self._lose(manager_id, f"its manager was silent for {self._silence_limit_s:g} s", now, parting_s=0.0)
 
@@ -448,7 +448,7 @@ class Fleet:
             block.verdict = "its manager is of another version than the agent"
             block.part_at = now
             return None
-        manager = _Manager(message, Silence(limit_s=self._silence_limit_s, now=now), now)
+        manager = _Manager(message, LivenessTimer(limit_s=self._silence_limit_s, now=now), now)
         self._managers[manager_id] = manager
         self.slots += message.slots
         block.managers.add(manager_id)

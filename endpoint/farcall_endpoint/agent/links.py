@@ -14,7 +14,7 @@ import zmq
 
 from farcall_endpoint import protocol
 from farcall_endpoint.pipe import Pipe
-from farcall_endpoint.shared import Bytes, Frame
+from farcall_endpoint.shared_memory import Bytes, Frame
 from farcall_endpoint.transport import FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
 
 _logger = logging.getLogger(__name__)

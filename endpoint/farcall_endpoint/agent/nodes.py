@@ -13,8 +13,8 @@ from farcall_endpoint.agent.blocks import Blocks
 from farcall_endpoint.agent.links import Network
 from farcall_endpoint.agent.scaling import SimpleScaling
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
-from farcall_endpoint.manager.ledger import Sharing, partition
 from farcall_endpoint.manager.node import discover_node
+from farcall_endpoint.manager.slots import Sharing, partition
 from farcall_endpoint.providers import LocalProvider, Provider
 from farcall_endpoint.transport import FleetKeys, new_curve_keys
 

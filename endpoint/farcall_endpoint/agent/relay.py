@@ -17,7 +17,7 @@ from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, Message
 from farcall_endpoint.agent.transfers import TransferFailed
-from farcall_endpoint.shared import Frame, piece_of
+from farcall_endpoint.shared_memory import Frame, piece_of
 
 _AT_ONCE: Final = 2
 _TRIES: Final = 5

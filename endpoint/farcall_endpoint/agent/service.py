@@ -47,7 +47,7 @@ from farcall_endpoint.agent.tasks import Decisions, Demand, Task
 from farcall_endpoint.agent.transfers import Transfers
 from farcall_endpoint.agent.uplink import SHAKEN, Uplink
 from farcall_endpoint.cloud import ConnectAnswer
-from farcall_endpoint.shared import Frame, seen
+from farcall_endpoint.shared_memory import Frame, bytes_of
 
 _logger = logging.getLogger(__name__)
 
@@ -500,7 +500,7 @@ class Agent:
         return self._spool.body(task) if end is None or end.body is None else bytes(end.body)
 
     def _inline_body(self, task: Task) -> bytes:
-        return bytes(seen(self._body(task)))
+        return bytes(bytes_of(self._body(task)))
 
 
 def _about(node: protocol.Registered) -> dict[str, object]:

@@ -33,7 +33,7 @@ from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallErro
 from farcall_common.task_options import take_former
 from farcall_common.wire import BlobLocation, TaskSpec, TaskState, new_id
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
-from farcall_endpoint.shared import Bytes, Frame, MemoryFile, SharedBytes
+from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes
 
 _logger = logging.getLogger(__name__)
 

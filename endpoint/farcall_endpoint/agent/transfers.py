@@ -10,7 +10,7 @@ from typing import Final
 import httpx
 
 from farcall_common.backoff import Backoff
-from farcall_endpoint.shared import Frame, piece_of
+from farcall_endpoint.shared_memory import Frame, piece_of
 
 _TRIES: Final = 4
 _FIRST_WAIT_S: Final = 0.4

@@ -9,7 +9,7 @@ import msgspec
 
 from farcall_endpoint.config.providers import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
-from farcall_endpoint.manager.ledger import Sharing
+from farcall_endpoint.manager.slots import Sharing
 
 _MAX_SECONDS: Final = 7 * 86_400
 _MAX_RETENTION_S: Final = 366 * 86_400

@@ -22,7 +22,7 @@ from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.engine.functions import FunctionTable
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
-from farcall_endpoint.manager.ledger import Affinity, Sharing
+from farcall_endpoint.manager.slots import Affinity, Sharing
 
 P = ParamSpec("P")
 T = TypeVar("T")

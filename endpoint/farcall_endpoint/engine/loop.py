@@ -33,7 +33,7 @@ from farcall_endpoint.agent.tasks import Decisions, End, Task
 from farcall_endpoint.config import ProviderConfig
 from farcall_endpoint.engine.functions import Function
 from farcall_endpoint.engine.future import EngineFuture
-from farcall_endpoint.manager.ledger import Sharing
+from farcall_endpoint.manager.slots import Sharing
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
 

@@ -1,4 +1,4 @@
-"""``python -m farcall_endpoint.manager``: what a provider starts, once per node."""
+"""Manager process: ``python -m farcall_endpoint.manager``, started by a provider once per node."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.wire import new_id
@@ -19,48 +20,79 @@ from farcall_endpoint import protocol
 from farcall_endpoint.logs import manager_log_file, set_up_logging
 from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
-from farcall_endpoint.manager.ledger import Sharing, partition
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
-from farcall_endpoint.manager.sandboxes import SandboxCleaner
 from farcall_endpoint.manager.service import Manager
+from farcall_endpoint.manager.slots import Sharing, partition
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.worker.directories import remove_old_sandboxes
 
 if TYPE_CHECKING:
     from farcall_endpoint.transport import SocketLink
 
-_HORIZON_S = 0.003
-"""Work to keep in each worker's socket: enough to hide a round trip, too little to be missed when it is recalled."""
-_COLLECT_AFTER = 100_000
-"""Thousands of tasks are alive at a time and none of them is garbage: look for it less often than the default."""
+_logger = logging.getLogger(__name__)
+
+_HORIZON_S: Final = 0.003
+"""Work to keep in each worker's socket: enough to hide a round trip, little enough to recall."""
+_GC_THRESHOLD: Final = 100_000
+"""Thousands of tasks are alive at a time and none of them is garbage: collect less often than the default."""
+_MIN_CLEAN_PERIOD_S: Final = 1.0
+_MAX_CLEAN_PERIOD_S: Final = 600.0
+
+
+class SandboxCleaner(threading.Thread):
+    """Sandbox retention: removes old sandboxes. A thread, because removing many files may take long.
+
+    :param retention_s: how long after the end of its task a sandbox is kept.
+    """
+
+    def __init__(self, working_dir: Path, *, retention_s: float) -> None:
+        super().__init__(name="farcall-sandboxes", daemon=True)
+        self._working_dir = working_dir
+        self._retention_s = retention_s
+
+    def run(self) -> None:
+        """Check for old sandboxes until the process ends."""
+        period_s = min(max(_MIN_CLEAN_PERIOD_S, self._retention_s / 10), _MAX_CLEAN_PERIOD_S)
+        timer = threading.Event()
+        while not timer.wait(period_s):
+            for sandbox in remove_old_sandboxes(self._working_dir, retention_s=self._retention_s):
+                _logger.debug("removed %s, %g s after the end of its task", sandbox, self._retention_s)
 
 
 def main() -> None:
-    """Serve an agent until it is gone or says stop."""
+    """Serve an agent until it is gone or stops the manager."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--agent", required=True, help="addresses of the agent's socket, separated by commas")
-    parser.add_argument("--agent-fd", type=int, help="descriptor of a pipe to an agent on this machine, instead")
-    parser.add_argument("--agent-pid", type=int, help="of an agent on this machine")
-    parser.add_argument("--heartbeat-threshold", type=float, default=120.0, help="seconds: most silence of an agent")
-    parser.add_argument("--start-limit", type=float, default=60.0, help="seconds in which a worker has to start")
+    parser.add_argument("--agent-fd", type=int, help="instead: descriptor of a pipe to an agent on this machine")
+    parser.add_argument("--agent-pid", type=int, help="process id of an agent on this machine")
+    parser.add_argument(
+        "--heartbeat-threshold",
+        type=float,
+        default=120.0,
+        help="seconds without a message after which the agent counts as lost",
+    )
+    parser.add_argument("--start-limit", type=float, default=60.0, help="seconds within which a worker must start")
     parser.add_argument("--block-id", required=True)
-    parser.add_argument("--walltime", type=float, help="seconds that the block lives")
-    parser.add_argument("--slots", type=int, help="most workers; one for each core without")
+    parser.add_argument("--walltime", type=float, help="lifetime of the block in seconds")
+    parser.add_argument("--slots", type=int, help="maximum number of workers; default: one for each core")
     parser.add_argument("--cores-per-worker", type=float)
     parser.add_argument("--mem-per-worker", type=int, help="bytes")
-    parser.add_argument("--accelerators", nargs="+", default=(), help="their names; one for each worker")
+    parser.add_argument("--accelerators", nargs="+", default=(), help="names of accelerators; one for each worker")
     parser.add_argument("--cpu-affinity", choices=("none", "block", "alternating"), default="none")
-    parser.add_argument("--prefetch", type=int, required=True, help="most tasks to keep behind a running one")
-    parser.add_argument("--no-batching", action="store_true", help="one task in each packet to a worker")
+    parser.add_argument(
+        "--prefetch", type=int, required=True, help="maximum number of tasks queued behind a running one"
+    )
+    parser.add_argument("--no-batching", action="store_true", help="send one task in each packet to a worker")
     parser.add_argument("--working-dir", type=Path, required=True)
-    parser.add_argument("--sandbox", action="store_true", help="give each task a directory of its own")
-    parser.add_argument("--sandbox-retention", type=float, help="seconds after its task that a sandbox is kept")
-    parser.add_argument("--log-dir", type=Path, help="of the managers' logs; to standard error without")
+    parser.add_argument("--sandbox", action="store_true", help="run each task in a separate directory")
+    parser.add_argument("--sandbox-retention", type=float, help="seconds for which a sandbox is kept after its task")
+    parser.add_argument("--log-dir", type=Path, help="directory of the managers' logs; default: log to standard error")
     parser.add_argument("--log-max-bytes", type=int, default=10 * 2**20)
     parser.add_argument("--log-backups", type=int, default=4)
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument("--debug", action="store_true")
-    parser.add_argument("--quiet", action="store_true", help="log what is wrong, and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="log warnings and errors only")
     options = parser.parse_args()
     set_up_logging(
         file=options.log_dir and manager_log_file(options.log_dir),
@@ -89,7 +121,7 @@ def main() -> None:
     if options.sandbox_retention is not None:
         SandboxCleaner(options.working_dir, retention_s=options.sandbox_retention).start()
     gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER)
+    gc.set_threshold(_GC_THRESHOLD)
     Manager(
         core=ManagerCore(
             slots=len(slots),
@@ -130,9 +162,9 @@ def _connect(options: argparse.Namespace, manager_id: str) -> Pipe | SocketLink:
 
 
 def end_of_block(walltime_s: float, environ: Mapping[str, str], *, now: float) -> float:
-    """When a block that lives so long is over: by the scheduler's own word, or as if it had begun now."""
-    told = environ.get("SLURM_JOB_END_TIME", "")
-    return min(now + walltime_s, float(told)) if told.isdigit() else now + walltime_s
+    """The end of the block: as reported by Slurm, or ``walltime_s`` from now."""
+    slurm_end = environ.get("SLURM_JOB_END_TIME", "")
+    return min(now + walltime_s, float(slurm_end)) if slurm_end.isdigit() else now + walltime_s
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.manager.limits import has_limits
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import FIRST_WINDOW_BYTES, Died, Finished, Progress, Started, TaskOrder
-from farcall_endpoint.shared import Frame
+from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import Done, Order, Run
 
 STARTED_AFTER_S: Final = 0.05

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from farcall_endpoint import guardian
-from farcall_endpoint.manager.ledger import Slot
+from farcall_endpoint import process_reaper
+from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.worker.capture import read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
 
@@ -46,7 +46,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the worker and everything that its tasks started, now."""
-        guardian.end({self.pid})
+        process_reaper.kill_trees({self.pid})
 
     def tails(self) -> tuple[str, str]:
         """The last bytes of standard output and error, of a task that is running or has died."""
@@ -55,7 +55,7 @@ class WorkerProcess:
 
     def bury(self) -> str:
         """Collect the dead process, end what is left of its group, and say how it died."""
-        guardian.end_group(self.pid)  # no process has the dead one for an ancestor any more
+        process_reaper.kill_group(self.pid)  # no process has the dead one for an ancestor any more
         code = self.process.wait()
         self.channel.close()
         self.worker_end.close()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from farcall_endpoint.manager.ledger import Node
+from farcall_endpoint.manager.slots import Node
 
 _VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NOT_VISIBLE: Final = frozenset({"", "-1", "NoDevFiles"})

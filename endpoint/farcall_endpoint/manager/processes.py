@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from farcall_endpoint import guardian
-from farcall_endpoint.guardian import children_of, line_of, read_processes
+from farcall_endpoint.process_reaper import adopt_orphans, ancestry, children_of, kill_trees, read_processes
 
 _logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
     processes = read_processes()
     trees: dict[int, list[int]] = {worker: [] for worker in tasks}
     for pid in processes:
-        for ancestor in line_of(pid, processes):
+        for ancestor in ancestry(pid, processes):
             if ancestor in trees:
                 trees[ancestor].append(pid)
     used: dict[int, int] = {}
@@ -84,7 +83,7 @@ class Orphans:
             _logger.warning("this process has children from before its start; what workers leave behind is not adopted")
             return
         try:
-            guardian.adopt_orphans()
+            adopt_orphans()
         except OSError as error:
             _logger.warning("what workers leave behind cannot be ended: %s", error)
         else:
@@ -98,7 +97,7 @@ class Orphans:
         """End and collect all children that are not ``known``."""
         self._looked_at = now
         strangers = self._strangers(known)
-        guardian.end(strangers)
+        kill_trees(strangers)
         for pid in strangers:
             os.waitpid(pid, os.WNOHANG)
         self.due_at = now + _PERIOD_S if strangers else None

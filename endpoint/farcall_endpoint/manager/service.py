@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from farcall_endpoint import guardian, protocol
+from farcall_endpoint import process_reaper, protocol
+from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
 from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, OUTPUT_PERIOD_S, breach, capped
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.pipe import Pipe
-from farcall_endpoint.shared import Frame
-from farcall_endpoint.silence import Silence
+from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import MALFORMED, Begun, Done, Ready, Sync, Synced
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Manager:
         self._agent = agent
         self._agent_pidfd = None if agent_pid is None else os.pidfd_open(agent_pid)
         limit_s = agent_silence_limit_s if agent_pid is None else None
-        self._agent_silence = Silence(limit_s=limit_s, now=time.monotonic())
+        self._agent_silence = LivenessTimer(limit_s=limit_s, now=time.monotonic())
         self._heard = 0
         self._said = 0
         self._memory_per_worker_bytes = memory_per_worker_bytes
@@ -75,7 +75,7 @@ class Manager:
         self._by_descriptor: dict[int, _Worker] = {}
         self._functions: dict[str, Frame] = {}
         self._orphans = Orphans()  # before there are children
-        self._guardian = _start_guardian()
+        self._reaper = _start_reaper()
         self._epoll = select.epoll()
         self._epoll.register(self._agent.fileno(), select.EPOLLIN)
         if self._agent_pidfd is not None:
@@ -107,11 +107,11 @@ class Manager:
                     _logger.error("no worker can be started: %s", failure)
                 self._tell(protocol.Leaving(failure or self._parting, failed=bool(failure)))
         finally:
-            guardian.end({worker.pid for worker in self._workers.values()})
+            process_reaper.kill_trees({worker.pid for worker in self._workers.values()})
             for worker in self._workers.values():
                 worker.process.wait()
-            self._orphans.end(known={self._guardian.pid}, now=time.monotonic())
-            self._guardian.communicate()
+            self._orphans.end(known={self._reaper.pid}, now=time.monotonic())
+            self._reaper.communicate()
             self._agent.close(linger_s=0.0 if self._abandoned else _LAST_WORDS_S)
 
     def _turn(self) -> None:
@@ -131,7 +131,7 @@ class Manager:
             self._agent.flush()
             self._watch()
         self._obey()
-        if self._agent_silence.is_over_limit(now=time.monotonic()) and not self._abandoned:
+        if self._agent_silence.is_expired(now=time.monotonic()) and not self._abandoned:
             self._abandon("the agent has been silent for too long")
         self._measure()
         self._end_orphans()
@@ -271,7 +271,7 @@ class Manager:
                     self._recall(worker_id)
                 case Kill(worker_id=worker_id):
                     doomed.add(self._workers[worker_id].pid)
-        guardian.end(doomed)  # together: on a large node it takes a while to look at all processes
+        process_reaper.kill_trees(doomed)  # together: on a large node it takes a while to look at all processes
 
     def _recall(self, worker_id: int) -> None:
         worker = self._workers[worker_id]
@@ -291,7 +291,7 @@ class Manager:
             _logger.exception("cannot start worker %d", worker_id)
             self._core.died(worker_id, revoked=0, reason=str(error), tails=("", ""), now=time.monotonic())
             return
-        self._guard(f"+{process.pid}")
+        self._notify_reaper(f"+{process.pid}")
         worker = _Worker(worker_id, process)
         self._workers[worker_id] = process
         for descriptor in (process.pidfd, process.channel.fileno()):
@@ -342,7 +342,7 @@ class Manager:
         del self._workers[worker.worker_id]
         self._begun.pop(worker.worker_id, None)
         reason = process.bury()
-        self._guard(f"-{process.pid}")
+        self._notify_reaper(f"-{process.pid}")
         _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
         self._orphans.expect(now=time.monotonic())
         self._core.died(worker.worker_id, revoked=revoked, reason=reason, tails=tails, now=time.monotonic())
@@ -351,23 +351,23 @@ class Manager:
         """End what dead workers have left behind."""
         now, due_at = time.monotonic(), self._orphans.due_at
         if due_at is not None and now >= due_at:
-            known = {self._guardian.pid, *(worker.pid for worker in self._workers.values())}
+            known = {self._reaper.pid, *(worker.pid for worker in self._workers.values())}
             self._orphans.end(known=known, now=now)
 
-    def _guard(self, line: str) -> None:
-        """Tell the guardian about a worker; a guardian that was killed is replaced."""
-        stdin = self._guardian.stdin
+    def _notify_reaper(self, line: str) -> None:
+        """Add a worker to the reaper's list, or remove it. A reaper that was killed is replaced."""
+        stdin = self._reaper.stdin
         assert stdin is not None
         try:
             stdin.write(f"{line}\n".encode())
             stdin.flush()
         except BrokenPipeError:
-            self._guardian.wait()
-            self._guardian = _start_guardian()
+            self._reaper.wait()
+            self._reaper = _start_reaper()
             for process in self._workers.values():
-                self._guard(f"+{process.pid}")
+                self._notify_reaper(f"+{process.pid}")
 
 
-def _start_guardian() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", str(Path(guardian.__file__))]
+def _start_reaper() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", str(Path(process_reaper.__file__))]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from farcall_common.files import write_whole
-from farcall_endpoint.providers.seam import BlockStatus, Phase
+from farcall_endpoint.providers.base import BlockStatus, Phase
 
 _logger = logging.getLogger(__name__)
 

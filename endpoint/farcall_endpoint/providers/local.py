@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 
 from farcall_endpoint.pipe import Pipe, pipe_pair
-from farcall_endpoint.providers.seam import BlockStatus, Phase
+from farcall_endpoint.providers.base import BlockStatus, Phase
 
 
 class LocalProvider:

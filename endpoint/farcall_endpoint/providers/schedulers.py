@@ -23,8 +23,8 @@ from farcall_endpoint.config.providers import (
     LocalProviderConfig,
     SlurmProviderConfig,
 )
+from farcall_endpoint.providers.base import BlockStatus, Phase
 from farcall_endpoint.providers.batch import Scheduler, SchedulerError
-from farcall_endpoint.providers.seam import BlockStatus, Phase
 
 _SLURM_WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED"})
 _SLURM_RUNNING: Final = frozenset({"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING"})

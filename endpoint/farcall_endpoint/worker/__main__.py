@@ -9,11 +9,10 @@ import socket
 import sys
 import time
 
-from farcall_endpoint import guardian
+from farcall_endpoint import process_reaper
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Channel, Ready, Run, Synced
 from farcall_endpoint.worker.runner import Runner
-from farcall_endpoint.worker.strays import Strays
 
 
 def main(descriptor: int, claims: int) -> None:
@@ -22,11 +21,12 @@ def main(descriptor: int, claims: int) -> None:
     if cores:  # before there are other threads, which would keep to what they found
         os.sched_setaffinity(0, map(int, cores.split(",")))
     with contextlib.suppress(OSError):  # then a manager finds only those whose parents live
-        guardian.adopt_orphans()
+        process_reaper.adopt_orphans()
     try:
         _serve(descriptor, claims)
     finally:
-        guardian.end(guardian.children_of(os.getpid(), guardian.read_processes()))
+        children = process_reaper.children_of(os.getpid(), process_reaper.read_processes())
+        process_reaper.kill_trees(children)
 
 
 def _serve(descriptor: int, claims: int) -> None:
@@ -36,7 +36,7 @@ def _serve(descriptor: int, claims: int) -> None:
     channel = Channel(socket.socket(fileno=descriptor), claims)
     sandboxed = os.environ.get("FARCALL_WORKER_SANDBOX") == "1"
     runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), sandboxed=sandboxed)
-    strays = Strays()
+    zombies = process_reaper.ZombieReaper()
     channel.send(Ready(os.getpid()))
     while (received := channel.receive()) is not None:
         packet, body = received
@@ -45,7 +45,7 @@ def _serve(descriptor: int, claims: int) -> None:
         else:
             channel.send(Synced())
         del received, packet, body  # not to be held while the worker waits, nor counted to the next task
-        strays.collect(now=time.monotonic())
+        zombies.reap(now=time.monotonic())
 
 
 def _work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryview) -> None:

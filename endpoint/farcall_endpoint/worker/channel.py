@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.shared import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, descriptors_of, seen
+from farcall_endpoint.shared_memory import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, bytes_of, descriptors_of
 
 #: A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed).
 _MAX_PACKET_BYTES: Final = 64 * 1024
@@ -161,7 +161,7 @@ class Channel:
         if len(body) == 1 and isinstance(body[0], SharedBytes):
             shared = body[0]
         else:
-            parts = [seen(part) for part in body]
+            parts = [bytes_of(part) for part in body]
             size = sum(map(len, parts))
             if len(header) + size <= _MAX_PACKET_BYTES:
                 self.socket.send(b"".join((_LENGTH.pack(len(header)), header, *parts)))
@@ -180,7 +180,7 @@ class Channel:
         if received is None:
             return None
         packet, body = received
-        return packet, seen(body)
+        return packet, bytes_of(body)
 
     def receive_shared(self) -> tuple[Packet, bytes | SharedBytes] | None:
         """As :meth:`receive`, for whoever hands a large body on without looking at it."""
@@ -197,7 +197,7 @@ class Channel:
             return packet, bytes(view[body_at:size])
         [memory] = descriptors_of(received)
         body = SharedBytes(memory, *_PLACE.unpack_from(view, body_at))
-        if not body.is_there:
+        if not body.is_complete:
             raise ValueError(f"a body of {len(body)} bytes that are not there")
         return packet, body
 

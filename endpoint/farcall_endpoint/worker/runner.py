@@ -31,9 +31,8 @@ from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Begun, Done, Order, Run
 from farcall_endpoint.worker.directories import TaskDirectories
-from farcall_endpoint.worker.tracing import below
+from farcall_endpoint.worker.environment import Variables, trace_context
 from farcall_endpoint.worker.usage import Usage
-from farcall_endpoint.worker.variables import Variables
 
 _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE)
 _get_handler: Final = _signal.getsignal
@@ -93,7 +92,7 @@ class Runner:
             set_variable("GC_TASK_SANDBOX_DIR", directory)
         try:
             if order.traceparent:
-                with below(order.traceparent, self._variables):
+                with trace_context(order.traceparent, self._variables):
                     ended = self._run_placed(order, payload)
             else:
                 ended = self._run_placed(order, payload)

@@ -13,7 +13,7 @@ import gc
 import os
 from typing import Final
 
-from farcall_endpoint.guardian import descendants, read_processes
+from farcall_endpoint.process_reaper import descendants, read_processes
 
 _KIB: Final = 1024
 _TIDY_BYTES: Final = 64 * 2**20

@@ -92,9 +92,9 @@ class EndpointProcess:
         """The live workers."""
         return [process for process in self.family() if _runs(process, "farcall_endpoint.worker")]
 
-    def guardians(self) -> list[psutil.Process]:
-        """The live guardians of managers."""
-        return [process for process in self.family() if _runs(process, "guardian.py")]
+    def process_reapers(self) -> list[psutil.Process]:
+        """The running process reapers of managers."""
+        return [process for process in self.family() if _runs(process, "process_reaper.py")]
 
     def _configure(self, engine: Mapping[str, object]) -> None:
         file = self.directory.config_file

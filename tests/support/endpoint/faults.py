@@ -20,7 +20,7 @@ class FaultKind(enum.StrEnum):
 
     WORKER_KILLED = "worker killed"
     MANAGER_KILLED = "manager killed"
-    GUARDIAN_KILLED = "guardian killed"
+    REAPER_KILLED = "process reaper killed"
     AGENT_KILLED = "agent killed and started again"
     WORKER_STOPPED = "worker stopped"
     MANAGER_STOPPED = "manager stopped"
@@ -31,7 +31,7 @@ class FaultKind(enum.StrEnum):
 _WEIGHTS: Final = {
     FaultKind.WORKER_KILLED: 6,
     FaultKind.MANAGER_KILLED: 3,
-    FaultKind.GUARDIAN_KILLED: 1,
+    FaultKind.REAPER_KILLED: 1,
     FaultKind.AGENT_KILLED: 2,
     FaultKind.WORKER_STOPPED: 1,
     FaultKind.MANAGER_STOPPED: 2,
@@ -121,8 +121,8 @@ class FaultInjector:
                 return self._kill(endpoint.workers(), fault)
             case FaultKind.MANAGER_KILLED:
                 return self._kill(endpoint.managers(), fault)
-            case FaultKind.GUARDIAN_KILLED:
-                return self._kill(endpoint.guardians(), fault)
+            case FaultKind.REAPER_KILLED:
+                return self._kill(endpoint.process_reapers(), fault)
             case FaultKind.WORKER_STOPPED:
                 return self._suspend(endpoint.workers(), fault, now_s)
             case FaultKind.MANAGER_STOPPED:

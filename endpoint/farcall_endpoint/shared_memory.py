@@ -1,5 +1,6 @@
-"""Large bodies in memory files (``memfd_create``), or in files of the spool: written once, read where they are, and
-handed on as a descriptor by processes in between, which need not look at them."""
+"""Shared memory bodies: large user bytes in memory files (``memfd_create``) or in files of the spool.
+
+They are written once and mapped where they are read; processes in between pass on the descriptor only."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _FD_BYTES)
 
 
 class MemoryFile:
-    """Owns a descriptor, and closes it when nothing refers to it any more."""
+    """Owns a descriptor, and closes it when it is garbage-collected."""
 
     __slots__ = ("descriptor",)
 
@@ -28,7 +29,7 @@ class MemoryFile:
 
     @classmethod
     def of(cls, parts: Iterable[bytes | memoryview]) -> MemoryFile:
-        """A new file that holds the parts, one behind the other."""
+        """A new file with the concatenated parts."""
         memory = cls(os.memfd_create("farcall", os.MFD_CLOEXEC))
         for part in parts:
             view = memoryview(part)
@@ -37,12 +38,12 @@ class MemoryFile:
         return memory
 
     def view(self) -> memoryview:
-        """Its bytes, which live for as long as the view does. Who writes into it changes a copy of his own."""
+        """Its bytes, mapped for as long as the view lives. The mapping is private: writes change a copy."""
         return memoryview(mmap.mmap(self.descriptor, 0, flags=mmap.MAP_PRIVATE))
 
 
 class SharedBytes:
-    """Bytes in a memory file, for a process that hands them on."""
+    """A range of bytes in a memory file, for a process that passes them on."""
 
     __slots__ = ("memory", "size", "start")
 
@@ -55,8 +56,8 @@ class SharedBytes:
         return self.size
 
     @property
-    def is_there(self) -> bool:
-        """Whether the file is as long as it has to be."""
+    def is_complete(self) -> bool:
+        """Whether the file is long enough."""
         return self.start + self.size <= os.fstat(self.memory.descriptor).st_size > 0
 
     def view(self) -> memoryview:
@@ -64,44 +65,44 @@ class SharedBytes:
         return self.memory.view()[self.start : self.start + self.size]
 
     def read(self, offset: int, size: int) -> bytes:
-        """A copy of some of them. Unlike a look at a view, it fails with an error if a file's disk does.
+        """A copy of some bytes. Unlike access to a view, it raises an error if the file's disk fails.
 
-        :raises OSError: if they cannot be read, or are not there any more.
+        :raises OSError: if they cannot be read, or no longer exist.
         """
         data = os.pread(self.memory.descriptor, min(size, self.size - offset), self.start + offset)
         if not data:
-            raise OSError(f"the file has lost what was at byte {offset}")
+            raise OSError(f"the file has lost its bytes at {offset}")
         return data
 
 
 Bytes = bytes | memoryview
-"""User bytes on their way: small ones as bytes, large ones as views of where they are already."""
+"""User bytes: small ones as bytes, large ones as views."""
 Frame = Bytes | SharedBytes
-"""The same, in a process that only hands them on."""
+"""The same, in a process that only passes them on."""
 
 
-def seen(frame: Frame) -> Bytes:
-    """A frame to look into."""
+def bytes_of(frame: Frame) -> Bytes:
+    """The bytes of a frame, mapped if they are in shared memory."""
     return frame.view() if isinstance(frame, SharedBytes) else frame
 
 
 def piece_of(frame: Frame, start: int, size: int) -> bytes:
-    """At most so many bytes of a frame, and one at least.
+    """Up to ``size`` bytes of a frame, at least one.
 
-    :raises OSError: if those of a file cannot be read.
+    :raises OSError: if a file cannot be read.
     """
     return frame.read(start, size) if isinstance(frame, SharedBytes) else bytes(frame[start : start + size])
 
 
 def ancillary(memories: Sequence[MemoryFile]) -> list[tuple[int, int, Any]]:
-    """What makes ``sendmsg`` hand memory files to the other end."""
+    """The ancillary data with which ``sendmsg`` passes memory files to the other end."""
     if not memories:
         return []
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory.descriptor for memory in memories]))]
 
 
 def descriptors_of(received: Sequence[tuple[int, int, bytes]]) -> list[MemoryFile]:
-    """The memory files that ``recvmsg`` has received."""
+    """The memory files in the ancillary data of ``recvmsg``."""
     memories: list[MemoryFile] = []
     for _, _, data in received:
         descriptors = array.array("i", data[: len(data) - len(data) % _FD_BYTES])

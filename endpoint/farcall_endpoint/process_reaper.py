@@ -1,0 +1,174 @@
+"""Process reaper: kills processes with all their descendants. Stands alone: imports little, and nothing of Farcall.
+
+A process that a task has started leaves its parent, its group and its session easily; it never leaves its *reaper*: the
+nearest ancestor that adopts orphans (``prctl``, ``PR_SET_CHILD_SUBREAPER``). Each worker is one, so everything that its
+tasks started descends from it while it lives. Its manager is one too: orphans of a dead worker become children of the
+manager, which knows all its other children.
+
+As a program (``python -I -S process_reaper.py``) it outlives its manager by a moment, and kills what a kill -9 of the
+manager leaves running. It reads lines from standard input: ``+N`` adds process N with all its descendants, ``-N``
+removes it. When the manager is gone, for whatever reason, the kernel closes the pipe; then all processes still on the
+list are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+_STATE, _PPID, _START, _RSS = 0, 1, 19, 21
+"""Places in ``/proc/PID/stat``, counted behind the name of the program."""
+_SET_CHILD_SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER."""
+_ZOMBIE_PERIOD_S = 60.0
+
+
+class Process(NamedTuple):
+    """The fields of ``/proc/PID/stat`` that are used. ``start`` distinguishes processes that reuse a pid."""
+
+    parent: int
+    start: int
+    resident_bytes: int
+    is_zombie: bool
+
+
+def read_process(pid: int) -> Process | None:
+    """A process, or None if it does not exist."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib would take longer to load than all this
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    resident_bytes = int(fields[_RSS]) * resource.getpagesize()
+    return Process(int(fields[_PPID]), int(fields[_START]), resident_bytes, fields[_STATE] == b"Z")
+
+
+def read_processes() -> dict[int, Process]:
+    """All current processes, by pid."""
+    found = ((int(name), read_process(int(name))) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
+    return {pid: process for pid, process in found if process is not None}
+
+
+def ancestry(pid: int, processes: Mapping[int, Process]) -> Iterator[int]:
+    """A process, its parent, and so on. A "parent" younger than its child is another process that reuses the pid."""
+    process = processes.get(pid)
+    while process is not None:
+        yield pid
+        pid, parent = process.parent, processes.get(process.parent)
+        process = parent if parent is not None and parent.start <= process.start else None
+
+
+def children_of(pid: int, processes: Mapping[int, Process]) -> set[int]:
+    """The children of a process, zombies included."""
+    return {child for child, process in processes.items() if process.parent == pid}
+
+
+def descendants(roots: Collection[int], processes: Mapping[int, Process]) -> set[int]:
+    """All descendants of any of these, without the roots."""
+    lines = ((pid, ancestry(pid, processes)) for pid in processes if pid not in roots)
+    return {pid for pid, line in lines if any(ancestor in roots for ancestor in line)}
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parents end; this survives ``exec``, and no child inherits it.
+
+    :raises OSError: if the system does not support it.
+    """
+    try:
+        import ctypes  # needed only here, and not every Python has it
+    except ImportError as error:
+        raise OSError("orphans cannot be adopted without ctypes") from error
+    if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "orphans cannot be adopted")
+
+
+def kill_trees(roots: Collection[int]) -> None:
+    """Kill processes, their process groups, and all their descendants, in whatever group or session those are.
+
+    Everything is stopped before anything is killed: a stopped process cannot fork meanwhile, and none loses its parent,
+    and with it its place in the tree.
+    """
+    if not roots:
+        return
+    _signal(roots, signal.SIGSTOP)
+    found = set(roots)
+    while new := descendants(found, read_processes()):
+        _signal(new, signal.SIGSTOP)
+        found |= new
+    _signal(found, signal.SIGKILL)
+    for root in roots:
+        kill_group(root)
+
+
+def kill_group(group: int) -> None:
+    """Kill the members of a process group, which may outlive its leader."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+class ZombieReaper:
+    """Reaps adopted children of a worker. Call :meth:`reap` now and then; it is cheap.
+
+    A worker that adopts orphans must reap them. It cannot distinguish them from a task's own children, whose exit codes
+    belong to the code that started them. But that code waits for them soon: a zombie that is a minute old is an orphan.
+    """
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+        self._zombies: set[int] = set()
+
+    def reap(self, *, now: float) -> None:
+        """Reap children that were zombies a minute ago and still are. ``now`` is in seconds of any clock."""
+        if now < self._next_at:
+            return
+        self._next_at = now + _ZOMBIE_PERIOD_S
+        zombies = _zombie_children()
+        for pid in zombies & self._zombies:
+            with contextlib.suppress(ChildProcessError):  # reaped by the task after all
+                os.waitpid(pid, os.WNOHANG)
+        self._zombies = zombies - self._zombies
+
+
+def _zombie_children() -> set[int]:
+    try:
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return set()
+    except ChildProcessError:  # no children
+        return set()
+    processes = read_processes()
+    return {pid for pid in children_of(os.getpid(), processes) if processes[pid].is_zombie}
+
+
+def kill_at_end(lines: Iterable[str]) -> None:
+    """Keep a list of processes by the manager's lines; at the end of the lines, kill those still on it."""
+    starts: dict[int, int | None] = {}
+    for line in lines:
+        pid = int(line[1:])
+        if line.startswith("+"):
+            starts[pid] = _start_of(pid)
+        else:
+            starts.pop(pid, None)
+    # A process that has ended may have left members of its group. Another process that reuses its pid is spared.
+    kill_trees([pid for pid, start in starts.items() if _start_of(pid) in (start, None)])
+
+
+def _start_of(pid: int) -> int | None:
+    process = read_process(pid)
+    return None if process is None else process.start
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    kill_at_end(sys.stdin)

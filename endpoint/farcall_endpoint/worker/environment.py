@@ -1,0 +1,90 @@
+"""Environment of a task: the variables that change with every task, and the trace context of its submitter."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+_MIN_BLOCK_BYTES: Final = 128
+#: The name that OpenTelemetry's specification gives for child programs.
+_TRACEPARENT: Final = "TRACEPARENT"
+
+
+class Variables:
+    """Environment variables in memory that is reused. :data:`os.environ`, C code and child programs see them.
+
+    ``os.environ[...] = ...`` calls ``setenv``, and glibc never frees a value given to it: a worker would grow with each
+    task. ``putenv`` takes the caller's memory instead, so each variable gets one block, which is overwritten.
+    """
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.malloc.restype = ctypes.c_void_p
+        libc.malloc.argtypes = (ctypes.c_size_t,)
+        self._malloc = libc.malloc
+        # Called for every task: without reading errno, which takes as long as the call.
+        self._putenv = ctypes.CDLL(None).putenv
+        self._blocks: dict[str, tuple[bytes, Any]] = {}  # "NAME=", and memory as an array of characters
+
+    def set(self, name: str, value: str) -> None:
+        """Set a variable. A value ends at its first NUL, as C would read it."""
+        encoded = os.fsencode(value)
+        if 0 in encoded:
+            encoded = encoded.partition(b"\0")[0]
+        start, block = self._blocks.get(name, (b"", b""))
+        if len(start) + len(encoded) >= len(block):
+            start, block = self._allocate(name, len(encoded))
+        block.value = start + encoded
+        # Each time: user code may have removed the variable, or replaced its block.
+        if self._putenv(block) != 0:
+            raise MemoryError
+        os.environ._data[start[:-1]] = encoded  # type: ignore[attr-defined]
+
+    def _allocate(self, name: str, value_bytes: int) -> tuple[bytes, Any]:
+        """Memory for a longer value. The former block stays: C code may hold the result of getenv. Sizes double, so
+        these are few."""
+        start = os.fsencode(f"{name}=")
+        size = max(_MIN_BLOCK_BYTES, 2 * (len(start) + value_bytes + 1))
+        address = self._malloc(size)
+        if not address:
+            raise MemoryError
+        block = (ctypes.c_char * size).from_address(address)
+        self._blocks[name] = start, block
+        return start, block
+
+
+@contextlib.contextmanager
+def trace_context(traceparent: str, variables: Variables) -> Iterator[None]:
+    """Make the submitter's span the parent of the spans that a task creates.
+
+    A worker creates and exports no spans; what a function does with the context is up to the function. Without
+    OpenTelemetry in the worker's environment only the variable is set, which child programs may read.
+    """
+    former = os.environ.get(_TRACEPARENT)  # from the environment in which the endpoint was started
+    variables.set(_TRACEPARENT, traceparent)
+    attach, detach = _context_functions()
+    token = attach(traceparent)
+    try:
+        yield
+    finally:
+        detach(token)
+        if former is None:
+            os.environ.pop(_TRACEPARENT, None)
+        else:
+            variables.set(_TRACEPARENT, former)
+
+
+@functools.cache
+def _context_functions() -> tuple[Callable[[str], Any], Callable[[Any], None]]:
+    """Attach and detach of OpenTelemetry, loaded by the first traced task only."""
+    try:
+        from opentelemetry import context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    except ImportError:
+        return lambda _: None, lambda _: None
+    extract = TraceContextTextMapPropagator().extract
+    return lambda traceparent: context.attach(extract({"traceparent": traceparent})), context.detach

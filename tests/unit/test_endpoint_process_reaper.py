@@ -1,0 +1,142 @@
+"""Process reaper: processes are killed with all their descendants, and no others; old zombies are reaped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from farcall_endpoint import process_reaper
+from farcall_endpoint.process_reaper import Process, descendants
+from tests.support.endpoint.endpoint_process import wait_gone, wait_until
+from tests.waiting import WAIT_S
+
+FAMILY = """
+import os, sys, time
+from farcall_endpoint import process_reaper
+process_reaper.adopt_orphans()
+if os.fork() == 0:  # a daemon as in the book: its parent has gone, its session is its own
+    os.setsid()
+    if os.fork() > 0:
+        os._exit(0)
+    os.execvp("sleep", ["sleep", "1000"])
+os.wait()
+if os.fork() == 0:
+    os.setsid()
+    os.execvp("sh", ["sh", "-c", "sleep 1000 & wait"])
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@contextlib.contextmanager
+def family() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A process that adopts orphans, and all that descend from it: a daemon, a shell in its own session, its child."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as root:
+        try:
+            assert root.stdout is not None
+            assert root.stdout.readline() == "ready\n"
+            wait_until(lambda: len(psutil.Process(root.pid).children(recursive=True)) == 3)
+            yield root, psutil.Process(root.pid).children(recursive=True)
+        finally:
+            process_reaper.kill_trees({root.pid})
+
+
+def process(parent: int, *, start: int = 0) -> Process:
+    return Process(parent=parent, start=start, resident_bytes=0, is_zombie=False)
+
+
+def test_descendants_are_found_by_parents() -> None:
+    processes = {pid: process(parent) for pid, parent in [(1, 0), (10, 1), (11, 10), (12, 11), (20, 1), (21, 20)]}
+    assert descendants({10}, processes) == {11, 12}
+    assert descendants({11, 20}, processes) == {12, 21}
+    assert descendants({1}, processes) == {10, 11, 12, 20, 21}
+    assert descendants({99}, processes) == set()
+    assert process_reaper.children_of(1, processes) == {10, 20}
+
+
+def test_a_reused_pid_is_not_a_parent() -> None:
+    processes = {10: process(11, start=5), 11: process(10, start=7)}
+    assert list(process_reaper.ancestry(10, processes)) == [10]
+    assert descendants({10}, processes) == {11}
+
+
+def test_a_process_is_read_from_proc() -> None:
+    me = process_reaper.read_process(os.getpid())
+    assert me is not None
+    assert me.parent == os.getppid()
+    assert not me.is_zombie
+    assert me.resident_bytes > 2**20
+    assert process_reaper.read_processes()[os.getpid()].start == me.start
+    assert process_reaper.read_process(2**22 + 1) is None
+
+
+def test_a_tree_is_killed_and_no_other() -> None:
+    with family() as (root, descendants), family() as (other, others):
+        process_reaper.kill_trees({root.pid})
+        assert root.wait(WAIT_S) == -9
+        wait_gone(descendants)
+        assert other.poll() is None
+        assert all(each.is_running() and each.status() == psutil.STATUS_SLEEPING for each in others)
+
+
+def test_the_reaper_kills_its_list_when_the_pipe_closes() -> None:
+    with family() as (listed, descendants), family() as (released, others):
+        with subprocess.Popen([sys.executable, "-I", "-S", process_reaper.__file__], stdin=subprocess.PIPE) as process:
+            process.communicate(f"+{listed.pid}\n+{released.pid}\n-{released.pid}\n".encode())
+        assert process.returncode == 0
+        assert listed.wait(WAIT_S) == -9
+        wait_gone(descendants)
+        assert released.poll() is None
+        assert all(each.is_running() for each in others)
+
+
+def test_a_process_that_reuses_a_pid_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: dict[int, list[int | None]] = {41: [100, 100], 42: [100, 200], 43: [100, None]}
+    killed: list[int] = []
+    monkeypatch.setattr(process_reaper, "_start_of", lambda pid: starts[pid].pop(0))
+    monkeypatch.setattr(process_reaper, "kill_trees", killed.extend)
+    process_reaper.kill_at_end(["+41\n", "+42\n", "+43\n"])
+    assert killed == [41, 43]
+
+
+REAPS = """
+import os
+from farcall_endpoint.process_reaper import ZombieReaper
+
+zombies = ZombieReaper()
+zombies.reap(now=0.0)  # no children
+alive = os.fork()
+if alive == 0:
+    os.read(os.pipe()[0], 1)
+dead = os.fork()
+if dead == 0:
+    os._exit(3)
+os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT)
+
+zombies.reap(now=60.0)  # sees it for the first time
+zombies.reap(now=119.0)  # too early to look
+assert os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT | os.WNOHANG).si_status == 3
+
+zombies.reap(now=120.0)
+try:
+    os.waitpid(dead, os.WNOHANG)
+except ChildProcessError:
+    print("reaped")
+assert os.waitpid(alive, os.WNOHANG) == (0, 0)
+os.kill(alive, 9)
+assert os.waitpid(alive, 0)[1] == 9
+zombies.reap(now=180.0)
+"""
+
+
+def test_zombies_are_reaped_after_a_minute() -> None:
+    done = subprocess.run([sys.executable, "-c", REAPS], capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.stdout, done.stderr, done.returncode) == ("reaped\n", "", 0)
