@@ -1,4 +1,4 @@
-"""HTTP for the API and for blobs: one pool per process, retries, and foreign failures turned into our errors."""
+"""HTTP client for the API and for blobs: one connection pool per process, retries, errors mapped to ours."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from farcall._authorizer import Authorizer, bearer_token
-from farcall._settings import Settings
-from farcall._silence import Silence
+from farcall._pacing import Silence
+from farcall._settings import Authorizer, Settings, bearer_token
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
     ConfigurationError,

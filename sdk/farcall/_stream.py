@@ -1,4 +1,4 @@
-"""The result stream: ends of tasks, pushed by a forwarder over a CURVE socket as they happen."""
+"""Result stream: task results that a forwarder pushes over a CURVE socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farcall._api import Api
-from farcall._collector import Collector
+from farcall._results import Collector
 from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord, FarcallError, ForwarderWaking, Unavailable, error_from_record
 from farcall_common.sockets import CONNECTION_LOST, client_socket

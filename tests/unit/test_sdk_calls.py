@@ -11,10 +11,8 @@ import msgspec
 import pytest
 
 from farcall import PayloadTooLarge, SerializationError
-from farcall._blobs import BlobRef
-from farcall._budget import Budget
-from farcall._calls import FunctionTable, pack_call, registration
-from farcall._submission import (
+from farcall._api import BlobRef
+from farcall._batch import (
     MAX_BYTES,
     Prepared,
     check_answer,
@@ -22,6 +20,8 @@ from farcall._submission import (
     encode_payload,
     encode_submit,
 )
+from farcall._engine import Budget
+from farcall._functions import FunctionTable, pack_call, registration
 from farcall_common.errors import ProtocolError
 from farcall_common.limits import MAX_PAYLOAD_BYTES, TASKS_PER_SUBMIT
 from farcall_common.payload import Serializer

@@ -22,7 +22,7 @@ from farcall import (
     TaskUnknown,
     Unauthenticated,
 )
-from farcall._blobs import Blobs
+from farcall._api import Blobs
 from farcall.testing import FakeCloud
 from farcall_common.errors import BlobUnknown, DeserializationError, FarcallError
 from tests.waiting import WAIT_S

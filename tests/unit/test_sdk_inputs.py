@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from farcall import Executor, InputFailed, SerializationError, TaskFailed
-from farcall._inputs import failure_of, inputs_of, resolved, when_all_done
+from farcall._future import failure_of, inputs_of, resolved, when_all_done
 from farcall.testing import FakeCloud
 from tests.waiting import WAIT_S
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farcall._pace import Pace
+from farcall._pacing import Pace
 
 
 def test_without_a_stream_the_delay_grows_while_nothing_ends() -> None:

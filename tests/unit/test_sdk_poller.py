@@ -11,9 +11,7 @@ import httpx
 import pytest
 
 from farcall import Client, ComputeFuture, Unavailable
-from farcall._collector import Collector
-from farcall._ends import ResultReader
-from farcall._poller import Poller
+from farcall._results import Collector, Poller, ResultReader
 from farcall.testing import FakeCloud
 from tests.waiting import WAIT_S
 

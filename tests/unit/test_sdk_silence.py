@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farcall._silence import Silence
+from farcall._pacing import Silence
 
 
 def test_a_silence_lasts_until_there_is_an_answer() -> None:

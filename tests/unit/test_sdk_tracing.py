@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from farcall import Executor, TaskFailed
-from farcall._spans import Hop, hops, traceparent
-from farcall._submission import Prepared, encode_submit
+from farcall._batch import Prepared, encode_submit
+from farcall._tracing import Hop, hops, traceparent
 from farcall.testing import FakeCloud
 from farcall_common.task_options import TaskOptions
 from tests.waiting import WAIT_S

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from farcall import Client, EndpointIncompatible, Executor, PayloadTooLarge
-from farcall._calls import FunctionTable, pack_call
-from farcall._needs import THIS_PYTHON, Needs, Runtime, needs_of
+from farcall._functions import THIS_PYTHON, FunctionTable, Needs, Runtime, needs_of, pack_call
 from farcall.testing import FakeCloud
 from farcall_common.payload import STRATEGIES, DillCode, Serializer
 from tests.waiting import WAIT_S

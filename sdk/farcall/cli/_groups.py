@@ -10,10 +10,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from farcall._client import Client
-from farcall.cli._cache import completes, remember
+from farcall.cli._arguments import completes, remember
 from farcall.cli._connect import bar, connected
-from farcall.cli._exits import show_error
-from farcall.cli._output import AsJson, instant, show_json, show_line, show_table
+from farcall.cli._output import AsJson, instant, show_error, show_json, show_line, show_table
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskPending
 from farcall_common.exit_codes import FAILED

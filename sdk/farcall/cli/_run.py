@@ -16,12 +16,17 @@ import typer
 from farcall._client import Client
 from farcall._executor import Executor
 from farcall._future import ComputeFuture
-from farcall.cli._cache import remember
+from farcall.cli._arguments import (
+    EndpointName,
+    FunctionName,
+    load_function,
+    parse_argument,
+    parse_kwargs,
+    remember,
+    resolve_endpoint,
+)
 from farcall.cli._connect import bar, connected, waiting
-from farcall.cli._exits import show_error
-from farcall.cli._load import FunctionName, load_function, parse_argument, parse_kwargs
-from farcall.cli._output import AsJson, show_json, show_line, show_value
-from farcall.cli._resolve import EndpointName, resolve_endpoint
+from farcall.cli._output import AsJson, show_error, show_json, show_line, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 from farcall_common.exit_codes import FAILED
 from farcall_common.interruption import exit_status

@@ -8,10 +8,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from farcall.cli._cache import completes, remember
+from farcall.cli._arguments import completes, remember
 from farcall.cli._connect import connected
-from farcall.cli._export import AsLines, Since, Until, moment, write
-from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+from farcall.cli._output import (
+    AsJson,
+    AsLines,
+    Since,
+    Until,
+    instant,
+    moment,
+    show_fields,
+    show_json,
+    show_table,
+    write,
+)
 from farcall_common.errors import TaskUnknown
 from farcall_common.wire import TaskState
 

@@ -1,22 +1,81 @@
-"""Calls and functions as bytes. What cannot be sent is refused here, before anything is.
+"""Function and call serialization. What cannot be sent is refused before anything is sent.
 
-Where a ``serializer`` is taken, the default one chooses the fastest strategy that works.
+The parameter ``serializer`` defaults to one that picks the fastest strategy that works.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import inspect
+import json
 import platform
+import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from farcall._needs import Needs, needs_of
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
-from farcall_common.errors import PayloadTooLarge, SerializationError
+from farcall_common.errors import ConfigurationError, PayloadTooLarge, SerializationError
 from farcall_common.limits import MAX_PAYLOAD_BYTES
-from farcall_common.payload import BINARY_DATA, Piece, Serializer, Strategy, is_binary, packed
+from farcall_common.payload import BINARY_DATA, Piece, Serializer, Strategy, is_binary, packed, strategy_named
+
+THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+#: What every endpoint reads, whatever its Python: text, JSON, and combinations that have text in them.
+_UNIVERSAL: Final = frozenset({b"st", b"sd", b"11", b"12", b"13"})
+#: A line of JSON stands in front, and says of which Python the byte code in it is, if there is any.
+_WITH_HEAD: Final = frozenset({b"f1", b"f2", b"f3"})
+_BYTE_CODE: Final = b"01"
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """What an endpoint said of itself when it connected. ``python`` is "3.12", empty when it did not say; None for
+    ``strategies`` means that nothing is known against any."""
+
+    python: str = ""
+    strategies: frozenset[str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a packed buffer asks of its reader. ``python`` is the only version that can run what is in it, or None."""
+
+    strategies: frozenset[str]
+    python: str | None
+
+    def missing_in(self, runtime: Runtime) -> str:
+        """Why an endpoint cannot read it, as the end of a sentence; empty if nothing is known against it."""
+        unread = sorted(self.strategies - (runtime.strategies or self.strategies))
+        if unread:
+            return f"is written with strategy {unread[0]}, which the endpoint does not read"
+        if self.python and runtime.python and runtime.python != self.python:
+            return f"holds byte code of Python {self.python}, and the endpoint runs Python {runtime.python}"
+        return ""
+
+
+def needs_of(packed: bytes) -> Needs | None:
+    """The needs of a packed function or call; None when every endpoint reads it."""
+    if packed[:1].isdigit() and packed.count(b"\n11\n") == 2:
+        return None  # JSON has no newline of its own: a call of which both halves are JSON, as most are
+    # Here, not at the top: it would make the import of the package half as slow again.
+    from farcall_common.payload.framing import first_line, unpack
+
+    ids: set[bytes] = set()
+    python: str | None = None
+    for buffer in unpack(packed):
+        strategy = bytes(buffer[:2])
+        if strategy in _WITH_HEAD:
+            python = json.loads(first_line(buffer[3:])).get("python") or python
+        elif strategy == _BYTE_CODE:
+            python = THIS_PYTHON
+        ids.add(strategy)
+    if ids <= _UNIVERSAL:
+        return None
+    return Needs(frozenset(strategy.decode() for strategy in ids), python)
+
 
 DEFAULT_SERIALIZER: Final = Serializer(own_classes=True)
 _NO_KWARGS: Final = DEFAULT_SERIALIZER.serialize({})
@@ -277,3 +336,94 @@ def _too_large(function_name: str, size_bytes: int, sizes: Mapping[str, int]) ->
 
 def _mib(size_bytes: int) -> str:
     return f"{size_bytes / (1024 * 1024):.1f} MiB"
+
+
+def as_strategy(like: object) -> Strategy:
+    """The strategy that is meant. Globus Compute's own classes and objects are known by their ``identifier``.
+
+    :raises ConfigurationError: if there is none like it.
+    """
+    if isinstance(like, Strategy):
+        return like
+    if isinstance(like, type) and issubclass(like, Strategy):
+        return like()
+    if isinstance(like, str):
+        return strategy_named(like)
+    identifier = getattr(like, "identifier", None)
+    if isinstance(identifier, str):
+        return strategy_named(identifier.strip())
+    raise ConfigurationError(
+        f"{like!r} is no serialisation strategy",
+        hint="Give a strategy of farcall_common.payload, or its name, like 'JSONData'.",
+    )
+
+
+def strategy_names(likes: Iterable[object] | None) -> tuple[str, ...]:
+    """The class names of strategies, which every endpoint understands.
+
+    :raises ConfigurationError: if one of them is none.
+    """
+    return tuple(type(as_strategy(like)).__name__ for like in likes or ())
+
+
+def as_serializer(like: object = None, *, code: object = None, data: object = None) -> Serializer:
+    """The serializer that is meant: one of ours, or Globus Compute's (by its two strategies), or made of ``code`` and
+    ``data``, where None means the strategies that Farcall would try.
+
+    :raises ConfigurationError: if it is none.
+    """
+    if isinstance(like, Serializer):
+        return like
+    if like is not None:
+        code, data = getattr(like, "code_serializer", None), getattr(like, "data_serializer", None)
+        if code is None or data is None:
+            raise ConfigurationError(
+                f"a {type(like).__name__} is no serializer", hint="Give a farcall_common.payload.Serializer."
+            )
+    if code is None and data is None:
+        return DEFAULT_SERIALIZER
+    return Serializer(
+        code=DEFAULT_SERIALIZER.code if code is None else (_for_code(code, wanted=True),),
+        data=DEFAULT_SERIALIZER.data if data is None else (_for_code(data, wanted=False),),
+        own_classes=True,
+    )
+
+
+def _for_code(like: object, *, wanted: bool) -> Strategy:
+    strategy = as_strategy(like)
+    if strategy.for_code is not wanted:
+        kind, other = ("functions", "data") if wanted else ("data", "functions")
+        raise ConfigurationError(f"{type(strategy).__name__} is a strategy for {other}, and is wanted for {kind}")
+    return strategy
+
+
+def hardware_report() -> str:
+    import os
+    import platform
+    import shutil
+    import socket
+    import subprocess
+    import sys
+
+    lines = {
+        "host": socket.gethostname(),
+        "python": sys.version.replace("\n", " "),
+        "interpreter": sys.executable,
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": f"{os.cpu_count()}, of which {len(os.sched_getaffinity(0))} are for this process"
+        if hasattr(os, "sched_getaffinity")
+        else str(os.cpu_count()),
+        "disk": f"{shutil.disk_usage('.').free / 1e9:.1f} GB free here",
+    }
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        lines["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+    if shutil.which("nvidia-smi"):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+        lines["accelerators"] = listed.stdout.strip().replace("\n", "; ")
+    return "\n".join(f"{name:>12}: {value}" for name, value in lines.items())
+
+
+def hardware_source() -> tuple[str, str]:
+    """The text of a function that describes the machine of a worker, and its name: workers need no package of ours."""
+    return inspect.getsource(hardware_report), hardware_report.__name__

@@ -1,4 +1,4 @@
-"""Whether an endpoint can run what is about to be sent: found out before anything is queued."""
+"""Compatibility checks: whether an endpoint can read and run a call, found out before it is submitted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall._api import Api
-from farcall._calls import FunctionHandle
-from farcall._needs import Needs, Runtime
+from farcall._functions import FunctionHandle, Needs, Runtime
 from farcall_common.errors import EndpointIncompatible, FarcallError
 from farcall_common.payload import DEFAULT_CODE, PickleOutOfBand, PureSourceDill, Serializer
 from farcall_common.task_options import TaskOptions

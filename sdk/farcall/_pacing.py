@@ -1,8 +1,38 @@
-"""When to ask the API for ends next. No I/O and no clock: it is told what happened, and when."""
+"""Pacing of submits and polls, and outage timing. No I/O and no clock: the caller passes events and times."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
+
+
+class Burst:
+    """Allows ``limit`` requests within ``window_s`` seconds; beyond that, one each ``window_s / limit`` seconds.
+
+    Without a limit it allows everything.
+
+    :raises ValueError: unless both are positive.
+    """
+
+    def __init__(self, limit: int | None, window_s: float) -> None:
+        if limit is not None and limit < 1:
+            raise ValueError("api_burst_limit must be at least 1, or None")
+        if window_s <= 0:
+            raise ValueError("api_burst_window_s must be positive")
+        self.limit = limit
+        self.window_s = window_s
+        self._sent: deque[float] = deque(maxlen=limit or 0)
+
+    def take(self, *, now: float) -> float:
+        """Plan the next request and return how long to wait before it, in seconds. ``now`` is monotonic seconds."""
+        if self.limit is None:
+            return 0.0
+        at = now
+        if len(self._sent) == self.limit and self._sent[0] > now - self.window_s:
+            at = max(now, self._sent[-1] + self.window_s / self.limit)
+        self._sent.append(at)
+        return at - now
+
 
 _FIRST_DELAY_S: Final = 0.02
 _FIRST_ERROR_DELAY_S: Final = 0.1
@@ -84,3 +114,29 @@ class Pace:
     def _note(self, took_s: float, now: float) -> None:
         self._polled_at = now
         self._took_s = took_s if took_s <= _LONGEST_POLL_S else 0.0
+
+
+#: Between two looks passes an attempt and a pause. What is longer was spent asleep: a closed laptop, a stopped process.
+_LONGEST_STEP_S: Final = 60.0
+
+
+class Silence:
+    """Seconds in which nobody answered although somebody asked. Every ``now`` is monotonic seconds.
+
+    Time in which this process did not run counts for a minute at most: after a night in a closed laptop the other side
+    was not away for a night, and has to be asked once more.
+    """
+
+    def __init__(self, *, now: float) -> None:
+        self._seen_at = now
+        self._lasted_s = 0.0
+
+    def end(self, *, now: float) -> None:
+        """There was an answer, or nobody asked."""
+        self._seen_at, self._lasted_s = now, 0.0
+
+    def lasts(self, *, now: float) -> float:
+        """There was none again: for how many seconds so far."""
+        self._lasted_s += min(now - self._seen_at, _LONGEST_STEP_S)
+        self._seen_at = now
+        return self._lasted_s
