@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import itertools
 import os
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from farcall._api import Api
+    from farcall._api import Api, Blobs
     from farcall._batch import Batch
+    from farcall._compatibility import CompatibilityChecker
     from farcall._settings import Authorizer
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict
@@ -69,6 +71,15 @@ _IDS_PER_REQUEST: Final = 500
 _GROUPS_PER_REQUEST: Final = 1000
 _FIRST_POLL_S: Final = 0.02
 _LONGEST_POLL_S: Final = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Connection:
+    """What a client and its executors share."""
+
+    api: Api
+    blobs: Blobs
+    compatibility: CompatibilityChecker
 
 
 class Client(SourceCode):
@@ -122,17 +133,14 @@ class Client(SourceCode):
             authorizer = KeptLogin(settings.login, environ=os.environ)
         # Imported at the first use: the network stack takes longer to load than the rest of the package together.
         from farcall._api import Api, Blobs
-        from farcall._compatibility import Judge
+        from farcall._compatibility import CompatibilityChecker
         from farcall._functions import as_serializer
         from farcall._http import Http
 
         self.api_url: str = settings.api_url
-        self._http = Http(
-            settings, timeout_s=timeout_s, patience_s=patience_s, authorizer=authorizer, transport=transport
-        )
-        self._api = Api(self._http)
-        self._blobs = Blobs(self._api)
-        self._judge = Judge(self._api)
+        http = Http(settings, timeout_s=timeout_s, patience_s=patience_s, authorizer=authorizer, transport=transport)
+        self._api = Api(http)
+        self._connection = Connection(self._api, Blobs(self._api), CompatibilityChecker(self._api))
         self.fx_serializer: Serializer = as_serializer(
             code=code_serialization_strategy, data=data_serialization_strategy
         )
@@ -152,7 +160,7 @@ class Client(SourceCode):
 
     def close(self) -> None:
         """Give back the connections."""
-        self._http.close()
+        self._api.http.close()
 
     def version_check(self) -> Json:
         """Ask the API for its version and those of the oldest SDK and endpoint that it serves."""
@@ -251,14 +259,15 @@ class Client(SourceCode):
 
         :raises EndpointIncompatible: if the endpoint could not read an argument; nothing is sent then.
         """
-        from farcall._batch import check_answer, chunks, encode_submit
+        from farcall._batch import check_answer, chunks, encode_submit, options_of
 
         endpoint_id = str(endpoint_id)
-        for function_id, needs in batch.needs:
-            self._judge.check(endpoint_id, needs, what=f"an argument of {function_id}")
-        options = self._judge.asking(endpoint_id, batch._options)
+        compatibility = self._connection.compatibility
+        for function_id, requirements in batch.requirements:
+            compatibility.check(endpoint_id, requirements, what=f"an argument of {function_id}")
+        options = compatibility.with_binary_results(endpoint_id, options_of(batch))
         answer: Json = {"request_id": "", "endpoint_id": endpoint_id, "tasks": {}}
-        for chunk in chunks(batch.prepared(self._blobs, parallel=_PARALLEL_TRANSFERS)):
+        for chunk in chunks(batch.prepared(self._connection.blobs, parallel=_PARALLEL_TRANSFERS)):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)
             part = self._api.submit(endpoint_id, body)
             check_answer(part, ids)
@@ -439,7 +448,9 @@ class Client(SourceCode):
         """
         refuse("group", group, hint="A function is its owner's alone, or public.")
         refuse("ha_endpoint_id", ha_endpoint_id, hint="Let the endpoint allow this function only.")
-        return self._register(
+        from farcall._functions import registration
+
+        request = registration(
             function,
             name=name,
             description=description,
@@ -448,6 +459,7 @@ class Client(SourceCode):
             memoize=memoize,
             serializer=self.fx_serializer,
         )
+        return self._api.register_function(request)
 
     def update_function(
         self,
@@ -516,11 +528,6 @@ class Client(SourceCode):
     def delete_alias(self, name: str) -> None:
         """Take a name away. The function stays."""
         self._api.delete_alias(name)
-
-    def _register(self, function: Callable[..., Any], *, serializer: Serializer, **terms: Any) -> str:
-        from farcall._functions import registration
-
-        return self._api.register_function(registration(function, serializer=serializer, **terms))
 
     # -- containers ----------------------------------------------------------------------------------------------------
 
@@ -629,28 +636,33 @@ class Client(SourceCode):
         )
 
     def _info(self, task: Json) -> TaskInfo:
-        from farcall._results import ResultReader, end_from_json
+        from farcall._results import ResultReader, result_from_json
 
-        end, data = end_from_json(task)
+        result, data = result_from_json(task)
         value, exception = None, None
         try:
-            value = ResultReader(self._api, self._blobs).read(end, data)
+            value = ResultReader(self._api, self._connection.blobs).read(result, data)
         except FarcallError as error:
             exception = error
         return TaskInfo(
-            task_id=end.task_id,
-            state=None if isinstance(exception, TaskUnknown) else end.state,
-            task_group_id=end.task_group_id,
+            task_id=result.task_id,
+            state=None if isinstance(exception, TaskUnknown) else result.state,
+            task_group_id=result.task_group_id,
             endpoint_id=task.get("endpoint_id") or "",
             function_id=task.get("function_id") or "",
-            attempt=end.attempt,
-            finished_at=end.finished_at,
+            attempt=result.attempt,
+            finished_at=result.finished_at,
             retry_of=task.get("retry_of") or "",
-            timings=end.timings,
-            details=end.details,
+            timings=result.timings,
+            details=result.details,
             value=value,
             exception=exception,
         )
+
+
+def connection_of(client: Client) -> Connection:
+    """The connection of a client, for its executors and commands."""
+    return client._connection
 
 
 def _unknown(task_id: str) -> TaskInfo:

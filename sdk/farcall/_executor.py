@@ -11,17 +11,16 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from farcall._arguments import as_id, refuse
-from farcall._client import Client, SourceCode
+from farcall._client import Client, SourceCode, connection_of
 from farcall._display import card
 from farcall._future import ComputeFuture
 from farcall._mapping import by_chunk, chunks_of, flattened, results_in_order
-from farcall_common.errors import ConfigurationError
+from farcall._pacing import BurstLimit
 from farcall_common.limits import TASKS_PER_SUBMIT
 
 if TYPE_CHECKING:
-    from farcall._batch import Terms
+    from farcall._batch import SubmitContext
     from farcall._engine import Engine
-    from farcall._functions import FunctionHandle
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
@@ -51,7 +50,7 @@ class _Option(Generic[T]):
     def __get__(self, submitter: Submitter | None, owner: type[Submitter]) -> _Option[T] | T:
         if submitter is None:
             return self
-        value: T = getattr(submitter._terms.options, self._name)
+        value: T = getattr(submitter._context.options, self._name)
         return value
 
     def __set__(self, submitter: Submitter, value: T) -> None:
@@ -66,32 +65,32 @@ class Submitter(concurrent.futures.Executor):
     is submitted.
     """
 
-    def __init__(self, engine: Any, terms: Any) -> None:
-        self._engine: Engine = engine  # its type is nobody else's affair, and with it all that it is made of
-        self._terms: Terms = terms  # checkers other than mypy do not know what msgspec makes
+    #: Set where a submitter is made. As parameters they would be public types, with all that they refer to.
+    _engine: Engine
+    _context: SubmitContext
 
     def __repr__(self) -> str:
-        return f"<Submitter to endpoint {self.endpoint_id}, {self._terms.options}>"
+        return f"<Submitter to endpoint {self.endpoint_id}, {self._context.options}>"
 
     # -- the terms of calls to come ------------------------------------------------------------------------------------
 
     @property
     def endpoint_id(self) -> str | None:
         """Where to run."""
-        return self._terms.endpoint_id
+        return self._context.endpoint_id
 
     @endpoint_id.setter
     def endpoint_id(self, value: str | uuid.UUID | None) -> None:
-        self._terms = dataclasses.replace(self._terms, endpoint_id=None if value is None else as_id(value))
+        self._context = dataclasses.replace(self._context, endpoint_id=None if value is None else as_id(value))
 
     @property
     def task_group_id(self) -> str:
         """The group under which tasks are filed."""
-        return self._terms.task_group_id
+        return self._context.task_group_id
 
     @task_group_id.setter
     def task_group_id(self, value: str | uuid.UUID) -> None:
-        self._terms = dataclasses.replace(self._terms, task_group_id=as_id(value))
+        self._context = dataclasses.replace(self._context, task_group_id=as_id(value))
 
     idempotent: _Option[bool] = _Option()
     """Whether a task may be started again if its endpoint vanished; if not, it ends as lost."""
@@ -146,7 +145,7 @@ class Submitter(concurrent.futures.Executor):
     @property
     def result_serializers(self) -> tuple[str, ...]:
         """The strategies that the worker tries in turn on a result; none = its own choice."""
-        return self._terms.options.result_serializers
+        return self._context.options.result_serializers
 
     @result_serializers.setter
     def result_serializers(self, value: Iterable[object] | None) -> None:
@@ -161,18 +160,18 @@ class Submitter(concurrent.futures.Executor):
         ``__cause__`` where it can be read here. If true, that exception itself, as a process pool does, for code that
         catches classes of its own; a :class:`TaskFailed` where it cannot be read.
         """
-        return self._terms.raise_original
+        return self._context.raise_original
 
     @raise_original.setter
     def raise_original(self, value: bool) -> None:
-        self._terms = dataclasses.replace(self._terms, raise_original=value)
+        self._context = dataclasses.replace(self._context, raise_original=value)
 
     def _set(self, **changes: Unpack[TaskOptionsDict]) -> None:
         if "result_serializers" in changes:
             from farcall._functions import strategy_names
 
             changes["result_serializers"] = strategy_names(changes["result_serializers"])
-        self._terms = dataclasses.replace(self._terms, options=self._terms.options.changed(**changes))
+        self._context = dataclasses.replace(self._context, options=self._context.options.changed(**changes))
 
     def options(
         self,
@@ -191,7 +190,8 @@ class Submitter(concurrent.futures.Executor):
         :raises TypeError: for an option that does not exist.
         :raises ValueError: for a value that an option cannot have.
         """
-        view = Submitter(self._engine, self._terms)
+        view = Submitter()
+        view._engine, view._context = self._engine, self._context
         if endpoint_id is not None:
             view.endpoint_id = endpoint_id
         if raise_original is not None:
@@ -228,7 +228,7 @@ class Submitter(concurrent.futures.Executor):
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         :raises RuntimeError: after :meth:`shutdown`.
         """
-        return self._submit(self._engine.functions.handle(fn), args, kwargs)
+        return self._engine.submit(self._engine.functions.handle(fn), args, kwargs, self._context)
 
     def submit_to_registered_function(
         self, function_id: str | uuid.UUID, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -242,7 +242,7 @@ class Submitter(concurrent.futures.Executor):
         from farcall._functions import checked_call
 
         values, named = checked_call(args, kwargs)
-        return self._submit(self._engine.registered(function_id), values, named)
+        return self._engine.submit(self._engine.registered(function_id), values, named, self._context)
 
     def map(
         self,
@@ -283,11 +283,6 @@ class Submitter(concurrent.futures.Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Does nothing: a view ends with its executor."""
-
-    def _submit(self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ComputeFuture[Any]:
-        if self._terms.endpoint_id is None:
-            raise ConfigurationError("the executor has no endpoint", hint="Executor(endpoint_id) says where to run.")
-        return self._engine.submit(handle, args, kwargs, terms=self._terms)
 
 
 class Executor(Submitter, SourceCode):
@@ -355,10 +350,9 @@ class Executor(Submitter, SourceCode):
     ) -> None:
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
         # The engine and what it needs (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
-        from farcall._batch import Terms
+        from farcall._batch import SubmitContext
         from farcall._engine import Engine
         from farcall._functions import as_serializer, strategy_names
-        from farcall._pacing import Burst
         from farcall_common.task_options import TaskOptions
 
         if container_id is not None:
@@ -369,24 +363,24 @@ class Executor(Submitter, SourceCode):
             result_serializers=strategy_names(result_serializers),
             **options,
         )
-        terms = Terms(
+        context = SubmitContext(
             None if endpoint_id is None else as_id(endpoint_id),
             as_id(task_group_id or uuid.uuid4()),
             task_options,
             raise_original,
         )
         _check_batch_size(batch_size)
-        burst = Burst(api_burst_limit, api_burst_window_s)
+        burst = BurstLimit(api_burst_limit, api_burst_window_s)
         given = client or funcx_client
         self.client: Client = given or Client()
-        self._api = self.client._api
+        connection = connection_of(self.client)
+        self._api = connection.api
         self.label = label
         self._shut_down = False
-        engine = Engine(
-            self.client._api,
-            self.client._blobs,
-            self.client._judge,
-            task_group_id=terms.task_group_id,
+        self._context = context
+        self._engine = Engine(
+            connection,
+            task_group_id=context.task_group_id,
             batch_size=batch_size,
             patience_s=patience_s,
             label=label,
@@ -394,9 +388,8 @@ class Executor(Submitter, SourceCode):
             burst=burst,
             on_ended=_nothing if given else self.client.close,
         )
-        super().__init__(engine, terms)
         # An executor that is forgotten ends when its last future is done, as those of the standard library do.
-        weakref.finalize(self, engine.close).atexit = False
+        weakref.finalize(self, self._engine.close).atexit = False
 
     def __repr__(self) -> str:
         return f"<Executor {self.label!r} at endpoint {self.endpoint_id}, {self._condition()}>"
@@ -436,7 +429,7 @@ class Executor(Submitter, SourceCode):
 
     @api_burst_limit.setter
     def api_burst_limit(self, value: int | None) -> None:
-        self._engine.sender.pace(limit=value, window_s=self.api_burst_window_s)
+        self._engine.sender.burst = BurstLimit(value, self.api_burst_window_s)
 
     @property
     def api_burst_window_s(self) -> float:
@@ -445,7 +438,7 @@ class Executor(Submitter, SourceCode):
 
     @api_burst_window_s.setter
     def api_burst_window_s(self, value: float) -> None:
-        self._engine.sender.pace(limit=self.api_burst_limit, window_s=value)
+        self._engine.sender.burst = BurstLimit(self.api_burst_limit, value)
 
     @property
     def serializer(self) -> Serializer:
@@ -490,7 +483,9 @@ class Executor(Submitter, SourceCode):
         :raises SerializationError: if the function cannot be sent.
         """
         if function_id is None:
-            function_id = self.client._register(
+            from farcall._functions import registration
+
+            request = registration(
                 function,
                 name=name,
                 description=description,
@@ -499,6 +494,7 @@ class Executor(Submitter, SourceCode):
                 memoize=memoize,
                 serializer=self._engine.serializer,
             )
+            function_id = self._api.register_function(request)
         self._engine.functions.registered(function_id, function)
         return function_id
 
@@ -513,10 +509,8 @@ class Executor(Submitter, SourceCode):
         """
         if task_group_id is not None:
             self.task_group_id = task_group_id
-        group_id = self._terms.task_group_id
-        return self._engine.adopt(
-            self.client.get_task_group(group_id), task_group_id=group_id, raise_original=self.raise_original
-        )
+        task_ids = self.client.get_task_group(self.task_group_id)
+        return self._engine.adopt(task_ids, dataclasses.replace(self._context, endpoint_id=None))
 
     def get_worker_hardware_details(self) -> str:
         """What a worker of the endpoint says of its machine: Python, system, processors, memory. Waits for it."""
@@ -554,3 +548,11 @@ def _check_batch_size(value: int) -> None:
 
 def _nothing() -> None:
     """The client was given to us: it is not ours to close."""
+
+
+def leave(executor: Executor, *, flush_s: float) -> None:
+    """Send the calls that wait, for ``flush_s`` seconds at most, and stop waiting for results. The tasks continue."""
+    executor.shutdown(wait=False)
+    executor._engine.flush(flush_s)
+    executor._engine.abandon()
+    executor._engine.join()

@@ -13,7 +13,7 @@ import platform
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
@@ -22,68 +22,55 @@ from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import BINARY_DATA, Piece, Serializer, Strategy, is_binary, packed, strategy_named
 
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+DEFAULT_SERIALIZER: Final = Serializer(own_classes=True)
 
-#: What every endpoint reads, whatever its Python: text, JSON, and combinations that have text in them.
+#: Strategies that every endpoint reads, whatever its Python: text, JSON, and combinations that contain text.
 _UNIVERSAL: Final = frozenset({b"st", b"sd", b"11", b"12", b"13"})
-#: A line of JSON stands in front, and says of which Python the byte code in it is, if there is any.
+#: Strategies whose first line is JSON, with the version of Python if there is byte code behind it.
 _WITH_HEAD: Final = frozenset({b"f1", b"f2", b"f3"})
 _BYTE_CODE: Final = b"01"
-
-
-@dataclasses.dataclass(frozen=True)
-class Runtime:
-    """What an endpoint said of itself when it connected. ``python`` is "3.12", empty when it did not say; None for
-    ``strategies`` means that nothing is known against any."""
-
-    python: str = ""
-    strategies: frozenset[str] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Needs:
-    """What a packed buffer asks of its reader. ``python`` is the only version that can run what is in it, or None."""
-
-    strategies: frozenset[str]
-    python: str | None
-
-    def missing_in(self, runtime: Runtime) -> str:
-        """Why an endpoint cannot read it, as the end of a sentence; empty if nothing is known against it."""
-        unread = sorted(self.strategies - (runtime.strategies or self.strategies))
-        if unread:
-            return f"is written with strategy {unread[0]}, which the endpoint does not read"
-        if self.python and runtime.python and runtime.python != self.python:
-            return f"holds byte code of Python {self.python}, and the endpoint runs Python {runtime.python}"
-        return ""
-
-
-def needs_of(packed: bytes) -> Needs | None:
-    """The needs of a packed function or call; None when every endpoint reads it."""
-    if packed[:1].isdigit() and packed.count(b"\n11\n") == 2:
-        return None  # JSON has no newline of its own: a call of which both halves are JSON, as most are
-    # Here, not at the top: it would make the import of the package half as slow again.
-    from farcall_common.payload.framing import first_line, unpack
-
-    ids: set[bytes] = set()
-    python: str | None = None
-    for buffer in unpack(packed):
-        strategy = bytes(buffer[:2])
-        if strategy in _WITH_HEAD:
-            python = json.loads(first_line(buffer[3:])).get("python") or python
-        elif strategy == _BYTE_CODE:
-            python = THIS_PYTHON
-        ids.add(strategy)
-    if ids <= _UNIVERSAL:
-        return None
-    return Needs(frozenset(strategy.decode() for strategy in ids), python)
-
-
-DEFAULT_SERIALIZER: Final = Serializer(own_classes=True)
-_NO_KWARGS: Final = DEFAULT_SERIALIZER.serialize({})
-_EMPTY_CALL: Final = DEFAULT_SERIALIZER.pack((DEFAULT_SERIALIZER.serialize([]), _NO_KWARGS))
 #: Functions that an executor remembers by identity.
 _REMEMBERED: Final = 1024
 
 unpack_result: Final = DEFAULT_SERIALIZER.deserialize
+
+
+@dataclasses.dataclass(frozen=True)
+class Requirements:
+    """Strategies that the reader of a function or call must know. ``python`` is the only version that can run it, or
+    None."""
+
+    strategies: frozenset[str]
+    python: str | None
+
+
+def requirements_of(buffers: Iterable[Sequence[Piece]]) -> Requirements | None:
+    """The requirements of buffers in pieces (see :meth:`Serializer.pieces`); None when every endpoint reads them."""
+    ids: set[bytes] = set()
+    python: str | None = None
+    for pieces in buffers:
+        strategy = bytes(pieces[0][:2])
+        ids.add(strategy)
+        if strategy in _WITH_HEAD:
+            text = bytes(pieces[0][3:] or pieces[1])
+            end = text.find(b"\n")
+            python = json.loads(text if end < 0 else text[:end]).get("python") or python
+        elif strategy == _BYTE_CODE:
+            python = THIS_PYTHON
+    if ids <= _UNIVERSAL:
+        return None
+    return Requirements(frozenset(strategy.decode() for strategy in ids), python)
+
+
+class PackedCall(NamedTuple):
+    """The arguments of a call as bytes. ``requirements`` is None when every endpoint reads them."""
+
+    payload: bytes
+    requirements: Requirements | None
+
+
+_NO_KWARGS: Final = DEFAULT_SERIALIZER.serialize({})
+_EMPTY_CALL: Final = PackedCall(DEFAULT_SERIALIZER.pack((DEFAULT_SERIALIZER.serialize([]), _NO_KWARGS)), None)
 
 
 def pack_call(
@@ -93,11 +80,11 @@ def pack_call(
     function_name: str,
     serializer: Serializer = DEFAULT_SERIALIZER,
     reads_binary: Callable[[], bool] | None = None,
-) -> bytes:
-    """The payload of a call.
+) -> PackedCall:
+    """The payload of a call, and what it requires of its reader.
 
-    :param reads_binary: says whether the endpoint reads large arguments as bytes; asked when there are some. None: they
-        are written as text.
+    :param reads_binary: whether the endpoint reads large arguments as bytes; called when there are any. None: they are
+        written as text.
     :raises SerializationError: if an argument cannot be serialised; it says which.
     :raises PayloadTooLarge: if the arguments take more than 10 MiB; it says which is the largest.
     """
@@ -119,12 +106,13 @@ def pack_call(
         payload = packed(buffers)
     except SerializationError:
         payload = serializer.pack_call(args, kwargs)  # finds out which argument it is
+        buffers = [(buffer,) for buffer in serializer.unpack(payload)]
     if len(payload) > MAX_PAYLOAD_BYTES:
         sizes = {
             name: sum(map(len, serializer.pieces(value, strategies=strategies))) for name, value in _named(args, kwargs)
         }
         raise _too_large(function_name, len(payload), sizes)
-    return payload
+    return PackedCall(payload, requirements_of(buffers))
 
 
 def checked_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -143,13 +131,13 @@ def checked_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[st
     return tuple(args or ()), named
 
 
-def in_order(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments by name, so that a call that is to be remembered has one payload however it was written."""
+def sorted_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments sorted by name, so that equal calls have equal payloads: memoization compares those."""
     return {name: kwargs[name] for name in sorted(kwargs)}
 
 
 def display_name(function: Callable[..., Any]) -> str:
-    """What to call a function; those without a name (a partial, an instance) are called after their class."""
+    """The name of a function; of one without a name (a partial, an instance), that of its class."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__
 
@@ -171,10 +159,10 @@ def registration(
     """
     body = _pack_function(function, serializer)
     documentation = getattr(function, "__doc__", None) if isinstance(function, types.FunctionType) else None
-    body_of_request = _registration_of(
-        body, name or display_name(function), description=description or documentation, metadata=metadata, public=public
+    request = body.registration(
+        name or display_name(function), description=description or documentation, metadata=metadata, public=public
     )
-    return body_of_request | ({"memoize": True} if memoize else {})
+    return request | ({"memoize": True} if memoize else {})
 
 
 def source_registration(
@@ -191,47 +179,87 @@ def source_registration(
     :raises PayloadTooLarge: if the text takes more than 10 MiB.
     """
     if not function_name.isidentifier():
-        raise SerializationError(f"no function can be named {function_name!r}", hint="Give the name that is defined.")
+        raise SerializationError(
+            f"{function_name!r} is not a function name", hint="Give the name that the text defines."
+        )
     body = _bounded(_pack_source(function_name, source), function_name)
-    return _registration_of(body, function_name, description=description, metadata=metadata, public=public)
+    return body.registration(function_name, description=description, metadata=metadata, public=public)
+
+
+class PackedFunction(NamedTuple):
+    """A function as bytes, written with ``strategy``. ``requirements`` is None when every endpoint reads it."""
+
+    code: bytes
+    strategy: str
+    requirements: Requirements | None
+
+    @classmethod
+    def of(cls, buffer: bytes) -> PackedFunction:
+        """Pack the buffer of a function."""
+        return cls(DEFAULT_SERIALIZER.pack([buffer]), buffer[:2].decode(), requirements_of([(buffer,)]))
+
+    def registration(
+        self,
+        name: str,
+        *,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        public: bool = False,
+    ) -> dict[str, Any]:
+        """The body of the request that registers it."""
+        meta = {
+            "python_version": platform.python_version(),
+            "sdk_version": __version__,
+            "serde_identifier": self.strategy,
+        }
+        if self.requirements is not None and self.requirements.python is not None:
+            # The API refuses it for endpoints with another version.
+            meta["byte_code_of_python"] = self.requirements.python
+        return {
+            "function_name": name,
+            "function_code": self.code.decode(),
+            "description": description,
+            "meta": meta | dict(metadata or {}),
+            "public": public,
+        }
 
 
 class FunctionHandle:
-    """A function on its way to being registered: its body until then, its id from then on."""
+    """A function to register: packed until then, known by its id from then on."""
 
-    __slots__ = ("body", "function", "function_id", "key", "name", "needs", "others")
+    __slots__ = ("function", "function_id", "key", "name", "packed", "requirements", "rewritten")
 
     def __init__(
         self,
         name: str,
         *,
-        body: bytes | None = None,
+        packed: PackedFunction | None = None,
         function_id: str | None = None,
         function: types.FunctionType | None = None,
     ) -> None:
         self.name: str = name
-        self.body: bytes | None = body
+        self.packed: PackedFunction | None = packed
         self.function_id: str | None = function_id
-        #: What its reader must be; None when every endpoint reads it, or when nothing is known.
-        self.needs: Needs | None = needs_of(body) if body else None
-        #: To write it in another way. What carries state is not kept: each use of it is another function.
-        self.function: types.FunctionType | None = function if self.needs else None
-        #: The same function, written in other ways.
-        self.others: list[FunctionHandle] = []
-        #: What makes two handles the same function.
-        self.key: str = function_id or hashlib.sha256(body or b"").hexdigest()
+        #: None when every endpoint reads the function, or when nothing is known.
+        self.requirements: Requirements | None = packed.requirements if packed else None
+        #: For writing it with another strategy. A function with state is not kept: each use of it is another function.
+        self.function: types.FunctionType | None = function if self.requirements else None
+        #: The same function, written with other strategies.
+        self.rewritten: list[FunctionHandle] = []
+        #: Two handles with the same key are the same function.
+        self.key: str = function_id or hashlib.sha256(packed.code if packed else b"").hexdigest()
 
     def registration(self) -> dict[str, Any]:
         """The body of the request that registers it."""
-        assert self.body is not None
-        return _registration_of(self.body, self.name, description=None, metadata=None, public=False)
+        assert self.packed is not None
+        return self.packed.registration(self.name)
 
 
 class FunctionTable:
     """Handles of functions, so that a function is serialised once and registered once.
 
-    A plain function is known by its identity: what it closes over is taken at its first use. Anything that carries
-    state (a partial, a bound method, an instance) is serialised at each use, and known by its bytes.
+    A plain function is known by its identity: its closure is read at the first use. Anything with state (a partial, a
+    bound method, an instance) is serialised at each use, and known by its bytes.
     """
 
     def __init__(self, serializer: Serializer = DEFAULT_SERIALIZER) -> None:
@@ -250,7 +278,7 @@ class FunctionTable:
             return known[1]
         fresh = FunctionHandle(
             display_name(function),
-            body=_pack_function(function, self._serializer),
+            packed=_pack_function(function, self._serializer),
             function=function if isinstance(function, types.FunctionType) else None,
         )
         handle = self._by_key.setdefault(fresh.key, fresh)
@@ -259,7 +287,7 @@ class FunctionTable:
         return handle
 
     def registered(self, function_id: str, function: Callable[..., Any] | None = None) -> FunctionHandle:
-        """The handle of a function that is registered already; ``function`` will be known by it from now on."""
+        """The handle of a registered function; calls of ``function`` use it from now on."""
         name = function_id if function is None else display_name(function)
         handle = self._by_key.setdefault(function_id, FunctionHandle(name, function_id=function_id))
         if function is not None:
@@ -269,56 +297,31 @@ class FunctionTable:
     def _remember(self, function: Callable[..., Any], handle: FunctionHandle) -> None:
         while len(self._by_identity) >= _REMEMBERED:
             self._by_identity.pop(next(iter(self._by_identity)), None)
-        self._by_identity[id(function)] = (function, handle)  # holding the function keeps its identity its own
+        self._by_identity[id(function)] = (function, handle)  # while the function is held, its id() is unique
 
 
-def _pack_function(function: Callable[..., Any], serializer: Serializer) -> bytes:
+def _pack_function(function: Callable[..., Any], serializer: Serializer) -> PackedFunction:
     if not callable(function):
         raise SerializationError(f"a {type(function).__name__} cannot be called", hint="Pass the function itself.")
-    # Of a subclass nobody knows what it does otherwise.
+    # A subclass may override anything.
     if isinstance(function, ShellFunction) and type(function) in (ShellFunction, MPIFunction):
-        body = _pack_source(*function.source())
+        found = _pack_source(*function.source())
     else:
-        body = serializer.pack_function(function)
-    return _bounded(body, display_name(function))
+        found = PackedFunction.of(serializer.serialize_function(function))
+    return _bounded(found, display_name(function))
 
 
-def _pack_source(name: str, source: str) -> bytes:
-    return DEFAULT_SERIALIZER.pack([f"st\n{name}:{source}".encode()])
+def _pack_source(name: str, source: str) -> PackedFunction:
+    return PackedFunction.of(f"st\n{name}:{source}".encode())
 
 
-def _bounded(body: bytes, name: str) -> bytes:
-    if len(body) > MAX_PAYLOAD_BYTES:
+def _bounded(function: PackedFunction, name: str) -> PackedFunction:
+    if len(function.code) > MAX_PAYLOAD_BYTES:
         raise PayloadTooLarge(
-            f"function {name} takes {_mib(len(body))}; the limit is {_mib(MAX_PAYLOAD_BYTES)}",
+            f"function {name} takes {_mib(len(function.code))}; the limit is {_mib(MAX_PAYLOAD_BYTES)}",
             hint="It closes over large data: pass the data as an argument, or load it inside the function.",
         )
-    return body
-
-
-def _registration_of(
-    body: bytes, name: str, *, description: str | None, metadata: Mapping[str, Any] | None, public: bool
-) -> dict[str, Any]:
-    meta = {
-        "python_version": platform.python_version(),
-        "sdk_version": __version__,
-        "serde_identifier": _strategy(body),
-    }
-    needs = needs_of(body)
-    if needs is not None and needs.python is not None:
-        meta["byte_code_of_python"] = needs.python  # the API refuses it for endpoints that run another one
-    return {
-        "function_name": name,
-        "function_code": body.decode(),
-        "description": description,
-        "meta": meta | dict(metadata or {}),
-        "public": public,
-    }
-
-
-def _strategy(packed: bytes) -> str:
-    """The id of the strategy that wrote a packed function: the two characters behind its length."""
-    return packed.partition(b"\n")[2][:2].decode()
+    return function
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -329,7 +332,7 @@ def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[s
 def _too_large(function_name: str, size_bytes: int, sizes: Mapping[str, int]) -> PayloadTooLarge:
     largest = max(sizes, key=lambda name: sizes[name])
     return PayloadTooLarge(
-        f"the arguments of {function_name} take {_mib(size_bytes)} on their way, "
+        f"the arguments of {function_name} take {_mib(size_bytes)} when serialised, "
         f"{_mib(sizes[largest])} of it {largest}; the limit is {_mib(MAX_PAYLOAD_BYTES)}"
     )
 
@@ -339,9 +342,9 @@ def _mib(size_bytes: int) -> str:
 
 
 def as_strategy(like: object) -> Strategy:
-    """The strategy that is meant. Globus Compute's own classes and objects are known by their ``identifier``.
+    """A strategy by object, class, id or name. Globus Compute's own classes and objects have an ``identifier``.
 
-    :raises ConfigurationError: if there is none like it.
+    :raises ConfigurationError: if there is no such strategy.
     """
     if isinstance(like, Strategy):
         return like
@@ -353,7 +356,7 @@ def as_strategy(like: object) -> Strategy:
     if isinstance(identifier, str):
         return strategy_named(identifier.strip())
     raise ConfigurationError(
-        f"{like!r} is no serialisation strategy",
+        f"{like!r} is not a serialization strategy",
         hint="Give a strategy of farcall_common.payload, or its name, like 'JSONData'.",
     )
 
@@ -361,16 +364,16 @@ def as_strategy(like: object) -> Strategy:
 def strategy_names(likes: Iterable[object] | None) -> tuple[str, ...]:
     """The class names of strategies, which every endpoint understands.
 
-    :raises ConfigurationError: if one of them is none.
+    :raises ConfigurationError: if one of them is not a strategy.
     """
     return tuple(type(as_strategy(like)).__name__ for like in likes or ())
 
 
 def as_serializer(like: object = None, *, code: object = None, data: object = None) -> Serializer:
-    """The serializer that is meant: one of ours, or Globus Compute's (by its two strategies), or made of ``code`` and
-    ``data``, where None means the strategies that Farcall would try.
+    """A serializer: ours as it is, Globus Compute's by its two strategies, or one made of ``code`` and ``data``, where
+    None means the default strategies.
 
-    :raises ConfigurationError: if it is none.
+    :raises ConfigurationError: if it is not a serializer.
     """
     if isinstance(like, Serializer):
         return like
@@ -378,22 +381,22 @@ def as_serializer(like: object = None, *, code: object = None, data: object = No
         code, data = getattr(like, "code_serializer", None), getattr(like, "data_serializer", None)
         if code is None or data is None:
             raise ConfigurationError(
-                f"a {type(like).__name__} is no serializer", hint="Give a farcall_common.payload.Serializer."
+                f"expected a Serializer, got {type(like).__name__}", hint="Pass a farcall_common.payload.Serializer."
             )
     if code is None and data is None:
         return DEFAULT_SERIALIZER
     return Serializer(
-        code=DEFAULT_SERIALIZER.code if code is None else (_for_code(code, wanted=True),),
-        data=DEFAULT_SERIALIZER.data if data is None else (_for_code(data, wanted=False),),
+        code=DEFAULT_SERIALIZER.code if code is None else (_for_code(code, for_code=True),),
+        data=DEFAULT_SERIALIZER.data if data is None else (_for_code(data, for_code=False),),
         own_classes=True,
     )
 
 
-def _for_code(like: object, *, wanted: bool) -> Strategy:
+def _for_code(like: object, *, for_code: bool) -> Strategy:
     strategy = as_strategy(like)
-    if strategy.for_code is not wanted:
-        kind, other = ("functions", "data") if wanted else ("data", "functions")
-        raise ConfigurationError(f"{type(strategy).__name__} is a strategy for {other}, and is wanted for {kind}")
+    if strategy.for_code is not for_code:
+        kind, other = ("functions", "data") if for_code else ("data", "functions")
+        raise ConfigurationError(f"{type(strategy).__name__} is a strategy for {other}, not for {kind}")
     return strategy
 
 

@@ -1,12 +1,27 @@
-"""Pacing of submits and polls, and outage timing. No I/O and no clock: the caller passes events and times."""
+"""Rate limits, poll schedules and outage timers. No I/O and no clock: the caller passes events and times."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Final
 
+_FIRST_DELAY_S: Final = 0.02
+_FIRST_ERROR_DELAY_S: Final = 0.1
+_GROWTH: Final = 1.5
+_LONGEST_DELAY_S: Final = 2.0
+#: A longer poll is no measure of the API: the machine slept meanwhile.
+_LONGEST_POLL_S: Final = 60.0
+#: Interval of samples while a stream is open: doubled after each sample, up to the longest.
+_FIRST_SAMPLE_S: Final = 2.0
+_LONGEST_SAMPLE_S: Final = 15.0
+#: After this many consecutive samples with results that the stream had not pushed, it is ignored for a while.
+_MISSES: Final = 2
+_DISTRUST_S: Final = 60.0
+#: One step is an attempt and a pause. In a longer one the machine slept: a closed laptop, a stopped process.
+_LONGEST_STEP_S: Final = 60.0
 
-class Burst:
+
+class BurstLimit:
     """Allows ``limit`` requests within ``window_s`` seconds; beyond that, one each ``window_s / limit`` seconds.
 
     Without a limit it allows everything.
@@ -23,8 +38,8 @@ class Burst:
         self.window_s = window_s
         self._sent: deque[float] = deque(maxlen=limit or 0)
 
-    def take(self, *, now: float) -> float:
-        """Plan the next request and return how long to wait before it, in seconds. ``now`` is monotonic seconds."""
+    def next_delay_s(self, *, now: float) -> float:
+        """Count a request, and return how long to wait before it, in seconds. ``now`` is monotonic seconds."""
         if self.limit is None:
             return 0.0
         at = now
@@ -34,27 +49,13 @@ class Burst:
         return at - now
 
 
-_FIRST_DELAY_S: Final = 0.02
-_FIRST_ERROR_DELAY_S: Final = 0.1
-_GROWTH: Final = 1.5
-_LONGEST_DELAY_S: Final = 2.0
-#: A poll that took longer says nothing of the API: the machine slept meanwhile.
-_LONGEST_POLL_S: Final = 60.0
-#: A sample is taken behind an open stream after so long, then after twice as long, up to the longest.
-_FIRST_SAMPLE_S: Final = 2.0
-_LONGEST_SAMPLE_S: Final = 15.0
-#: After so many samples in a row with ends that should have been pushed, the stream is not trusted for a while.
-_MISSES: Final = 2
-_DISTRUST_S: Final = 60.0
+class PollSchedule:
+    """Times of polls. Every ``now`` is monotonic seconds.
 
-
-class Pace:
-    """The rhythm of polling. Every ``now`` is monotonic seconds.
-
-    Without a stream the delay starts small after each submit and grows while nothing ends, and is never less than twice
-    what polling itself takes: a slow API is not asked more for being slow. Behind an open stream, samples suffice; if
-    they show that the stream leaves ends out (it may lead to a forwarder that does not hold the endpoint), polling
-    goes on as if there were none.
+    Without a stream the delay starts small after each submit, grows while no task ends, and is at least twice the
+    duration of a poll, so that a slow API is not polled more often. With an open stream, samples are enough; if they
+    show that the stream leaves results out (its forwarder may not hold the endpoint), polling continues as without a
+    stream.
     """
 
     def __init__(self, *, now: float) -> None:
@@ -64,37 +65,37 @@ class Pace:
         self._sample_every_s = _FIRST_SAMPLE_S
         self._misses = 0
         self._distrusted_until = now
-        self._hurrying = False
+        self._is_urgent = False
 
-    def hurry(self) -> None:
-        """Ends may have passed unseen: poll soon, whether there is a stream or not."""
-        self._hurrying = True
+    def poll_soon(self) -> None:
+        """Results may have been missed: poll soon, also while a stream is open."""
+        self._is_urgent = True
         self._delay_s = _FIRST_DELAY_S
 
-    def samples(self, *, stream_is_open: bool, now: float) -> bool:
-        """Whether the next poll is a sample behind a stream that is trusted."""
-        return stream_is_open and not self._hurrying and now >= self._distrusted_until
+    def next_is_sample(self, *, stream_is_open: bool, now: float) -> bool:
+        """Whether the next poll is a sample, because there is a stream that is trusted."""
+        return stream_is_open and not self._is_urgent and now >= self._distrusted_until
 
     def due_at(self, *, stream_is_open: bool, now: float) -> float:
         """When to poll next."""
-        if self._hurrying:
+        if self._is_urgent:
             return self._polled_at + max(_FIRST_DELAY_S, self._took_s)
-        if self.samples(stream_is_open=stream_is_open, now=now):
+        if self.next_is_sample(stream_is_open=stream_is_open, now=now):
             return self._polled_at + self._sample_every_s
         return self._polled_at + max(self._delay_s, 2 * self._took_s)
 
-    def begun(self) -> None:
-        """A poll begins; from now on :meth:`hurry` is about the next one."""
-        self._hurrying = False
+    def poll_started(self) -> None:
+        """A poll starts; :meth:`poll_soon` is about the next one from now on."""
+        self._is_urgent = False
 
     def polled(self, *, ended: int, took_s: float, now: float) -> None:
-        """A full poll found this many ends."""
-        self._note(took_s, now)
+        """A full poll found this many results."""
+        self._record(took_s, now)
         self._delay_s = _FIRST_DELAY_S if ended else min(self._delay_s * _GROWTH, _LONGEST_DELAY_S)
 
     def sampled(self, *, ended: int, took_s: float, now: float) -> None:
-        """A sample found this many ends that the stream had not brought."""
-        self._note(took_s, now)
+        """A sample found this many results that the stream had not pushed."""
+        self._record(took_s, now)
         if not ended:
             self._misses = 0
             self._sample_every_s = min(2 * self._sample_every_s, _LONGEST_SAMPLE_S)
@@ -108,35 +109,31 @@ class Pace:
 
     def failed(self, *, took_s: float, now: float) -> None:
         """The API did not answer."""
-        self._note(took_s, now)
+        self._record(took_s, now)
         self._delay_s = min(max(2 * self._delay_s, _FIRST_ERROR_DELAY_S), _LONGEST_DELAY_S)
 
-    def _note(self, took_s: float, now: float) -> None:
+    def _record(self, took_s: float, now: float) -> None:
         self._polled_at = now
         self._took_s = took_s if took_s <= _LONGEST_POLL_S else 0.0
 
 
-#: Between two looks passes an attempt and a pause. What is longer was spent asleep: a closed laptop, a stopped process.
-_LONGEST_STEP_S: Final = 60.0
+class OutageTimer:
+    """Seconds since the last answer while requests fail. Every ``now`` is monotonic seconds.
 
-
-class Silence:
-    """Seconds in which nobody answered although somebody asked. Every ``now`` is monotonic seconds.
-
-    Time in which this process did not run counts for a minute at most: after a night in a closed laptop the other side
-    was not away for a night, and has to be asked once more.
+    A period in which this process did not run counts for a minute at most: after a night in a closed laptop the API
+    was not out of reach for a night, and gets another request.
     """
 
     def __init__(self, *, now: float) -> None:
         self._seen_at = now
-        self._lasted_s = 0.0
+        self._outage_s = 0.0
 
-    def end(self, *, now: float) -> None:
-        """There was an answer, or nobody asked."""
-        self._seen_at, self._lasted_s = now, 0.0
+    def reset(self, *, now: float) -> None:
+        """There was an answer, or no request."""
+        self._seen_at, self._outage_s = now, 0.0
 
-    def lasts(self, *, now: float) -> float:
-        """There was none again: for how many seconds so far."""
-        self._lasted_s += min(now - self._seen_at, _LONGEST_STEP_S)
+    def failed(self, *, now: float) -> float:
+        """A request failed. Returns the length of the outage so far, in seconds."""
+        self._outage_s += min(now - self._seen_at, _LONGEST_STEP_S)
         self._seen_at = now
-        return self._lasted_s
+        return self._outage_s

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-from farcall._future import ComputeFuture
+from farcall._future import ComputeFuture, TaskRecord
 from farcall._version import __version__
 from farcall_common.errors import FarcallError
 from farcall_common.payload.hints import message_of
@@ -56,7 +56,7 @@ def traceparent(context: Context | None = None) -> str | None:
     return carrier.get("traceparent")
 
 
-def trace_call(future: ComputeFuture[Any], function_name: str) -> None:
+def trace_call(future: ComputeFuture[Any], record: TaskRecord, function_name: str) -> None:
     """Start a span for this call, below the current one, that ends with its future."""
     if _LOADED not in sys.modules:
         return
@@ -72,7 +72,7 @@ def trace_call(future: ComputeFuture[Any], function_name: str) -> None:
             "farcall.function": function_name,
         },
     )
-    future._traceparent = traceparent(trace.set_span_in_context(span))
+    record.traceparent = traceparent(trace.set_span_in_context(span))
     if span.is_recording():
         future.add_done_callback(functools.partial(_end, span, future))
 

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from farcall._client import Client
-from farcall._executor import Executor
+from farcall._executor import Executor, leave
 from farcall._future import ComputeFuture
 from farcall.cli._arguments import (
     EndpointName,
@@ -144,25 +144,17 @@ def _executor(
     try:
         yield executor, futures
     except KeyboardInterrupt as interruption:
-        _leave(executor)
+        leave(executor, flush_s=_FLUSH_S)
         _tell_what_goes_on([each for each in futures if not each.done()], as_json=as_json)
         raise typer.Exit(exit_status(interruption)) from None
     except BrokenPipeError:
-        _leave(executor)
+        leave(executor, flush_s=_FLUSH_S)
         raise
     except BaseException:
         executor.shutdown(cancel_futures=True)
         raise
     else:
         executor.shutdown()
-
-
-def _leave(executor: Executor) -> None:
-    """Send what was submitted, and wait for nothing more."""
-    executor.shutdown(wait=False)
-    executor._engine.flush(_FLUSH_S)
-    executor._engine.abandon()
-    executor._engine.join()
 
 
 def _tell_what_goes_on(futures: Sequence[Future], *, as_json: bool) -> None:
