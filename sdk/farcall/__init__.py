@@ -1,16 +1,14 @@
 """Call a Python function on any computer you may use: client, executor and command line of Farcall."""
 
 from farcall._client import Client
+from farcall._display import track
 from farcall._executor import Executor
-from farcall._future import ComputeFuture
-from farcall._inputs import InputFailed
+from farcall._future import ComputeFuture, InputFailed
 from farcall._settings import Settings
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._shell_remote import ShellResult
-from farcall._tasks import TaskInfo
-from farcall._track import track
+from farcall._task_info import TaskInfo, Why
 from farcall._version import __version__
-from farcall._why import Why
 from farcall_common.errors import (
     ConfigurationError,
     ContainerUnknown,

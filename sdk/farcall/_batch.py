@@ -1,21 +1,130 @@
-"""Calls that are submitted together."""
+"""Submit requests: batches of calls, their JSON, and the sizes that one request may have."""
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final, Protocol
 
-from farcall._blobs import INLINE_BYTES, Blobs
-from farcall._calls import DEFAULT_SERIALIZER, checked_call, in_order, pack_call
-from farcall._ids import as_id
-from farcall._needs import Needs, needs_of
-from farcall._submission import Prepared, encode_payload
-from farcall._tracing import current_traceparent
-from farcall_common.payload import Serializer
+import msgspec
+
+from farcall._api import INLINE_BYTES, BlobRef, Blobs
+from farcall._arguments import as_id
+from farcall._functions import (
+    DEFAULT_SERIALIZER,
+    PackedCall,
+    Requirements,
+    checked_call,
+    pack_call,
+    sorted_kwargs,
+)
+from farcall._tracing import traceparent
+from farcall_common.errors import ProtocolError
+from farcall_common.limits import MAX_REQUEST_BYTES, TASKS_PER_SUBMIT
+from farcall_common.payload import Serializer, is_text
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import new_id, new_task_id
+
+#: Limit of the payloads of one request; the rest is for ids, options and JSON syntax.
+MAX_BYTES: Final = MAX_REQUEST_BYTES * 7 // 8
+#: Size of a task's id in a request, with quotes and commas.
+_OVERHEAD_BYTES: Final = 64
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+@dataclasses.dataclass(frozen=True)
+class SubmitContext:
+    """Where and how calls run. Calls with equal contexts may be sent in one request."""
+
+    endpoint_id: str | None
+    task_group_id: str
+    options: TaskOptions
+    #: Whether futures raise the function's own exception (see :attr:`Executor.raise_original`).
+    raise_original: bool = False
+
+
+class TaskToSubmit(Protocol):
+    """A task of a submit: ``payload`` is JSON (see :func:`encode_payload`), ``traceparent`` the span of the call."""
+
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def function_id(self) -> str: ...
+    @property
+    def payload(self) -> bytes: ...
+    @property
+    def traceparent(self) -> str | None: ...
+
+
+class PreparedTask(msgspec.Struct, frozen=True, gc=False):
+    """A task of a batch, ready to be sent (see :class:`TaskToSubmit`)."""
+
+    task_id: str
+    function_id: str
+    payload: bytes
+    traceparent: str | None = None
+
+
+def encode_payload(payload: bytes | BlobRef) -> bytes:
+    """A payload, or the reference to an uploaded one, as JSON."""
+    if isinstance(payload, BlobRef):
+        return _encoder.encode(payload.to_json())
+    return _encoder.encode(payload.decode() if is_text(payload) else {"base64": payload})  # msgspec encodes the bytes
+
+
+def request_bytes(payload: bytes) -> int:
+    """Size of a task in a request."""
+    return len(payload) + _OVERHEAD_BYTES
+
+
+def chunks(tasks: Iterable[PreparedTask]) -> Iterator[list[PreparedTask]]:
+    """Split tasks into lists that fit one request each."""
+    chunk: list[PreparedTask] = []
+    room = MAX_BYTES
+    for task in tasks:
+        size = request_bytes(task.payload)
+        if chunk and (size > room or len(chunk) == TASKS_PER_SUBMIT):
+            yield chunk
+            chunk, room = [], MAX_BYTES
+        chunk.append(task)
+        room -= size
+    if chunk:
+        yield chunk
+
+
+def encode_submit(
+    tasks: Sequence[TaskToSubmit], *, task_group_id: str, options: TaskOptions
+) -> tuple[bytes, dict[str, list[str]]]:
+    """The body of a submit, and the task ids by function as the answer will repeat them."""
+    payloads: dict[str, list[msgspec.Raw]] = {}
+    ids: dict[str, list[str]] = {}
+    spans: dict[str, list[str | None]] = {}
+    for task in tasks:
+        function_id = task.function_id
+        if function_id not in ids:
+            ids[function_id], payloads[function_id], spans[function_id] = [], [], []
+        ids[function_id].append(task.task_id)
+        payloads[function_id].append(msgspec.Raw(task.payload))
+        spans[function_id].append(task.traceparent)
+    body = {"task_group_id": task_group_id, **options.to_json(), "tasks": payloads, "task_ids": ids}
+    if any(task.traceparent for task in tasks):
+        body["traceparents"] = spans
+    return _encoder.encode(body), ids
+
+
+def check_answer(answer: Any, ids: dict[str, list[str]]) -> None:
+    """Make sure that the API took the tasks under the ids that were sent.
+
+    :raises ProtocolError: if it did not: then it is another service, and results would never be found.
+    """
+    if not isinstance(answer, dict) or answer.get("tasks") != ids:
+        raise ProtocolError(
+            "the API answered a submit with other task ids than were sent",
+            hint="Is api_url the address of Farcall's API?",
+        )
 
 
 class Batch:
@@ -31,9 +140,9 @@ class Batch:
     ) -> None:
         self._reference_of = reference_of
         self._task_group_id = task_group_id or new_id()
-        self._options: TaskOptions = options  # checkers other than mypy do not know what msgspec makes
+        self._options: TaskOptions = options  # Any above: other checkers than mypy do not know msgspec's metaclass
         self._serializer = serializer
-        self._calls: list[tuple[str, str, bytes]] = []
+        self._calls: list[tuple[str, str, PackedCall]] = []
         self._spans: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -47,9 +156,9 @@ class Batch:
 
     @property
     def task_group_id(self) -> str:
-        """The group under which the tasks are filed.
+        """The group of the tasks.
 
-        :raises ValueError: on setting it to what is not a UUID.
+        :raises ValueError: when set to something that is not a UUID.
         """
         return self._task_group_id
 
@@ -63,10 +172,9 @@ class Batch:
         return [task_id for task_id, _, _ in self._calls]
 
     @property
-    def needs(self) -> list[tuple[str, Needs]]:
-        """What the arguments ask of their reader, where they do, with the functions that they are for."""
-        found = ((function_id, needs_of(payload)) for _, function_id, payload in self._calls)
-        return [(function_id, needs) for function_id, needs in found if needs is not None]
+    def requirements(self) -> list[tuple[str, Requirements]]:
+        """The requirements of arguments that not every endpoint reads, with the ids of their functions."""
+        return [(function_id, call.requirements) for _, function_id, call in self._calls if call.requirements]
 
     def add(
         self, function_id: str | uuid.UUID, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -75,34 +183,39 @@ class Batch:
 
         :param function_id: an id, ``<id>@<version>``, or an alias of yours, which is looked up now.
 
-        :raises TypeError: if ``args`` is not a tuple or a list, or ``kwargs`` not a dictionary with texts as keys.
+        :raises TypeError: if ``args`` is not a tuple or a list, or ``kwargs`` not a dictionary with str keys.
         :raises SerializationError: if an argument cannot be sent; it says which.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         """
         values, named = checked_call(args, kwargs)
         task_id, function_id = new_task_id(), self._reference_of(function_id)
         if self._options.memoize:
-            named = in_order(named)
-        payload = pack_call(values, named, function_name=function_id, serializer=self._serializer)
-        self._calls.append((task_id, function_id, payload))
-        if span := current_traceparent():
+            named = sorted_kwargs(named)
+        packed = pack_call(values, named, function_name=function_id, serializer=self._serializer)
+        self._calls.append((task_id, function_id, packed))
+        if span := traceparent():
             self._spans[task_id] = span
         return task_id
 
     def prepare(self) -> dict[str, Any]:
-        """The batch as the body of one submit, with every payload inline: for whoever sends it by other means."""
+        """The batch as the body of one submit, with every payload inline, for programs that send it themselves."""
         tasks: dict[str, list[str]] = {}
         ids: dict[str, list[str]] = {}
-        for task_id, function_id, payload in self._calls:
-            tasks.setdefault(function_id, []).append(payload.decode())
+        for task_id, function_id, call in self._calls:
+            tasks.setdefault(function_id, []).append(call.payload.decode())
             ids.setdefault(function_id, []).append(task_id)
         return {"task_group_id": self.task_group_id, **self._options.to_json(), "tasks": tasks, "task_ids": ids}
 
-    def prepared(self, blobs: Blobs, *, parallel: int) -> Iterator[Prepared]:
-        """The calls ready to be sent, big payloads uploaded (``parallel`` at a time)."""
-        big = {task_id: payload for task_id, _, payload in self._calls if len(payload) > INLINE_BYTES}
+    def prepared(self, blobs: Blobs, *, parallel: int) -> Iterator[PreparedTask]:
+        """The calls ready to be sent, large payloads uploaded (``parallel`` at a time)."""
+        large = {task_id: call.payload for task_id, _, call in self._calls if len(call.payload) > INLINE_BYTES}
         with ThreadPoolExecutor(parallel, thread_name_prefix="farcall-upload") as pool:
-            refs = dict(zip(big, pool.map(blobs.upload, big.values()), strict=True))
-        for task_id, function_id, payload in self._calls:
-            encoded = encode_payload(refs.get(task_id, payload))
-            yield Prepared(task_id, function_id, encoded, self._spans.get(task_id))
+            refs = dict(zip(large, pool.map(blobs.upload, large.values()), strict=True))
+        for task_id, function_id, call in self._calls:
+            encoded = encode_payload(refs.get(task_id, call.payload))
+            yield PreparedTask(task_id, function_id, encoded, self._spans.get(task_id))
+
+
+def options_of(batch: Batch) -> TaskOptions:
+    """The options of the tasks of a batch."""
+    return batch._options

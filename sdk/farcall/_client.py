@@ -1,22 +1,20 @@
-"""The API as methods, for one call at a time. For many calls, see :class:`farcall.Executor`."""
+"""API client: one method for each operation. For many calls, see :class:`farcall.Executor`."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
+import itertools
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from farcall._authorizer import bearer_token
-from farcall._catalogue import Catalogue
-from farcall._history import History
-from farcall._ids import as_id
-from farcall._settings import Settings
-from farcall._tasks import TaskInfo
-from farcall._unsupported import refuse
-from farcall._why import Why
+from farcall._arguments import as_id, refuse
+from farcall._settings import Settings, bearer_token
+from farcall._task_info import TaskInfo, Why
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskUnknown, Unsupported
 
@@ -25,10 +23,48 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from farcall._authorizer import Authorizer
+    from farcall._api import Api, Blobs
     from farcall._batch import Batch
+    from farcall._compatibility import CompatibilityChecker
+    from farcall._settings import Authorizer
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict
+
+
+Json = dict[str, Any]
+Moment = dt.datetime | float
+
+
+class SourceCode:
+    """Registers functions as text."""
+
+    _api: Api
+
+    def register_source_code(
+        self,
+        source: str,
+        function_name: str,
+        *,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        public: bool = False,
+    ) -> str:
+        """Register source text that defines ``function_name``, and return the id of that function.
+
+        The text is run by the worker, whatever its Python version, and may hold imports and other functions.
+
+        :raises SerializationError: if no function can have that name.
+        """
+        from farcall._functions import source_registration
+
+        return self._api.register_function(
+            source_registration(source, function_name, description=description, metadata=metadata, public=public)
+        )
+
+
+#: Entries that the API gives at once.
+_PAGE: Final = 1000
+
 
 _PARALLEL_TRANSFERS: Final = 4
 _IDS_PER_REQUEST: Final = 500
@@ -36,10 +72,17 @@ _GROUPS_PER_REQUEST: Final = 1000
 _FIRST_POLL_S: Final = 0.02
 _LONGEST_POLL_S: Final = 2.0
 
-Json = dict[str, Any]
+
+@dataclasses.dataclass(frozen=True)
+class Connection:
+    """What a client and its executors share."""
+
+    api: Api
+    blobs: Blobs
+    compatibility: CompatibilityChecker
 
 
-class Client(Catalogue, History):
+class Client(SourceCode):
     """Talks to the API of a deployment. May be used from any thread, and in forked children.
 
     Requests that fail for want of a network, or because the API asks to come again later, are repeated with a random
@@ -89,19 +132,15 @@ class Client(Catalogue, History):
 
             authorizer = KeptLogin(settings.login, environ=os.environ)
         # Imported at the first use: the network stack takes longer to load than the rest of the package together.
-        from farcall._api import Api
-        from farcall._blobs import Blobs
+        from farcall._api import Api, Blobs
+        from farcall._compatibility import CompatibilityChecker
+        from farcall._functions import as_serializer
         from farcall._http import Http
-        from farcall._strategies import as_serializer
-        from farcall._verdict import Judge
 
         self.api_url: str = settings.api_url
-        self._http = Http(
-            settings, timeout_s=timeout_s, patience_s=patience_s, authorizer=authorizer, transport=transport
-        )
-        self._api = Api(self._http)
-        self._blobs = Blobs(self._api)
-        self._judge = Judge(self._api)
+        http = Http(settings, timeout_s=timeout_s, patience_s=patience_s, authorizer=authorizer, transport=transport)
+        self._api = Api(http)
+        self._connection = Connection(self._api, Blobs(self._api), CompatibilityChecker(self._api))
         self.fx_serializer: Serializer = as_serializer(
             code=code_serialization_strategy, data=data_serialization_strategy
         )
@@ -121,7 +160,7 @@ class Client(Catalogue, History):
 
     def close(self) -> None:
         """Give back the connections."""
-        self._http.close()
+        self._api.http.close()
 
     def version_check(self) -> Json:
         """Ask the API for its version and those of the oldest SDK and endpoint that it serves."""
@@ -175,9 +214,9 @@ class Client(Catalogue, History):
 
     def get_worker_hardware_details(self, endpoint_id: str | uuid.UUID) -> str:
         """Ask a worker of an endpoint for its machine: the id of a task whose result is the answer as text."""
-        from farcall._hardware import SOURCE
+        from farcall._functions import hardware_source
 
-        return self.run(endpoint_id=endpoint_id, function_id=self.register_source_code(*SOURCE))
+        return self.run(endpoint_id=endpoint_id, function_id=self.register_source_code(*hardware_source()))
 
     def create_batch(
         self,
@@ -194,7 +233,7 @@ class Client(Catalogue, History):
         :raises Unsupported: for ``create_websocket_queue``: there are none, an :class:`Executor` listens by itself.
         """
         from farcall._batch import Batch
-        from farcall._strategies import strategy_names
+        from farcall._functions import strategy_names
         from farcall_common.task_options import TaskOptions
 
         refuse("create_websocket_queue", create_websocket_queue, hint="An Executor gets its results pushed.")
@@ -220,14 +259,15 @@ class Client(Catalogue, History):
 
         :raises EndpointIncompatible: if the endpoint could not read an argument; nothing is sent then.
         """
-        from farcall._submission import check_answer, chunks, encode_submit
+        from farcall._batch import check_answer, chunks, encode_submit, options_of
 
         endpoint_id = str(endpoint_id)
-        for function_id, needs in batch.needs:
-            self._judge.check(endpoint_id, needs, what=f"an argument of {function_id}")
-        options = self._judge.asking(endpoint_id, batch._options)
+        compatibility = self._connection.compatibility
+        for function_id, requirements in batch.requirements:
+            compatibility.check(endpoint_id, requirements, what=f"an argument of {function_id}")
+        options = compatibility.with_binary_results(endpoint_id, options_of(batch))
         answer: Json = {"request_id": "", "endpoint_id": endpoint_id, "tasks": {}}
-        for chunk in chunks(batch.prepared(self._blobs, parallel=_PARALLEL_TRANSFERS)):
+        for chunk in chunks(batch.prepared(self._connection.blobs, parallel=_PARALLEL_TRANSFERS)):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)
             part = self._api.submit(endpoint_id, body)
             check_answer(part, ids)
@@ -327,30 +367,316 @@ class Client(Catalogue, History):
             outcomes |= self._api.cancel(task_ids[start : start + _IDS_PER_REQUEST])
         return outcomes
 
-    def _info(self, task: Json) -> TaskInfo:
-        from farcall._ends import ResultReader, end_from_json
+    def get_tasks(self, *, state: str | None = None, limit: int = 100) -> list[Json]:
+        """Your tasks, newest first, without results; with ``state``, those in that state."""
+        return list(itertools.islice(self.iter_tasks(state=state, page=min(limit, _PAGE)), limit))
 
-        end, data = end_from_json(task)
+    def iter_tasks(
+        self,
+        *,
+        state: str | None = None,
+        endpoint_id: str | uuid.UUID | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        page: int = _PAGE,
+    ) -> Iterator[Json]:
+        """Your tasks that were submitted from ``since`` to before ``until``, newest first, without results: all of
+        them, read page by page.
+
+        In the state ``dead-lettered``, those that were not discarded; with ``endpoint_id``, those of everybody there if
+        the endpoint is yours.
+        """
+        query = {
+            "state": state,
+            "endpoint_id": None if endpoint_id is None else str(endpoint_id),
+            "since": _epoch_s(since),
+            "until": _epoch_s(until),
+            "limit": page,
+        }
+        return _pages(lambda cursor: self._api.page_of_tasks(query | {"before": cursor}), "tasks")
+
+    def get_task_events(self, task_id: str) -> list[Json]:
+        """The history of a task: ``state, reporter, at`` (epoch seconds), ``attempt, detail``."""
+        return self._api.list_events(task_id)
+
+    def retry(self, task_id: str | uuid.UUID) -> str:
+        """Run a task that has ended again: the same function, arguments, endpoint and options. Returns the id of the
+        new task; the old one stays as it ended.
+
+        :raises TaskUnknown: if you have no such task.
+        :raises Conflict: while it has not ended, and when its arguments are not kept any more.
+        :raises FarcallError: whatever a submit raises.
+        """
+        from farcall_common.wire import new_task_id
+
+        return str(self._api.retry(str(task_id), as_task_id=new_task_id())["task_id"])
+
+    def discard(self, task_id: str | uuid.UUID) -> None:
+        """Forget a dead letter: it is listed no more, and its arguments are gone. Doing it again is harmless.
+
+        :raises TaskUnknown: if you have no such task.
+        :raises Conflict: if it is no dead letter.
+        """
+        self._api.discard(str(task_id))
+
+    def iter_audit(self, *, since: Moment | None = None, until: Moment | None = None) -> Iterator[Json]:
+        """What you did, and what others did to what is yours, oldest first: ``at`` (epoch seconds), ``identity_id``,
+        ``action``, ``object_id``, ``owner_id``, ``detail``."""
+        query = {"since": _epoch_s(since), "until": _epoch_s(until), "limit": _PAGE}
+        return _pages(lambda cursor: self._api.page_of_audit(query | {"after": cursor}), "entries")
+
+    # -- functions -----------------------------------------------------------------------------------------------------
+
+    def register_function(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        public: bool = False,
+        group: str | None = None,
+        ha_endpoint_id: str | None = None,
+        memoize: bool = False,
+    ) -> str:
+        """Register a function and return its id. ``description`` is the docstring unless given.
+
+        :param memoize: answer equal calls from memory unless they say otherwise (see :attr:`Executor.memoize`).
+        :param group: only None, as ``ha_endpoint_id``: functions are shared with everybody or with nobody.
+        :raises SerializationError: if the function cannot be sent.
+        :raises Unsupported: for sharing that could not be enforced.
+        """
+        refuse("group", group, hint="A function is its owner's alone, or public.")
+        refuse("ha_endpoint_id", ha_endpoint_id, hint="Let the endpoint allow this function only.")
+        from farcall._functions import registration
+
+        request = registration(
+            function,
+            name=name,
+            description=description,
+            metadata=metadata,
+            public=public,
+            memoize=memoize,
+            serializer=self.fx_serializer,
+        )
+        return self._api.register_function(request)
+
+    def update_function(
+        self,
+        function_id: str | uuid.UUID,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        public: bool | None = None,
+        memoize: bool | None = None,
+    ) -> int:
+        """Change a function of yours, and return the number of its newest version.
+
+        Another ``function`` or ``metadata`` make a new version, which calls by the id run from then on; the old ones
+        stay, and are called by ``<id>@<version>``. Name, description and sharing are those of all versions. What is
+        None stays as it is.
+
+        :raises SerializationError: if the function cannot be sent.
+        """
+        from farcall._functions import registration
+
+        body: Json = {"meta": None if metadata is None else dict(metadata)}
+        if function is not None:
+            whole = registration(function, metadata=metadata, serializer=self.fx_serializer)
+            body = {key: whole[key] for key in ("function_code", "meta")}
+        body |= {"function_name": name, "description": description, "public": public, "memoize": memoize}
+        given = {key: value for key, value in body.items() if value is not None}
+        return int(self._api.update_function(as_id(function_id), given)["version"])
+
+    def get_function(self, function_id: str | uuid.UUID, *, version: int | None = None) -> Json:
+        """``function_uuid, function_name, function_code, description, metadata`` of a function, or a version of it."""
+        return self._api.get_function(str(function_id), version=version)
+
+    def get_functions(self, *, search: str = "", limit: int = 100) -> list[Json]:
+        """Your functions, newest first; with ``search``, those that have it in their name or description.
+
+        ``version`` is the number of the newest version, and so how many there are.
+        """
+        return self._api.list_functions(search=search, limit=limit)
+
+    def find_function(self, function: str | uuid.UUID) -> Json:
+        """What an id, ``<id>@<version>`` or an alias of yours means: ``function_uuid, version, reference`` (what calls
+        are submitted by), ``function_name``, ``metadata`` and so on."""
+        return self._api.find_function(str(function))
+
+    def get_function_versions(self, function_id: str | uuid.UUID, *, limit: int = 100) -> list[Json]:
+        """Versions of a function, newest first: ``version, function_hash, metadata, created_at`` (epoch seconds)."""
+        return self._api.list_versions(str(function_id), limit=limit)
+
+    def delete_function(self, function_id: str | uuid.UUID) -> None:
+        """Forget a function with its versions and aliases. Tasks whose endpoint has it keep running."""
+        self._api.delete_function(str(function_id))
+
+    def set_alias(self, name: str, function_id: str | uuid.UUID, *, version: int | None = None) -> None:
+        """Give a function a name of yours, to be called by; without ``version``, whichever is the newest.
+
+        The name may have named something else before.
+        """
+        self._api.put_alias({"name": name, "function_id": as_id(function_id), "version": version})
+
+    def get_aliases(self) -> list[Json]:
+        """Your aliases: ``name, function_uuid, version`` (None for the newest)."""
+        return self._api.list_aliases()
+
+    def delete_alias(self, name: str) -> None:
+        """Take a name away. The function stays."""
+        self._api.delete_alias(name)
+
+    # -- containers ----------------------------------------------------------------------------------------------------
+
+    def register_container(self, location: str, container_type: str, name: str = "", description: str = "") -> str:
+        """Register an environment and return its id: ``location`` is what ``container_type`` (docker, apptainer, ...)
+        calls the image. Images are made and kept elsewhere.
+
+        :param name: what to call it in :meth:`Client.run` and elsewhere; else its id.
+        """
+        body = {"name": name, "type": container_type, "location": location, "description": description or None}
+        return self._api.register_container(body)
+
+    def get_container(self, container_uuid: str | uuid.UUID, container_type: str | None = None) -> Json:
+        """``container_uuid, name, type, location, description, created_at`` of a container of yours, by id or name;
+        with ``container_type``, only if it is of that."""
+        if container_type is None:
+            return self._api.find_container(str(container_uuid))
+        return self._api.get_container(as_id(container_uuid), container_type)
+
+    def get_container_build_status(self, container_id: str | uuid.UUID) -> str:
+        """Always "provided": no images are built here.
+
+        :raises ContainerUnknown: if you have no such container.
+        """
+        return self._api.get_build_status(as_id(container_id))
+
+    def get_containers(self, *, limit: int = 100) -> list[Json]:
+        """Your containers, newest first."""
+        return self._api.list_containers(limit=limit)
+
+    def delete_container(self, container: str | uuid.UUID) -> None:
+        """Forget a container of yours, by id or name. Its image stays where it is."""
+        self._api.delete_container(str(container))
+
+    # -- endpoints -----------------------------------------------------------------------------------------------------
+
+    def get_endpoints(self, *, role: str = "any") -> list[Json]:
+        """``uuid, name, display_name, owner`` of endpoints: ``role`` "any" for all you may use, "owner" for yours."""
+        return self._api.list_endpoints(role=role)
+
+    def register_endpoint(
+        self,
+        name: str,
+        endpoint_id: str | uuid.UUID | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        multi_user: bool | None = None,
+        display_name: str | None = None,
+        allowed_functions: Sequence[str | uuid.UUID] | None = None,
+        *,
+        public: bool | None = None,
+        subscription_id: str | uuid.UUID | None = None,
+        auth_policy: str | uuid.UUID | None = None,
+        high_assurance: bool | None = None,
+        admins: Sequence[str | uuid.UUID] | None = None,
+    ) -> Json:
+        """Register an endpoint, or change the one with ``endpoint_id``: its ``endpoint_id`` and how to reach it.
+
+        What is None stays as it is. `farcall-endpoint start` registers its own endpoint by itself.
+
+        :param public: let everybody use it.
+        :param allowed_functions: ids of the only functions that it runs.
+        :param auth_policy: only None, as ``high_assurance`` and ``admins``: a protection that is not enforced is none.
+        :raises Unsupported: for those.
+        """
+        for asked, value in (("auth_policy", auth_policy), ("high_assurance", high_assurance), ("admins", admins)):
+            refuse(asked, value, hint="An endpoint is its owner's alone, or public.")
+        body = {
+            "endpoint_name": name,
+            "metadata": metadata,
+            "multi_user": multi_user,
+            "display_name": display_name,
+            "allowed_functions": None if allowed_functions is None else [as_id(each) for each in allowed_functions],
+            "public": public,
+            "subscription_uuid": None if subscription_id is None else as_id(subscription_id),
+        }
+        given = {key: value for key, value in body.items() if value is not None}
+        return self._api.put_endpoint(None if endpoint_id is None else as_id(endpoint_id), given)
+
+    def get_endpoint(self, endpoint_id: str | uuid.UUID) -> Json:
+        """What is registered of an endpoint."""
+        return self._api.get_endpoint(str(endpoint_id))
+
+    #: What ``globus_compute_sdk`` calls it.
+    get_endpoint_metadata = get_endpoint
+
+    def get_endpoint_status(self, endpoint_id: str | uuid.UUID) -> Json:
+        """``status`` ("online", "offline") and ``details``: numbers of managers, workers and tasks."""
+        return self._api.get_endpoint_status(str(endpoint_id))
+
+    def get_allowed_functions(self, endpoint_id: str | uuid.UUID) -> Json:
+        """``restricted``, and if so, ``functions``: the only ones that the endpoint runs."""
+        return self._api.get_allowed_functions(str(endpoint_id))
+
+    def delete_endpoint(self, endpoint_id: str | uuid.UUID) -> None:
+        """Forget an endpoint of yours."""
+        self._api.delete_endpoint(str(endpoint_id))
+
+    def stop_endpoint(self, endpoint_id: str | uuid.UUID) -> None:
+        """Not from here: an endpoint is stopped where it runs.
+
+        :raises Unsupported: always.
+        """
+        raise Unsupported(
+            f"endpoint {endpoint_id} cannot be stopped from here",
+            hint="`farcall-endpoint stop` on its machine does that.",
+        )
+
+    def _info(self, task: Json) -> TaskInfo:
+        from farcall._results import ResultReader, result_from_json
+
+        result, data = result_from_json(task)
         value, exception = None, None
         try:
-            value = ResultReader(self._api, self._blobs).read(end, data)
+            value = ResultReader(self._api, self._connection.blobs).read(result, data)
         except FarcallError as error:
             exception = error
         return TaskInfo(
-            task_id=end.task_id,
-            state=None if isinstance(exception, TaskUnknown) else end.state,
-            task_group_id=end.task_group_id,
+            task_id=result.task_id,
+            state=None if isinstance(exception, TaskUnknown) else result.state,
+            task_group_id=result.task_group_id,
             endpoint_id=task.get("endpoint_id") or "",
             function_id=task.get("function_id") or "",
-            attempt=end.attempt,
-            finished_at=end.finished_at,
+            attempt=result.attempt,
+            finished_at=result.finished_at,
             retry_of=task.get("retry_of") or "",
-            timings=end.timings,
-            details=end.details,
+            timings=result.timings,
+            details=result.details,
             value=value,
             exception=exception,
         )
 
 
+def connection_of(client: Client) -> Connection:
+    """The connection of a client, for its executors and commands."""
+    return client._connection
+
+
 def _unknown(task_id: str) -> TaskInfo:
     return TaskInfo(task_id, None, exception=TaskUnknown(f"there is no task {task_id}"))
+
+
+def _pages(ask: Callable[[str | None], Json], name: str) -> Iterator[Json]:
+    """The entries of an answer and of all that follow it."""
+    answer = ask(None)
+    yield from answer[name]
+    while (cursor := answer.get("next")) is not None:
+        answer = ask(cursor)
+        yield from answer[name]
+
+
+def _epoch_s(at: Moment | None) -> float | None:
+    return at.timestamp() if isinstance(at, dt.datetime) else at

@@ -1,105 +1,371 @@
-"""What works behind an executor: three threads and a table of open futures."""
+"""Executor engine: submits calls in batches, and keeps the threads and the table of open futures."""
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import logging
 import os
+import queue
 import threading
+import time
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from farcall._api import Api
-from farcall._blobs import INLINE_BYTES, Blobs
-from farcall._budget import Budget
-from farcall._burst import Burst
-from farcall._calls import FunctionHandle, FunctionTable, in_order, pack_call
-from farcall._collector import Collector
-from farcall._ends import ResultReader
-from farcall._future import ComputeFuture
-from farcall._inputs import failure_of, inputs_of, resolved, when_all_done
-from farcall._needs import needs_of
-from farcall._poller import Poller
-from farcall._sender import Call, Sender
+from farcall._api import INLINE_BYTES, Api
+from farcall._batch import MAX_BYTES, SubmitContext, check_answer, encode_payload, encode_submit, request_bytes
+from farcall._client import Connection
+from farcall._compatibility import CompatibilityChecker
+from farcall._functions import FunctionHandle, FunctionTable, PackedCall, Requirements, pack_call, sorted_kwargs
+from farcall._future import ComputeFuture, TaskRecord, failure_of, inputs_of, resolved, when_all_done
+from farcall._pacing import BurstLimit
+from farcall._results import Collector, Poller, ResultReader
 from farcall._stream import Stream
-from farcall._submission import encode_payload
-from farcall._terms import Terms
+from farcall._task_info import Why
 from farcall._tracing import trace_call
-from farcall._verdict import Judge
-from farcall._why import Why
-from farcall_common.errors import SerializationError, Unavailable
+from farcall_common.errors import (
+    ConfigurationError,
+    EndpointIncompatible,
+    EndpointUnknown,
+    FarcallError,
+    ProtocolError,
+    SerializationError,
+    TaskUnknown,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
 from farcall_common.payload import Serializer
 from farcall_common.payload.hints import message_of
 from farcall_common.wire import new_task_id
 
 _logger = logging.getLogger(__name__)
 
+#: A cancellation is sent on a best-effort basis, and repeated for less time than a submit.
+_CANCEL_PATIENCE_S: Final = 10.0
+_IDS_PER_CANCEL: Final = 500
+#: Errors of the whole request. Any other may be caused by one task, and must not fail the others of the batch.
+_WHOLE_REQUEST: Final = (Unauthenticated, EndpointUnknown, ConfigurationError, ProtocolError, Unsupported)
 _PARALLEL_UPLOADS: Final = 4
-#: Payloads that wait to be sent may take this much memory; whoever submits more waits.
+#: Memory for payloads that wait to be sent; a submit beyond it blocks.
 _UNSENT_BYTES: Final = 256 * 1024 * 1024
 _COUNTED_BYTES: Final = 4 * 1024
 _JOIN_TIMEOUT_S: Final = 15.0
+_FLUSH_AT_EXIT_S: Final = 10.0
 
 _thread: Final = threading.local()
 
 
-def _mark_thread() -> None:
-    _thread.is_ours = True
+class MemoryBudget:
+    """Limits memory: callers wait until there is room. One caller is always admitted, however much it takes, so that
+    none waits forever."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._taken_bytes = 0
+        self._lifted = False
+        self._released = threading.Condition()
+
+    def acquire(self, size_bytes: int, *, wait: bool = True) -> None:
+        """Take memory. Blocks until there is room, unless ``wait`` is false."""
+        with self._released:
+            if wait:
+                self._released.wait_for(
+                    lambda: (
+                        self._lifted or self._taken_bytes == 0 or self._taken_bytes + size_bytes <= self._limit_bytes
+                    )
+                )
+            self._taken_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Give memory back."""
+        with self._released:
+            self._taken_bytes -= size_bytes
+            self._released.notify_all()
+
+    def lift(self) -> None:
+        """Admit every caller from now on: the thread that releases memory died."""
+        with self._released:
+            self._lifted = True
+            self._released.notify_all()
 
 
-class Engine:
-    """Turns calls into futures, sends them, and waits for their ends.
+class OutgoingTask(TaskRecord):
+    """A task of this executor (see :class:`farcall._batch.TaskToSubmit`).
 
-    It lives as long as a future is open, also when its executor is forgotten.
+    ``payload`` is JSON, and empty before it is packed and after the API took the task; ``requirements`` are those of
+    its arguments; ``reserved_bytes`` is the memory that it counts for until it was sent.
+    """
 
-    :param task_group_id: the group whose ends are listened for from the start; others are when they are used.
-    :param on_ended: called when the last thread has ended.
+    __slots__ = ("context", "function", "payload", "requirements", "reserved_bytes")
+
+    def __init__(self, task_id: str, function: FunctionHandle, context: SubmitContext) -> None:
+        super().__init__(task_id)
+        self.function: FunctionHandle = function
+        self.context: SubmitContext = context
+        self.payload: bytes = b""
+        self.requirements: Requirements | None = None
+        self.reserved_bytes: int = 0
+
+    @property
+    def function_id(self) -> str:
+        """The id of its function, which is registered by now."""
+        assert self.function.function_id is not None
+        return self.function.function_id
+
+
+class Sender:
+    """Sends calls in batches, then cancellations.
+
+    The first call is sent at once. Calls that arrive during a request are sent together in the next one: the batch size
+    follows the load, without a timer. Calls with equal contexts share a request.
+
+    :param batch_size: maximum number of calls in a request.
+    :param patience_s: how long a submit is repeated while the API cannot be reached, in seconds.
+    :param on_accepted: called when the API has taken a batch.
+    :param on_gap: called when tasks have ended whose results must be polled.
+    :param on_sent: called with the number of bytes that the calls of a batch had reserved, when they were sent.
     """
 
     def __init__(
         self,
         api: Api,
-        blobs: Blobs,
-        judge: Judge,
+        collector: Collector,
+        *,
+        compatibility: CompatibilityChecker,
+        batch_size: int,
+        burst: BurstLimit,
+        patience_s: float,
+        on_accepted: Callable[[], None],
+        on_gap: Callable[[], None],
+        on_sent: Callable[[int], None],
+    ) -> None:
+        self._api = api
+        self._collector = collector
+        self._compatibility = compatibility
+        self.batch_size = batch_size
+        self.burst: BurstLimit = burst
+        #: How many calls the API has taken.
+        self.accepted: int = 0
+        self._patience_s = patience_s
+        self._on_accepted = on_accepted
+        self._on_gap = on_gap
+        self._on_sent = on_sent
+        self._queue: queue.SimpleQueue[OutgoingTask | str | None] = queue.SimpleQueue()
+        self._calls: deque[OutgoingTask] = deque()
+        self._cancelled: list[str] = []
+        self._stop = threading.Event()
+        self._idle = threading.Condition()
+
+    def send(self, task: OutgoingTask) -> None:
+        """Send a call soon."""
+        self._queue.put(task)
+
+    def cancel(self, task: TaskRecord) -> None:
+        """Send a cancellation, if the API may have received the task."""
+        if task.sent:
+            self._queue.put(task.task_id)
+
+    def stop(self) -> None:
+        """Let :meth:`run` return when everything before has been sent."""
+        self._queue.put(None)
+
+    def abandon(self) -> None:
+        """Stop repeating the current request."""
+        self._stop.set()
+
+    def wait_until_sent(self, timeout_s: float) -> bool:
+        """Wait until the API has taken every call. False after ``timeout_s`` seconds."""
+        with self._idle:
+            return self._idle.wait_for(self._collector.all_accepted, timeout_s)
+
+    def run(self) -> None:
+        """Send until :meth:`stop`. The body of a thread."""
+        while self._collect():
+            if self._calls:
+                self._send_batch()
+            if self._cancelled:
+                self._send_cancellations()
+            with self._idle:
+                self._idle.notify_all()
+
+    def _collect(self) -> bool:
+        """Take everything in the queue; wait if it is empty. False after :meth:`stop`, when nothing is left."""
+        wait = not self._calls
+        while len(self._calls) < self.batch_size:
+            try:
+                item = self._queue.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            if item is None:
+                if self._calls or self._cancelled:
+                    self._queue.put(None)
+                    return True
+                return False
+            if isinstance(item, OutgoingTask):
+                self._calls.append(item)
+            else:
+                self._cancelled.append(item)
+        return True
+
+    def _send_batch(self) -> None:
+        batch: list[OutgoingTask] = []
+        others: list[OutgoingTask] = []
+        context = self._calls[0].context
+        room, reserved_bytes = MAX_BYTES, 0
+        while self._calls and len(batch) < self.batch_size:
+            task = self._calls[0]
+            if task.context is not context and task.context != context:
+                others.append(self._calls.popleft())
+                continue
+            room -= request_bytes(task.payload)
+            if batch and room < 0:
+                break
+            self._calls.popleft()
+            reserved_bytes += task.reserved_bytes
+            task.sent = True  # set before `cancelled` is read: ComputeFuture.cancel() does it in the opposite order
+            if not task.cancelled:
+                batch.append(task)
+        self._calls.extendleft(reversed(others))
+        batch = self._registered(self._readable(batch))
+        if batch:
+            self._submit(batch)
+        if reserved_bytes:
+            self._on_sent(reserved_bytes)
+
+    def _readable(self, batch: Sequence[OutgoingTask]) -> list[OutgoingTask]:
+        """Write each function in a form that the endpoint reads. Calls that it could not read or run fail."""
+        readable: list[OutgoingTask] = []
+        for task in batch:
+            if task.requirements is None and task.function.requirements is None:
+                readable.append(task)
+                continue
+            endpoint_id = task.context.endpoint_id or ""
+            try:
+                task.function = self._compatibility.readable(endpoint_id, task.function)
+                self._compatibility.check(endpoint_id, task.requirements, what=f"an argument of {task.function.name}")
+            except EndpointIncompatible as error:
+                self._fail([task], error)
+            except BaseException as error:  # noqa: BLE001 - rewriting a function runs code of its user
+                self._fail([task], SerializationError(f"{task.function.name} cannot be written: {message_of(error)}"))
+            else:
+                readable.append(task)
+        return readable
+
+    def _registered(self, batch: Sequence[OutgoingTask]) -> list[OutgoingTask]:
+        """Register new functions. Calls of one that cannot be registered fail."""
+        refused: set[FunctionHandle] = set()
+        for handle in dict.fromkeys(task.function for task in batch):
+            if handle.function_id is None:
+                try:
+                    handle.function_id = self._api.register_function(
+                        handle.registration(), patience_s=self._patience_s, stop=self._stop
+                    )
+                    handle.packed = None
+                except FarcallError as error:
+                    refused.add(handle)
+                    self._fail([task for task in batch if task.function is handle], error)
+        return [task for task in batch if task.function not in refused]
+
+    def _submit(self, batch: Sequence[OutgoingTask]) -> None:
+        context = batch[0].context
+        assert context.endpoint_id is not None
+        options = self._compatibility.with_binary_results(context.endpoint_id, context.options)
+        body, ids = encode_submit(batch, task_group_id=context.task_group_id, options=options)
+        self._stop.wait(self.burst.next_delay_s(now=time.monotonic()))
+        try:
+            answer = self._api.submit(context.endpoint_id, body, patience_s=self._patience_s, stop=self._stop)
+            check_answer(answer, ids)
+        except FarcallError as error:
+            if len(batch) == 1 or error.record.retryable or isinstance(error, _WHOLE_REQUEST):
+                self._fail(batch, error)
+                return
+            _logger.debug("a submit of %d tasks was refused (%s): submitting its parts", len(batch), error)
+            for part in _parts(batch):
+                self._submit(part)
+            return
+        now, now_mono = time.time(), time.monotonic()
+        self.accepted += len(batch)
+        for task in batch:
+            task.accepted_at, task.accepted_mono, task.payload = now, now_mono, b""
+        self._collector.take_polled(answer.get("results", {}).values())  # memoized results
+        if answer.get("results_left_out"):
+            self._on_gap()
+        self._on_accepted()
+
+    def _fail(self, tasks: Sequence[OutgoingTask], error: FarcallError) -> None:
+        self._collector.fail([task.task_id for task in tasks], error)
+
+    def _send_cancellations(self) -> None:
+        task_ids, self._cancelled = self._cancelled, []
+        for start in range(0, len(task_ids), _IDS_PER_CANCEL):
+            try:
+                self._api.cancel(
+                    task_ids[start : start + _IDS_PER_CANCEL], patience_s=_CANCEL_PATIENCE_S, stop=self._stop
+                )
+            except TaskUnknown:
+                pass  # the submit of the task failed
+            except FarcallError as error:
+                _logger.warning("cancelling %d tasks failed: %s", len(task_ids), error)
+
+
+def _parts(batch: Sequence[OutgoingTask]) -> list[list[OutgoingTask]]:
+    """A refused batch in smaller ones: by function, and if there is only one, in halves."""
+    by_function: dict[FunctionHandle, list[OutgoingTask]] = {}
+    for task in batch:
+        by_function.setdefault(task.function, []).append(task)
+    if len(by_function) > 1:
+        return list(by_function.values())
+    middle = len(batch) // 2
+    return [list(batch[:middle]), list(batch[middle:])]
+
+
+class Engine:
+    """Turns calls into futures, sends them, and waits for their results.
+
+    It lives as long as a future is open, also after its executor was garbage-collected.
+
+    :param task_group_id: the group to receive results for from the start; others are added at their first use.
+    :param on_ended: called when the last thread has ended.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
         *,
         task_group_id: str,
         batch_size: int,
         patience_s: float,
         label: str,
         serializer: Serializer,
-        burst: Burst,
+        burst: BurstLimit,
         on_ended: Callable[[], None],
     ) -> None:
         self.serializer = serializer
         self._groups = {task_group_id}
         self._references: dict[str, str] = {}
-        self._api = api
-        self._blobs = blobs
-        self._judge = judge
+        self._api = connection.api
+        self._blobs = connection.blobs
+        self._compatibility = connection.compatibility
         self._pid = os.getpid()
-        self._unsent = Budget(_UNSENT_BYTES)
-        self._collector = Collector(ResultReader(api, blobs), on_finished=self._stop)
-        self._stream = Stream(api, self._collector, task_group_id=task_group_id, on_gap=self._hurry)
-        self._poller = Poller(
-            api,
-            self._collector,
-            stream_is_open=self._stream.is_open,
-            patience_s=patience_s,
-        )
+        self._unsent = MemoryBudget(_UNSENT_BYTES)
+        self._collector = Collector(ResultReader(self._api, self._blobs), on_finished=self._stop)
+        self._stream = Stream(self._api, self._collector, task_group_id=task_group_id, on_gap=self._poll_soon)
+        self._poller = Poller(self._api, self._collector, stream_is_open=self._stream.is_open, patience_s=patience_s)
         self.sender: Sender = Sender(
-            api,
+            self._api,
             self._collector,
-            judge=judge,
+            compatibility=self._compatibility,
             batch_size=batch_size,
             burst=burst,
             patience_s=patience_s,
-            on_accepted=self._poller.expect,
-            on_gap=self._hurry,
-            on_left=self._unsent.give_back,
+            on_accepted=self._poller.tasks_added,
+            on_gap=self._poll_soon,
+            on_sent=self._unsent.release,
         )
         self._uploads = ThreadPoolExecutor(
             _PARALLEL_UPLOADS, thread_name_prefix=f"{label}-upload", initializer=_mark_thread
@@ -113,7 +379,7 @@ class Engine:
 
     @property
     def serializer(self) -> Serializer:
-        """What turns functions and arguments into bytes."""
+        """Serializes functions and arguments."""
         return self._serializer
 
     @serializer.setter
@@ -124,7 +390,7 @@ class Engine:
     def registered(self, function_id: str | uuid.UUID) -> FunctionHandle:
         """The handle of a registered function, by id, ``<id>@<version>`` or alias.
 
-        :raises FunctionUnknown: if there is no such alias.
+        :raises FunctionUnknown: for an unknown alias.
         """
         name = str(function_id)
         if name not in self._references:
@@ -132,120 +398,48 @@ class Engine:
         return self.functions.registered(self._references[name])
 
     def submit(
-        self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], *, terms: Terms
+        self, function: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], context: SubmitContext
     ) -> ComputeFuture[Any]:
         """The future of a call, which is sent soon: when the futures among its arguments are done.
 
+        :raises ConfigurationError: if the context has no endpoint.
         :raises SerializationError, PayloadTooLarge: if the arguments cannot be sent.
         :raises RuntimeError: after :meth:`close`, and in a process forked after the engine was started.
         :raises BrokenExecutor: if a thread died of an error of ours.
         """
         if _exiting:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        if context.endpoint_id is None:
+            raise ConfigurationError("the executor has no endpoint", hint="Pass one: Executor(endpoint_id).")
         if os.getpid() != self._pid:
             raise RuntimeError("this Executor belongs to the parent process; make one after the fork")
         inputs = inputs_of(args, kwargs)
-        # What cannot be sent is refused before there is a future of it.
-        payload = b"" if inputs else self._pack(handle, args, kwargs, terms)
-        future: ComputeFuture[Any] = ComputeFuture(
-            new_task_id(),
-            task_group_id=terms.task_group_id,
-            endpoint_id=terms.endpoint_id or "",
-            on_cancel=self._cancelled,
-            ask_why=self._why,
-            raise_original=terms.raise_original,
-            inputs=inputs,
-        )
-        self._listen(terms.task_group_id)
-        self._collector.add(future)
+        # Arguments that cannot be sent are refused before there is a future.
+        packed = None if inputs else self._pack(function, args, kwargs, context)
+        task = OutgoingTask(new_task_id(), function, context)
+        task.inputs = inputs
+        future = self._open(task, context)
         try:
-            trace_call(future, handle.name)
-            if inputs:
-                self._send_when_done(inputs, future, handle, args, kwargs, terms)
+            trace_call(future, task, function.name)
+            if packed is None:
+                self._send_after_inputs(task, args, kwargs)
             else:
-                self._send(future, handle, payload, terms)
-        except BaseException as error:  # Ctrl-C for instance, while this waits for room: it will never be sent
-            self._collector.fail([future.task_id], error)
+                self._send(task, packed)
+        except BaseException as error:  # Ctrl-C for instance, while this waits for memory: the call is never sent
+            self._collector.fail([task.task_id], error)
             raise
         return future
 
-    def _pack(self, handle: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> bytes:
-        if terms.options.memoize:
-            kwargs = in_order(kwargs)
-        return pack_call(
-            args,
-            kwargs,
-            function_name=handle.name,
-            serializer=self._serializer,
-            reads_binary=lambda: self._judge.reads_binary(terms.endpoint_id or ""),
-        )
-
-    def _send(self, future: ComputeFuture[Any], handle: FunctionHandle, payload: bytes, terms: Terms) -> None:
-        reserved_bytes = len(payload) if len(payload) >= _COUNTED_BYTES else 0
-        if reserved_bytes:
-            # A callback that submits runs in a thread that makes room: it must not wait for itself.
-            self._unsent.take(reserved_bytes, wait=not getattr(_thread, "is_ours", False))
-        if len(payload) <= INLINE_BYTES:
-            self.sender.send(Call(future, handle, encode_payload(payload), terms, needs_of(payload), reserved_bytes))
-        else:
-            self._uploads.submit(self._upload, future, handle, payload, terms)
-
-    def _send_when_done(
-        self,
-        inputs: Sequence[concurrent.futures.Future[Any]],
-        future: ComputeFuture[Any],
-        handle: FunctionHandle,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        terms: Terms,
-    ) -> None:
-        def go_on() -> None:
-            future._inputs = ()  # a chain of calls must not keep every result alive that it ever had
-            if future.done():
-                return  # it was cancelled meanwhile
-            try:
-                failure = failure_of(inputs)
-                if failure is not None:
-                    self._collector.fail([future.task_id], failure)
-                else:
-                    self._send(future, handle, self._pack(handle, *resolved(args, kwargs), terms), terms)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller waits for this future
-                self._collector.fail([future.task_id], error)
-            except BaseException as error:  # noqa: BLE001 - pickling an argument may raise what would end the caller
-                failed = SerializationError(f"An argument of {handle.name} cannot be sent: {message_of(error)}")
-                failed.__cause__ = error
-                self._collector.fail([future.task_id], failed)
-
-        def leave() -> None:
-            # The thread that learns of the last result has others to settle, and is perhaps not ours.
-            try:
-                self._uploads.submit(go_on)
-            except RuntimeError as error:  # the process ends
-                self._collector.fail([future.task_id], error)
-
-        when_all_done(inputs, leave)
-
-    def adopt(self, task_ids: Sequence[str], *, task_group_id: str, raise_original: bool) -> list[ComputeFuture[Any]]:
+    def adopt(self, task_ids: Sequence[str], context: SubmitContext) -> list[ComputeFuture[Any]]:
         """The futures of tasks that the API has already: those that are open here, and new ones.
 
         :raises RuntimeError: after :meth:`close`.
         """
         known = {future.task_id: future for future in self.unsettled()}
-        self._listen(task_group_id)
         for task_id in task_ids:
             if task_id not in known:
-                future: ComputeFuture[Any] = ComputeFuture(
-                    task_id,
-                    task_group_id=task_group_id,
-                    endpoint_id="",
-                    on_cancel=self._cancelled,
-                    ask_why=self._why,
-                    adopted=True,
-                    raise_original=raise_original,
-                )
-                known[task_id] = future
-                self._collector.add(future)
-        self._poller.hurry()
+                known[task_id] = self._open(TaskRecord(task_id, adopted=True), context)
+        self._poller.poll_soon()
         return [known[task_id] for task_id in task_ids]
 
     def unsettled(self) -> list[ComputeFuture[Any]]:
@@ -253,7 +447,7 @@ class Engine:
         return self._collector.unsettled()
 
     def close(self) -> None:
-        """No more calls come: end when the last future is done."""
+        """Take no more calls, and end when the last future is done."""
         self._collector.close()
 
     def join(self) -> None:
@@ -263,47 +457,111 @@ class Engine:
                 thread.join(_JOIN_TIMEOUT_S)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is sent. False if that did not happen in time."""
+        """Wait until everything is sent. False after ``timeout_s`` seconds."""
         return self.sender.wait_until_sent(timeout_s)
 
     def abandon(self) -> None:
-        """End now, whatever is open. The tasks that were sent go on without us."""
+        """End now, without waiting for open futures. Tasks that were sent continue."""
         self._collector.close()
         self.sender.abandon()
         self._stop()
 
-    def give_up(self) -> None:
-        """End every open future, after :meth:`abandon`: a later exit handler must not wait for one."""
+    def fail_unsettled(self) -> None:
+        """Fail every open future, after :meth:`abandon`, so that no later exit handler waits for one."""
         error = Unavailable(
-            "The process ends before the task has.",
+            "The process ended before the task.",
             hint="The task continues; Client.get_result reads its result by its id.",
         )
         self._collector.fail([future.task_id for future in self.unsettled()], error)
 
-    def _listen(self, task_group_id: str) -> None:
-        if task_group_id not in self._groups:
-            self._groups.add(task_group_id)
-            self._stream.follow(task_group_id)
+    def _open(self, task: TaskRecord, context: SubmitContext) -> ComputeFuture[Any]:
+        """A future that waits for the result of a task."""
+        future: ComputeFuture[Any] = ComputeFuture(
+            task,
+            task_group_id=context.task_group_id,
+            endpoint_id=context.endpoint_id or "",
+            on_cancel=self._on_cancel,
+            ask_why=self._why,
+            raise_original=context.raise_original,
+        )
+        if context.task_group_id not in self._groups:
+            self._groups.add(context.task_group_id)
+            self._stream.subscribe(context.task_group_id)
+        self._collector.add(future)
+        return future
 
-    def _upload(self, future: ComputeFuture[Any], handle: FunctionHandle, payload: bytes, terms: Terms) -> None:
+    def _pack(
+        self, function: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], context: SubmitContext
+    ) -> PackedCall:
+        return pack_call(
+            args,
+            sorted_kwargs(kwargs) if context.options.memoize else kwargs,
+            function_name=function.name,
+            serializer=self._serializer,
+            reads_binary=lambda: self._compatibility.reads_binary(context.endpoint_id or ""),
+        )
+
+    def _send(self, task: OutgoingTask, packed: PackedCall) -> None:
+        task.requirements = packed.requirements
+        size_bytes = len(packed.payload)
+        if size_bytes >= _COUNTED_BYTES:
+            # A callback that submits runs in a thread that releases memory: it must not wait for itself.
+            self._unsent.acquire(size_bytes, wait=not getattr(_thread, "is_ours", False))
+        if size_bytes > INLINE_BYTES:
+            self._uploads.submit(self._upload, task, packed.payload)
+            return
+        task.reserved_bytes = size_bytes if size_bytes >= _COUNTED_BYTES else 0
+        task.payload = encode_payload(packed.payload)
+        self.sender.send(task)
+
+    def _upload(self, task: OutgoingTask, payload: bytes) -> None:
         try:
-            if not future.cancelled():
-                uploaded = encode_payload(self._blobs.upload(payload))
-                self.sender.send(Call(future, handle, uploaded, terms, needs_of(payload)))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for this future
-            self._collector.fail([future.task_id], error)
+            if not task.cancelled:
+                task.payload = encode_payload(self._blobs.upload(payload))
+                self.sender.send(task)
+        except BaseException as error:  # noqa: BLE001 - any error fails the future, which the caller waits for
+            self._collector.fail([task.task_id], error)
         finally:
-            self._unsent.give_back(len(payload))
+            self._unsent.release(len(payload))
 
-    def _cancelled(self, future: ComputeFuture[Any]) -> None:
-        self.sender.cancel(future)
-        self._collector.drop(future)
+    def _send_after_inputs(self, task: OutgoingTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = task.inputs
+
+        def send() -> None:
+            task.inputs = ()  # a chain of calls must not keep every earlier result in memory
+            if task.cancelled:
+                return
+            try:
+                failure = failure_of(inputs)
+                if failure is not None:
+                    self._collector.fail([task.task_id], failure)
+                else:
+                    self._send(task, self._pack(task.function, *resolved(args, kwargs), task.context))
+            except Exception as error:  # noqa: BLE001 - any error fails the future, which the caller waits for
+                self._collector.fail([task.task_id], error)
+            except BaseException as error:  # noqa: BLE001 - pickling an argument may raise a SystemExit, for instance
+                failed = SerializationError(f"An argument of {task.function.name} cannot be sent: {message_of(error)}")
+                failed.__cause__ = error
+                self._collector.fail([task.task_id], failed)
+
+        def leave_to_pool() -> None:
+            # The thread that settles the last input has other futures to settle, and may not be ours.
+            try:
+                self._uploads.submit(send)
+            except RuntimeError as error:  # the process exits
+                self._collector.fail([task.task_id], error)
+
+        when_all_done(inputs, leave_to_pool)
+
+    def _on_cancel(self, task: TaskRecord) -> None:
+        self.sender.cancel(task)
+        self._collector.drop(task.task_id)
 
     def _why(self, task_id: str) -> Why:
         return Why.from_json(self._api.why(task_id))
 
-    def _hurry(self) -> None:
-        self._poller.hurry()
+    def _poll_soon(self) -> None:
+        self._poller.poll_soon()
 
     def _stop(self) -> None:
         self.sender.stop()
@@ -313,13 +571,13 @@ class Engine:
         _running.discard(self)
 
     def _spawn(self, run: Callable[[], None], name: str) -> threading.Thread:
-        def watched() -> None:
+        def run_or_fail() -> None:
             _mark_thread()
             try:
                 run()
             except BaseException as error:
-                # Nothing would settle the futures any more: end them, and die loudly.
-                self._collector.break_down(error)
+                # No thread would settle the futures any more: fail them, and let the exception propagate.
+                self._collector.fail_all(error)
                 self._unsent.lift()
                 raise
             finally:
@@ -329,15 +587,18 @@ class Engine:
                 if last:
                     self._on_ended()
 
-        thread = threading.Thread(target=watched, name=name, daemon=True)
+        thread = threading.Thread(target=run_or_fail, name=name, daemon=True)
         thread.start()
         return thread
 
 
-#: Engines that run in this process. At its end they send what waits: a submitted call is not lost to a short script.
+def _mark_thread() -> None:
+    _thread.is_ours = True
+
+
+#: Engines of this process. At its exit they send the calls that wait, so that a short script loses none.
 _running: weakref.WeakSet[Engine] = weakref.WeakSet()
-_FLUSH_AT_EXIT_S: Final = 10.0
-#: Whether that has happened: what is submitted afterwards would not be sent.
+#: Whether that has happened: later calls would not be sent.
 _exiting = False
 
 
@@ -346,10 +607,10 @@ def _flush_at_exit() -> None:
     _exiting = True
     for engine in [engine for engine in _running if engine._pid == os.getpid()]:
         if not engine.flush(_FLUSH_AT_EXIT_S):
-            _logger.warning("the process ends with calls that could not be sent")
+            _logger.warning("the process exits with calls that could not be sent")
         engine.abandon()
         engine.join()
-        engine.give_up()
+        engine.fail_unsettled()
 
 
 atexit.register(_flush_at_exit)

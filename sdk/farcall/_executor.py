@@ -1,27 +1,288 @@
-"""Calls on an endpoint in the manner of :mod:`concurrent.futures`."""
+"""Executor: calls on an endpoint through the interface of :mod:`concurrent.futures`."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from types import EllipsisType, TracebackType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
-from farcall._catalogue import SourceCode
-from farcall._client import Client
+from farcall._arguments import as_id, refuse
+from farcall._client import Client, SourceCode, connection_of
+from farcall._display import card
 from farcall._future import ComputeFuture
-from farcall._ids import as_id
-from farcall._notebook import card
-from farcall._submitter import Submitter
-from farcall._terms import Terms
-from farcall._unsupported import refuse
+from farcall._mapping import by_chunk, chunks_of, flattened, results_in_order
+from farcall._pacing import BurstLimit
 from farcall_common.limits import TASKS_PER_SUBMIT
 
 if TYPE_CHECKING:
+    from farcall._batch import SubmitContext
+    from farcall._engine import Engine
     from farcall_common.payload import Serializer
-    from farcall_common.task_options import OwnOptionsDict
+    from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Future = concurrent.futures.Future[Any]
+#: What is a value only when the call is sent.
+_Later = _Future | Sequence[_Future] | Set[_Future] | Mapping[Any, _Future]
+
+
+class _Option(Generic[T]):
+    """An option of tasks (see :class:`farcall_common.task_options.TaskOptions`) as an attribute that can be set."""
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+
+    def __set_name__(self, owner: type[Submitter], name: str) -> None:
+        self._name = self._name or name
+
+    @overload
+    def __get__(self, submitter: None, owner: type[Submitter]) -> _Option[T]: ...
+
+    @overload
+    def __get__(self, submitter: Submitter, owner: type[Submitter]) -> T: ...
+
+    def __get__(self, submitter: Submitter | None, owner: type[Submitter]) -> _Option[T] | T:
+        if submitter is None:
+            return self
+        value: T = getattr(submitter._context.options, self._name)
+        return value
+
+    def __set__(self, submitter: Submitter, value: T) -> None:
+        changes: Any = {self._name: value}
+        submitter._set(**changes)
+
+
+class Submitter(concurrent.futures.Executor):
+    """What runs functions on an endpoint: an :class:`Executor`, or a view of one (see :meth:`options`).
+
+    Every attribute that says where and how calls run may be set at any time; each call takes along what is set when it
+    is submitted.
+    """
+
+    #: Set where a submitter is made. As parameters they would be public types, with all that they refer to.
+    _engine: Engine
+    _context: SubmitContext
+
+    def __repr__(self) -> str:
+        return f"<Submitter to endpoint {self.endpoint_id}, {self._context.options}>"
+
+    # -- the terms of calls to come ------------------------------------------------------------------------------------
+
+    @property
+    def endpoint_id(self) -> str | None:
+        """Where to run."""
+        return self._context.endpoint_id
+
+    @endpoint_id.setter
+    def endpoint_id(self, value: str | uuid.UUID | None) -> None:
+        self._context = dataclasses.replace(self._context, endpoint_id=None if value is None else as_id(value))
+
+    @property
+    def task_group_id(self) -> str:
+        """The group under which tasks are filed."""
+        return self._context.task_group_id
+
+    @task_group_id.setter
+    def task_group_id(self, value: str | uuid.UUID) -> None:
+        self._context = dataclasses.replace(self._context, task_group_id=as_id(value))
+
+    idempotent: _Option[bool] = _Option()
+    """Whether a task may be started again if its endpoint vanished; if not, it ends as lost."""
+
+    max_attempts: _Option[int] = _Option()
+    """How often a task is started at most."""
+
+    walltime_s: _Option[float | None] = _Option()
+    """After how many seconds an attempt is stopped; None = never."""
+
+    memory_bytes: _Option[int | None] = _Option()
+    """How much memory an attempt may use, all of its processes together; None = as much as the endpoint lets it."""
+
+    max_output_bytes: _Option[int | None] = _Option()
+    """How much an attempt may write to standard output and error, each; None = as much as the endpoint lets it."""
+
+    num_nodes: _Option[int | None] = _Option()
+    """How many whole nodes of its block a task has for MPI ranks."""
+
+    ranks_per_node: _Option[int | None] = _Option()
+    """How many MPI ranks a task starts on each node."""
+
+    num_ranks: _Option[int | None] = _Option()
+    """How many MPI ranks a task starts in all."""
+
+    keep_output: _Option[bool] = _Option()
+    """Whether the last 4 KiB that a task writes to standard output and error are kept when it succeeds, too: as
+    :attr:`ComputeFuture.stdout` and ``stderr``, and for ``farcall tasks logs``. Those of a failed task always are."""
+
+    memoize: _Option[bool | None] = _Option()
+    """Whether a call that was made before may be answered with the result that it had; None = as registered.
+
+    Only successes of your own tasks are remembered. Two calls are the same if the bytes of function and arguments
+    are: equal plain data (what JSON knows), arrays and objects of the same making are, however keyword arguments
+    are ordered. Equal values are not when they are written differently: sets and dictionaries in another order, 1
+    and 1.0, an object that occurs twice and two that are equal, functions and classes of a script that changed.
+    """
+
+    container: _Option[str | None] = _Option()
+    """Id or name of a container of yours to run in; a call for an endpoint that cannot is refused."""
+
+    container_id: _Option[str | None] = _Option("container")
+    """The same as :attr:`container`."""
+
+    resource_specification: _Option[Mapping[str, Any] | None] = _Option()
+    """What a task asks of the endpoint, as Globus Compute's programs say it: ``num_nodes``, ``memory_bytes`` and the
+    like mean the options of these names, the rest is for the endpoint's own template."""
+
+    user_endpoint_config: _Option[Mapping[str, Any] | None] = _Option()
+    """Values for the endpoint's own template. Endpoints that take none refuse the call."""
+
+    @property
+    def result_serializers(self) -> tuple[str, ...]:
+        """The strategies that the worker tries in turn on a result; none = its own choice."""
+        return self._context.options.result_serializers
+
+    @result_serializers.setter
+    def result_serializers(self, value: Iterable[object] | None) -> None:
+        self._set(result_serializers=value)
+
+    @property
+    def raise_original(self) -> bool:
+        """What ``result()`` raises when the function raised.
+
+        If false, a :class:`TaskFailed` that is also an instance of the nearest built-in class of what was raised:
+        ``except ValueError`` and ``except TaskFailed`` both catch a ValueError. What the function raised is its
+        ``__cause__`` where it can be read here. If true, that exception itself, as a process pool does, for code that
+        catches classes of its own; a :class:`TaskFailed` where it cannot be read.
+        """
+        return self._context.raise_original
+
+    @raise_original.setter
+    def raise_original(self, value: bool) -> None:
+        self._context = dataclasses.replace(self._context, raise_original=value)
+
+    def _set(self, **changes: Unpack[TaskOptionsDict]) -> None:
+        if "result_serializers" in changes:
+            from farcall._functions import strategy_names
+
+            changes["result_serializers"] = strategy_names(changes["result_serializers"])
+        self._context = dataclasses.replace(self._context, options=self._context.options.changed(**changes))
+
+    def options(
+        self,
+        *,
+        endpoint_id: str | uuid.UUID | None = None,
+        container_id: str | EllipsisType | None = ...,
+        raise_original: bool | None = None,
+        **changes: Unpack[TaskOptionsDict],
+    ) -> Submitter:
+        """A view of this executor with other options: ``executor.options(walltime_s=60).submit(f, x)``.
+
+        What is not given is as it is here now. The view uses this executor's connections and ends with it.
+
+        :param container_id: another name of the option ``container``.
+        :param changes: any of the options that are attributes here.
+        :raises TypeError: for an option that does not exist.
+        :raises ValueError: for a value that an option cannot have.
+        """
+        view = Submitter()
+        view._engine, view._context = self._engine, self._context
+        if endpoint_id is not None:
+            view.endpoint_id = endpoint_id
+        if raise_original is not None:
+            view.raise_original = raise_original
+        if container_id is not ...:
+            changes["container"] = container_id
+        view._set(**changes)
+        return view
+
+    # -- submitting ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ComputeFuture[T]: ...
+
+    @overload  # mypy takes all functions for one another's equals here, and still tells their arguments apart
+    def submit(  # type: ignore[overload-cannot-match]
+        self, fn: Callable[..., T], first: _Later, /, *args: Any, **kwargs: Any
+    ) -> ComputeFuture[T]: ...
+
+    @overload
+    def submit(  # type: ignore[overload-cannot-match]
+        self, fn: Callable[..., T], first: Any, second: _Later, /, *args: Any, **kwargs: Any
+    ) -> ComputeFuture[T]: ...
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> ComputeFuture[T]:
+        """Call ``fn(*args, **kwargs)`` on the endpoint and return the future of its result. Does not wait.
+
+        Futures among the arguments, also directly inside of a list, tuple, set or dictionary, are replaced by their
+        results, and the call is sent when all of them are done; they may be anybody's. If one fails or is cancelled,
+        the call is never made: its future raises :class:`InputFailed`, caused by that failure. Type checkers know the
+        function's arguments, and let futures stand for the first two.
+
+        :raises SerializationError: if the function or an argument cannot be sent; it says which.
+        :raises PayloadTooLarge: if the arguments take more than 10 MiB.
+        :raises RuntimeError: after :meth:`shutdown`.
+        """
+        return self._engine.submit(self._engine.functions.handle(fn), args, kwargs, self._context)
+
+    def submit_to_registered_function(
+        self, function_id: str | uuid.UUID, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> ComputeFuture[Any]:
+        """Call a function by its id, ``<id>@<version>`` or an alias of yours; otherwise like :meth:`submit`.
+
+        An alias is looked up when it is used for the first time; later calls are of the same function.
+
+        :raises TypeError: if ``args`` is not a tuple or a list, or ``kwargs`` not a dictionary with texts as keys.
+        """
+        from farcall._functions import checked_call
+
+        values, named = checked_call(args, kwargs)
+        return self._engine.submit(self._engine.registered(function_id), values, named, self._context)
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> Iterator[T]:
+        """Like the built-in ``map(fn, *iterables)``, on the endpoint.
+
+        :param timeout: seconds from now until the last result must be there; None = no limit.
+        :param chunksize: how many calls make one task. More means less overhead for short calls; a call that raises
+            takes the rest of its chunk with it.
+        :param buffersize: how many tasks are submitted ahead of what is consumed, so that the iterables may be
+            endless; None = everything is submitted at once.
+        :raises TimeoutError: from the iterator, after ``timeout``. What is not done then is cancelled, as it is when
+            the iterator is closed early or a call raised.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be at least 1")
+        if buffersize is not None and buffersize < 1:
+            raise ValueError("buffersize must be at least 1, or None")
+        rows: Iterator[tuple[Any, ...]] = zip(*iterables)  # noqa: B905 - the shortest ends it, as everywhere else
+        if chunksize == 1:
+            return results_in_order(lambda row: self.submit(fn, *row), rows, timeout_s=timeout, ahead=buffersize)
+        from farcall._functions import display_name
+
+        call_each = by_chunk(fn, name=display_name(fn))  # spans and lists of functions show the function's own name
+        return flattened(
+            results_in_order(
+                lambda chunk: self.submit(call_each, *chunk),
+                chunks_of(rows, chunksize),
+                timeout_s=timeout,
+                ahead=buffersize,
+            )
+        )
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Does nothing: a view ends with its executor."""
 
 
 class Executor(Submitter, SourceCode):
@@ -89,9 +350,9 @@ class Executor(Submitter, SourceCode):
     ) -> None:
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
         # The engine and what it needs (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
-        from farcall._burst import Burst
+        from farcall._batch import SubmitContext
         from farcall._engine import Engine
-        from farcall._strategies import as_serializer, strategy_names
+        from farcall._functions import as_serializer, strategy_names
         from farcall_common.task_options import TaskOptions
 
         if container_id is not None:
@@ -102,24 +363,24 @@ class Executor(Submitter, SourceCode):
             result_serializers=strategy_names(result_serializers),
             **options,
         )
-        terms = Terms(
+        context = SubmitContext(
             None if endpoint_id is None else as_id(endpoint_id),
             as_id(task_group_id or uuid.uuid4()),
             task_options,
             raise_original,
         )
         _check_batch_size(batch_size)
-        burst = Burst(api_burst_limit, api_burst_window_s)
+        burst = BurstLimit(api_burst_limit, api_burst_window_s)
         given = client or funcx_client
         self.client: Client = given or Client()
-        self._api = self.client._api
+        connection = connection_of(self.client)
+        self._api = connection.api
         self.label = label
         self._shut_down = False
-        engine = Engine(
-            self.client._api,
-            self.client._blobs,
-            self.client._judge,
-            task_group_id=terms.task_group_id,
+        self._context = context
+        self._engine = Engine(
+            connection,
+            task_group_id=context.task_group_id,
             batch_size=batch_size,
             patience_s=patience_s,
             label=label,
@@ -127,9 +388,8 @@ class Executor(Submitter, SourceCode):
             burst=burst,
             on_ended=_nothing if given else self.client.close,
         )
-        super().__init__(engine, terms)
         # An executor that is forgotten ends when its last future is done, as those of the standard library do.
-        weakref.finalize(self, engine.close).atexit = False
+        weakref.finalize(self, self._engine.close).atexit = False
 
     def __repr__(self) -> str:
         return f"<Executor {self.label!r} at endpoint {self.endpoint_id}, {self._condition()}>"
@@ -169,7 +429,7 @@ class Executor(Submitter, SourceCode):
 
     @api_burst_limit.setter
     def api_burst_limit(self, value: int | None) -> None:
-        self._engine.sender.pace(limit=value, window_s=self.api_burst_window_s)
+        self._engine.sender.burst = BurstLimit(value, self.api_burst_window_s)
 
     @property
     def api_burst_window_s(self) -> float:
@@ -178,7 +438,7 @@ class Executor(Submitter, SourceCode):
 
     @api_burst_window_s.setter
     def api_burst_window_s(self, value: float) -> None:
-        self._engine.sender.pace(limit=self.api_burst_limit, window_s=value)
+        self._engine.sender.burst = BurstLimit(self.api_burst_limit, value)
 
     @property
     def serializer(self) -> Serializer:
@@ -187,7 +447,7 @@ class Executor(Submitter, SourceCode):
 
     @serializer.setter
     def serializer(self, value: object) -> None:
-        from farcall._strategies import as_serializer
+        from farcall._functions import as_serializer
 
         self._engine.serializer = as_serializer(value)
 
@@ -223,7 +483,9 @@ class Executor(Submitter, SourceCode):
         :raises SerializationError: if the function cannot be sent.
         """
         if function_id is None:
-            function_id = self.client._register(
+            from farcall._functions import registration
+
+            request = registration(
                 function,
                 name=name,
                 description=description,
@@ -232,6 +494,7 @@ class Executor(Submitter, SourceCode):
                 memoize=memoize,
                 serializer=self._engine.serializer,
             )
+            function_id = self._api.register_function(request)
         self._engine.functions.registered(function_id, function)
         return function_id
 
@@ -246,16 +509,14 @@ class Executor(Submitter, SourceCode):
         """
         if task_group_id is not None:
             self.task_group_id = task_group_id
-        group_id = self._terms.task_group_id
-        return self._engine.adopt(
-            self.client.get_task_group(group_id), task_group_id=group_id, raise_original=self.raise_original
-        )
+        task_ids = self.client.get_task_group(self.task_group_id)
+        return self._engine.adopt(task_ids, dataclasses.replace(self._context, endpoint_id=None))
 
     def get_worker_hardware_details(self) -> str:
         """What a worker of the endpoint says of its machine: Python, system, processors, memory. Waits for it."""
-        from farcall._hardware import SOURCE
+        from farcall._functions import hardware_source
 
-        function_id = self.register_source_code(*SOURCE)
+        function_id = self.register_source_code(*hardware_source())
         return str(self.submit_to_registered_function(function_id).result())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -287,3 +548,11 @@ def _check_batch_size(value: int) -> None:
 
 def _nothing() -> None:
     """The client was given to us: it is not ours to close."""
+
+
+def leave(executor: Executor, *, flush_s: float) -> None:
+    """Send the calls that wait, for ``flush_s`` seconds at most, and stop waiting for results. The tasks continue."""
+    executor.shutdown(wait=False)
+    executor._engine.flush(flush_s)
+    executor._engine.abandon()
+    executor._engine.join()

@@ -1,4 +1,4 @@
-"""HTTP for the API and for blobs: one pool per process, retries, and foreign failures turned into our errors."""
+"""HTTP client for the API and for blobs: one connection pool per process, retries, errors mapped to ours."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from farcall._authorizer import Authorizer, bearer_token
-from farcall._settings import Settings
-from farcall._silence import Silence
+from farcall._pacing import OutageTimer
+from farcall._settings import Authorizer, Settings, bearer_token
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
     ConfigurationError,
@@ -166,7 +165,7 @@ class Http:
         most_bytes: int = 0,
     ) -> httpx.Response:
         patience_s = self.patience_s if patience_s is None else patience_s
-        silence = Silence(now=self._clock())
+        outage = OutageTimer(now=self._clock())
         backoff = self._backoff()
         while True:
             try:
@@ -177,7 +176,7 @@ class Http:
                 delay_s = max(error.record.retry_after_s or 0.0, backoff.next_s())
                 broken = error.record.code == FarcallError.code
                 most_s = min(patience_s, _INTERNAL_PATIENCE_S) if broken else patience_s
-                if not error.record.retryable or silence.lasts(now=self._clock()) + delay_s > most_s:
+                if not error.record.retryable or outage.failed(now=self._clock()) + delay_s > most_s:
                     raise
                 _logger.debug("%s %s: %s; again in %.2f s", method, url.partition("?")[0], error, delay_s)
                 if (stop or self._never).wait(delay_s):

@@ -1,4 +1,4 @@
-"""``map`` over futures: chunks on the way out, single results on the way back."""
+"""Executor.map: chunks of calls, and their results in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result stream: ends of tasks, pushed by a forwarder over a CURVE socket as they happen."""
+"""Result stream: task results that a forwarder pushes over a CURVE socket."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farcall._api import Api
-from farcall._collector import Collector
+from farcall._results import Collector
 from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord, FarcallError, ForwarderWaking, Unavailable, error_from_record
 from farcall_common.sockets import CONNECTION_LOST, client_socket
-from farcall_common.waking import Waking
+from farcall_common.waking import WakeNotices
 from farcall_common.wire import (
     PROTOCOL_VERSION,
     Envelope,
@@ -78,7 +78,7 @@ class Stream:
         self._open = False
         self._stopping = False
         self._cursor: str | None = None
-        self._waking = Waking()
+        self._wake_notices = WakeNotices()
         self._public_key, self._secret_key = zmq.curve_keypair()
         self._woken, self._waker = socket.socketpair()
 
@@ -86,7 +86,7 @@ class Stream:
         """Whether ends come in by themselves now."""
         return self._open
 
-    def follow(self, task_group_id: str) -> None:
+    def subscribe(self, task_group_id: str) -> None:
         """Listen for the ends of one more group too. May be called from any thread."""
         self._groups.append(task_group_id)
         self._wake()
@@ -110,7 +110,7 @@ class Stream:
                 except FarcallError as error:
                     _logger.debug("the result stream is down: %s", error)
                     if isinstance(error, ForwarderWaking):
-                        _tell(self._waking.asleep(now=time.monotonic()))
+                        _tell(self._wake_notices.on_waking(now=time.monotonic()))
                     wait_s = error.record.retry_after_s or 0.0
                 if self._open:
                     self._open = False
@@ -229,7 +229,7 @@ class Stream:
             case StreamOpened(cursor=cursor, resumed=resumed):
                 self._cursor = cursor
                 self._open = True
-                _tell(self._waking.awake(now=time.monotonic()))
+                _tell(self._wake_notices.on_awake(now=time.monotonic()))
                 if not resumed:
                     self._on_gap()
             case Refused(error=error):

@@ -28,6 +28,7 @@ from farcall import (
     TaskUnknown,
     Unsupported,
 )
+from farcall._client import connection_of
 from farcall.testing import FakeCloud
 from farcall_common.errors import BlobUnknown, Conflict, ContainerUnknown, NoForwarder, TaskGroupUnknown, TaskIdReused
 from farcall_common.payload import Serializer, describe_exception
@@ -196,13 +197,13 @@ def test_repeating_a_submit_is_harmless_and_reusing_an_id_is_not(cloud: Cloud) -
     client, path = cloud.client, f"/v3/endpoints/{cloud.endpoint_id}/submit"
     function_id, task_id, group_id = client.register_function(divide), new_task_id(), str(uuid.uuid4())
     body = {"task_group_id": group_id, "tasks": {function_id: ["payload"]}, "task_ids": {function_id: [task_id]}}
-    answers = [client._http.call("POST", path, body=body) for _ in range(2)]
+    answers = [connection_of(client).api.http.call("POST", path, body=body) for _ in range(2)]
     for answer in answers:
         assert answer["tasks"] == {function_id: [task_id]}
         assert (answer["task_group_id"], answer["endpoint_id"]) == (group_id, cloud.endpoint_id)
         assert answer["request_id"]
     with pytest.raises(TaskIdReused):
-        client._http.call("POST", path, body=body | {"tasks": {function_id: ["another"]}})
+        connection_of(client).api.http.call("POST", path, body=body | {"tasks": {function_id: ["another"]}})
     assert len(client.get_tasks()) == 1
 
 
@@ -464,29 +465,29 @@ def test_endpoints(cloud: Cloud) -> None:
 
 def test_blobs_must_exist_and_fit(cloud: Cloud) -> None:
     client, function_id = cloud.client, cloud.client.register_function(divide)
-    ref = client._blobs.upload(b"data")
+    ref = connection_of(client).blobs.upload(b"data")
     missing = {"blob_key": ref.blob_key[:-64] + "0" * 64, "size_bytes": 4, "sha256": "0" * 64}
     body = {"tasks": {function_id: [missing]}, "task_ids": {function_id: [new_task_id()]}}
     with pytest.raises(BlobUnknown):
-        client._http.call("POST", f"/v3/endpoints/{cloud.endpoint_id}/submit", body=body)
+        connection_of(client).api.http.call("POST", f"/v3/endpoints/{cloud.endpoint_id}/submit", body=body)
     with pytest.raises(PayloadTooLarge):
-        client._api.grant_blob(size_bytes=11 * 1024 * 1024, sha256="0" * 64)
+        connection_of(client).api.grant_blob(size_bytes=11 * 1024 * 1024, sha256="0" * 64)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"nonsense"])
 def test_malformed_requests(cloud: Cloud, body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        cloud.client._http.call("POST", "/v3/functions", body=body)
+        connection_of(cloud.client).api.http.call("POST", "/v3/functions", body=body)
 
 
 def test_unknown_routes(cloud: Cloud) -> None:
     with pytest.raises(FarcallError, match="NOT_FOUND"):
-        cloud.client._http.call("GET", "/v9/everything")
+        connection_of(cloud.client).api.http.call("GET", "/v9/everything")
 
 
 def test_there_is_no_stream_without_a_forwarder(cloud: Cloud) -> None:
     with pytest.raises(NoForwarder) as caught:
-        cloud.client._api.open_stream("0" * 40)
+        connection_of(cloud.client).api.open_stream("0" * 40)
     assert caught.value.record.retryable
     assert caught.value.record.retry_after_s
 
@@ -505,7 +506,7 @@ def test_byte_code_that_an_endpoint_cannot_run_is_refused() -> None:
         with pytest.raises(EndpointIncompatible, match=r"and endpoint memory runs Python 3\.99"):
             client.run(1, endpoint_id=real.endpoint_id, function_id=function_id)
         with Executor(real.endpoint_id, client=client) as executor:
-            with pytest.raises(EndpointIncompatible, match="its source text alone would not do"):
+            with pytest.raises(EndpointIncompatible, match="its source text alone is not enough"):
                 executor.submit(lambda x: x + offset, 1).result(WAIT_S)
             future = executor.submit(divide, 1, 2)
             assert executor._engine.flush(WAIT_S)

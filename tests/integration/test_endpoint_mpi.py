@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farcall import MPIFunction
-from farcall._calls import registration
+from farcall._functions import registration
 from farcall_common.wire import TaskState
 from tests.support.endpoint import EndpointProcess, running_endpoint, wait_until
 

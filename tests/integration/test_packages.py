@@ -19,13 +19,13 @@ PUBLISHED = {
     "farcall-common[store]": ["farcall_common.store"],
     "farcall": ["farcall"],
     "farcall[globus]": ["farcall.cli._globus"],
-    "farcall[otel]": ["farcall._spans"],
+    "farcall[otel]": ["farcall._tracing"],
     "farcall-endpoint": ["farcall_endpoint"],
 }
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-of_extras = {"farcall._spans", "farcall.cli._globus"}  # what needs an extra is named to be imported
+of_extras = {"farcall.cli._globus"}  # what needs an extra is named to be imported
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(getattr(package, "__path__", ()), name + "."):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from farcall.cli import main
-from farcall.cli._load import load_function, parse_argument, parse_kwargs
+from farcall.cli._arguments import load_function, parse_argument, parse_kwargs
 from farcall.testing import FakeCloud
 from farcall_common.errors import InvalidRequest
 from tests.integration.sdk_served_cloud import serving

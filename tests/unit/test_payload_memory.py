@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from farcall._calls import pack_call
+from farcall._functions import pack_call
 from farcall_common.errors import SerializationError
 from farcall_common.payload import BINARY_DATA, DEFAULT_DATA, PORTABLE_DATA, STRATEGIES, Serializer, Strategy
 from farcall_common.payload.native import dump_call, dump_native

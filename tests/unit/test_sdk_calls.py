@@ -11,17 +11,17 @@ import msgspec
 import pytest
 
 from farcall import PayloadTooLarge, SerializationError
-from farcall._blobs import BlobRef
-from farcall._budget import Budget
-from farcall._calls import FunctionTable, pack_call, registration
-from farcall._submission import (
+from farcall._api import BlobRef
+from farcall._batch import (
     MAX_BYTES,
-    Prepared,
+    PreparedTask,
     check_answer,
     chunks,
     encode_payload,
     encode_submit,
 )
+from farcall._engine import MemoryBudget
+from farcall._functions import FunctionTable, pack_call, registration
 from farcall_common.errors import ProtocolError
 from farcall_common.limits import MAX_PAYLOAD_BYTES, TASKS_PER_SUBMIT
 from farcall_common.payload import Serializer
@@ -51,8 +51,8 @@ class Scale:
 
 def test_a_call_survives_packing() -> None:
     packed = pack_call((1, "é"), {"key": [None]}, function_name="f")
-    assert Serializer().unpack_call(packed) == ((1, "é"), {"key": [None]})
-    assert Serializer().unpack_call(pack_call((), {}, function_name="f")) == ((), {})
+    assert Serializer().unpack_call(packed.payload) == ((1, "é"), {"key": [None]})
+    assert Serializer().unpack_call(pack_call((), {}, function_name="f").payload) == ((), {})
 
 
 def test_an_argument_that_cannot_be_sent_is_named() -> None:
@@ -64,7 +64,7 @@ def test_an_argument_that_cannot_be_sent_is_named() -> None:
 
 def test_too_large_arguments_are_refused_and_the_largest_is_named() -> None:
     with pytest.raises(
-        PayloadTooLarge, match=r"of f take 1\d\.\d MiB on their way, 1\d\.\d MiB of it argument 'image'"
+        PayloadTooLarge, match=r"of f take 1\d\.\d MiB when serialised, 1\d\.\d MiB of it argument 'image'"
     ) as e:
         pack_call((b"small",), {"image": b"x" * MAX_PAYLOAD_BYTES}, function_name="f")
     assert "path or a reference" in e.value.hint
@@ -129,8 +129,8 @@ def test_the_table_forgets_old_functions_and_keeps_working() -> None:
     assert len({id(handle) for handle in handles}) == 1100
 
 
-def prepared(count: int, size: int = 10) -> list[Prepared]:
-    return [Prepared(f"t{n}", "f", b'"' + b"x" * size + b'"') for n in range(count)]
+def prepared(count: int, size: int = 10) -> list[PreparedTask]:
+    return [PreparedTask(f"t{n}", "f", b'"' + b"x" * size + b'"') for n in range(count)]
 
 
 def test_requests_hold_so_many_tasks_and_so_many_bytes() -> None:
@@ -151,10 +151,10 @@ def test_requests_hold_so_many_tasks_and_so_many_bytes() -> None:
 def test_a_submit_in_the_shape_of_the_api() -> None:
     ref = BlobRef("owner/abc", 70_000, "abc")
     tasks = [
-        Prepared("t1", "f1", encode_payload(b'5\n11\n"a')),
-        Prepared("t2", "f2", encode_payload(ref)),
-        Prepared("t3", "f1", encode_payload("é".encode())),
-        Prepared("t4", "f1", encode_payload(b"b1 1\n\xff")),
+        PreparedTask("t1", "f1", encode_payload(b'5\n11\n"a')),
+        PreparedTask("t2", "f2", encode_payload(ref)),
+        PreparedTask("t3", "f1", encode_payload("é".encode())),
+        PreparedTask("t4", "f1", encode_payload(b"b1 1\n\xff")),
     ]
     body, ids = encode_submit(tasks, task_group_id="g", options=TaskOptions.of(idempotent=False, walltime_s=9.5))
     assert ids == {"f1": ["t1", "t3", "t4"], "f2": ["t2"]}
@@ -179,25 +179,25 @@ def test_an_answer_with_other_ids_comes_from_another_service(answer: Any) -> Non
 
 
 def test_a_budget_makes_those_wait_who_would_go_over_it() -> None:
-    budget = Budget(100)
-    budget.take(60)
-    budget.take(60, wait=False)
+    budget = MemoryBudget(100)
+    budget.acquire(60)
+    budget.acquire(60, wait=False)
     waiting, let_in = threading.Event(), threading.Event()
 
     def take() -> None:
         waiting.set()
-        budget.take(60)
+        budget.acquire(60)
         let_in.set()
 
     thread = threading.Thread(target=take)
     thread.start()
     assert waiting.wait(WAIT_S)
-    budget.give_back(60)
+    budget.release(60)
     assert not let_in.wait(0.02)
-    budget.give_back(60)
+    budget.release(60)
     assert let_in.wait(WAIT_S)
     thread.join()
 
 
 def test_a_budget_lets_one_in_that_is_larger_than_it() -> None:
-    Budget(10).take(1000)
+    MemoryBudget(10).acquire(1000)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farcall.cli._app import COMMANDS, app
-from farcall.cli._cache import remember
+from farcall.cli._arguments import remember
 from tests.unit.start_cost import calls_of
 
 TALKERS = ("httpx", "zmq", "dill", "asyncio")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from farcall import Client
 from farcall.cli._app import app
-from farcall.cli._cache import completes
+from farcall.cli._arguments import completes
 from farcall.cli._connect import Surroundings
 from farcall.testing import FakeCloud
 from farcall_common.wire import new_task_id

@@ -22,7 +22,8 @@ from farcall import (
     TaskUnknown,
     Unauthenticated,
 )
-from farcall._blobs import Blobs
+from farcall._api import Blobs
+from farcall._client import connection_of
 from farcall.testing import FakeCloud
 from farcall_common.errors import BlobUnknown, DeserializationError, FarcallError
 from tests.waiting import WAIT_S
@@ -174,7 +175,9 @@ def test_equal_bytes_in_two_threads_are_uploaded_once(cloud: FakeCloud) -> None:
 
     with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
         refs: list[Any] = []
-        threads = [threading.Thread(target=lambda: refs.append(client._blobs.upload(b"data"))) for _ in range(2)]
+        threads = [
+            threading.Thread(target=lambda: refs.append(connection_of(client).blobs.upload(b"data"))) for _ in range(2)
+        ]
         for thread in threads:
             thread.start()
         assert started.wait(WAIT_S)
@@ -193,8 +196,8 @@ def test_a_failed_upload_is_tried_again_by_the_next(cloud: FakeCloud) -> None:
 
     with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
         with pytest.raises(FarcallError):
-            client._blobs.upload(b"data")
-        assert client._blobs.upload(b"data").size_bytes == 4
+            connection_of(client).blobs.upload(b"data")
+        assert connection_of(client).blobs.upload(b"data").size_bytes == 4
 
 
 def test_an_upload_address_that_expired_is_asked_for_again(cloud: FakeCloud) -> None:
@@ -212,12 +215,12 @@ def test_an_upload_address_that_expired_is_asked_for_again(cloud: FakeCloud) -> 
         return cloud.transport.handle_request(request)
 
     with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
-        assert client._blobs.upload(b"data").size_bytes == 4
+        assert connection_of(client).blobs.upload(b"data").size_bytes == 4
     assert asked.count("POST /v3/blobs") == 2
 
 
 def test_damaged_downloads_are_noticed(cloud: FakeCloud, client: Client) -> None:
-    blobs: Blobs = client._blobs
+    blobs: Blobs = connection_of(client).blobs
     ref = blobs.upload(b"data")
     cloud._blobs[ref.blob_key] = b"DATA"
     with pytest.raises(DeserializationError, match="not those that were stored"):

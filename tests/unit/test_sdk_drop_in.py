@@ -16,6 +16,7 @@ import pytest
 
 import farcall
 from farcall import Client, ConfigurationError, Executor, TaskFailed, TaskPending, Unauthenticated, Unsupported
+from farcall._client import connection_of
 from farcall.testing import FakeCloud
 from farcall_common.payload import DillCode, DillDataBase64, JSONData, Serializer
 from tests.waiting import WAIT_S
@@ -298,7 +299,7 @@ def test_source_text_is_registered_as_it_is(client: Client, cloud: FakeCloud) ->
         function_id = executor.register_source_code(source, "area", description="of a circle")
         assert executor.submit_to_registered_function(function_id, (1,)).result(WAIT_S) == 3.1415926536
     assert client.get_function(uuid.UUID(function_id))["description"] == "of a circle"
-    with pytest.raises(farcall.SerializationError, match="no function"):
+    with pytest.raises(farcall.SerializationError, match="not a function name"):
         client.register_source_code(source, "not a name")
 
 
@@ -375,7 +376,7 @@ def test_a_batch_can_be_sent_by_other_means(client: Client, cloud: FakeCloud) ->
     task_id = batch.add(client.register_function(double), [21])
     body = json.loads(json.dumps(batch.prepare()))
     assert (body["resource_specification"], body["result_serializers"]) == ({"num_nodes": 2}, ["JSONData"])
-    client._http.call("POST", f"/v3/endpoints/{cloud.endpoint_id}/submit", body=body)
+    connection_of(client).api.http.call("POST", f"/v3/endpoints/{cloud.endpoint_id}/submit", body=body)
     assert client.get_result(task_id, wait_s=WAIT_S) == 42
     assert client.get_task_group(batch.task_group_id) == [task_id]
 

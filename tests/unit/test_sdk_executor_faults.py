@@ -112,7 +112,7 @@ def test_who_waits_for_room_is_let_go_when_the_sender_dies(cloud: FakeCloud) -> 
     with executor_of(cloud, explode) as executor:
         futures = [executor.submit(len, b"x" * 10_000)]
         assert at_submit.wait(WAIT_S)
-        executor._engine._unsent.take(256 * 1024 * 1024, wait=False)
+        executor._engine._unsent.acquire(256 * 1024 * 1024, wait=False)
         waiting = threading.Thread(target=lambda: futures.append(executor.submit(len, b"x" * 10_000)))
         waiting.start()
         while len(executor._engine.unsettled()) < 2:
@@ -134,7 +134,7 @@ def test_a_submit_that_was_interrupted_leaves_no_future_open(cloud: FakeCloud, m
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(executor._engine._unsent, "take", interrupted)
+            patch.setattr(executor._engine._unsent, "acquire", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 executor.submit(len, b"x" * 10_000)
         assert executor._engine.unsettled() == []

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from farcall._burst import Burst
 from farcall._mapping import chunks_of, flattened, results_in_order
+from farcall._pacing import BurstLimit
 
 
 class Pool:
@@ -86,13 +86,13 @@ def test_chunks_are_cut_and_put_together_again() -> None:
 
 
 def test_a_burst_goes_at_once_and_the_rest_at_a_steady_pace() -> None:
-    burst = Burst(4, 16.0)
-    assert [burst.take(now=100.0) for _ in range(7)] == [0, 0, 0, 0, 4, 8, 12]
-    assert burst.take(now=200.0) == 0
-    assert [Burst(None, 16.0).take(now=1.0) for _ in range(9)] == [0] * 9
+    burst = BurstLimit(4, 16.0)
+    assert [burst.next_delay_s(now=100.0) for _ in range(7)] == [0, 0, 0, 0, 4, 8, 12]
+    assert burst.next_delay_s(now=200.0) == 0
+    assert [BurstLimit(None, 16.0).next_delay_s(now=1.0) for _ in range(9)] == [0] * 9
 
 
 @pytest.mark.parametrize(("limit", "window_s", "wrong"), [(0, 1.0, "limit"), (1, 0.0, "window")])
 def test_a_pace_must_be_one(limit: int, window_s: float, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
-        Burst(limit, window_s)
+        BurstLimit(limit, window_s)

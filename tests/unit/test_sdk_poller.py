@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from farcall import Client, ComputeFuture, Unavailable
-from farcall._collector import Collector
-from farcall._ends import ResultReader
-from farcall._poller import Poller
+from farcall._client import connection_of
+from farcall._future import TaskRecord
+from farcall._results import Collector, Poller, ResultReader
 from farcall.testing import FakeCloud
 from tests.waiting import WAIT_S
 
@@ -30,12 +30,14 @@ class Laptop:
         function_id = client.register_function(abs)
         task_id = client.run(-7, endpoint_id=cloud.endpoint_id, function_id=function_id)
         self.future: ComputeFuture[Any] = ComputeFuture(
-            task_id, task_group_id="g", endpoint_id="e", on_cancel=print, ask_why=client.why, adopted=True
+            TaskRecord(task_id, adopted=True), task_group_id="g", endpoint_id="e", on_cancel=print, ask_why=client.why
         )
-        collector = Collector(ResultReader(client._api, client._blobs), on_finished=lambda: None)
+        collector = Collector(
+            ResultReader(connection_of(client).api, connection_of(client).blobs), on_finished=lambda: None
+        )
         collector.add(self.future)
         self._poller = Poller(
-            client._api,
+            connection_of(client).api,
             collector,
             stream_is_open=lambda: False,
             patience_s=patience_s,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from farcall import Executor, MPIFunction, ShellFunction, ShellResult, TaskFailed
-from farcall._calls import registration
+from farcall._functions import registration
 from farcall.testing import FakeCloud
 from farcall_common.payload import Serializer
 from tests.waiting import WAIT_S

@@ -14,8 +14,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from farcall import Executor, TaskFailed
-from farcall._spans import Hop, hops, traceparent
-from farcall._submission import Prepared, encode_submit
+from farcall._batch import PreparedTask, encode_submit
+from farcall._client import connection_of
+from farcall._future import record_of
+from farcall._tracing import Hop, hops, traceparent
 from farcall.testing import FakeCloud
 from farcall_common.task_options import TaskOptions
 from tests.waiting import WAIT_S
@@ -114,8 +116,9 @@ def test_a_call_is_a_span_below_the_current_one(spans: InMemorySpanExporter) -> 
     assert call.attributes["farcall.task_id"] == future.task_id
     assert call.attributes["farcall.state"] == "success"
     assert call.status.status_code is trace.StatusCode.UNSET
-    assert future._traceparent is not None
-    assert future._traceparent.startswith(f"00-{ids(call)[0]:032x}-{ids(call)[1]:016x}-")
+    sent = record_of(future).traceparent
+    assert sent is not None
+    assert sent.startswith(f"00-{ids(call)[0]:032x}-{ids(call)[1]:016x}-")
 
 
 def test_a_chunk_of_map_is_a_span_of_the_function(spans: InMemorySpanExporter) -> None:
@@ -158,15 +161,15 @@ def test_a_batch_takes_the_current_span_along(spans: InMemorySpanExporter) -> No
         with trace.get_tracer("test").start_as_current_span("mine"):
             mine = traceparent()
             batch.add(function_id, (3, 4))
-    assert [task.traceparent for task in batch.prepared(client._blobs, parallel=1)] == [None, mine]
+    assert [task.traceparent for task in batch.prepared(connection_of(client).blobs, parallel=1)] == [None, mine]
     assert mine is not None
 
 
 def test_a_submit_without_spans_has_no_word_of_them() -> None:
-    plain = Prepared("t", "f", b'"x"')
+    plain = PreparedTask("t", "f", b'"x"')
     body, _ = encode_submit([plain], task_group_id="g", options=TaskOptions())
     assert b"traceparent" not in body
-    traced = Prepared("u", "f", b'"x"', "00-1-2-01")
+    traced = PreparedTask("u", "f", b'"x"', "00-1-2-01")
     body, _ = encode_submit([plain, traced], task_group_id="g", options=TaskOptions())
     assert b'"traceparents":{"f":[null,"00-1-2-01"]}' in body
 

@@ -16,7 +16,7 @@ import zmq
 
 from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
 from farcall_common.sockets import KEY_REFUSED
-from farcall_common.waking import Waking
+from farcall_common.waking import WakeNotices
 from farcall_common.wire import (
     PROTOCOL_VERSION,
     BlobGrant,
@@ -152,7 +152,7 @@ class Agent:
         self._on_connected = on_connected
         self._rate = Rate()
         self._forwarder = ""
-        self._waking = Waking()
+        self._waking = WakeNotices()
         self._on_status = on_status
         self._instance_id = new_id()
         self._told_generation = 0
@@ -292,7 +292,7 @@ class Agent:
                     self._greet(ticket)
                 case c.Opened(welcome=welcome):
                     _logger.info("connected to forwarder %s", welcome.forwarder_id)
-                    if news := self._waking.awake(now=now):
+                    if news := self._waking.on_awake(now=now):
                         _logger.info(news)
                     self._core.opened(welcome.forget)
                     self._blobs.opened(welcome.relay_piece_bytes)
@@ -335,7 +335,7 @@ class Agent:
         now = self._clock.monotonic()
         if not isinstance(error, ForwarderWaking):
             _logger.warning("the API gave no forwarder: %s", error)
-        elif news := self._waking.asleep(now=now):  # not at each of the next tries
+        elif news := self._waking.on_waking(now=now):  # not at each of the next tries
             _logger.warning("[%s] %s", error.record.code, news)
         self._follow(self._connection.unanswered(error, now=now))
 

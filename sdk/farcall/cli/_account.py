@@ -1,4 +1,4 @@
-"""``farcall login``, ``logout`` and ``whoami``."""
+"""``farcall login``, ``logout``, ``whoami`` and ``audit``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from farcall._settings import Settings
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, show_fields, show_json
+from farcall.cli._output import AsJson, AsLines, Since, Until, moment, show_fields, show_json, write
 from farcall_common.credentials import config_path, find_home, from_environment, read_settings, write_settings
 from farcall_common.errors import ConfigurationError
 from farcall_common.login_file import LOGIN_FILE
 
 if TYPE_CHECKING:
     from farcall_common.login import Login
+
+audit = typer.Typer(help="Who did what, and when.", no_args_is_help=True)
+
+_AUDIT_COLUMNS: Final = ("at", "identity_id", "action", "object_id", "owner_id", "detail")
 
 
 class Provider(enum.StrEnum):
@@ -213,3 +217,20 @@ def _address(url: str | None) -> str:
 
 def _shown(value: Any) -> Any:
     return f"{value['used']} of {value['limit']}" if isinstance(value, dict) else value
+
+
+@audit.callback()
+def _audit() -> None:
+    """Who did what, and when."""
+
+
+@audit.command()
+def export(context: typer.Context, since: Since = None, until: Until = None, as_json: AsLines = True) -> None:
+    """Write what you did, and what others did to what is yours, oldest first: a JSON object a line, or CSV.
+
+    Functions, containers, endpoints and their keys that were registered, changed or deleted; batches that were
+    submitted; tasks that were cancelled, retried or discarded. Instants are epoch seconds.
+    """
+    first, last = moment(since), moment(until)
+    with connected(context, doing=None) as client:
+        write(client.iter_audit(since=first, until=last), _AUDIT_COLUMNS, as_json=as_json)

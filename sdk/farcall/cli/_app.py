@@ -9,8 +9,10 @@ from typing import Annotated, Final
 
 import typer
 
-from farcall.cli._connect import Surroundings
+from farcall._version import __version__
+from farcall.cli._connect import Surroundings, connected
 from farcall.cli._lazy import Deferred, LazyGroup
+from farcall.cli._output import AsJson, show_json
 from farcall_common.errors import ConfigurationError
 from farcall_common.exit_codes import EXIT_CODES, epilog
 from farcall_common.interruption import raise_on_sigterm
@@ -26,14 +28,14 @@ COMMANDS: Final[Mapping[str, Deferred]] = {
     "functions": Deferred("farcall.cli._functions:app", "Your registered functions."),
     "containers": Deferred("farcall.cli._containers:app", "Environments for your tasks."),
     "endpoints": Deferred("farcall.cli._endpoints:app", "Endpoints that you may use."),
-    "audit": Deferred("farcall.cli._audit:app", "Who did what, and when."),
+    "audit": Deferred("farcall.cli._account:audit", "Who did what, and when."),
     "login": Deferred("farcall.cli._account:login", "Log in, or store a token."),
     "logout": Deferred("farcall.cli._account:logout", "Forget the token, and have its provider end it, if it can."),
     "whoami": Deferred(
         "farcall.cli._account:whoami", "Show which API is called, whose token is used, and the limits in force."
     ),
     "config": Deferred("farcall.cli._config:app", "Settings in the configuration file."),
-    "version": Deferred("farcall.cli._version:version", "Show versions."),
+    "version": Deferred("farcall.cli._app:version", "Show versions."),
 }
 _NO_LOCAL: Final = Deferred(
     "farcall.cli._app:local_is_missing", "A cloud tier on this machine (needs farcall-local).", takes_anything=True
@@ -91,3 +93,20 @@ def local_is_missing() -> None:
     raise ConfigurationError(
         "the local tier is not installed", hint="It is the package farcall-local: `pip install farcall-local`."
     )
+
+
+def version(
+    context: typer.Context,
+    server: Annotated[bool, typer.Option("--server", help="Ask the API for its version too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show versions."""
+    versions: dict[str, object] = {"farcall": __version__}
+    if server:
+        with connected(context) as client:
+            versions |= client.version_check()
+    if as_json:
+        show_json(versions)
+    else:
+        for name, value in versions.items():
+            typer.echo(f"{name} {value}")

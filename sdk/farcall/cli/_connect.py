@@ -1,4 +1,4 @@
-"""The way from a command to the API, and what is shown when it takes long."""
+"""API connection of a command, and its progress display."""
 
 from __future__ import annotations
 

@@ -8,10 +8,9 @@ from typing import Annotated, Final
 
 import typer
 
-from farcall.cli._cache import remember
+from farcall.cli._arguments import EndpointArgument, remember, resolve_endpoint
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, show_fields, show_json, show_table
-from farcall.cli._resolve import EndpointArgument, resolve_endpoint
 from farcall_common.errors import InvalidRequest
 from farcall_common.interruption import INTERRUPTED
 

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from farcall.cli._cache import completes, remember
+from farcall.cli._arguments import FunctionName, completes, load_function, remember
 from farcall.cli._connect import connected
-from farcall.cli._load import FunctionName, load_function
 from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
 from farcall_common.errors import InvalidRequest
 

@@ -1,4 +1,4 @@
-"""Logging in with Globus Auth, by globus-sdk, which ``farcall[globus]`` brings."""
+"""Globus Auth login through globus-sdk, which the extra ``farcall[globus]`` installs."""
 
 from __future__ import annotations
 

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from farcall._client import Client
-from farcall.cli._cache import completes, remember
+from farcall._client import Client, connection_of
+from farcall.cli._arguments import completes, remember
 from farcall.cli._connect import bar, connected
-from farcall.cli._exits import show_error
-from farcall.cli._output import AsJson, instant, show_json, show_line, show_table
+from farcall.cli._output import AsJson, instant, show_error, show_json, show_line, show_table
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskPending
 from farcall_common.exit_codes import FAILED
@@ -133,7 +132,7 @@ def _look(client: Client, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for start in range(0, len(wanted), _IDS_PER_REQUEST):
         asked = wanted[start : start + _IDS_PER_REQUEST]
-        while asked and (answer := client._api.batch_status(asked)):
+        while asked and (answer := connection_of(client).api.batch_status(asked)):
             found |= answer
             asked = [id_ for id_ in asked if id_ not in found]  # an answer has a largest size
     return found

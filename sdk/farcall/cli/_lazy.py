@@ -1,4 +1,4 @@
-"""A command group that knows its commands by name and loads the one that is called."""
+"""Lazy command group: imports the module of a command when the command is called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from farcall.cli._connect import surroundings
-from farcall.cli._exits import internal, show_error
+from farcall.cli._output import internal, show_error
 from farcall_common.errors import ErrorRecord, FarcallError, Fault
 from farcall_common.exit_codes import BROKEN_PIPE, exit_code
 from farcall_common.interruption import exit_status

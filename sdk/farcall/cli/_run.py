@@ -14,14 +14,19 @@ import msgspec
 import typer
 
 from farcall._client import Client
-from farcall._executor import Executor
+from farcall._executor import Executor, leave
 from farcall._future import ComputeFuture
-from farcall.cli._cache import remember
+from farcall.cli._arguments import (
+    EndpointName,
+    FunctionName,
+    load_function,
+    parse_argument,
+    parse_kwargs,
+    remember,
+    resolve_endpoint,
+)
 from farcall.cli._connect import bar, connected, waiting
-from farcall.cli._exits import show_error
-from farcall.cli._load import FunctionName, load_function, parse_argument, parse_kwargs
-from farcall.cli._output import AsJson, show_json, show_line, show_value
-from farcall.cli._resolve import EndpointName, resolve_endpoint
+from farcall.cli._output import AsJson, show_error, show_json, show_line, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 from farcall_common.exit_codes import FAILED
 from farcall_common.interruption import exit_status
@@ -139,25 +144,17 @@ def _executor(
     try:
         yield executor, futures
     except KeyboardInterrupt as interruption:
-        _leave(executor)
+        leave(executor, flush_s=_FLUSH_S)
         _tell_what_goes_on([each for each in futures if not each.done()], as_json=as_json)
         raise typer.Exit(exit_status(interruption)) from None
     except BrokenPipeError:
-        _leave(executor)
+        leave(executor, flush_s=_FLUSH_S)
         raise
     except BaseException:
         executor.shutdown(cancel_futures=True)
         raise
     else:
         executor.shutdown()
-
-
-def _leave(executor: Executor) -> None:
-    """Send what was submitted, and wait for nothing more."""
-    executor.shutdown(wait=False)
-    executor._engine.flush(_FLUSH_S)
-    executor._engine.abandon()
-    executor._engine.join()
 
 
 def _tell_what_goes_on(futures: Sequence[Future], *, as_json: bool) -> None:

@@ -8,10 +8,21 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from farcall.cli._cache import completes, remember
+from farcall._client import connection_of
+from farcall.cli._arguments import completes, remember
 from farcall.cli._connect import connected
-from farcall.cli._export import AsLines, Since, Until, moment, write
-from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+from farcall.cli._output import (
+    AsJson,
+    AsLines,
+    Since,
+    Until,
+    instant,
+    moment,
+    show_fields,
+    show_json,
+    show_table,
+    write,
+)
 from farcall_common.errors import TaskUnknown
 from farcall_common.wire import TaskState
 
@@ -152,7 +163,7 @@ def logs(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
     It is kept of a task that failed, and of one that succeeded if it was submitted with keep_output=True.
     """
     with connected(context) as client:
-        task = client._api.get_task(task_id)
+        task = connection_of(client).api.get_task(task_id)
     kept = task.get("error") or task.get("details") or {}
     output, errors = kept.get("stdout_tail") or "", kept.get("stderr_tail") or ""
     if as_json:

@@ -17,8 +17,8 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from farcall._batch import encode_payload
 from farcall._client import Client
-from farcall._submission import encode_payload
 from farcall.testing._endpoint import Endpoint
 from farcall.testing._listings import Listings
 from farcall.testing._registry import Registry

@@ -1,8 +1,10 @@
-"""The ids that users write, in the form that the API knows."""
+"""Argument checks: ids in their canonical form, and arguments of other SDKs that Farcall does not support."""
 
 from __future__ import annotations
 
 import uuid
+
+from farcall_common.errors import Unsupported
 
 
 def as_reference(value: str | uuid.UUID) -> str | None:
@@ -23,3 +25,12 @@ def as_id(value: str | uuid.UUID) -> str:
         return str(uuid.UUID(str(value)))
     except ValueError:
         raise ValueError(f"{value!r} is not a UUID") from None
+
+
+def refuse(name: str, value: object, *, hint: str) -> None:
+    """Refuse an argument that was given.
+
+    :raises Unsupported: unless the value is None or False, which is the same as not asking.
+    """
+    if value is not None and value is not False:
+        raise Unsupported(f"{name}={value!r} cannot be honoured here", hint=hint)

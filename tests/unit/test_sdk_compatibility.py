@@ -1,4 +1,4 @@
-"""What an endpoint could not read or run is found out before it is queued."""
+"""Compatibility checks: calls that an endpoint cannot read or run are refused before they are queued."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from farcall import Client, EndpointIncompatible, Executor, PayloadTooLarge
-from farcall._calls import FunctionTable, pack_call
-from farcall._needs import THIS_PYTHON, Needs, Runtime, needs_of
+from farcall._compatibility import EndpointRuntime, unmet
+from farcall._functions import THIS_PYTHON, FunctionTable, PackedFunction, Requirements, pack_call
 from farcall.testing import FakeCloud
 from farcall_common.payload import STRATEGIES, DillCode, Serializer
 from tests.waiting import WAIT_S
@@ -58,29 +58,36 @@ def executor(cloud: FakeCloud) -> Iterator[Executor]:
         yield executor
 
 
-def test_needs_are_read_off_the_bytes() -> None:
-    def of_call(*args: Any) -> Needs | None:
-        return needs_of(pack_call(args, {}, function_name="f"))
+def test_requirements_of_calls_and_functions() -> None:
+    def of_call(*args: Any) -> Requirements | None:
+        return pack_call(args, {}, function_name="f").requirements
+
+    def of_function(function: Callable[..., Any], serializer: Serializer) -> Requirements | None:
+        return PackedFunction.of(serializer.serialize_function(function)).requirements
 
     assert of_call(1, "text", [None]) is None
     assert of_call() is None
-    assert of_call(b"bytes") == Needs(frozenset({"f0", "11"}), None)
-    assert of_call(Local()) == Needs(frozenset({"f1", "11"}), THIS_PYTHON)
-    assert needs_of(Serializer().pack_function(plain)) is None
-    assert needs_of(Serializer().pack_function(pow)) == Needs(frozenset({"f2"}), None)
-    assert needs_of(Serializer(code=(DillCode(),)).pack_function(plain)) == Needs(frozenset({"01"}), THIS_PYTHON)
+    assert of_call(b"bytes") == Requirements(frozenset({"f0", "11"}), None)
+    assert of_call(Local()) == Requirements(frozenset({"f1", "11"}), THIS_PYTHON)
+    assert of_function(plain, Serializer()) is None
+    assert of_function(pow, Serializer()) == Requirements(frozenset({"f2"}), None)
+    assert of_function(plain, Serializer(code=(DillCode(),))) == Requirements(frozenset({"01"}), THIS_PYTHON)
     assert FunctionTable().handle(plain).function is None  # nothing is kept that is not needed
 
 
-def test_needs_are_compared_with_what_is_known() -> None:
-    needs = Needs(frozenset({"f1"}), "3.11")
-    assert needs.missing_in(Runtime()) == ""
-    assert needs.missing_in(Runtime("3.11", frozenset({"f1", "00"}))) == ""
-    assert "holds byte code of Python 3.11, and the endpoint runs Python 3.12" in needs.missing_in(Runtime("3.12"))
-    assert "strategy f1, which the endpoint does not read" in needs.missing_in(Runtime("3.11", frozenset({"00"})))
+def test_requirements_are_compared_with_the_runtime() -> None:
+    requirements = Requirements(frozenset({"f1"}), "3.11")
+    assert unmet(requirements, EndpointRuntime()) == ""
+    assert unmet(requirements, EndpointRuntime("3.11", frozenset({"f1", "00"}))) == ""
+    assert "holds byte code of Python 3.11, and the endpoint runs Python 3.12" in unmet(
+        requirements, EndpointRuntime("3.12")
+    )
+    assert "strategy f1, which the endpoint does not read" in unmet(
+        requirements, EndpointRuntime("3.11", frozenset({"00"}))
+    )
 
 
-def test_what_every_python_reads_goes_anywhere(executor: Executor, cloud: FakeCloud) -> None:
+def test_universal_strategies_are_sent_to_every_endpoint(executor: Executor, cloud: FakeCloud) -> None:
     assert executor.submit(plain, 1).result(WAIT_S) == 2
     assert executor.submit(len, b"abc").result(WAIT_S) == 3  # a name, and bytes
     assert executor.submit(pow, 2, 3).result(WAIT_S) == 8
@@ -93,16 +100,16 @@ def test_a_function_that_is_byte_code_is_refused_with_the_reason(executor: Execu
     error = caught.value
     assert error.record.message == (
         f"function get holds byte code of Python {THIS_PYTHON}, and the endpoint runs Python 3.99; "
-        "its source text alone would not do: get carries state: a closure or attributes"
+        "its source text alone is not enough: get carries state: a closure or attributes"
     )
     assert "Run this program with Python 3.99" in error.hint
     assert future.task_id not in cloud._tasks
-    with pytest.raises(EndpointIncompatible, match="no plain function"):
+    with pytest.raises(EndpointIncompatible, match="not a plain function"):
         executor.submit(functools.partial(closing_over(5))).result(WAIT_S)
     assert executor.submit(plain, 1).result(WAIT_S) == 2
 
 
-def test_byte_code_that_was_chosen_becomes_source_text_where_it_must(cloud: FakeCloud) -> None:
+def test_byte_code_is_rewritten_as_source_text_for_another_python(cloud: FakeCloud) -> None:
     with (
         Client(
             "http://farcall.test", cloud.token, code_serialization_strategy=DillCode, transport=cloud.transport
@@ -181,7 +188,7 @@ def test_ten_megabytes_of_array_fit_a_call_as_bytes(cloud: FakeCloud, executor: 
         assert fresh.submit(same, array).result(WAIT_S).shape == array.shape
 
 
-def test_endpoints_are_asked_once_and_an_api_that_does_not_say_is_believed(cloud: FakeCloud) -> None:
+def test_the_runtime_is_cached_also_when_the_api_does_not_answer(cloud: FakeCloud) -> None:
     asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -200,6 +207,6 @@ def test_endpoints_are_asked_once_and_an_api_that_does_not_say_is_believed(cloud
         assert len(asked) == 1
 
 
-def test_needs_of_text_beyond_ascii() -> None:
+def test_requirements_of_text_beyond_ascii() -> None:
     packed = pack_call(("né" * 10,), {"where": b"bytes"}, function_name="f")
-    assert needs_of(packed) == Needs(frozenset({"11", "f0"}), None)
+    assert packed.requirements == Requirements(frozenset({"11", "f0"}), None)

@@ -1,0 +1,432 @@
+"""Function and call serialization. What cannot be sent is refused before anything is sent.
+
+The parameter ``serializer`` defaults to one that picks the fastest strategy that works.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import platform
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from farcall._shell import MPIFunction, ShellFunction
+from farcall._version import __version__
+from farcall_common.errors import ConfigurationError, PayloadTooLarge, SerializationError
+from farcall_common.limits import MAX_PAYLOAD_BYTES
+from farcall_common.payload import BINARY_DATA, Piece, Serializer, Strategy, is_binary, packed, strategy_named
+
+THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+DEFAULT_SERIALIZER: Final = Serializer(own_classes=True)
+
+#: Strategies that every endpoint reads, whatever its Python: text, JSON, and combinations that contain text.
+_UNIVERSAL: Final = frozenset({b"st", b"sd", b"11", b"12", b"13"})
+#: Strategies whose first line is JSON, with the version of Python if there is byte code behind it.
+_WITH_HEAD: Final = frozenset({b"f1", b"f2", b"f3"})
+_BYTE_CODE: Final = b"01"
+#: Functions that an executor remembers by identity.
+_REMEMBERED: Final = 1024
+
+unpack_result: Final = DEFAULT_SERIALIZER.deserialize
+
+
+@dataclasses.dataclass(frozen=True)
+class Requirements:
+    """Strategies that the reader of a function or call must know. ``python`` is the only version that can run it, or
+    None."""
+
+    strategies: frozenset[str]
+    python: str | None
+
+
+def requirements_of(buffers: Iterable[Sequence[Piece]]) -> Requirements | None:
+    """The requirements of buffers in pieces (see :meth:`Serializer.pieces`); None when every endpoint reads them."""
+    ids: set[bytes] = set()
+    python: str | None = None
+    for pieces in buffers:
+        strategy = bytes(pieces[0][:2])
+        ids.add(strategy)
+        if strategy in _WITH_HEAD:
+            text = bytes(pieces[0][3:] or pieces[1])
+            end = text.find(b"\n")
+            python = json.loads(text if end < 0 else text[:end]).get("python") or python
+        elif strategy == _BYTE_CODE:
+            python = THIS_PYTHON
+    if ids <= _UNIVERSAL:
+        return None
+    return Requirements(frozenset(strategy.decode() for strategy in ids), python)
+
+
+class PackedCall(NamedTuple):
+    """The arguments of a call as bytes. ``requirements`` is None when every endpoint reads them."""
+
+    payload: bytes
+    requirements: Requirements | None
+
+
+_NO_KWARGS: Final = DEFAULT_SERIALIZER.serialize({})
+_EMPTY_CALL: Final = PackedCall(DEFAULT_SERIALIZER.pack((DEFAULT_SERIALIZER.serialize([]), _NO_KWARGS)), None)
+
+
+def pack_call(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    function_name: str,
+    serializer: Serializer = DEFAULT_SERIALIZER,
+    reads_binary: Callable[[], bool] | None = None,
+) -> PackedCall:
+    """The payload of a call, and what it requires of its reader.
+
+    :param reads_binary: whether the endpoint reads large arguments as bytes; called when there are any. None: they are
+        written as text.
+    :raises SerializationError: if an argument cannot be serialised; it says which.
+    :raises PayloadTooLarge: if the arguments take more than 10 MiB; it says which is the largest.
+    """
+    is_default = serializer is DEFAULT_SERIALIZER
+    if is_default and not args and not kwargs:
+        return _EMPTY_CALL
+
+    def pieces(strategies: Sequence[Strategy] | None) -> list[Sequence[Piece]]:
+        # As a list: unlike a tuple it may be JSON, which is quicker to write and bound to no version of Python.
+        named = (_NO_KWARGS,) if is_default and not kwargs else serializer.pieces(kwargs, strategies=strategies)
+        return [serializer.pieces(list(args), strategies=strategies), named]
+
+    strategies = BINARY_DATA if is_default and reads_binary is not None else None
+    try:
+        buffers = pieces(strategies)
+        if reads_binary is not None and strategies and any(map(is_binary, buffers)) and not reads_binary():
+            strategies = None
+            buffers = pieces(strategies)
+        payload = packed(buffers)
+    except SerializationError:
+        payload = serializer.pack_call(args, kwargs)  # finds out which argument it is
+        buffers = [(buffer,) for buffer in serializer.unpack(payload)]
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        sizes = {
+            name: sum(map(len, serializer.pieces(value, strategies=strategies))) for name, value in _named(args, kwargs)
+        }
+        raise _too_large(function_name, len(payload), sizes)
+    return PackedCall(payload, requirements_of(buffers))
+
+
+def checked_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call of a registered function, as a tuple and a dictionary.
+
+    :raises TypeError: if they are of another kind: text would be taken apart into letters, a dictionary into its keys.
+    """
+    if args is not None and (not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray | memoryview)):
+        raise TypeError(f"args: expected a tuple or a list, got {type(args).__name__}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs: expected a dict, got {type(kwargs).__name__}")
+    named = dict(kwargs or {})
+    for name in named:
+        if not isinstance(name, str):
+            raise TypeError(f"kwargs: expected str keys, got {type(name).__name__}")
+    return tuple(args or ()), named
+
+
+def sorted_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments sorted by name, so that equal calls have equal payloads: memoization compares those."""
+    return {name: kwargs[name] for name in sorted(kwargs)}
+
+
+def display_name(function: Callable[..., Any]) -> str:
+    """The name of a function; of one without a name (a partial, an instance), that of its class."""
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__
+
+
+def registration(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    public: bool = False,
+    memoize: bool = False,
+    serializer: Serializer = DEFAULT_SERIALIZER,
+) -> dict[str, Any]:
+    """The body of a request that registers a function.
+
+    :raises SerializationError: if the function cannot be sent.
+    :raises PayloadTooLarge: if it takes more than 10 MiB.
+    """
+    body = _pack_function(function, serializer)
+    documentation = getattr(function, "__doc__", None) if isinstance(function, types.FunctionType) else None
+    request = body.registration(
+        name or display_name(function), description=description or documentation, metadata=metadata, public=public
+    )
+    return request | ({"memoize": True} if memoize else {})
+
+
+def source_registration(
+    source: str,
+    function_name: str,
+    *,
+    description: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    public: bool = False,
+) -> dict[str, Any]:
+    """The body of a request that registers source text, which defines ``function_name``.
+
+    :raises SerializationError: if no function can have that name.
+    :raises PayloadTooLarge: if the text takes more than 10 MiB.
+    """
+    if not function_name.isidentifier():
+        raise SerializationError(
+            f"{function_name!r} is not a function name", hint="Give the name that the text defines."
+        )
+    body = _bounded(_pack_source(function_name, source), function_name)
+    return body.registration(function_name, description=description, metadata=metadata, public=public)
+
+
+class PackedFunction(NamedTuple):
+    """A function as bytes, written with ``strategy``. ``requirements`` is None when every endpoint reads it."""
+
+    code: bytes
+    strategy: str
+    requirements: Requirements | None
+
+    @classmethod
+    def of(cls, buffer: bytes) -> PackedFunction:
+        """Pack the buffer of a function."""
+        return cls(DEFAULT_SERIALIZER.pack([buffer]), buffer[:2].decode(), requirements_of([(buffer,)]))
+
+    def registration(
+        self,
+        name: str,
+        *,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        public: bool = False,
+    ) -> dict[str, Any]:
+        """The body of the request that registers it."""
+        meta = {
+            "python_version": platform.python_version(),
+            "sdk_version": __version__,
+            "serde_identifier": self.strategy,
+        }
+        if self.requirements is not None and self.requirements.python is not None:
+            # The API refuses it for endpoints with another version.
+            meta["byte_code_of_python"] = self.requirements.python
+        return {
+            "function_name": name,
+            "function_code": self.code.decode(),
+            "description": description,
+            "meta": meta | dict(metadata or {}),
+            "public": public,
+        }
+
+
+class FunctionHandle:
+    """A function to register: packed until then, known by its id from then on."""
+
+    __slots__ = ("function", "function_id", "key", "name", "packed", "requirements", "rewritten")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        packed: PackedFunction | None = None,
+        function_id: str | None = None,
+        function: types.FunctionType | None = None,
+    ) -> None:
+        self.name: str = name
+        self.packed: PackedFunction | None = packed
+        self.function_id: str | None = function_id
+        #: None when every endpoint reads the function, or when nothing is known.
+        self.requirements: Requirements | None = packed.requirements if packed else None
+        #: For writing it with another strategy. A function with state is not kept: each use of it is another function.
+        self.function: types.FunctionType | None = function if self.requirements else None
+        #: The same function, written with other strategies.
+        self.rewritten: list[FunctionHandle] = []
+        #: Two handles with the same key are the same function.
+        self.key: str = function_id or hashlib.sha256(packed.code if packed else b"").hexdigest()
+
+    def registration(self) -> dict[str, Any]:
+        """The body of the request that registers it."""
+        assert self.packed is not None
+        return self.packed.registration(self.name)
+
+
+class FunctionTable:
+    """Handles of functions, so that a function is serialised once and registered once.
+
+    A plain function is known by its identity: its closure is read at the first use. Anything with state (a partial, a
+    bound method, an instance) is serialised at each use, and known by its bytes.
+    """
+
+    def __init__(self, serializer: Serializer = DEFAULT_SERIALIZER) -> None:
+        self._serializer = serializer
+        self._by_identity: dict[int, tuple[Callable[..., Any], FunctionHandle]] = {}
+        self._by_key: dict[str, FunctionHandle] = {}
+
+    def handle(self, function: Callable[..., Any]) -> FunctionHandle:
+        """The handle of a function.
+
+        :raises SerializationError: if the function cannot be sent.
+        :raises PayloadTooLarge: if it takes more than 10 MiB.
+        """
+        known = self._by_identity.get(id(function))
+        if known is not None and known[0] is function:
+            return known[1]
+        fresh = FunctionHandle(
+            display_name(function),
+            packed=_pack_function(function, self._serializer),
+            function=function if isinstance(function, types.FunctionType) else None,
+        )
+        handle = self._by_key.setdefault(fresh.key, fresh)
+        if isinstance(function, types.FunctionType | types.BuiltinFunctionType):
+            self._remember(function, handle)
+        return handle
+
+    def registered(self, function_id: str, function: Callable[..., Any] | None = None) -> FunctionHandle:
+        """The handle of a registered function; calls of ``function`` use it from now on."""
+        name = function_id if function is None else display_name(function)
+        handle = self._by_key.setdefault(function_id, FunctionHandle(name, function_id=function_id))
+        if function is not None:
+            self._remember(function, handle)
+        return handle
+
+    def _remember(self, function: Callable[..., Any], handle: FunctionHandle) -> None:
+        while len(self._by_identity) >= _REMEMBERED:
+            self._by_identity.pop(next(iter(self._by_identity)), None)
+        self._by_identity[id(function)] = (function, handle)  # while the function is held, its id() is unique
+
+
+def _pack_function(function: Callable[..., Any], serializer: Serializer) -> PackedFunction:
+    if not callable(function):
+        raise SerializationError(f"a {type(function).__name__} cannot be called", hint="Pass the function itself.")
+    # A subclass may override anything.
+    if isinstance(function, ShellFunction) and type(function) in (ShellFunction, MPIFunction):
+        found = _pack_source(*function.source())
+    else:
+        found = PackedFunction.of(serializer.serialize_function(function))
+    return _bounded(found, display_name(function))
+
+
+def _pack_source(name: str, source: str) -> PackedFunction:
+    return PackedFunction.of(f"st\n{name}:{source}".encode())
+
+
+def _bounded(function: PackedFunction, name: str) -> PackedFunction:
+    if len(function.code) > MAX_PAYLOAD_BYTES:
+        raise PayloadTooLarge(
+            f"function {name} takes {_mib(len(function.code))}; the limit is {_mib(MAX_PAYLOAD_BYTES)}",
+            hint="It closes over large data: pass the data as an argument, or load it inside the function.",
+        )
+    return function
+
+
+def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((f"argument {number}", value) for number, value in enumerate(args, start=1))
+    yield from ((f"argument {name!r}", value) for name, value in kwargs.items())
+
+
+def _too_large(function_name: str, size_bytes: int, sizes: Mapping[str, int]) -> PayloadTooLarge:
+    largest = max(sizes, key=lambda name: sizes[name])
+    return PayloadTooLarge(
+        f"the arguments of {function_name} take {_mib(size_bytes)} when serialised, "
+        f"{_mib(sizes[largest])} of it {largest}; the limit is {_mib(MAX_PAYLOAD_BYTES)}"
+    )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1024 * 1024):.1f} MiB"
+
+
+def as_strategy(like: object) -> Strategy:
+    """A strategy by object, class, id or name. Globus Compute's own classes and objects have an ``identifier``.
+
+    :raises ConfigurationError: if there is no such strategy.
+    """
+    if isinstance(like, Strategy):
+        return like
+    if isinstance(like, type) and issubclass(like, Strategy):
+        return like()
+    if isinstance(like, str):
+        return strategy_named(like)
+    identifier = getattr(like, "identifier", None)
+    if isinstance(identifier, str):
+        return strategy_named(identifier.strip())
+    raise ConfigurationError(
+        f"{like!r} is not a serialization strategy",
+        hint="Give a strategy of farcall_common.payload, or its name, like 'JSONData'.",
+    )
+
+
+def strategy_names(likes: Iterable[object] | None) -> tuple[str, ...]:
+    """The class names of strategies, which every endpoint understands.
+
+    :raises ConfigurationError: if one of them is not a strategy.
+    """
+    return tuple(type(as_strategy(like)).__name__ for like in likes or ())
+
+
+def as_serializer(like: object = None, *, code: object = None, data: object = None) -> Serializer:
+    """A serializer: ours as it is, Globus Compute's by its two strategies, or one made of ``code`` and ``data``, where
+    None means the default strategies.
+
+    :raises ConfigurationError: if it is not a serializer.
+    """
+    if isinstance(like, Serializer):
+        return like
+    if like is not None:
+        code, data = getattr(like, "code_serializer", None), getattr(like, "data_serializer", None)
+        if code is None or data is None:
+            raise ConfigurationError(
+                f"expected a Serializer, got {type(like).__name__}", hint="Pass a farcall_common.payload.Serializer."
+            )
+    if code is None and data is None:
+        return DEFAULT_SERIALIZER
+    return Serializer(
+        code=DEFAULT_SERIALIZER.code if code is None else (_for_code(code, for_code=True),),
+        data=DEFAULT_SERIALIZER.data if data is None else (_for_code(data, for_code=False),),
+        own_classes=True,
+    )
+
+
+def _for_code(like: object, *, for_code: bool) -> Strategy:
+    strategy = as_strategy(like)
+    if strategy.for_code is not for_code:
+        kind, other = ("functions", "data") if for_code else ("data", "functions")
+        raise ConfigurationError(f"{type(strategy).__name__} is a strategy for {other}, not for {kind}")
+    return strategy
+
+
+def hardware_report() -> str:
+    import os
+    import platform
+    import shutil
+    import socket
+    import subprocess
+    import sys
+
+    lines = {
+        "host": socket.gethostname(),
+        "python": sys.version.replace("\n", " "),
+        "interpreter": sys.executable,
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": f"{os.cpu_count()}, of which {len(os.sched_getaffinity(0))} are for this process"
+        if hasattr(os, "sched_getaffinity")
+        else str(os.cpu_count()),
+        "disk": f"{shutil.disk_usage('.').free / 1e9:.1f} GB free here",
+    }
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        lines["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+    if shutil.which("nvidia-smi"):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+        lines["accelerators"] = listed.stdout.strip().replace("\n", "; ")
+    return "\n".join(f"{name:>12}: {value}" for name, value in lines.items())
+
+
+def hardware_source() -> tuple[str, str]:
+    """The text of a function that describes the machine of a worker, and its name: workers need no package of ours."""
+    return inspect.getsource(hardware_report), hardware_report.__name__

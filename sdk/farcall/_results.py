@@ -1,0 +1,410 @@
+"""Result handling: decoding results, polling the API for them, and settling futures."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ThreadPoolExecutor
+from typing import Any, Final
+
+from farcall._api import Api, BlobRef, Blobs
+from farcall._functions import unpack_result
+from farcall._future import ComputeFuture, record_of, settle_cancelled, settle_failed
+from farcall._pacing import OutageTimer, PollSchedule
+from farcall_common.errors import (
+    BlobUnknown,
+    ErrorRecord,
+    FarcallError,
+    Forbidden,
+    NotFound,
+    TaskCancelled,
+    TaskDeadLettered,
+    TaskError,
+    TaskFailed,
+    TaskLost,
+    TaskPending,
+    TaskUnknown,
+    Unauthenticated,
+    Unavailable,
+)
+from farcall_common.payload import Piece, load_user_data
+from farcall_common.payload import task_error as error_of_record
+from farcall_common.wire import BlobLocation, StreamResult, TaskState
+
+_logger = logging.getLogger(__name__)
+
+_CLASSES: Final[Mapping[TaskState, type[TaskError]]] = {
+    TaskState.FAILED: TaskFailed,
+    TaskState.CANCELLED: TaskCancelled,
+    TaskState.LOST: TaskLost,
+    TaskState.DEAD_LETTERED: TaskDeadLettered,
+}
+_PARALLEL_DOWNLOADS: Final = 4
+_IDS_PER_REQUEST: Final = 500
+#: The stream may still push the result of a task that is younger than this.
+_SAMPLE_AGE_S: Final = 1.0
+#: Futures fail after a token was refused for this long.
+_AUTH_PATIENCE_S: Final = 30.0
+
+
+def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | None]:
+    """A task of the API's JSON in the form in which the stream pushes results, and its value if that is inline."""
+    ref, value, finished_at = task.get("result_ref"), task.get("result"), task.get("completion_t")
+    result = StreamResult(
+        task_id=task["task_id"],
+        task_group_id=task.get("task_group_id") or "",
+        state=TaskState(task["status"]),
+        attempt=task.get("attempt") or 0,
+        result_blob=None if ref is None else BlobLocation(**ref),
+        error=task.get("error"),
+        finished_at=None if finished_at is None else float(finished_at),
+        timings=task.get("timings") or {},
+        details=task.get("details") or {},
+    )
+    return result, None if value is None else value.encode()
+
+
+def task_error(result: StreamResult) -> TaskError | TaskUnknown:
+    """The exception for a task that ended without a value, has not ended, or does not exist.
+
+    For a task that exists, a :class:`TaskError` by its state, so that ``except TaskFailed`` catches every failure; the
+    record keeps the precise code. The remote traceback is a note of the exception: Python prints it below the local
+    one. The function's own exception is the ``__cause__`` if it can be read here.
+    """
+    state = result.state
+    if not state.is_terminal:
+        return TaskPending(f"task {result.task_id} is {state}", hint="Try again later, or wait for it.")
+    expected = _CLASSES.get(state, TaskError)
+    if result.error is None:
+        return expected(f"task {result.task_id} ended as {state}")
+    record = ErrorRecord.from_json(result.error)
+    data = record.exception_data
+    load = None if data is None else lambda: unpack_result(data.encode())
+    return error_of_record(record, expected=expected, load_original=load)
+
+
+class ResultReader:
+    """Reads the values of results, and downloads those that are blobs. May be used from any thread."""
+
+    def __init__(self, api: Api, blobs: Blobs) -> None:
+        self._api = api
+        self._blobs = blobs
+
+    def read(self, result: StreamResult, data: Piece | None) -> Any:
+        """The value that a task returned. May block for a download.
+
+        :raises TaskError: if the task did not succeed.
+        :raises TaskUnknown: if the task does not exist.
+        :raises DeserializationError: if the value cannot be read here.
+        :raises BlobUnknown: if the retention time of the result is over.
+        :raises FarcallError: if the result cannot be downloaded.
+        """
+        if result.state is not TaskState.SUCCESS:
+            raise task_error(result)
+        found = self._fetch(result) if data is None else data
+        return load_user_data(lambda: unpack_result(found))
+
+    def _fetch(self, result: StreamResult) -> Piece:
+        found = self._download(result.result_blob)
+        if found is not None:
+            return found
+        fresh, data = result_from_json(self._api.get_task(result.task_id))
+        found = self._download(fresh.result_blob) if data is None else data
+        if found is None:
+            raise BlobUnknown(
+                f"the result of task {result.task_id} has been deleted",
+                hint="Results are kept for their retention time; run the task again.",
+            )
+        return found
+
+    def _download(self, blob: BlobLocation | None) -> Piece | None:
+        """The blob, if it exists. A pre-signed address expires after minutes; after that the answer is Forbidden, as it
+        may be for a blob that was deleted."""
+        if blob is None or blob.url is None:
+            return None
+        try:
+            return self._blobs.download(BlobRef(blob.blob_key, blob.size_bytes, blob.sha256), blob.url)
+        except (Forbidden, NotFound):
+            return None
+
+
+class Collector:
+    """Table of the open futures of an executor, which settles each of them once.
+
+    Results arrive from the stream and from polling, each in its thread: both take a future out of the table before they
+    settle it. Results that must be downloaded are left to a thread pool.
+
+    :param on_finished: called once, after :meth:`close`, when the last future is settled.
+    """
+
+    def __init__(self, reader: ResultReader, *, on_finished: Callable[[], None]) -> None:
+        self._reader = reader
+        self._on_finished = on_finished
+        self._open: dict[str, ComputeFuture[Any]] = {}
+        self._fetching: dict[str, ComputeFuture[Any]] = {}
+        self._downloads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._closing = False
+        self._finished = False
+        self._broken: BaseException | None = None
+
+    def add(self, future: ComputeFuture[Any]) -> None:
+        """Wait for the result of a task.
+
+        :raises RuntimeError: after :meth:`close`.
+        :raises BrokenExecutor: after :meth:`fail_all`.
+        """
+        with self._lock:
+            if self._broken is not None:
+                raise BrokenExecutor("a thread of the executor died") from self._broken
+            if self._closing:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            self._open[future.task_id] = future
+
+    def unsettled(self) -> list[ComputeFuture[Any]]:
+        """The futures that are not done, in the order of their submission."""
+        return [*self._open.copy().values(), *self._fetching.copy().values()]
+
+    def all_accepted(self) -> bool:
+        """Whether the API has taken every task that is open."""
+        return all(record_of(future).accepted_at is not None for future in self.unsettled())
+
+    def accepted(self, *, before: float | None = None) -> list[str]:
+        """The tasks that the API has taken (before ``before``, in monotonic seconds) and that have no result yet."""
+        records = map(record_of, self._open.copy().values())
+        return [
+            record.task_id
+            for record in records
+            if record.accepted_mono is not None and (before is None or record.accepted_mono < before)
+        ]
+
+    def drop(self, task_id: str) -> None:
+        """The future was cancelled: it needs no result."""
+        self._open.pop(task_id, None)
+        self._check_finished()
+
+    def take_pushed(self, results: Sequence[StreamResult], frames: Sequence[bytes]) -> None:
+        """Settle futures with results from the stream."""
+        for result in results:
+            self._settle(result, None if result.result is None else frames[result.result])
+        self._check_finished()
+
+    def take_polled(self, tasks: Iterable[Mapping[str, Any]]) -> int:
+        """Settle the futures of those tasks that ended. Returns how many did."""
+        before = len(self._open)
+        for task in tasks:
+            result, data = result_from_json(task)
+            if result.state.is_terminal:
+                self._settle(result, data)
+        self._check_finished()
+        return before - len(self._open)
+
+    def fail(self, task_ids: Iterable[str], error: BaseException) -> None:
+        """Fail futures with an error of this side."""
+        for task_id in list(task_ids):
+            future = self._open.pop(task_id, None)
+            if future is not None:
+                settle_failed(future, error)
+        self._check_finished()
+
+    def fail_all(self, error: BaseException) -> None:
+        """Fail every future and take no more: a thread that settles them died."""
+        with self._lock:
+            self._broken = error
+            downloading = [*self._fetching.values()]
+        for future in downloading:
+            settle_failed(future, error)
+        self.fail(self._open.copy(), error)
+
+    def close(self) -> None:
+        """No more futures will be added."""
+        with self._lock:
+            self._closing = True
+        self._check_finished()
+
+    def _settle(self, result: StreamResult, data: bytes | None) -> None:
+        future = self._open.pop(result.task_id, None)
+        if future is None:
+            return  # settled by the other thread, or cancelled
+        record = record_of(future)
+        future.attempt, future.details, record.timings = result.attempt, result.details, result.timings
+        record.received_at = time.time()
+        try:
+            if result.state is TaskState.CANCELLED:
+                settle_cancelled(future)
+            elif result.state is not TaskState.SUCCESS or data is not None:
+                self._set_result(future, result, data)
+            else:
+                self._fetch(future, result)
+        except BaseException as error:  # a defect of ours: it ends this thread, and the future is out of the table
+            settle_failed(future, error)
+            raise
+
+    def _set_result(self, future: ComputeFuture[Any], result: StreamResult, data: bytes | None) -> None:
+        try:
+            value = self._reader.read(result, data)
+        except FarcallError as error:
+            settle_failed(future, error.with_traceback(None))  # our own frames do not help the reader
+            return
+        try:
+            future.set_result(value)
+        except InvalidStateError:
+            _logger.debug("task %s: cancelled here before its result arrived", future.task_id)
+
+    def _fetch(self, future: ComputeFuture[Any], result: StreamResult) -> None:
+        with self._lock:
+            if self._downloads is None:
+                self._downloads = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, thread_name_prefix="farcall-download")
+            self._fetching[result.task_id] = future
+        try:
+            download = self._downloads.submit(self._set_result, future, result, None)
+        except RuntimeError as error:  # the process exits: thread pools take no more work
+            self._fetching.pop(result.task_id, None)
+            settle_failed(future, Unavailable("The process ended before the result was downloaded."))
+            _logger.debug("task %s: %s", result.task_id, error)
+        else:
+            download.add_done_callback(lambda done: self._fetched(future, done))
+
+    def _fetched(self, future: ComputeFuture[Any], done: Future[None]) -> None:
+        error = done.exception()
+        if error is not None:
+            settle_failed(future, error)
+        self._fetching.pop(future.task_id, None)
+        self._check_finished()
+
+    def _check_finished(self) -> None:
+        if not self._closing or self._open or self._fetching:
+            return
+        with self._lock:
+            first, self._finished = not self._finished, True
+            downloads = self._downloads
+        if first:
+            if downloads is not None:
+                downloads.shutdown(wait=False)
+            self._on_finished()
+
+
+class Poller:
+    """Polls ``batch_status`` at the times of a :class:`PollSchedule`. Works without a stream, and verifies the stream.
+
+    :param stream_is_open: whether a stream pushes results.
+    :param patience_s: after how many seconds without an answer the waiting futures fail.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        collector: Collector,
+        *,
+        stream_is_open: Callable[[], bool],
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api = api
+        self._collector = collector
+        self._stream_is_open = stream_is_open
+        self._patience_s = patience_s
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        now = self._clock()
+        self._outage = OutageTimer(now=now)
+        self._schedule = PollSchedule(now=now)
+        self._sampled = 0
+
+    def tasks_added(self) -> None:
+        """There are new tasks to wait for."""
+        with self._changed:
+            if not self._schedule.next_is_sample(stream_is_open=self._stream_is_open(), now=self._clock()):
+                self._schedule.poll_soon()
+            self._changed.notify()
+
+    def poll_soon(self) -> None:
+        """Poll soon, also while the stream is open: results may have been missed."""
+        with self._changed:
+            self._schedule.poll_soon()
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Let :meth:`run` return soon."""
+        with self._changed:
+            self._stop.set()
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Poll until :meth:`stop`. The body of a thread."""
+        while self._wait_until_due():
+            started_at = self._clock()
+            is_sample = self._schedule.next_is_sample(stream_is_open=self._stream_is_open(), now=started_at)
+            self._schedule.poll_started()
+            if is_sample:
+                self._outage.reset(now=started_at)
+            try:
+                ended = self._poll(self._sample() if is_sample else self._collector.accepted())
+            except FarcallError as error:
+                now = self._clock()
+                self._schedule.failed(took_s=now - started_at, now=now)
+                if not self._stop.is_set():
+                    self._give_up_after_outage(error, self._outage.failed(now=now))
+            else:
+                now = self._clock()
+                self._outage.reset(now=now)
+                record = self._schedule.sampled if is_sample else self._schedule.polled
+                record(ended=ended, took_s=now - started_at, now=now)
+
+    def _wait_until_due(self) -> bool:
+        """Wait for the next poll. False after :meth:`stop`."""
+        with self._changed:
+            while not self._stop.is_set():
+                now = self._clock()
+                if not self._collector.accepted():
+                    self._outage.reset(now=now)  # without open tasks there are no requests that could fail
+                    self._changed.wait()
+                    continue
+                left_s = self._schedule.due_at(stream_is_open=self._stream_is_open(), now=now) - now
+                if left_s <= 0:
+                    return True
+                self._changed.wait(left_s)
+            return False
+
+    def _sample(self) -> Sequence[str]:
+        """Some of the older tasks, in turns."""
+        known = self._collector.accepted(before=time.monotonic() - _SAMPLE_AGE_S)
+        if self._sampled >= len(known):
+            self._sampled = 0
+        sample = known[self._sampled : self._sampled + _IDS_PER_REQUEST]
+        self._sampled += len(sample)
+        return sample
+
+    def _poll(self, task_ids: Sequence[str]) -> int:
+        """Request the states of tasks and settle those that ended. Returns how many did."""
+        ended = 0
+        for start in range(0, len(task_ids), _IDS_PER_REQUEST):
+            asked = task_ids[start : start + _IDS_PER_REQUEST]
+            while asked and not self._stop.is_set():
+                found = self._api.batch_status(asked, patience_s=0, stop=self._stop)
+                ended += self._collector.take_polled(found.values())
+                if not found:  # an answer leaves out tasks beyond its largest size, but never all of them
+                    ended += len(asked)
+                    self._collector.fail(asked, TaskUnknown(f"the API does not know {len(asked)} tasks"))
+                    break
+                asked = [task_id for task_id in asked if task_id not in found]
+        return ended
+
+    def _give_up_after_outage(self, error: FarcallError, outage_s: float) -> None:
+        """Fail the waiting futures if the outage is longer than the patience."""
+        is_refusal = isinstance(error, Unauthenticated | Forbidden)
+        _logger.debug("polling failed, %.0f s without contact: %s", outage_s, error)
+        if outage_s < (min(_AUTH_PATIENCE_S, self._patience_s) if is_refusal else self._patience_s):
+            return
+        hint = "The tasks continue; Client.get_batch_result reads their results by task id."
+        raised: FarcallError
+        if is_refusal:
+            record = dataclasses.replace(error.record, hint=f"{error.hint} {hint}".strip())
+            raised = type(error)(record.message, record=record)
+        else:
+            raised = Unavailable(f"no contact with the API for {outage_s:.0f} s: {error}", hint=hint)
+        self._collector.fail(self._collector.accepted(), raised)

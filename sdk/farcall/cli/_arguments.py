@@ -1,0 +1,156 @@
+"""Command-line arguments: functions, JSON values, endpoints, and the cache for shell completion."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from farcall._client import Client
+from farcall_common.credentials import find_home, read_settings
+from farcall_common.errors import ConfigurationError, EndpointUnknown, InvalidRequest
+from farcall_common.files import write_private
+
+_KEPT: Final = 200
+
+
+def remember(kind: str, values: Iterable[str]) -> None:
+    """Keep names for :func:`completes`; the newest first. A disk that takes none is no reason to fail."""
+    known = _read()
+    known[kind] = list(dict.fromkeys([*values, *known.get(kind, [])]))[:_KEPT]
+    with contextlib.suppress(OSError):
+        write_private(_path(), msgspec.json.encode(known))
+
+
+def completes(kind: str) -> Callable[[str], list[str]]:
+    """What completes an argument of this kind: "endpoints", "tasks", "groups"."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in _read().get(kind, []) if value.startswith(incomplete)]
+
+    return complete
+
+
+def _path() -> Path:
+    return find_home(os.environ) / "cache" / "completion.json"
+
+
+def _read() -> dict[str, list[str]]:
+    try:
+        return msgspec.json.decode(_path().read_bytes(), type=dict[str, list[str]])
+    except (OSError, msgspec.DecodeError):  # there is none yet, or it is of another version
+        return {}
+
+
+FunctionName = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Also PACKAGE.MODULE:FUNCTION.")]
+
+#: The name that a script is imported under: one that no installed package has.
+_MODULE_PREFIX: Final = "farcall_script_"
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that ``FILE.py:FUNCTION`` or ``PACKAGE.MODULE:FUNCTION`` names.
+
+    :raises InvalidRequest: if there is no such file, module or function, or if importing it fails.
+    """
+    place, _, function_name = name.rpartition(":")
+    if not place:
+        raise InvalidRequest(f"{name!r} names no function", hint="Write it as FILE.py:FUNCTION.")
+    path = Path(place)
+    if place.endswith(".py") and not path.is_file():
+        raise InvalidRequest(f"there is no file {place}")
+    try:
+        module = _import_file(path) if path.is_file() else importlib.import_module(place)
+    except Exception as error:
+        raise InvalidRequest(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
+    found = getattr(module, function_name, None)
+    if not callable(found):
+        raise InvalidRequest(f"there is no function {function_name!r} in {place}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _import_file(path: Path) -> Any:
+    sys.path.insert(0, str(path.parent.resolve()))  # as `python FILE.py` does, for the modules beside it
+    spec = importlib.util.spec_from_file_location(_MODULE_PREFIX + path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def parse_argument(text: str) -> Any:
+    """A JSON value, or the text itself if it is none."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def parse_kwargs(text: str) -> dict[str, Any]:
+    """:raises InvalidRequest: if the text is not a JSON object."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"--kwargs is not a JSON object: {error}", hint="""Like --kwargs '{"n": 3}'.""") from error
+
+
+EndpointName = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        "-e",
+        envvar="FARCALL_ENDPOINT",
+        metavar="NAME|ID",
+        help="Where to run; else the one in the configuration, or the only one that you have.",
+        autocompletion=completes("endpoints"),
+    ),
+]
+EndpointArgument = Annotated[str, typer.Argument(metavar="NAME|ID", autocompletion=completes("endpoints"))]
+
+
+def resolve_endpoint(client: Client, name: str | None) -> str:
+    """The id of an endpoint that is given by id or name, is configured, or is the only one.
+
+    :raises EndpointUnknown: if none has that name.
+    :raises ConfigurationError: if several could be meant.
+    """
+    if name is None:
+        name = read_settings(find_home(os.environ)).get("endpoint")
+    if name is not None and _is_id(name):
+        return str(uuid.UUID(name))
+    endpoints = client.get_endpoints()
+    remember("endpoints", (each["name"] for each in endpoints))
+    if name is not None:
+        endpoints = [each for each in endpoints if name in (each["name"], each["display_name"])]
+        if not endpoints:
+            raise EndpointUnknown(f"there is no endpoint named {name!r}")
+    match endpoints:
+        case [only]:
+            return str(only["uuid"])
+        case []:
+            raise ConfigurationError(
+                "you have no endpoint",
+                hint="`farcall-endpoint configure NAME` and `farcall-endpoint start NAME` make this machine one.",
+            )
+    ids = ", ".join(f"{each['name']} ({each['uuid']})" for each in endpoints[:5])
+    raise ConfigurationError(f"which endpoint? There are {len(endpoints)}: {ids}", hint="Choose one with --endpoint.")
+
+
+def _is_id(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True
