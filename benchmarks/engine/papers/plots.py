@@ -1,4 +1,4 @@
-"""The experiments as pictures."""
+"""Pictures of the experiments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = Mapping[str, Any]
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """A picture for each experiment that was made, beside ``path``, whose name theirs begin with."""
+    """A picture for each experiment in the report, next to ``path`` and with its name as prefix."""
     for name, draw_one in _PICTURES.items():
         if name in report:
             figure = draw_one(report[name])
@@ -35,14 +35,12 @@ def _batching(runs: Sequence[Run]) -> Figure:
 
 
 def _prefetching(runs: Sequence[Run]) -> Figure:
-    figure, (short, others) = _panels(2)
-    _lines(short, runs, "prefetch", rate, lambda run: not run["ideal_s"])
-    short.set_title("no-ops a second")
+    figure, (noops, others) = _rates(runs, "prefetch")
     _lines(others, runs, "prefetch", efficiency, lambda run: run["ideal_s"])
+    noops.set_title("no-ops per second")
     others.set_title("share of the workers' time in tasks")
-    for axes in (short, others):
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("most tasks kept ready behind each running one")
+    for axes in (noops, others):
+        axes.set_xlabel("prefetch capacity: tasks ready per worker")
     return figure
 
 
@@ -60,13 +58,11 @@ def _strong_scaling(runs: Sequence[Run]) -> Figure:
 
 
 def _weak_scaling(runs: Sequence[Run]) -> Figure:
-    figure, (short, others) = _panels(2)
-    _lines(short, runs, "workers", rate, lambda run: not run["ideal_s"])
-    short.set_title("no-ops a second, 1,000 for each worker")
+    figure, (noops, others) = _rates(runs, "workers")
     _lines(others, runs, "workers", lambda run: run["elapsed_s"], lambda run: run["ideal_s"])
-    others.set_title("the same work for each worker: seconds")
-    for axes in (short, others):
-        axes.set_ylim(bottom=0)
+    noops.set_title("no-ops per second, 1,000 per worker")
+    others.set_title("the same work per worker: seconds")
+    for axes in (noops, others):
         axes.set_xlabel("workers")
     return figure
 
@@ -90,10 +86,17 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
+def _rates(runs: Sequence[Run], key: str) -> tuple[Figure, tuple[Axes, Axes]]:
+    """A figure with the rates of no-ops in its first panel; the second one is empty."""
+    figure, (noops, others) = _panels(2)
+    _lines(noops, runs, key, rate, lambda run: not run["ideal_s"])
+    return figure, (noops, others)
+
+
 def _lines(
     axes: Axes, runs: Sequence[Run], key: str, value: Callable[[Run], float | None], wanted: Callable[[Run], object]
 ) -> None:
-    """A line for each length of task, over the values of the key at equal distances."""
+    """A line for each task length, over the values of the key at equal distances."""
     chosen = [run for run in runs if wanted(run)]
     axes.margins(y=0.15)
     for task_s in sorted({run["task_s"] for run in chosen}):
