@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,6 @@ def _batching(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def _prefetching(runs: Sequence[Run]) -> Figure:
-    figure, (noops, others) = _rates(runs, "prefetch")
-    _lines(others, runs, "prefetch", efficiency, lambda run: run["ideal_s"])
-    noops.set_title("no-ops per second")
-    others.set_title("share of the workers' time in tasks")
-    for axes in (noops, others):
-        axes.set_xlabel("prefetch capacity: tasks ready per worker")
-    return figure
-
-
 def _strong_scaling(runs: Sequence[Run]) -> Figure:
     figure, (axes,) = _panels(1)
     _lines(axes, runs, "workers", lambda run: run["elapsed_s"], lambda _: True)
@@ -54,16 +45,6 @@ def _strong_scaling(runs: Sequence[Run]) -> Figure:
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_title("the same work on more workers: seconds (dotted: ideal)")
     axes.set_xlabel("workers")
-    return figure
-
-
-def _weak_scaling(runs: Sequence[Run]) -> Figure:
-    figure, (noops, others) = _rates(runs, "workers")
-    _lines(others, runs, "workers", lambda run: run["elapsed_s"], lambda run: run["ideal_s"])
-    noops.set_title("no-ops per second, 1,000 per worker")
-    others.set_title("the same work per worker: seconds")
-    for axes in (noops, others):
-        axes.set_xlabel("workers")
     return figure
 
 
@@ -86,11 +67,18 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def _rates(runs: Sequence[Run], key: str) -> tuple[Figure, tuple[Axes, Axes]]:
-    """A figure with the rates of no-ops in its first panel; the second one is empty."""
-    figure, (noops, others) = _panels(2)
-    _lines(noops, runs, key, rate, lambda run: not run["ideal_s"])
-    return figure, (noops, others)
+def _rates(
+    runs: Sequence[Run], *, key: str, label: str, noops: str, others: str, value: Callable[[Run], float | None]
+) -> Figure:
+    """The rates of no-ops in one panel, a value of longer tasks in the other."""
+    figure, panels = _panels(2)
+    _lines(panels[0], runs, key, rate, lambda run: not run["ideal_s"])
+    _lines(panels[1], runs, key, value, lambda run: run["ideal_s"])
+    for axes, title in zip(panels, (noops, others), strict=True):
+        axes.set_ylim(bottom=0)
+        axes.set_title(title)
+        axes.set_xlabel(label)
+    return figure
 
 
 def _lines(
@@ -111,8 +99,22 @@ def _lines(
 
 _PICTURES: dict[str, Callable[[Sequence[Run]], Figure]] = {
     "batching": _batching,
-    "prefetching": _prefetching,
+    "prefetching": partial(
+        _rates,
+        key="prefetch",
+        label="prefetch capacity: tasks ready per worker",
+        noops="no-ops per second",
+        others="share of the workers' time in tasks",
+        value=efficiency,
+    ),
     "strong_scaling": _strong_scaling,
-    "weak_scaling": _weak_scaling,
+    "weak_scaling": partial(
+        _rates,
+        key="workers",
+        label="workers",
+        noops="no-ops per second, 1,000 per worker",
+        others="the same work per worker: seconds",
+        value=lambda run: run["elapsed_s"],
+    ),
     "failure": _failure,
 }
