@@ -1,1 +1,1 @@
-"""Measurements of the whole system. ``python -m benchmarks.end_to_end`` prints them."""
+"""Benchmarks of the whole system and of its parts; their results are in ``results/`` and ``README.md``."""

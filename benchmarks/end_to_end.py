@@ -1,4 +1,4 @@
-"""The figures of the whole system on the local tier: prints a table and JSON, with the facts of the machine.
+"""End-to-end benchmark: start-up, memory, latency, throughput and recovery of the whole system on the local tier.
 
     python -m benchmarks.end_to_end [--tasks 10000] [--calls 1000] [--output FILE]
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime as dt
 import json
 import os
 import shutil
@@ -22,15 +21,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 import farcall
-from benchmarks.figure import Figure
-from benchmarks.machine import facts, pss_mib
+from benchmarks.machine import pss_mib
+from benchmarks.report import Figure, figure_table, new_report
 from examples import latency
 from farcall_local.control import wipe
 from farcall_local.endpoint import LocalEndpoint
@@ -39,8 +35,6 @@ from farcall_local.postgres_template import template_path
 from farcall_local.tier import LocalTier
 
 WARM_STARTS = 3
-
-console = Console(stderr=True)
 
 
 def nothing() -> None:
@@ -59,7 +53,7 @@ def deployment(directory: Path) -> Iterator[tuple[LocalTier, LocalEndpoint, farc
 
 
 def starts(directory: Path) -> list[Figure]:
-    """How long the tier takes to come up: without a database template, with one, and with data of its own."""
+    """Start-up time of the tier: without a database template, with one, and with its own data."""
     shutil.rmtree(template_path(PostgresInstall.find()), ignore_errors=True)
     cold_s = start_s(directory / "cold")
     fresh_s = statistics.median(start_s(directory / f"warm-{number}") for number in range(WARM_STARTS))
@@ -67,9 +61,9 @@ def starts(directory: Path) -> list[Figure]:
     for tier in directory.iterdir():
         wipe(tier)
     return [
-        Figure("local tier up, cold (no database template)", cold_s, "s"),
-        Figure("local tier up, warm (new directory)", fresh_s, "s", "<= 3", fresh_s <= 3),
-        Figure("local tier up, warm (same directory again)", again_s, "s", "<= 3", again_s <= 3),
+        Figure("start of the local tier, cold (no database template)", cold_s, "s"),
+        Figure("start of the local tier, warm (new directory)", fresh_s, "s", "<= 3", fresh_s <= 3),
+        Figure("start of the local tier, warm (same directory again)", again_s, "s", "<= 3", again_s <= 3),
     ]
 
 
@@ -80,7 +74,7 @@ def start_s(directory: Path) -> float:
 
 
 def memory(tier: LocalTier, endpoint: LocalEndpoint) -> list[Figure]:
-    """Proportional set size of each process that has nothing to do."""
+    """Proportional set size of each idle process."""
     figures = [Figure("memory: supervisor", pss_mib(tier.state.supervisor_pid), "MiB")]
     for name, process in tier.state.processes.items():
         assert process.pid is not None
@@ -96,45 +90,45 @@ def memory(tier: LocalTier, endpoint: LocalEndpoint) -> list[Figure]:
 
 
 def round_trips(client: farcall.Client, endpoint: LocalEndpoint, *, calls: int) -> list[Figure]:
-    """Sequential warm calls, in all and by part."""
+    """Sequential warm calls, in total and by part."""
     measured = latency.measure(client, endpoint.endpoint_id, calls=calls, warm_up=100)
     figures = []
     for part in ("total", "client", "service", "forwarder", "endpoint", "execution"):
         values = [getattr(each, part) * 1000 for each in measured]
         middle, high = (latency.percentile(values, percent) for percent in (50, 99))
-        wish = ("<= 10", middle <= 10) if part == "total" else ("", None)
+        goal = ("<= 10", middle <= 10) if part == "total" else ("", None)
         figures += [
-            Figure(f"round trip, {part}, p50", middle, "ms", *wish),
+            Figure(f"round trip, {part}, p50", middle, "ms", *goal),
             Figure(f"round trip, {part}, p99", high, "ms"),
         ]
     return figures
 
 
 def large_values(client: farcall.Client, endpoint: LocalEndpoint, *, calls: int) -> list[Figure]:
-    """Sequential calls that take bytes and return them. Above 64 KiB they go through the blob store."""
+    """Sequential calls that return their bytes. Above 64 KiB these go through the blob store."""
     goals = {1_000: None, 100_000: 10, 1_000_000: 20, 5_000_000: 70}
     figures = []
     with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
-        executor.submit(same, b"").result(timeout=60)
-        first_ms = same_ms(executor, 1_000_000)
+        executor.submit(echo, b"").result(timeout=60)
+        first_ms = echo_ms(executor, 1_000_000)
         figures.append(
             Figure("first large value of a program, 1,000,000 bytes", first_ms, "ms", "<= 250", first_ms <= 250)
         )
         for size_bytes, goal_ms in goals.items():
-            middle = statistics.median(same_ms(executor, size_bytes) for _ in range(calls))
-            wish = ("", None) if goal_ms is None else (f"<= {goal_ms}", middle <= goal_ms)
-            figures.append(Figure(f"{size_bytes:,} bytes there and back, p50", middle, "ms", *wish))
+            middle = statistics.median(echo_ms(executor, size_bytes) for _ in range(calls))
+            goal = ("", None) if goal_ms is None else (f"<= {goal_ms}", middle <= goal_ms)
+            figures.append(Figure(f"round trip of {size_bytes:,} bytes, p50", middle, "ms", *goal))
     return figures
 
 
-def same(value: bytes) -> bytes:
+def echo(value: bytes) -> bytes:
     return value
 
 
-def same_ms(executor: farcall.Executor, size_bytes: int) -> float:
+def echo_ms(executor: farcall.Executor, size_bytes: int) -> float:
     value = os.urandom(size_bytes)
     began = time.perf_counter()
-    assert executor.submit(same, value).result(timeout=60) == value
+    assert executor.submit(echo, value).result(timeout=60) == value
     return (time.perf_counter() - began) * 1000
 
 
@@ -155,7 +149,7 @@ def throughput(client: farcall.Client, endpoint: LocalEndpoint, *, tasks: int) -
     ]
 
 
-def survival(tier: LocalTier, client: farcall.Client, endpoint: LocalEndpoint, *, tasks: int) -> list[Figure]:
+def recovery(tier: LocalTier, client: farcall.Client, endpoint: LocalEndpoint, *, tasks: int) -> list[Figure]:
     """Tasks while the forwarder is killed twice and Valkey wiped once."""
     done = 0
     progress = threading.Condition()
@@ -193,62 +187,46 @@ def survival(tier: LocalTier, client: farcall.Client, endpoint: LocalEndpoint, *
     ]
 
 
-def show(figures: Sequence[Figure], machine: dict[str, Any]) -> None:
-    table = Table(
-        title=f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Python {machine['python']}"
-    )
-    table.add_column("figure")
-    table.add_column("measured", justify="right")
-    table.add_column("wish", justify="right")
-    for figure in figures:
-        mark = {None: "", True: "[green]yes[/green]", False: "[red]no[/red]"}[figure.reached]
-        value = (
-            f"{figure.value:,.0f}" if figure.value >= 100 or float(figure.value).is_integer() else f"{figure.value:.2f}"
-        )
-        table.add_row(figure.name, f"{value} {figure.unit}".strip(), f"{figure.wish} {mark}".strip())
-    console.print(table)
-
-
-def main() -> int:
+def main() -> None:
+    """Measure, write, print."""
     parser = argparse.ArgumentParser(description="Measure the whole system on the local tier.")
-    parser.add_argument("--tasks", type=int, default=10_000, help="tasks for throughput and survival")
+    parser.add_argument("--tasks", type=int, default=10_000, help="tasks for throughput and recovery")
     parser.add_argument("--calls", type=int, default=1_000, help="sequential calls for latency")
     parser.add_argument("--output", type=Path, help="also write the JSON here")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    machine = facts()
+    report = new_report()
     directory = Path(tempfile.mkdtemp(prefix="farcall-bench-"))
     figures: list[Figure] = []
     try:
-        console.print("starts …")
+        _progress("starts …")
         figures += starts(directory / "starts")
         with deployment(directory) as (tier, endpoint, client):
             with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
                 executor.submit(nothing).result(timeout=60)
             figures += memory(tier, endpoint)
-            console.print("round trips …")
+            _progress("round trips …")
             figures += round_trips(client, endpoint, calls=options.calls)
-            console.print("large values …")
+            _progress("large values …")
             figures += large_values(client, endpoint, calls=max(10, options.calls // 20))
-            console.print("throughput …")
+            _progress("throughput …")
             figures += throughput(client, endpoint, tasks=options.tasks)
-            console.print("survival …")
-            figures += survival(tier, client, endpoint, tasks=options.tasks)
+            _progress("recovery …")
+            figures += recovery(tier, client, endpoint, tasks=options.tasks)
     finally:
         wipe(directory / "tier")
         shutil.rmtree(directory, ignore_errors=True)
-    show(figures, machine)
-    report = {
-        "measured_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": machine,
-        "figures": [dataclasses.asdict(figure) for figure in figures],
-    }
+    report["figures"] = [dataclasses.asdict(figure) for figure in figures]
+    print(figure_table(report), file=sys.stderr)
     text = json.dumps(report, indent=2)
     print(text)
     if options.output:
         options.output.write_text(text + "\n")
-    return 0
+
+
+def _progress(step: str) -> None:
+    print(step, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""What a figure means depends on the machine that it was measured on."""
+"""Facts about the machine of a measurement: processor, memory, interpreter, load and speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 
 _STEPS: Final = 300_000
-#: Of a list whose objects, some 40 MB, no cache holds.
+#: Objects of a list that fits into no cache, some 40 MB.
 _SCATTERED: Final = 1_000_000
 
 
@@ -30,27 +30,28 @@ def facts() -> dict[str, Any]:
         "byte_code_cached": not sys.dont_write_bytecode,
         "load_1min_before": round(os.getloadavg()[0], 2),
         "python_step_ns": round(_python_step_ns(), 1),
-        "memory_look_ns": round(_memory_look_ns()),
+        "memory_access_ns": round(_memory_access_ns()),
     }
 
 
-def circumstances(machine: Mapping[str, Any]) -> str:
-    """What figures of one machine that were measured at different times differ by: its load, and how fast it was."""
+def conditions(machine: Mapping[str, Any]) -> str:
+    """The load and the speed of a machine, which differ between measurements on it."""
     load = f"load before {machine['load_1min_before']}"
-    step_ns = machine.get("python_step_ns")  # not in older results
+    step_ns = machine.get("python_step_ns")  # older results lack it
     if step_ns is None:
         return load
-    far_ns = machine["memory_look_ns"]
-    return f"{load}, {step_ns:.0f} ns for a step of a Python loop, {far_ns} ns for one to an object far away"
+    return (
+        f"{load}, {step_ns:.0f} ns per step of a Python loop, {machine['memory_access_ns']} ns per random memory access"
+    )
 
 
 def pss_mib(pid: int) -> float:
-    """The memory of a process in MiB, shared pages divided among those who share them."""
+    """The proportional set size of a process in MiB: shared pages are divided among their users."""
     return float(psutil.Process(pid).memory_full_info().pss) / 2**20
 
 
 def _python_step_ns() -> float:
-    """Processor time of a step of a loop that adds, the median of nine: a shared core is not always equally fast."""
+    """CPU time of a step of a loop that adds; the median of nine, because the speed of a shared core varies."""
     rounds = []
     for _ in range(9):
         total, before = 0, time.process_time()
@@ -60,10 +61,10 @@ def _python_step_ns() -> float:
     return statistics.median(rounds)
 
 
-def _memory_look_ns() -> float:
-    """Processor time of a step of a loop that goes where the object before says, all over memory; the median of five.
+def _memory_access_ns() -> float:
+    """CPU time of a step of a loop that follows references to random places in memory; the median of five.
 
-    Neighbours on the same host slow this down by a factor, and with it whatever has much data, long before the other.
+    Other tenants of the host multiply this time, and that of everything with much data, long before the other one.
     """
     following = list(range(_SCATTERED))
     random.Random(0).shuffle(following)

@@ -1,82 +1,107 @@
-"""Puts measured figures into ``benchmarks/README.md``: ``python -m benchmarks.report`` after any of the benchmarks.
-
-Each section of the README that shows figures stands between two comments, and is made of one file of ``results/``.
-"""
+"""Benchmark reports: results as JSON with their time and machine, and Markdown tables with goals."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import datetime as dt
 import json
 import re
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import api, memoization, sdk, serialization, start
-from benchmarks.engine import table as engine
-from benchmarks.engine.papers import table as papers
-from benchmarks.engine.scale import table as scale
-from benchmarks.machine import circumstances
-
-_HERE: Final = Path(__file__).parent
+from benchmarks.machine import conditions, facts
 
 Report = dict[str, Any]
 
+RESULTS: Final = Path(__file__).parent / "results"
+GOAL_COLUMNS: Final = ("figure", "measured", "goal", "reached")
 
-def as_markdown(report: Report) -> str:
-    """The figures of the whole system as a table, with the machine above it."""
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One measured value, its goal, and whether it was reached (None: no goal)."""
+
+    name: str
+    value: float
+    unit: str
+    goal: str = ""
+    reached: bool | None = None
+
+    def shown(self) -> str:
+        """The value with its unit."""
+        is_whole = self.value >= 100 or float(self.value).is_integer()
+        return f"{self.value:,.{0 if is_whole else 2}f} {self.unit}".strip()
+
+
+def parse_options(parser: argparse.ArgumentParser, results: str) -> argparse.Namespace:
+    """The options of a benchmark, among them ``--output``, the file for its results."""
+    parser.add_argument("--output", type=Path, default=RESULTS / results)
+    return parser.parse_args()
+
+
+def new_report(**fields: Any) -> Report:
+    """A report of this moment and this machine."""
+    return {"measured_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), "machine": facts(), **fields}
+
+
+def save(report: Report, path: Path, as_markdown: Callable[[Report], str]) -> None:
+    """Write a report as JSON, and print it as Markdown."""
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(as_markdown(report))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+# -- Markdown ----------------------------------------------------------------------------------------------------------
+
+
+def heading(report: Report, *details: str) -> str:
+    """A sentence with the time, the machine and details of the measurement."""
     machine = report["machine"]
-    cached = "cached" if machine["byte_code_cached"] else "not cached"
     where = (
         f"Measured at {report['measured_at']} on {machine['cores']} cores of {machine['cpu']}, "
-        f"{machine['memory_gib']} GiB, Linux {machine['kernel']}, Python {machine['python']} (byte code {cached}), "
-        f"{circumstances(machine)}."
+        f"{machine['memory_gib']} GiB, Linux {machine['kernel']}, Python {machine['python']} "
+        f"(byte code {'cached' if machine['byte_code_cached'] else 'not cached'}), {conditions(machine)}"
     )
-    lines = [where, "", "| figure | measured | wish | reached |", "|---|--:|--:|---|"]
-    for figure in report["figures"]:
-        value, unit = figure["value"], figure["unit"]
-        shown = f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.2f}"
-        reached = {None: "", True: "yes", False: "**no**"}[figure["reached"]]
-        lines.append(f"| {figure['name']} | {shown} {unit} | {figure['wish']} | {reached} |".replace("  ", " "))
-    return "\n".join(lines) + "\n"
+    return "; ".join((where, *details)) + "."
 
 
-#: The name of a section, the file that it is made of, and how.
-SECTIONS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
-    "figures": ("end_to_end.json", as_markdown),
-    "engine": ("engine.json", engine.as_table),
-    "scale": ("engine_scale.json", scale.as_table),
-    "papers": ("engine_papers.json", papers.as_tables),
-    "api": ("api.json", api.as_table),
-    "memoization": ("memoization.json", memoization.as_table),
-    "memoization-full": ("memoization_full.json", memoization.as_table),
-    "serialization": ("serialization.json", serialization.as_tables),
-    "sdk": ("sdk.json", sdk.as_tables),
-    "start": ("start.json", start.as_table),
-    "forwarder": ("forwarder.json", as_markdown),
-}
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> str:
+    """A table; ``numbers`` aligns all columns but the first to the right."""
+    rule = ["---", *["--:" if numbers else "---"] * (len(columns) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, rule, *rows))
 
 
-def filled(text: str, name: str, section: str) -> str:
-    """A page with one of its sections replaced.
+def goal_row(name: str, measured: str, goal: str = "", reached: bool | None = None) -> Sequence[str]:
+    """A row of a table with :data:`GOAL_COLUMNS`."""
+    return name, measured, goal, {None: "", True: "yes", False: "**no**"}[reached]
 
-    :raises ValueError: if the page has no such section.
+
+def figure_table(report: Report) -> str:
+    """The figures of a report as a table."""
+    figures = [Figure(**figure) for figure in report["figures"]]
+    return page(
+        heading(report),
+        table(GOAL_COLUMNS, [goal_row(each.name, each.shown(), each.goal, each.reached) for each in figures]),
+    )
+
+
+def page(*parts: str) -> str:
+    """Paragraphs and tables, with an empty line between them; empty ones are left out."""
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def with_section(text: str, name: str, section: str) -> str:
+    """A page with the section between its two comments replaced.
+
+    :raises ValueError: if the page does not have the section.
     """
     place = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)", re.DOTALL)
     if not place.search(text):
         raise ValueError(f"the page has no section {name!r}")
     return place.sub(lambda _: section, text)
-
-
-def main() -> None:
-    """Make all sections whose files are there anew."""
-    page = _HERE / "README.md"
-    text = page.read_text()
-    for name, (file, make) in SECTIONS.items():
-        results = _HERE / "results" / file
-        if results.exists():
-            text = filled(text, name, make(json.loads(results.read_text())))
-    page.write_text(text)
-
-
-if __name__ == "__main__":
-    main()

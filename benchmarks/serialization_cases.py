@@ -1,6 +1,6 @@
-"""``python -m benchmarks.serialization_cases CONTESTANT``: how one serialiser does, as JSON on standard output.
+"""Serialization cases: ``python -m benchmarks.serialization_cases SYSTEM`` prints the figures of one system as JSON.
 
-Runs in the contestant's environment: it needs the standard library, numpy and the contestant.
+Runs in the system's environment, and needs only the standard library, numpy and the system.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any, Final
 
 import numpy as np
 
-#: A way to write, and a way to read what was written; either raises what it cannot do.
+#: Functions that write and read; both raise if they do not support a value.
 Pair = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 _SCALE = 3.0
 _BUDGET_S: Final = 0.25
 _MIN_ROUNDS: Final = 5
-_WHILE_COUNTING: Final = 1_000_000
-"""Only what is larger has its memory looked at."""
+_MEMORY_FROM_BYTES: Final = 1_000_000
+"""The memory of smaller values is not measured."""
 
 
-# -- what is written ---------------------------------------------------------------------------------------------------
+# -- cases -------------------------------------------------------------------------------------------------------------
 
 
 def plain(x: float) -> float:
@@ -39,7 +39,7 @@ def helper(x: float) -> float:
     return math.sqrt(x) * _SCALE
 
 
-def of_this_script(x: float) -> float:
+def uses_others(x: float) -> float:
     return helper(x) + math.pi
 
 
@@ -54,7 +54,7 @@ def closure() -> Callable[[float], float]:
 
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "function of the script": plain,
-    "function that uses others": of_this_script,
+    "function that uses others": uses_others,
     "lambda": lambda x: x + 1,
     "closure": closure(),
     "function of a package": statistics.median,
@@ -70,15 +70,17 @@ DATA: Final[dict[str, Callable[[], Any]]] = {
 }
 
 
-# -- what writes -------------------------------------------------------------------------------------------------------
+# -- systems -----------------------------------------------------------------------------------------------------------
 
 
-def _farcall(*strategies: str, code: bool = False, binary: bool = False) -> Pair:
-    """The facade as it chooses, or one strategy of it."""
-    from farcall_common.payload import BINARY_DATA, Serializer, strategy_named
+def _farcall(*, code: bool = False, binary: bool = False, position: int | None = None) -> Pair:
+    """The facade as it chooses, or one of the strategies that it tries, by its position."""
+    from farcall_common.payload import BINARY_DATA, DEFAULT_CODE, DEFAULT_DATA, Serializer
 
     serializer = Serializer()
-    chosen = [strategy_named(name) for name in strategies] if strategies else BINARY_DATA if binary else None
+    chosen = BINARY_DATA if binary else None
+    if position is not None:
+        chosen = ((DEFAULT_CODE if code else DEFAULT_DATA)[position],)
     if code:
         return lambda value: serializer.serialize_function(value, strategies=chosen), serializer.deserialize_function
     return lambda value: serializer.serialize(value, strategies=chosen), serializer.deserialize
@@ -97,18 +99,8 @@ def _module(name: str) -> Pair:
     return (lambda value: module.dumps(value, protocol=5)), module.loads
 
 
-def _first_of_default(position: int, *, code: bool) -> Pair:
-    """One of the strategies that the facade tries, in the order in which it tries them."""
-    from farcall_common.payload import DEFAULT_CODE, DEFAULT_DATA, Serializer
-
-    serializer, strategy = Serializer(), [(DEFAULT_CODE if code else DEFAULT_DATA)[position]]
-    if code:
-        return lambda value: serializer.serialize_function(value, strategies=strategy), serializer.deserialize_function
-    return lambda value: serializer.serialize(value, strategies=strategy), serializer.deserialize
-
-
-#: Name: environment, and what it writes functions and data with; None for what is not its affair.
-CONTESTANTS: Final[dict[str, tuple[str, Callable[[], Pair] | None, Callable[[], Pair] | None]]] = {
+#: Environment of each system, and its functions for functions and for data; None if it has none.
+SYSTEMS: Final[dict[str, tuple[str, Callable[[], Pair] | None, Callable[[], Pair] | None]]] = {
     "farcall": ("ours", lambda: _farcall(code=True), lambda: _farcall(binary=True)),
     "farcall, as text": ("ours", None, _farcall),
     "Globus Compute": ("globus", _globus, _globus),
@@ -122,25 +114,13 @@ CONTESTANTS: Final[dict[str, tuple[str, Callable[[], Pair] | None, Callable[[], 
         lambda: _globus("PureSourceTextInspect", "JSONData"),
         lambda: _globus("PureSourceTextInspect", "JSONData"),
     ),
-    "pickle": ("ours", None, lambda: _module("pickle")),  # of a function it writes the name
+    "pickle": ("ours", None, lambda: _module("pickle")),  # it writes only the name of a function
     "cloudpickle": ("ours", lambda: _module("cloudpickle"), lambda: _module("cloudpickle")),
     "dill": ("ours", lambda: _module("dill"), lambda: _module("dill")),
-    "1st: JSON, source text": (
-        "order",
-        lambda: _first_of_default(0, code=True),
-        lambda: _first_of_default(0, code=False),
-    ),
-    "2nd: pickle, byte code": (
-        "order",
-        lambda: _first_of_default(1, code=True),
-        lambda: _first_of_default(1, code=False),
-    ),
-    "3rd: cloudpickle, dill": (
-        "order",
-        lambda: _first_of_default(2, code=True),
-        lambda: _first_of_default(2, code=False),
-    ),
-    "4th: dill": ("order", None, lambda: _first_of_default(3, code=False)),
+    "1st: JSON, source text": ("order", lambda: _farcall(code=True, position=0), lambda: _farcall(position=0)),
+    "2nd: pickle, byte code": ("order", lambda: _farcall(code=True, position=1), lambda: _farcall(position=1)),
+    "3rd: cloudpickle, dill": ("order", lambda: _farcall(code=True, position=2), lambda: _farcall(position=2)),
+    "4th: dill": ("order", None, lambda: _farcall(position=3)),
 }
 
 
@@ -149,7 +129,7 @@ CONTESTANTS: Final[dict[str, tuple[str, Callable[[], Pair] | None, Callable[[], 
 
 def main(name: str) -> None:
     """Measure, print."""
-    _, code, data = CONTESTANTS[name]
+    _, code, data = SYSTEMS[name]
     figures: dict[str, Any] = {"functions": {}, "data": {}}
     for kind, pair, makers in (
         ("functions", code, {case: (lambda function=function: function) for case, function in FUNCTIONS.items()}),
@@ -163,11 +143,11 @@ def main(name: str) -> None:
 
 
 def _measured(value: Any, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> dict[str, float] | None:
-    """Microseconds to write and to read, length, and the memory for each as times the size of the value."""
+    """Microseconds to write and to read, length, and the memory for each as multiples of the size of the value."""
     try:
         written = write(value)
         back = read(_received(written))
-    except Exception:  # noqa: BLE001 - whatever it is, this contestant cannot do it
+    except Exception:  # noqa: BLE001 - any error means that the system does not support the value
         return None
     if not (callable(back) or np.array_equal(back, value)):
         return None
@@ -177,7 +157,7 @@ def _measured(value: Any, write: Callable[[Any], Any], read: Callable[[Any], Any
         "read_us": _median_us(read, lambda: _received(written)),
         "size": len(written),
     }
-    if size >= _WHILE_COUNTING:
+    if size >= _MEMORY_FROM_BYTES:
         figures["write_copies"] = _peak(lambda: write(value)) / size
         received = _received(written)
         figures["read_copies"] = _peak(lambda: read(received)) / size
@@ -185,7 +165,7 @@ def _measured(value: Any, write: Callable[[Any], Any], read: Callable[[Any], Any
 
 
 def _received(written: Any) -> Any:
-    """What a reader has: for bytes that a download has collected, memory of its own."""
+    """The input of a reader: a download has collected bytes in their own memory."""
     return memoryview(bytearray(written)) if isinstance(written, bytes) and written[:3] == b"f3\n" else written
 
 
@@ -195,7 +175,7 @@ def _median_us(act: Callable[..., Any], prepare: Callable[[], Any] | None = None
     while len(took) < _MIN_ROUNDS or time.perf_counter() < until:
         given = () if prepare is None else (prepare(),)
         began = time.perf_counter()
-        kept = act(*given)  # it is not the letting go that is measured
+        kept = act(*given)  # so that its deletion is not measured
         took.append(time.perf_counter() - began)
         del kept
     return statistics.median(took) * 1e6

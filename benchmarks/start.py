@@ -1,77 +1,60 @@
-"""What starting costs: the import of the SDK and the help of its command, with those of peers beside them.
+"""Start-up benchmark: CPU time of the import of the SDK and of its command's help, compared with peers.
 
     python -m benchmarks.start [--output FILE]
 
-Processor time of a process of its own, from its start, less that of an interpreter that does nothing; all in turns, so
-that a slow minute of the machine is everybody's. Byte code is cached, as it is in what was installed.
+Each figure is the CPU time of a new process, less that of an interpreter that does nothing. The programs take turns, so
+that slow minutes of the machine affect all of them. Byte code is cached, as in an installed package.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.machine import circumstances, facts
-
-Report = dict[str, Any]
+from benchmarks.engine.environments import interpreter_path
+from benchmarks.report import Report, goal_row, heading, new_report, page, parse_options, save, spread, table
 
 ROUNDS: Final = 9
-_ROOT: Final = Path(__file__).parents[1]
 _OURS: Final = Path(sys.executable)
-_PEERS: Final = _ROOT / "benchmarks" / "engine" / ".venv-peers"
-_GLOBUS: Final = _ROOT / ".venv-globus" / "bin" / "python"
-#: What starts, by which interpreter, and its wish in ms.
+_GLOBUS: Final = Path(__file__).parents[1] / ".venv-globus" / "bin" / "python"
+#: The interpreter and the code of each start, and its goal in ms.
 _STARTS: Final[Mapping[str, tuple[Path, str, int | None]]] = {
     "`import farcall`": (_OURS, "import farcall", 150),
     "`farcall --help`": (_OURS, "from farcall.cli import main; main(['--help'])", 400),
     "`import globus_compute_sdk`": (_GLOBUS, "import globus_compute_sdk", None),
-    "`import parsl`": (_PEERS / "parsl" / "bin" / "python", "import parsl", None),
-    "`import ray`": (_PEERS / "ray" / "bin" / "python", "import ray", None),
-    "`import dask.distributed`": (_PEERS / "dask" / "bin" / "python", "import dask.distributed", None),
+    "`import parsl`": (interpreter_path("parsl"), "import parsl", None),
+    "`import ray`": (interpreter_path("ray"), "import ray", None),
+    "`import dask.distributed`": (interpreter_path("dask"), "import dask.distributed", None),
 }
 
 
 def main() -> None:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output", type=Path, default=_ROOT / "benchmarks" / "results" / "start.json")
-    options = parser.parse_args()
-    report: Report = {
-        "measured_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": facts(),
-        "starts_ms": measured(),
-    }
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
-    print(as_table(report))
+    options = parse_options(argparse.ArgumentParser(), "start.json")
+    save(new_report(starts_ms=measure()), options.output, as_table)
 
 
-def measured() -> dict[str, dict[str, float]]:
-    """Milliseconds of processor time of each start whose interpreter is there."""
+def measure() -> dict[str, dict[str, float]]:
+    """Milliseconds of CPU time of each start whose interpreter is installed."""
     present = {name: (python, code) for name, (python, code, _) in _STARTS.items() if python.exists()}
     spent: dict[str, list[float]] = {name: [] for name in present}
     for python, code in present.values():
-        _spent_ms(python, code)  # leaves the byte code behind
+        _spent_ms(python, code)  # writes the byte code
     for _ in range(ROUNDS):
         for name, (python, code) in present.items():
             spent[name].append(_spent_ms(python, code) - _spent_ms(python, "pass"))
-    return {
-        name: {"median": statistics.median(values), "min": min(values), "max": max(values)}
-        for name, values in spent.items()
-    }
+    return {name: spread(values) for name, values in spent.items()}
 
 
 def _spent_ms(python: Path, code: str) -> float:
-    """Of a whole process and its children, user and system."""
+    """User and system time of a process and its children."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as directory:
@@ -82,26 +65,19 @@ def _spent_ms(python: Path, code: str) -> float:
 
 
 def as_table(report: Report) -> str:
-    """Markdown."""
-    machine, starts = report["machine"], report["starts_ms"]
-    ours = next(iter(starts.values()))["median"]
-    where = (
-        f"Measured at {report['measured_at']} on {machine['cores']} cores of {machine['cpu']}, Python "
-        f"{machine['python']}, {circumstances(machine)}; {ROUNDS} rounds."
-    )
-    lines = [
-        where,
-        "",
-        "| start | ms of processor time: median (min to max) | beside `import farcall` | wish | reached |",
-        "|---|--:|--:|--:|---|",
-    ]
-    for name, spread in starts.items():
-        wish = _STARTS[name][2]
-        reached = "" if wish is None else "yes" if spread["median"] <= wish else "**no**"
-        shown = f"{spread['median']:.0f} ({spread['min']:.0f} to {spread['max']:.0f})"
-        wished = "" if wish is None else f"<= {wish}"
-        lines.append(f"| {name} | {shown} | {spread['median'] / ours:.1f} x | {wished} | {reached} |")
-    return "\n".join(lines) + "\n"
+    """The times as Markdown."""
+    starts = report["starts_ms"]
+    ours_ms = next(iter(starts.values()))["median"]
+    rows = []
+    for name, times in starts.items():
+        goal_ms = _STARTS[name][2]
+        goal = () if goal_ms is None else (f"<= {goal_ms}", times["median"] <= goal_ms)
+        _, measured, *reached = goal_row(
+            name, f"{times['median']:.0f} ({times['min']:.0f} to {times['max']:.0f})", *goal
+        )
+        rows.append([name, measured, f"{times['median'] / ours_ms:.1f} x", *reached])
+    columns = ["start", "ms of CPU time: median (min to max)", "relative to `import farcall`", "goal", "reached"]
+    return page(heading(report, f"{ROUNDS} rounds"), table(columns, rows))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Case studies: ordinary programs that run real work on an endpoint. Each is a script as well as a module."""
+"""Case studies: programs that run real work on an endpoint; each is both a script and a module."""

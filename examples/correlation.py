@@ -1,12 +1,12 @@
-"""How fast does a sample move? Correlate a series of speckle patterns in time (X-ray photon correlation spectroscopy).
+"""X-ray photon correlation spectroscopy: correlate speckle patterns in time, to measure how fast a sample moves.
 
     python examples/correlation.py --endpoint ENDPOINT_ID
 
-A coherent beam on a rough surface makes speckles, and they change as the surface moves through the beam. The surface is
-the photograph of gravel that ships with scikit-image; its grey values are the phases that it gives to the wave, and it
-drifts by a known amount from frame to frame. Each ring of the detector is one task: its intensities, a few megabytes,
-travel to a worker as an array, and come back as the correlation ``g2`` at each lag. All rings should find the time
-that the drift and the width of the beam give.
+A coherent beam on a rough surface makes speckles, which change as the surface moves through the beam. The surface is
+the photograph of gravel that ships with scikit-image; its grey values are phases, and it drifts by a known amount from
+frame to frame. Each ring of the detector is one task: its intensities, a few megabytes, travel to a worker as an array,
+and the correlation ``g2`` at each lag comes back. All rings should find the time that follows from the drift and the
+width of the beam.
 """
 
 # The scientific packages carry no types.
@@ -25,13 +25,13 @@ FRAMES = 190
 RINGS = 8
 DETECTOR_PIXELS = 128
 BEAM_PIXELS = 16.0
-"""Where the beam has fallen to exp(-1/2) of its amplitude, from its middle."""
+"""Distance from the centre at which the amplitude is exp(-1/2)."""
 DRIFT_PIXELS = 2
-"""What the surface moves from frame to frame."""
+"""Movement of the surface from frame to frame."""
 PHASE_RADIANS = 8 * math.pi
 """Between black and white: the surface is rougher than the wavelength."""
 RELAXATION_FRAMES = math.sqrt(2) * BEAM_PIXELS / DRIFT_PIXELS
-"""After so many frames g2 has fallen to 1/e, for a surface whose grains are small beside the beam."""
+"""Frames after which g2 has fallen to 1/e, for a surface whose grains are small compared with the beam."""
 
 
 def measure() -> Any:
@@ -48,7 +48,7 @@ def measure() -> Any:
 
 
 def rings_of(series: Any) -> list[Any]:
-    """The pixels of each ring, from the inside out: arrays of frames x pixels, without the middle and the corners."""
+    """The pixels of each ring, from the inside out: arrays of frames x pixels, without centre and corners."""
     import numpy as np
 
     axis = np.arange(DETECTOR_PIXELS) - DETECTOR_PIXELS / 2
@@ -80,7 +80,7 @@ def relaxation(g2: Sequence[float]) -> float:
 
 
 def run(executor: Executor) -> list[float]:
-    """The relaxation times that the rings find, in frames, from the inside out."""
+    """The relaxation time of each ring in frames, from the inside out."""
     lags = range(FRAMES // 4)
     return [relaxation(g2) for g2 in executor.map(correlate, rings_of(measure()), [lags] * RINGS)]
 

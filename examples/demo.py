@@ -1,8 +1,8 @@
-"""The main job from start to end: a cloud tier and an endpoint on this machine, and real work through the public SDK.
+"""Demo: a cloud tier and an endpoint on this machine, and real work through the public SDK.
 
     python -m examples.demo
 
-Everything that it starts it also stops and removes, whatever happens; the pictures stay in ``build/demo``.
+It stops and removes everything that it started, also after an error; the pictures stay in ``build/demo``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def square(number: int) -> int:
 
 
 def reversed_bytes(data: bytes) -> bytes:
-    """Something that needs all of its argument and returns as much."""
+    """The bytes in reverse order: the result is as large as the argument."""
     return data[::-1]
 
 
@@ -69,7 +69,7 @@ def sleep_long() -> None:
 
 
 class Results:
-    """What each step gave and how long it took."""
+    """The result and the time of each step."""
 
     def __init__(self) -> None:
         self._table = Table("step", "result", title="Results")
@@ -77,27 +77,27 @@ class Results:
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[list[str]]:
-        """Time a step; it puts its result into the list."""
-        said: list[str] = []
+        """Measure the time of a step, which appends its result to the list."""
+        shown: list[str] = []
         console.print(f"[bold]•[/bold] {name} …")
         began = time.monotonic()
-        yield said
+        yield shown
         took_s = time.monotonic() - began
-        self._table.add_row(name, "".join(said), f"{took_s:.2f}")
-        console.print(f"  {''.join(said)} [dim]({took_s:.2f} s)[/dim]")
+        self._table.add_row(name, "".join(shown), f"{took_s:.2f}")
+        console.print(f"  {''.join(shown)} [dim]({took_s:.2f} s)[/dim]")
 
     def show(self) -> None:
         console.print(self._table)
 
 
-def main_job(client: farcall.Client, endpoint_id: str, results: Results, *, pictures: Path) -> None:
-    """All of it through the SDK alone."""
+def run_steps(client: farcall.Client, endpoint_id: str, results: Results, *, pictures: Path) -> None:
+    """All steps that use only the SDK."""
     with farcall.Executor(endpoint_id, client=client) as executor, cancelling_on_error(executor):
-        with results.step("register a function and run it") as said:
+        with results.step("register a function and run it") as shown:
             function_id = client.register_function(latency.hello)
             task_id = client.run("world", endpoint_id=endpoint_id, function_id=function_id)
-            said.append(client.get_result(task_id, wait_s=30))
-        with results.step(f"a batch of {BATCH:,}") as said:
+            shown.append(client.get_result(task_id, wait_s=30))
+        with results.step(f"a batch of {BATCH:,}") as shown:
             batch = client.create_batch()
             square_id = client.register_function(square)
             for number in range(BATCH):
@@ -110,59 +110,59 @@ def main_job(client: farcall.Client, endpoint_id: str, results: Results, *, pict
                 for info in infos.values()
             ]
             require(squares == [number * number for number in range(BATCH)], "the batch's results are wrong")
-            said.append(f"{len(squares):,} results, their sum is {sum(squares):,}")
-        with results.step("map over inputs") as said:
+            shown.append(f"{len(squares):,} results, their sum is {sum(squares):,}")
+        with results.step("map over inputs") as shown:
             estimates = executor.map(estimate_pi, range(200))
             values = list(farcall.track(estimates, "  estimating pi", total=200, show=True))
-            said.append(f"pi is about {sum(values) / len(values):.4f}")
-        with results.step(f"{MEGABYTES} MB there and back") as said:
+            shown.append(f"pi is about {sum(values) / len(values):.4f}")
+        with results.step(f"{MEGABYTES} MB there and back") as shown:
             data = os.urandom(MEGABYTES * 1_000_000)
             back = executor.submit(reversed_bytes, data).result()
             require(back == data[::-1], "the bytes came back wrong")
-            said.append(f"{len(back):,} bytes, all as they should be")
-        with results.step("a function that raises") as said:
+            shown.append(f"{len(back):,} bytes, all correct")
+        with results.step("a function that raises") as shown:
             failure = executor.submit(weigh, {"carbon": 12.0, "iron": 55.8}).exception()
             require(isinstance(failure, TaskFailed), f"expected a failed task, got {failure!r}")
             assert isinstance(failure, TaskFailed)
             console.print(failure.remote_traceback, style="yellow", markup=False)
-            said.append(f"{failure.record.exception_type}; the demo goes on")
-        with results.step("cancel a long one") as said:
+            shown.append(f"{failure.record.exception_type}; the demo continues")
+        with results.step("cancel a long task") as shown:
             long = executor.submit(sleep_long)
             wait_until_running(client, long.task_id)
             require(long.cancel(), "the task could not be cancelled")
             try:
                 client.get_result(long.task_id, wait_s=30)
-            except TaskCancelled as end:
-                said.append(end.record.message)
+            except TaskCancelled as cancelled:
+                shown.append(cancelled.record.message)
         case_studies(executor, results, pictures=pictures)
     console.print(latency.table(latency.measure(client, endpoint_id, calls=60)))
 
 
 def case_studies(executor: farcall.Executor, results: Results, *, pictures: Path) -> None:
-    """What scientists did with funcX."""
-    with results.step("stills: bright spots on detector images") as said:
+    """Case studies of the funcX papers."""
+    with results.step("stills: bright spots on detector images") as shown:
         counts = stills.run(executor)
-        said.append(f"{sum(counts):,} spots on {len(counts)} frames, {len(stills.hits(counts))} hits")
-    with results.step("metadata of a file tree") as said:
+        shown.append(f"{sum(counts):,} spots on {len(counts)} frames, {len(stills.hits(counts))} hits")
+    with results.step("metadata of a file tree") as shown:
         catalogue = metadata.run(executor)
         kinds = ", ".join(f"{count} {kind}" for kind, count in catalogue.kinds.most_common())
-        said.append(f"{len(catalogue.records)} files ({kinds}) about {', '.join(catalogue.topics(3))}")
-    with results.step("digits read by a trained model") as said:
+        shown.append(f"{len(catalogue.records)} files ({kinds}) about {', '.join(catalogue.topics(3))}")
+    with results.step("digits read by a trained model") as shown:
         reading = digits.run(executor)
-        said.append(f"{reading.images} images, {reading.accuracy:.1%} right")
-    with results.step("tomography: preview of a slice") as said:
+        shown.append(f"{reading.images} images, {reading.accuracy:.1%} right")
+    with results.step("tomography: preview of a slice") as shown:
         pictures.mkdir(parents=True, exist_ok=True)
-        said.append(str(tomography.run(executor, pictures / "slice.png")))
-    with results.step("correlation: how fast a sample moves") as said:
+        shown.append(str(tomography.run(executor, pictures / "slice.png")))
+    with results.step("correlation: how fast a sample moves") as shown:
         times = correlation.run(executor)
         mean = sum(times) / len(times)
-        said.append(f"{mean:.1f} frames, as {len(times)} rings see it; {correlation.RELAXATION_FRAMES:.1f} expected")
+        shown.append(f"{mean:.1f} frames, the mean of {len(times)} rings; {correlation.RELAXATION_FRAMES:.1f} expected")
 
 
 def wait_until_running(client: farcall.Client, task_id: str, *, within_s: float = 30.0) -> None:
-    """Wait until a task that was just submitted runs."""
-    give_up_at = time.monotonic() + within_s
-    while time.monotonic() < give_up_at:
+    """Wait until a submitted task runs."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
         with contextlib.suppress(TaskUnknown):  # an executor submits in the background
             if client.get_task(task_id).state is TaskState.RUNNING:
                 return
@@ -172,7 +172,7 @@ def wait_until_running(client: farcall.Client, task_id: str, *, within_s: float 
 
 @contextlib.contextmanager
 def cancelling_on_error(executor: farcall.Executor) -> Iterator[None]:
-    """Leave nothing running when a step fails; an executor alone would wait for what is open."""
+    """Cancel all tasks when a step fails; the executor alone would wait for them."""
     try:
         yield
     except BaseException:
@@ -181,34 +181,34 @@ def cancelling_on_error(executor: farcall.Executor) -> Iterator[None]:
 
 
 def require(condition: bool, otherwise: str) -> None:
-    """Fail the demo loudly; unlike ``assert``, always."""
+    """Fail the demo, unlike ``assert`` also with ``python -O``."""
     if not condition:
         raise RuntimeError(otherwise)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the main job on a local tier.")
+    parser = argparse.ArgumentParser(description="Run the demo on a local tier.")
     parser.add_argument("--pictures", type=Path, default=Path("build/demo"), help="where pictures go")
     pictures: Path = parser.parse_args().pictures
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, which it also is for `make`
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     began = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="farcall-demo-"))
     results = Results()
     try:
         with contextlib.ExitStack() as stack:
-            with results.step("start the cloud tier") as said:
+            with results.step("start the cloud tier") as shown:
                 tier = stack.enter_context(LocalTier(directory / "tier"))
-                said.append(tier.api_url)
-            with results.step("start an endpoint") as said:
+                shown.append(tier.api_url)
+            with results.step("start an endpoint") as shown:
                 endpoint = LocalEndpoint("demo", home=directory, environment=tier.environment())
                 stack.enter_context(endpoint)
-                said.append(endpoint.endpoint_id)
+                shown.append(endpoint.endpoint_id)
             client = stack.enter_context(farcall.Client(tier.api_url, tier.token))
-            main_job(client, endpoint.endpoint_id, results, pictures=pictures)
+            run_steps(client, endpoint.endpoint_id, results, pictures=pictures)
             results.show()
-        console.print(f"[green]Done in {time.monotonic() - began:.1f} s; nothing is left running.[/green]")
+        console.print(f"[green]Done in {time.monotonic() - began:.1f} s; all processes are stopped.[/green]")
     except KeyboardInterrupt:
-        console.print("[yellow]Interrupted; everything is stopped.[/yellow]")
+        console.print("[yellow]Interrupted; all processes are stopped.[/yellow]")
         return 130
     except (FarcallError, RuntimeError, OSError) as failure:
         console.print(f"[red]The demo failed:[/red] {failure}", markup=True)
@@ -221,7 +221,7 @@ def main() -> int:
 
 
 def _keep_logs(directory: Path) -> None:
-    """Show the ends of the logs, and keep them where the clean-up does not reach."""
+    """Show the last lines of the logs, and copy them to a directory that is kept."""
     kept = Path(tempfile.mkdtemp(prefix="farcall-demo-logs-"))
     for log in sorted(directory.rglob("*.log")):
         console.rule(log.name)

@@ -1,10 +1,9 @@
-"""Train models on all workers, then read hand-written digits with the best one.
+"""Digit recognition: train models on all workers, then read hand-written digits with the best one.
 
     python examples/digits.py --endpoint ENDPOINT_ID
 
 The images are the real ones of scikit-learn's digits set (NIST forms, 8 x 8 pixels); half of them are for training.
-Models come back here as bytes, and the best goes out again with every batch: this machine needs no scikit-learn to
-hand it on.
+Models come back as bytes, and the best one is sent with every batch: this machine needs no scikit-learn.
 """
 
 # The scientific packages carry no types.
@@ -24,18 +23,18 @@ GAMMAS = (0.0003, 0.001, 0.003, 0.01)
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How many images were read, and how many of them rightly."""
+    """The number of images, and how many of them were read correctly."""
 
     images: int
-    right: int
+    correct: int
 
     @property
     def accuracy(self) -> float:
-        return self.right / self.images
+        return self.correct / self.images
 
 
 def split() -> Any:
-    """Images to learn from, images to read, and the digits on the ones and on the others. Runs on a worker."""
+    """Training images, test images, and the digits of both. Runs on a worker."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -44,7 +43,7 @@ def split() -> Any:
 
 
 def train(gamma: float) -> tuple[float, bytes]:
-    """A classifier with this width of its kernel: how well it does in cross-validation, and the model, pickled.
+    """A classifier with this kernel width: its score in cross-validation, and the model, pickled.
 
     Runs on a worker.
     """
@@ -58,7 +57,7 @@ def train(gamma: float) -> tuple[float, bytes]:
 
 
 def read(model: bytes, batch: int) -> Reading:
-    """Read one of the batches of unseen images. Runs on a worker."""
+    """Read one batch of the test images. Runs on a worker."""
     _, images, _, digits = split()
     mine = slice(batch, None, BATCHES)
     seen = pickle.loads(model).predict(images[mine])
@@ -66,10 +65,10 @@ def read(model: bytes, batch: int) -> Reading:
 
 
 def run(executor: Executor) -> Reading:
-    """Train on half of the set and read the other half."""
+    """Train on half of the set, and read the other half."""
     _, model = max(executor.map(train, GAMMAS))
     readings = list(executor.map(read, [model] * BATCHES, range(BATCHES)))
-    return Reading(sum(each.images for each in readings), sum(each.right for each in readings))
+    return Reading(sum(each.images for each in readings), sum(each.correct for each in readings))
 
 
 def main() -> None:
@@ -79,7 +78,7 @@ def main() -> None:
     parser.add_argument("--endpoint", required=True, help="id of the endpoint to run on")
     with farcall.Executor(endpoint_id=parser.parse_args().endpoint) as executor:
         reading = run(executor)
-    print(f"{reading.images} digits read, {reading.accuracy:.1%} of them rightly")
+    print(f"{reading.images} digits read, {reading.accuracy:.1%} of them correctly")
 
 
 if __name__ == "__main__":

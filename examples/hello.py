@@ -1,10 +1,10 @@
-"""The smallest function there is: ``farcall run examples/hello.py:hello world``."""
+"""Smallest example: ``farcall run examples/hello.py:hello world``."""
 
 from __future__ import annotations
 
 
 def hello(name: str) -> str:
-    """A greeting, from wherever this runs."""
+    """A greeting with the name of the host."""
     import socket
 
     return f"hello, {name}, from {socket.gethostname()}"

@@ -1,8 +1,8 @@
-"""Where the time of a call goes: the latency breakdown of the funcX paper (HPDC 2020, figure 4) for your endpoint.
+"""Latency breakdown of a call on your endpoint, as in the funcX paper (HPDC 2020, figure 4).
 
     python examples/latency.py --endpoint ENDPOINT_ID [--calls 200]
 
-Calls a function that does nothing, one after the other, and shows the time spent in each part of the system.
+Calls a no-op sequentially, and shows the time in each part of the system.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def hello(event: str) -> str:
-    """The least that a function can do."""
+    """A function with almost no work."""
     return f"hello, {event}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Breakdown:
-    """One call in seconds. ``client`` is what the other parts do not account for: the SDK and the network."""
+    """The parts of one call in seconds. ``client`` is the rest: the SDK and the network."""
 
     client: float
     service: float
@@ -41,30 +41,30 @@ class Breakdown:
         return self.client + self.service + self.forwarder + self.endpoint + self.execution
 
     @classmethod
-    def of(cls, stations: Mapping[str, float], *, total_s: float) -> Breakdown:
-        """From the instants at a task's stations; each difference is taken within one clock.
+    def of(cls, timings: Mapping[str, float], *, total_s: float) -> Breakdown:
+        """The breakdown by a task's timings; each difference is taken within one clock.
 
-        :raises KeyError: if a station is not known.
+        :raises KeyError: if a timing is missing.
         """
-        service = stations["enqueued_at"] - stations["submitted_at"]
-        execution = stations["ended_at"] - stations["started_at"]
-        endpoint = stations["returned_at"] - stations["leased_at"] - execution
-        forwarder = stations["leased_at"] - stations["enqueued_at"] + stations["recorded_at"] - stations["returned_at"]
+        service = timings["enqueued_at"] - timings["submitted_at"]
+        execution = timings["ended_at"] - timings["started_at"]
+        endpoint = timings["returned_at"] - timings["leased_at"] - execution
+        forwarder = timings["leased_at"] - timings["enqueued_at"] + timings["recorded_at"] - timings["returned_at"]
         return cls(total_s - service - execution - endpoint - forwarder, service, forwarder, endpoint, execution)
 
 
 PARTS = {
     "client": "SDK, HTTP and result stream",
-    "service": "API: check, write ahead, queue",
-    "forwarder": "queue to wire, and result to record",
-    "endpoint": "agent, manager, worker, and back",
+    "service": "API: check, record, queue",
+    "forwarder": "queue to endpoint, result to database",
+    "endpoint": "agent, manager and worker, both ways",
     "execution": "the function itself",
     "total": "submit to result",
 }
 
 
 def measure(client: farcall.Client, endpoint_id: str, *, calls: int, warm_up: int = 20) -> list[Breakdown]:
-    """The breakdown of ``calls`` sequential calls, after some that do not count."""
+    """The breakdown of ``calls`` sequential calls, after a warm-up."""
     import farcall
 
     timed = []
@@ -86,7 +86,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 def table(measured: Sequence[Breakdown]) -> Table:
     """The median and the 99th percentile of each part, in milliseconds."""
-    shown = Table(title=f"Latency of {len(measured)} warm calls, one after the other")
+    shown = Table(title=f"Latency of {len(measured)} sequential warm calls")
     shown.add_column("part")
     shown.add_column("what it does")
     shown.add_column("p50, ms", justify="right")
@@ -102,7 +102,7 @@ def table(measured: Sequence[Breakdown]) -> Table:
 def main() -> None:
     import farcall
 
-    parser = argparse.ArgumentParser(description="Show where the time of a call goes.")
+    parser = argparse.ArgumentParser(description="Show the latency of each part of a call.")
     parser.add_argument("--endpoint", required=True, help="id of the endpoint to run on")
     parser.add_argument("--calls", type=int, default=200)
     arguments = parser.parse_args()

@@ -1,10 +1,9 @@
-"""Extract metadata from every file of a tree: what kind it is, what is in it, what it is about.
+"""Metadata extraction: the kind, the properties and the topics of every file in a tree.
 
     python examples/metadata.py --endpoint ENDPOINT_ID [--tree DIRECTORY]
 
-Each task takes a handful of files and looks into them where they are, on the endpoint: nothing but metadata travels
-back. The tree, unless you name one, is the folder of data sets in the installed scikit-learn package: Python, CSV,
-compressed tables, images, descriptions.
+Each task reads some files in place, on the endpoint, and returns only metadata. The default tree is the folder of data
+sets in the installed scikit-learn package: Python, CSV, compressed tables, images, descriptions.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ COMMON_WORDS = (
 
 
 def extract(paths: Sequence[str]) -> list[dict[str, Any]]:
-    """One record for each file: path, size in bytes, kind, and what its kind has to tell. Runs on a worker.
+    """One record for each file: path, size in bytes, kind, and the properties of its kind. Runs on a worker.
 
-    A file that cannot be read as what its name says gets the kind ``unreadable`` and the reason; the rest goes on.
+    A file whose contents do not match its name has the kind ``unreadable`` and a reason.
     """
     return [record_of(Path(path)) for path in paths]
 
@@ -97,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_image(path: Path) -> dict[str, Any]:
-    from PIL import Image  # only workers that meet an image need it
+    from PIL import Image  # only workers with images need it
 
     with Image.open(path) as image:
         return {"width": image.width, "height": image.height, "mode": image.mode}
@@ -124,7 +123,7 @@ def is_number(cell: str) -> bool:
 
 
 def depth(value: Any) -> int:
-    """How deep lists and objects are nested in a JSON value."""
+    """The nesting depth of lists and objects in a JSON value."""
     if not isinstance(value, (dict, list)):
         return 0
     return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
@@ -132,7 +131,7 @@ def depth(value: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Catalogue:
-    """What is known of a tree: one record per file, by path."""
+    """The metadata of a tree: one record per file, by path."""
 
     records: Mapping[str, Mapping[str, Any]]
 
@@ -146,20 +145,20 @@ class Catalogue:
         return sum(record["size_bytes"] for record in self.records.values())
 
     def topics(self, most: int = 10) -> list[str]:
-        """The keywords that the largest number of files share."""
+        """The keywords with the largest number of files."""
         words = Counter(word for record in self.records.values() for word in record.get("keywords", ()))
         return [word for word, _ in words.most_common(most)]
 
 
 def files_below(tree: str | None) -> list[str]:
-    """Every file that is not a compiled one, in a fixed order. Runs on a worker.
+    """All files except compiled ones, in a fixed order. Runs on a worker.
 
-    Without a tree: those of the data sets in the installed scikit-learn package.
+    Without a tree: the data sets in the installed scikit-learn package.
     """
     if tree is None:
         package = importlib.util.find_spec("sklearn")
         if package is None or package.origin is None:
-            raise LookupError("scikit-learn is not installed on the endpoint; name a tree")
+            raise LookupError("scikit-learn is not installed on the endpoint: pass --tree")
         tree = str(Path(package.origin).parent / "datasets")
     paths = sorted(Path(tree).rglob("*"))
     return [str(path) for path in paths if "__pycache__" not in path.parts and path.suffix != ".so" and path.is_file()]

@@ -1,10 +1,10 @@
-"""Count bright spots on detector images, as a beamline does to know while it measures whether the crystal diffracts.
+"""Serial crystallography: count bright spots on detector images, to see during a measurement if the crystal diffracts.
 
     python examples/stills.py --endpoint ENDPOINT_ID
 
-The frames are cut from the Hubble deep field that ships with scikit-image: faint and bright spots of all sizes on an
-uneven background, 128 pixels square. They lie where the endpoint is, as at a beamline: one task per frame reads it and
-returns a number. The machine that runs this program needs none of the packages that the workers use.
+The frames are parts of the Hubble deep field that ships with scikit-image: faint and bright spots of all sizes on an
+uneven background, 128 pixels square. They are stored at the endpoint, as at a beamline: one task per frame reads it and
+returns a number. The machine that runs this program does not need the packages of the workers.
 """
 
 # The scientific packages carry no types.
@@ -50,14 +50,14 @@ def find_spots(frame: Any, *, sigmas: float = 10.0) -> list[tuple[float, float, 
 def read_frame(number: int) -> Any:
     """A frame of the measurement: an 8-bit array of 128 x 128 pixels. Runs on a worker.
 
-    :raises ValueError: if there is no such frame.
+    :raises ValueError: if the number is too large or negative.
     """
     import imageio.v3 as iio
     import skimage
 
     row, column = divmod(number, COLUMNS)
     if not 0 <= number < FRAMES:
-        raise ValueError(f"there are {FRAMES} frames, and none has the number {number}")
+        raise ValueError(f"frame {number} does not exist: expected 0 to {FRAMES - 1}")
     sky = iio.imread(Path(skimage.__file__).parent / "data" / "hubble_deep_field.jpg")
     part = sky[row * FRAME_PIXELS :, column * FRAME_PIXELS :][:FRAME_PIXELS, :FRAME_PIXELS]
     return part.mean(axis=2).astype("uint8")
@@ -74,7 +74,7 @@ def run(executor: Executor) -> list[int]:
 
 
 def hits(counts: Sequence[int], *, at_least: int = 25) -> list[int]:
-    """The numbers of the frames that are worth keeping."""
+    """The numbers of the frames with enough spots to keep."""
     return [number for number, count in enumerate(counts) if count >= at_least]
 
 

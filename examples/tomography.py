@@ -1,4 +1,4 @@
-"""Look at a tomographic slice while it is being measured: project, reconstruct, write a preview.
+"""Tomography: project and reconstruct a slice, and write a preview of it.
 
     python examples/tomography.py --endpoint ENDPOINT_ID [--preview slice.png]
 

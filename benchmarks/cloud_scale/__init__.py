@@ -1,1 +1,1 @@
-"""What breaks first when a cloud tier grows: measured costs, AWS's limits, and a simulation over both."""
+"""Simulation of a growing cloud tier: measured costs, limits of AWS, and models that use both."""

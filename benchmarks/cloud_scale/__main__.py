@@ -1,25 +1,18 @@
-"""``python -m benchmarks.cloud_scale``: simulate, and put the figures into ``docs/scale.md``."""
+"""Figures of ``docs/scale.md``: ``python -m benchmarks.cloud_scale`` runs the simulation and writes them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from benchmarks.cloud_scale.inputs import Inputs, deployment, read_inputs
-from benchmarks.cloud_scale.load import (
-    Load,
-    database_gib,
-    forwarders_needed,
-    most_endpoints,
-    most_tasks,
-    uses,
-)
+from benchmarks.cloud_scale.load import Load, database_gib, forwarders_needed, most_endpoints, most_tasks, uses
 from benchmarks.cloud_scale.queueing import latency
 from benchmarks.cloud_scale.storm import storm
-from benchmarks.report import filled
+from benchmarks.report import table, with_section
 from farcall_infra.prices import load_prices
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "scale.md"
@@ -30,34 +23,34 @@ _SCENARIOS: Final[Mapping[str, Load]] = {
     "1,000,000 endpoints": Load(1_000_000, 0),
     "10,000 tasks/s": Load(1_000, 10_000),
 }
-#: What a unit of a load balancer's price carries.
+#: Connections for one unit of a load balancer's price.
 _CONNECTIONS_PER_UNIT: Final = 100_000
 _RATES: Final = (100, 1_000, 10_000, 20_000, 30_000, 40_000)
 
-#: Why a part ends where it does, and what to do about it.
+#: The cause of each limit, and its remedy.
 _CAUSES: Final[Mapping[str, tuple[str, str]]] = {
     "forwarders' connections": (
-        "a forwarder was shown to hold so many and no more",
-        "more of them: `-c forwarder.tasks=…`",
+        "the number that a forwarder was measured with",
+        "more forwarders: `-c forwarder.tasks=…`",
     ),
     "forwarders' processors": (
-        "heartbeats, upkeep and sweeps of each endpoint; each task's messages",
-        "more of them; one uses one processor at most",
+        "heartbeats, maintenance and sweeps of each endpoint; messages of each task",
+        "more forwarders; one uses at most one processor",
     ),
     "forwarders' memory": (
         "a CURVE connection and its session",
-        "more of them, or larger: `-c forwarder.memory_mib=…`",
+        "more or larger forwarders: `-c forwarder.memory_mib=…`",
     ),
     "load balancer's ports": (
-        "to each forwarder it has so many ports, because peers' addresses are not passed on",
-        "more forwarders, long before",
+        "it has this many ports per forwarder, because it does not preserve client addresses",
+        "more forwarders, needed long before",
     ),
     "database's commits": (
-        "each forwarder records twice a second who is there, and ends in batches; each commit reaches the disk",
+        "each forwarder records presence twice a second, and results in batches; each commit reaches the disk",
         "a volume with more IOPS; beyond that, cells",
     ),
     "database's processor, for hours": (
-        "a burstable size may use a part of its processors for good; the rest is credit",
+        "a burstable size sustains a part of its processors; the rest is credit",
         "a size that is not burstable: `-c database.instance_type=…`",
     ),
     "database's processor, for minutes": (
@@ -66,28 +59,22 @@ _CAUSES: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "database's disk, after 30 days": (
         "a task stays for 30 days after its end",
-        "keep tasks for a shorter time (`-c limits.retention_days=…`), a larger `database.storage_gib`",
+        "a shorter retention (`-c limits.retention_days=…`), a larger `database.storage_gib`",
     ),
-    "queue's memory, what has ended": (
-        "an end is remembered for two minutes, so that nobody queues its task again",
+    "queue's memory, ended tasks": (
+        "an ended task is remembered for two minutes, so that it is not queued again",
         "larger nodes: `-c queue.node_type=…`",
     ),
-    "queue's memory, an hour behind": (
-        "tasks wait in memory while their endpoints are away or full",
+    "queue's memory, one hour of backlog": (
+        "tasks wait in memory while their endpoints are offline or full",
         "larger nodes: `-c queue.node_type=…`; lower `limits.max_queue_depth`",
     ),
     "queue's processor": (
         "Valkey runs scripts on one thread",
-        "cells: an endpoint's queue is one slot, so it could be sharded",
+        "cells: the queue could be sharded, because each endpoint's is one slot",
     ),
     "requests to the API": ("API Gateway's throttle", "`-c api.throttle_rate_per_s=…`, and a quota of the account"),
 }
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> str:
-    rule = ["---", *["--:" if numbers else "---"] * (len(head) - 1)]
-    lines = [" | ".join(head), " | ".join(rule), *(" | ".join(row) for row in rows)]
-    return "".join(f"| {line} |\n" for line in lines)
 
 
 def _shown(share: float) -> str:
@@ -95,16 +82,16 @@ def _shown(share: float) -> str:
 
 
 def _shares(inputs: Inputs) -> str:
-    """How full each part of the facility profile is."""
+    """Utilisation of each part of the facility profile."""
     size = deployment(_PROFILE)
     by_scenario = [{use.resource: use for use in uses(load, size, inputs)} for load in _SCENARIOS.values()]
     order = sorted(by_scenario[0], key=lambda name: -max(found[name].share for found in by_scenario))
     rows = [(name, *(_shown(found[name].share) for found in by_scenario)) for name in order]
-    return _table(["of what there is", *_SCENARIOS], rows)
+    return table(["utilisation", *_SCENARIOS], rows)
 
 
 def _breaks(inputs: Inputs) -> str:
-    """What breaks first, second, … and why."""
+    """The limits that each scenario exceeds, with cause and remedy."""
     size = deployment(_PROFILE)
     rows = [
         (scenario, use.resource, f"{use.used:,.1f} of {use.available:,.1f} {use.unit}", *_CAUSES[use.resource])
@@ -112,11 +99,11 @@ def _breaks(inputs: Inputs) -> str:
         for use in uses(load, size, inputs)
         if use.share > 1
     ]
-    return _table(["at", "limit", "wanted", "cause", "remedy"], rows, numbers=False)
+    return table(["at", "limit", "required", "cause", "remedy"], rows, numbers=False)
 
 
 def _sizes(inputs: Inputs) -> str:
-    """What it takes instead."""
+    """The sizes that each scenario requires."""
     size, prices = deployment(_PROFILE), load_prices()
     rows = []
     for scenario, load in _SCENARIOS.items():
@@ -139,21 +126,15 @@ def _sizes(inputs: Inputs) -> str:
                 f"{database_gib(load, inputs):,.0f}",
             )
         )
-    head = [
-        "",
-        "forwarders",
-        "their US$ a month",
-        "the load balancer's",
-        "times the Fargate quota",
-        "database's vCPUs",
-        "its commits/s",
-        "its GiB for 30 days",
-    ]
-    return _table(head, rows)
+    head = (
+        "|forwarders|forwarders, US$ a month|load balancer, US$ a month|multiple of the Fargate quota|database vCPUs"
+        "|database commits/s|database GiB for 30 days"
+    )
+    return table(head.split("|"), rows)
 
 
 def _profiles(inputs: Inputs) -> str:
-    """How far each profile goes as it is."""
+    """The capacity of each profile."""
     rows = []
     for name in ("hobby", "lab", "facility"):
         size = deployment(name)
@@ -161,56 +142,44 @@ def _profiles(inputs: Inputs) -> str:
         passing, then = most_tasks(size, inputs, passing=True)
         lasting, last = most_tasks(size, inputs, passing=False)
         rows.append((name, f"{endpoints:,}", first, f"{passing:,}", then, f"{lasting:,}", last))
-    head = [
-        "profile",
-        "endpoints",
-        "bounded by",
-        "tasks/s for minutes",
-        "bounded by",
-        "tasks/s day and night",
-        "bounded by",
-    ]
-    return _table(head, rows)
+    head = "profile|endpoints|bounded by|tasks/s for minutes|bounded by|tasks/s day and night|bounded by"
+    return table(head.split("|"), rows)
 
 
 def _storms(inputs: Inputs) -> str:
-    """All endpoints come back at once."""
+    """A reconnect storm: all endpoints reconnect at once."""
     size = deployment(_PROFILE)
     rows = []
     for scenario, load in list(_SCENARIOS.items())[:3]:
         sized = dataclasses.replace(size, forwarders=max(size.forwarders, forwarders_needed(load, size, inputs)))
-        behind = storm(load.endpoints, sized, inputs, asks_api=False)
-        anew = storm(load.endpoints, sized, inputs, asks_api=True)
+        direct = storm(load.endpoints, sized, inputs, uses_api=False)
+        by_api = storm(load.endpoints, sized, inputs, uses_api=True)
         rows.append(
             (
                 scenario,
                 f"{sized.forwarders}",
-                f"{behind.settled_s:.1f} s",
-                f"{anew.most_s:,.0f} s",
-                f"{anew.settled_s:,.0f} s",
-                f"{anew.turned_away / load.endpoints:.1f}",
+                f"{direct.settled_s:.1f} s",
+                f"{by_api.most_s:,.0f} s",
+                f"{by_api.settled_s:,.0f} s",
+                f"{by_api.refused / load.endpoints:.1f}",
             )
         )
-    head = [
-        "",
-        "forwarders",
-        "same address: all back",
-        "new addresses: 99 % back",
-        "all back",
-        "requests refused, for each endpoint",
-    ]
-    return _table(head, rows)
+    head = (
+        "|forwarders|same address: all connected|new addresses: 99 % connected|all connected"
+        "|refused requests per endpoint"
+    )
+    return table(head.split("|"), rows)
 
 
 def _latencies(inputs: Inputs) -> str:
-    """A task's time in the shared parts."""
+    """The time of a task in the shared parts."""
     size = deployment(_PROFILE)
     rows = []
     for rate in _RATES:
         found = latency(rate, size, inputs)
         shown = (f"{found.p50_ms:.0f} ms", f"{found.p99_ms:.0f} ms") if found.settled else ("grows", "grows")
         rows.append((f"{rate:,}", *shown))
-    return _table(["tasks/s", "p50", "p99"], rows)
+    return table(["tasks/s", "p50", "p99"], rows)
 
 
 SECTIONS: Final[Mapping[str, Callable[[Inputs], str]]] = {
@@ -224,10 +193,10 @@ SECTIONS: Final[Mapping[str, Callable[[Inputs], str]]] = {
 
 
 def with_figures(text: str) -> str:
-    """The page with what the simulation gives in the places for it."""
+    """The page with the figures of the simulation in its sections."""
     inputs = read_inputs()
     for name, make in SECTIONS.items():
-        text = filled(text, name, make(inputs))
+        text = with_section(text, name, make(inputs) + "\n")
     return text
 
 

@@ -1,4 +1,4 @@
-"""The inputs of the simulation, read once."""
+"""Inputs of the simulation: the tables of ``inputs.toml``, and the sizes of the profiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from farcall_infra.profiles import load_profile
 
 INPUTS: Final = Path(__file__).with_name("inputs.toml")
-#: Processors that a size of ours has, and the share of one that a burstable size may use for good.
+#: Processors of each database size, and the share of them that a burstable size sustains.
 _DATABASE_VCPUS: Final = {
     "t4g.micro": (2, 0.10),
     "t4g.small": (2, 0.20),
@@ -19,7 +19,7 @@ _DATABASE_VCPUS: Final = {
 }
 _GIB: Final = {"cache.t4g.micro": 0.5, "cache.t4g.small": 1.37, "cache.m7g.large": 6.38}
 _VALKEY_SHARE: Final = 0.75
-"""What a node may use for data: the rest is for replication and snapshots."""
+"""Share of a node's memory for data: the rest is for replication and snapshots."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Inputs:
 
 
 def read_inputs(path: Path = INPUTS) -> Inputs:
-    """Read them."""
+    """Read the tables."""
     tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     return Inputs(**tables)
 
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """What of a deployment bounds it. A processor is taken for one of those that the costs were measured on."""
+    """The size of a deployment. A processor counts as one of those that the costs were measured on."""
 
     forwarders: int
     forwarder_vcpus: float
@@ -54,12 +54,12 @@ class Deployment:
 
 
 def deployment(profile: str) -> Deployment:
-    """That of a profile as it is."""
+    """The deployment of a profile without changes."""
     size = load_profile(profile)
     vcpus, share = _DATABASE_VCPUS[size.database.instance_type]
     return Deployment(
         forwarders=size.forwarder.tasks,
-        forwarder_vcpus=min(1.0, size.forwarder.cpu_units / 1024),  # it is one process, which uses one at most
+        forwarder_vcpus=min(1.0, size.forwarder.cpu_units / 1024),  # one process uses at most one processor
         forwarder_mib=size.forwarder.memory_mib,
         database_vcpus=vcpus,
         database_share=share,

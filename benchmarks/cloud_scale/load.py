@@ -1,4 +1,4 @@
-"""How full each part of a deployment is under a steady load: what it uses of what it has."""
+"""Utilisation of each part of a deployment under a steady load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GIB: Final = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """Endpoints that are connected, and tasks per second over all of them."""
+    """Connected endpoints, and tasks per second of all of them."""
 
     endpoints: int
     tasks_per_s: float
@@ -23,7 +23,7 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """What is used of a resource, and how much of it there is, in the same unit."""
+    """The used and the available amount of a resource, in the same unit."""
 
     resource: str
     used: float
@@ -32,15 +32,15 @@ class Use:
 
     @property
     def share(self) -> float:
-        """Above 1 it cannot be."""
+        """The utilisation; above 1 the deployment is too small."""
         return self.used / self.available
 
 
 def uses(load: Load, size: Deployment, inputs: Inputs) -> list[Use]:
-    """The resources of a deployment, the fullest first."""
+    """The resources of a deployment in descending order of utilisation."""
     task, endpoint, limits = inputs.per_task, inputs.per_endpoint, inputs.limits
     presences_per_s = load.endpoints / inputs.policy["presence_s"]
-    # What comes due at a forwarder between two looks at the clock is one transaction, up to a size.
+    # A forwarder records the presences that come due in one interval in one transaction, up to a size.
     due = presences_per_s / size.forwarders * inputs.policy["presence_tick_s"]
     presences_in_one = min(max(due, 1.0), inputs.policy["presence_batch"])
     commits_per_s = presences_per_s / presences_in_one + load.tasks_per_s * task["transactions"]
@@ -64,13 +64,13 @@ def uses(load: Load, size: Deployment, inputs: Inputs) -> list[Use]:
         Use("Lambda's concurrency", requests_per_s * request_s, limits["lambda_concurrency"], "functions"),
         Use("database's disk, after 30 days", database_gib(load, inputs), size.database_gib, "GiB"),
         Use(
-            "queue's memory, what has ended",
+            "queue's memory, ended tasks",
             load.tasks_per_s * inputs.policy["marker_s"] * task["marker_bytes"] / _GIB,
             size.queue_gib,
             "GiB",
         ),
         Use(
-            "queue's memory, an hour behind",
+            "queue's memory, one hour of backlog",
             3600 * load.tasks_per_s * task["waiting_bytes"] / _GIB,
             size.queue_gib,
             "GiB",
@@ -80,26 +80,30 @@ def uses(load: Load, size: Deployment, inputs: Inputs) -> list[Use]:
 
 
 def forwarders_needed(load: Load, size: Deployment, inputs: Inputs) -> int:
-    """How many forwarders of that size a load takes, none of them fuller than four fifths."""
+    """The number of forwarders of that size for a load, none of them above 80 % utilisation."""
     by_name = {use.resource: use.share for use in uses(load, dataclasses.replace(size, forwarders=1), inputs)}
     fullest = max(share for name, share in by_name.items() if name.startswith("forwarders'"))
     return max(1, math.ceil(fullest / 0.8))
 
 
 def database_gib(load: Load, inputs: Inputs) -> float:
-    """What the tasks of 30 days take of the disk: they are kept for as long as that."""
+    """Disk space for the tasks of 30 days, the time for which they are kept."""
     return load.tasks_per_s * _S_PER_MONTH * inputs.per_task["database_bytes"] / _GIB
 
 
 def most_endpoints(size: Deployment, inputs: Inputs) -> tuple[int, str]:
-    """How many endpoints at rest a deployment holds, and what keeps it from holding more."""
+    """The most idle endpoints of a deployment, and the resource that bounds them."""
     fullest = uses(Load(1_000_000, 0), size, inputs)[0]
     return int(1_000_000 / fullest.share), fullest.resource
 
 
 def most_tasks(size: Deployment, inputs: Inputs, *, passing: bool) -> tuple[int, str]:
-    """How many tasks per second a deployment takes, and what keeps it from more; ``passing``: for minutes, with
-    nothing waiting and a disk that is large enough."""
-    lasting = ("database's disk, after 30 days", "database's processor, for hours", "queue's memory, an hour behind")
+    """The most tasks per second of a deployment, and the resource that bounds them; ``passing``: for minutes, without
+    backlog and with a disk that is large enough."""
+    lasting = (
+        "database's disk, after 30 days",
+        "database's processor, for hours",
+        "queue's memory, one hour of backlog",
+    )
     found = [use for use in uses(Load(0, 1000), size, inputs) if not (passing and use.resource in lasting)]
     return int(1000 / found[0].share), found[0].resource

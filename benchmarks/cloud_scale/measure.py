@@ -1,7 +1,7 @@
-"""What one task costs each part of the cloud tier: ``python -m benchmarks.cloud_scale.measure``.
+"""Cost of one task in each part of the cloud tier: ``python -m benchmarks.cloud_scale.measure``.
 
-No-ops go through a whole local tier; before and after, the processor time of each part is read, the bytes that
-PostgreSQL wrote ahead, its transactions, and the commands that Valkey ran. Prints the table ``[per_task]`` of
+No-ops run through a whole local tier. The CPU time of each part, PostgreSQL's write-ahead log and transactions, and the
+commands of Valkey are read before and after. Prints the tables ``[per_task]`` and ``[per_endpoint]`` of
 ``inputs.toml``.
 """
 
@@ -29,13 +29,13 @@ _TASKS = 20_000
 _WAITING = 20_000
 _ENDPOINTS = 500
 _REPEATS = 5_000
-#: Endpoints whose presence a forwarder records at once: those of 4,000 that are due in the same half second.
-_TOGETHER = 67
-_MOVES_SETTLE_S = 3.0
+#: Presences in one statement: those of 4,000 endpoints that come due in the same half second.
+_PRESENCES = 67
+_SETTLE_S = 3.0
 
 
 def noop() -> None:
-    """What is called."""
+    """A no-op."""
 
 
 def main() -> None:
@@ -47,10 +47,10 @@ def main() -> None:
         farcall.Client(tier.api_url, tier.token) as client,
     ):
         _run(client, endpoint.endpoint_id, 1000)  # warm
-        time.sleep(_MOVES_SETTLE_S)
+        time.sleep(_SETTLE_S)
         before = _read(tier)
         _run(client, endpoint.endpoint_id, _TASKS)
-        time.sleep(_MOVES_SETTLE_S)
+        time.sleep(_SETTLE_S)
         used = {name: (after - before[name]) / _TASKS for name, after in _read(tier).items()}
         endpoint.stop()
         waiting_bytes = _memory_of_waiting(tier, client, endpoint.endpoint_id)
@@ -78,7 +78,7 @@ def _run(client: farcall.Client, endpoint_id: str, tasks: int) -> None:
 
 
 def _memory_of_waiting(tier: LocalTier, client: farcall.Client, endpoint_id: str) -> float:
-    """What a task takes of Valkey's memory while it waits."""
+    """Bytes of Valkey's memory for a waiting task."""
     queue = redis.Redis.from_url(tier.state.queue_url)
     empty = int(queue.info("memory")["used_memory"])
     batch = client.create_batch()
@@ -92,29 +92,29 @@ def _memory_of_waiting(tier: LocalTier, client: farcall.Client, endpoint_id: str
 
 
 def _presence(tier: LocalTier) -> float:
-    """What it takes PostgreSQL to learn that an endpoint is there, in microseconds of processor time."""
+    """CPU microseconds of PostgreSQL to record the presence of an endpoint."""
     records = open_records(tier.state.database_url)
     endpoint_ids = [new_id() for _ in range(_ENDPOINTS)]
     for endpoint_id in endpoint_ids:
         records.endpoints.put_endpoint(Endpoint(endpoint_id, new_id(), "measured"))
     before = _read(tier)["postgres"]
     for number in range(_REPEATS):
-        start = number * _TOGETHER % (_ENDPOINTS - _TOGETHER)
+        start = number * _PRESENCES % (_ENDPOINTS - _PRESENCES)
         records.endpoints.set_presence(
-            [Presence(each, True, EndpointStatus()) for each in endpoint_ids[start : start + _TOGETHER]]
+            [Presence(each, True, EndpointStatus()) for each in endpoint_ids[start : start + _PRESENCES]]
         )
     used = _read(tier)["postgres"] - before
     records.close()
-    return 1e6 * used / _REPEATS / _TOGETHER
+    return 1e6 * used / _REPEATS / _PRESENCES
 
 
 def _connects(tier: LocalTier, endpoint_id: str) -> tuple[float, float]:
-    """What it takes API and PostgreSQL to let an endpoint in, in microseconds of processor time."""
+    """CPU microseconds of API and PostgreSQL for a connect request of an endpoint."""
     body = {"public_key": zmq.curve_keypair()[0].decode()}
-    ask = http_caller(tier.api_url, tier.token)
+    call = http_caller(tier.api_url, tier.token)
     before = _read(tier)
     for _ in range(_REPEATS):
-        ask("POST", f"/v3/endpoints/{endpoint_id}/connect", body)
+        call("POST", f"/v3/endpoints/{endpoint_id}/connect", body)
     after = _read(tier)
     return tuple(1e6 * (after[part] - before[part]) / _REPEATS for part in ("api", "postgres"))  # type: ignore[return-value]
 
@@ -128,12 +128,12 @@ def _read(tier: LocalTier) -> Mapping[str, float]:
     queue = redis.Redis.from_url(tier.state.queue_url)
     commands = int(queue.info("stats")["total_commands_processed"])
     queue.close()
-    told = {"wal_bytes": wal, "transactions": commits, "database_bytes": size, "commands": commands}
-    return found | {name: float(value) for name, value in told.items()}
+    counters = {"wal_bytes": wal, "transactions": commits, "database_bytes": size, "commands": commands}
+    return found | {name: float(value) for name, value in counters.items()}
 
 
 def _processor_s(pid: int) -> float:
-    """Of a process and all that it started, those included that have ended."""
+    """CPU seconds of a process and its children, ended ones included."""
     process = psutil.Process(pid)
     total = 0.0
     for each in [process, *process.children(recursive=True)]:

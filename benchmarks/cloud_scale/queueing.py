@@ -1,7 +1,7 @@
-"""How long a task is on its way at a rate: a queueing model of the parts that all tasks share.
+"""Latency model: a queueing simulation of the parts that all tasks share.
 
-Batches come at random moments (Poisson, from a fixed seed) and pass the API, the database, the queue, the forwarders
-and the database again; each part works on as many batches at once as it has processors, first come first served.
+Batches arrive at random moments (Poisson, from a fixed seed) and pass the API, the database, the queue, the forwarders
+and the database again. Each part serves as many batches at once as it has processors, first come first served.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmarks.cloud_scale.inputs import Deployment, Inputs
 
 _HORIZON_S: Final = 60.0
 _SUBMIT_SHARE: Final = 0.5
-"""Of the database's work for a task: one half is its submit, the other its end."""
+"""Of the database's work for a task; the other half is for its result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Latency:
-    """Milliseconds on the way, endpoint and network not counted. ``settled`` is false when the line only grows."""
+    """Milliseconds without endpoint and network. ``settled`` is false if the queue only grows."""
 
     p50_ms: float
     p99_ms: float
@@ -32,7 +32,7 @@ class Latency:
 class _Part:
     def __init__(self, servers: int) -> None:
         self.free = servers
-        self.line: deque[tuple[int, int]] = deque()
+        self.queue: deque[tuple[int, int]] = deque()
 
 
 def latency(tasks_per_s: float, size: Deployment, inputs: Inputs, *, seed: int = 1) -> Latency:
@@ -40,14 +40,14 @@ def latency(tasks_per_s: float, size: Deployment, inputs: Inputs, *, seed: int =
     rng = np.random.default_rng(seed)
     batch, task = inputs.policy["batch"], inputs.per_task
     database = _Part(int(size.database_vcpus))
-    parts_of_way = (
+    stages_us = (
         (_Part(int(inputs.limits["lambda_concurrency"])), task["api_us"]),
         (database, _SUBMIT_SHARE * task["postgres_us"]),
         (_Part(1), task["valkey_us"]),
         (_Part(max(1, round(size.forwarders * size.forwarder_vcpus))), task["forwarder_us"]),
         (database, (1 - _SUBMIT_SHARE) * task["postgres_us"]),
     )
-    way = [(part, us * batch / 1e6) for part, us in parts_of_way]
+    stages = [(part, us * batch / 1e6) for part, us in stages_us]
     count = int(tasks_per_s / batch * _HORIZON_S)
     began = np.cumsum(rng.exponential(batch / tasks_per_s, count))
     ended = np.full(count, np.inf)
@@ -55,20 +55,20 @@ def latency(tasks_per_s: float, size: Deployment, inputs: Inputs, *, seed: int =
     heapq.heapify(events)
     while events:
         now, job, stage, is_done = heapq.heappop(events)
-        part, service_s = way[stage]
+        part, service_s = stages[stage]
         if not is_done:
             if part.free == 0:
-                part.line.append((job, stage))
+                part.queue.append((job, stage))
                 continue
             part.free -= 1
             heapq.heappush(events, (now + service_s, job, stage, True))
             continue
-        if part.line:
-            next_job, next_stage = part.line.popleft()
-            heapq.heappush(events, (now + way[next_stage][1], next_job, next_stage, True))
+        if part.queue:
+            next_job, next_stage = part.queue.popleft()
+            heapq.heappush(events, (now + stages[next_stage][1], next_job, next_stage, True))
         else:
             part.free += 1
-        if stage + 1 < len(way):
+        if stage + 1 < len(stages):
             heapq.heappush(events, (now, job, stage + 1, False))
         else:
             ended[job] = now

@@ -1,1 +1,1 @@
-"""The engine beside its peers: the same work, in turn, on the same machine."""
+"""Engine benchmark: the same workloads on our engine and its peers, in turn, on one machine."""

@@ -1,78 +1,106 @@
-"""``python -m benchmarks.engine.driver CONTESTANT TASKS``: all workloads on one contestant; JSON on standard output.
+"""Benchmark driver: runs workloads on one system and prints the figures as JSON.
 
-Runs with the contestant's own interpreter, so it needs nothing but that and psutil.
+    python -m benchmarks.engine.driver SYSTEM [--tasks 10000 | --bursts]
+
+Runs with the interpreter of the system's environment, so it needs only the system and psutil.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
 from benchmarks.engine import functions
-from benchmarks.engine.contestants import CONTESTANTS, Contestant
+from benchmarks.engine.systems import SYSTEMS, System
 
-WORKERS = 4
-SEQUENTIAL = 2000
-NAPS = 10_000
-MANY = 100_000
-MANY_PER_S = 4_000
-"""So many at once only for those that are done with them within half a minute."""
-_WARM_UP = 200
-_DAEMONS = ("/ray/", "ray::", "parsl: HTEX", "process_worker_pool")
+WORKERS: Final = 4
+BURST_WORKERS: Final = 2
+#: Rounds of each burst size.
+BURST_ROUNDS: Final = {1: 300, 10: 100, 100: 40, 1000: 12}
+_SEQUENTIAL: Final = 2000
+_SLEEPS: Final = 10_000
+_MANY: Final = 100_000
+#: Systems that are slower than this skip the many no-ops, which would take longer than half a minute.
+_MANY_PER_S: Final = 4_000
+_WARM_UP: Final = 200
+_DAEMONS: Final = ("/ray/", "ray::", "parsl: HTEX", "process_worker_pool")
 
 
-def main(name: str, tasks: int) -> None:
-    """Measure, print, stop."""
-    start = CONTESTANTS[name][1]
-    began = time.perf_counter()
-    contestant = start(WORKERS)
-    contestant.gather([contestant.submit(functions.noop)])
-    figures: dict[str, Any] = {"start_to_first_result_s": time.perf_counter() - began}
-    contestant.gather([contestant.submit(functions.noop) for _ in range(_WARM_UP)])
+def workloads(name: str, tasks: int) -> dict[str, Any]:
+    """The figures of all workloads."""
+    started_at = time.perf_counter()
+    system = SYSTEMS[name][1](WORKERS)
+    system.gather([system.submit(functions.noop)])
+    figures: dict[str, Any] = {"start_to_first_result_s": time.perf_counter() - started_at}
+    _warm_up(system)
     figures["memory_per_worker_mib"] = _memory_mib() / WORKERS
-    figures["noops"] = _many(contestant, functions.noop, tasks)
-    if figures["noops"]["per_s"] > MANY_PER_S:
-        figures["many_noops"] = _many(contestant, functions.noop, MANY)
-    figures["naps"] = _many(contestant, functions.nap, NAPS)
-    figures["hello"] = _latencies(contestant, functions.hello, {"name": "world"}, count=SEQUENTIAL)
-    figures["echo_1mb"] = _latencies(contestant, functions.echo, os.urandom(10**6), count=40)
-    figures["echo_10mb"] = _latencies(contestant, functions.echo, os.urandom(10**7), count=15)
-    contestant.stop()
-    print(json.dumps(figures), flush=True)
+    figures["noops"] = _throughput(system, functions.noop, tasks)
+    if figures["noops"]["per_s"] > _MANY_PER_S:
+        figures["many_noops"] = _throughput(system, functions.noop, _MANY)
+    figures["sleeps"] = _throughput(system, functions.sleep_1ms, _SLEEPS)
+    figures["hello"] = _latencies(system, functions.hello, {"name": "world"}, count=_SEQUENTIAL)
+    figures["echo_1mb"] = _latencies(system, functions.echo, os.urandom(10**6), count=40)
+    figures["echo_10mb"] = _latencies(system, functions.echo, os.urandom(10**7), count=15)
+    system.stop()
+    return figures
 
 
-def _many(contestant: Contestant, function: Callable[[], Any], count: int) -> dict[str, float]:
-    """Tasks per second, microseconds of CPU for each in the whole process tree, and what others took of the machine."""
-    own, everybody, began = _tree_cpu_s(), _machine_cpu_s(), time.perf_counter()
-    contestant.gather([contestant.submit(function) for _ in range(count)])
+def bursts(name: str) -> dict[str, Any]:
+    """The figures of bursts of each size."""
+    system = SYSTEMS[name][1](BURST_WORKERS)
+    _warm_up(system)
+    figures = {str(size): burst(system, size) for size in BURST_ROUNDS}
+    system.stop()
+    return figures
+
+
+def burst(system: System, size: int) -> dict[str, float]:
+    """Milliseconds from the first submit to the last result of ``size`` no-ops, and tasks per second."""
+    took_ms = []
+    for _ in range(BURST_ROUNDS[size]):
+        began = time.perf_counter()
+        system.gather([system.submit(functions.noop) for _ in range(size)])
+        took_ms.append((time.perf_counter() - began) * 1000)
+    cuts = statistics.quantiles(took_ms, n=100)
+    return {"p50_ms": cuts[49], "p99_ms": cuts[98], "per_s": 1000 * size / cuts[49]}
+
+
+def _warm_up(system: System) -> None:
+    system.gather([system.submit(functions.noop) for _ in range(_WARM_UP)])
+
+
+def _throughput(system: System, function: Callable[[], Any], count: int) -> dict[str, float]:
+    """Tasks per second, CPU microseconds per task in the process tree, and the CPU share of other processes."""
+    own, machine, began = _tree_cpu_s(), _machine_cpu_s(), time.perf_counter()
+    system.gather([system.submit(function) for _ in range(count)])
     elapsed_s = time.perf_counter() - began
-    own_s, everybody_s = _tree_cpu_s() - own, _machine_cpu_s() - everybody
+    own_s, machine_s = _tree_cpu_s() - own, _machine_cpu_s() - machine
     return {
         "per_s": count / elapsed_s,
         "cpu_us": own_s / count * 1e6,
-        "others": max(0.0, everybody_s - own_s) / (elapsed_s * len(os.sched_getaffinity(0))),
+        "others": max(0.0, machine_s - own_s) / (elapsed_s * len(os.sched_getaffinity(0))),
     }
 
 
-def _latencies(contestant: Contestant, function: Callable[..., Any], value: Any, *, count: int) -> dict[str, float]:
+def _latencies(system: System, function: Callable[..., Any], value: Any, *, count: int) -> dict[str, float]:
     latencies_ms = []
     for _ in range(count):
         began = time.perf_counter()
-        contestant.gather([contestant.submit(function, value)])
+        system.gather([system.submit(function, value)])
         latencies_ms.append((time.perf_counter() - began) * 1000)
     latencies_ms.sort()
     return {"p50_ms": statistics.median(latencies_ms), "p99_ms": latencies_ms[int(count * 0.99) - 1]}
 
 
 def _tree() -> list[psutil.Process]:
-    """This process and all that it started; Ray's and Parsl's daemons leave the tree, and are known by their names."""
+    """This process and its descendants; daemons of Ray and Parsl leave the tree and are found by name."""
     here = psutil.Process()
     family = {process.pid: process for process in [here, *here.children(recursive=True)]}
     for process in psutil.process_iter(["cmdline"]):
@@ -98,7 +126,7 @@ def _machine_cpu_s() -> float:
 
 
 def _memory_mib() -> float:
-    """Of all processes but this one, shared pages divided among those who share them."""
+    """Proportional set size of all processes but this one."""
     total = 0
     for process in _tree():
         if process.pid != os.getpid():
@@ -109,5 +137,15 @@ def _memory_mib() -> float:
     return total / 2**20
 
 
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("system", choices=SYSTEMS)
+    parser.add_argument("--tasks", type=int, default=10_000)
+    parser.add_argument("--bursts", action="store_true", help="measure bursts of calls instead of the workloads")
+    options = parser.parse_args()
+    print(json.dumps(bursts(options.system) if options.bursts else workloads(options.system, options.tasks)))
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main()

@@ -1,4 +1,4 @@
-"""What all contestants run; a module, because most peers send functions by name."""
+"""Functions that all systems run; a module, because most peers send functions by name."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import time
 
 
 def noop() -> None:
-    """Nothing."""
+    """A no-op."""
 
 
 def hello(event: dict[str, str]) -> str:
-    """The papers' measure of latency."""
+    """The function for latency in the papers."""
     return f"hello {event['name']}"
 
 
-def nap() -> None:
-    """A short task of known length: 1 ms."""
+def sleep_1ms() -> None:
+    """A short task of known length."""
     time.sleep(0.001)
 
 
 def echo(data: bytes) -> bytes:
-    """Bytes there and back."""
+    """The argument, for round trips of large values."""
     return data

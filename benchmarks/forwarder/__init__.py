@@ -1,1 +1,1 @@
-"""Forwarder benchmark: the cost of sessions and tasks for one process with thousands of simulated endpoints."""
+"""Forwarder benchmark: one process with thousands of simulated endpoints."""

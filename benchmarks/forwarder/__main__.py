@@ -1,4 +1,4 @@
-"""``python -m benchmarks.forwarder``: capacity of one forwarder process; prints a table, and writes to ``results/``.
+"""Forwarder benchmark: ``python -m benchmarks.forwarder`` measures the capacity of one forwarder process.
 
 A local tier (PostgreSQL whose commits reach the disk, Valkey, a forwarder) and up to 4,000 simulated endpoints in the
 process that measures. Everything shares the cores of this machine. The tasks wait in their queues before the clock
@@ -13,17 +13,18 @@ import dataclasses
 import datetime as dt
 import hashlib
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
-from benchmarks.figure import Figure
-from benchmarks.forwarder.peers import Crowd, SimulatedClient, SimulatedEndpoint, SimulatedPeer, Tally
-from benchmarks.machine import facts, pss_mib
+from benchmarks.forwarder.peers import PeerLoop, SimulatedClient, SimulatedEndpoint, SimulatedPeer, Tally
+from benchmarks.machine import pss_mib
+from benchmarks.report import Figure, figure_table, new_report, parse_options, save
 from farcall_common import wire
 from farcall_common.store import (
     Endpoint,
@@ -39,9 +40,8 @@ from farcall_common.store import (
 from farcall_common.wire import TaskState
 from farcall_local.tier import LocalTier
 
-_RESULTS: Final = Path(__file__).parents[1] / "results"
 _OWNER_ID: Final = wire.new_id()
-_BODY: Final = b"01\nnobody reads this"
+_BODY: Final = b"01\nnot decoded"
 #: Tasks per message where numbers of endpoints are compared: tasks share the cost of their message, so that the cost
 #: of a task depends on this number.
 _BATCH: Final = 16
@@ -53,17 +53,17 @@ _BATCHES: Final = 500
 _FLAT: Final = 1.25
 _PAGE: Final = 1000
 _TIMEOUT_S: Final = 300.0
-#: A peer that was not admitted for so long connects again.
+#: A peer that is not admitted within this time connects again.
 _RECONNECT_S: Final = 30.0
 
 
 class Bench:
     """A tier, its stores, and the simulated peers of its forwarder."""
 
-    def __init__(self, tier: LocalTier, stores: Stores, crowd: Crowd) -> None:
+    def __init__(self, tier: LocalTier, stores: Stores, peers: PeerLoop) -> None:
         self.tier = tier
         self.stores = stores
-        self.crowd = crowd
+        self.peers = peers
         self.endpoints: list[SimulatedEndpoint] = []
         self.tally = Tally()
         self._task_group_id = wire.new_id()
@@ -76,7 +76,7 @@ class Bench:
         return psutil.Process(self.tier.wait_up("forwarder"))
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor time of all processes of the tier and of this one so far, in seconds."""
+        """CPU time of all processes of the tier and of this one so far, in seconds."""
         here = psutil.Process()
         engines = [(child.name(), cpu_s(child)) for child in here.children(recursive=True)]
         return {
@@ -108,7 +108,7 @@ class Bench:
         return added
 
     def open_all(self, peers: Sequence[SimulatedPeer], forwarder: ForwarderInfo) -> float:
-        """Connect all of these at once; seconds until the last one was admitted.
+        """Connect all of these at once; returns the seconds until the last one was admitted.
 
         A peer that is not admitted for a while tries again, as an agent does: on a busy machine handshakes take longer
         than libzmq permits.
@@ -116,26 +116,26 @@ class Bench:
         started_at = time.monotonic()
         waiting = peers
         while waiting and time.monotonic() - started_at < _TIMEOUT_S:
-            self.crowd.disconnect(waiting)
-            self.crowd.connect(waiting, forwarder)
+            self.peers.disconnect(waiting)
+            self.peers.connect(waiting, forwarder)
             with contextlib.suppress(TimeoutError):
-                self.crowd.until(lambda: all(peer.is_open for peer in peers), "all are admitted", within_s=_RECONNECT_S)
+                self.peers.until(lambda: all(peer.is_open for peer in peers), "all are admitted", within_s=_RECONNECT_S)
             waiting = [peer for peer in peers if not peer.is_open]
         if waiting:
             raise TimeoutError(f"{len(waiting)} peers were not admitted")
         return time.monotonic() - started_at
 
     def submit(self, endpoints: Sequence[SimulatedEndpoint], each: int) -> list[str]:
-        """Record and enqueue tasks, so many for each endpoint."""
+        """Record and enqueue tasks, the same number for each endpoint."""
         at = dt.datetime.now(dt.UTC)
         tasks = [self._task(endpoint.subject, at) for endpoint in endpoints for _ in range(each)]
         for start in range(0, len(tasks), _PAGE):
             self.stores.tasks.add_tasks(tasks[start : start + _PAGE])
-            self.crowd.serve(0.0)
+            self.peers.serve(0.0)
         for start in range(0, len(tasks), each):
             batch = [QueuedTask.of(task) for task in tasks[start : start + each]]
             self.stores.queue.enqueue(batch)
-            self.crowd.serve(0.0)
+            self.peers.serve(0.0)
         return [task.task_id for task in tasks]
 
     def _task(self, endpoint_id: str, at: dt.datetime) -> Task:
@@ -167,11 +167,11 @@ def measure_handshakes(bench: Bench, count: int) -> list[Figure]:
     cpu_before = cpu_s(bench.forwarder)
     took_s = bench.open_all(clients, bench.address())
     cpu_ms = (cpu_s(bench.forwarder) - cpu_before) / count * 1000
-    bench.crowd.disconnect()
+    bench.peers.disconnect()
     rate = count / took_s
     return [
         Figure(f"{count:,} clients at once: handshakes", rate, "/s", ">= 800", rate >= 800),
-        Figure(f"{count:,} clients at once: forwarder's time for each", cpu_ms, "ms"),
+        Figure(f"{count:,} clients at once: forwarder's CPU time per client", cpu_ms, "ms"),
     ]
 
 
@@ -182,18 +182,18 @@ def measure_tasks(bench: Bench, endpoints: Sequence[SimulatedEndpoint], credit: 
     before, started_at = bench.cpu_s(), time.monotonic()
     for endpoint in endpoints:
         endpoint.give_credit(credit)
-    bench.crowd.until(lambda: bench.tally.recorded >= wanted, "all are recorded", within_s=_TIMEOUT_S)
+    bench.peers.until(lambda: bench.tally.recorded >= wanted, "all are recorded", within_s=_TIMEOUT_S)
     took_s, after = time.monotonic() - started_at, bench.cpu_s()
     if missing := bench.count_failed(task_ids):
         raise RuntimeError(f"{missing} tasks did not succeed")
     name = _point(len(endpoints), credit)
     rate = len(task_ids) / took_s
-    waits = len(endpoints) * credit < _POINTS[0][1]  # for answers, most of the time
-    goal = ("", None) if waits else (">= 10,000", rate >= 10_000)
-    times = {who: (after[who] - before[who]) / len(task_ids) * 1e6 for who in after}
+    is_waiting = len(endpoints) * credit < _POINTS[0][1]  # most of the time, for answers
+    goal = ("", None) if is_waiting else (">= 10,000", rate >= 10_000)
+    times = {part: (after[part] - before[part]) / len(task_ids) * 1e6 for part in after}
     return [
         Figure(f"{name}: tasks", rate, "/s", *goal),
-        *(Figure(f"{name}: {who} time for each", time_us, "us") for who, time_us in times.items()),
+        *(Figure(f"{name}: {part} CPU time per task", time_us, "us") for part, time_us in times.items()),
     ]
 
 
@@ -207,10 +207,10 @@ def compared(figures: Sequence[Figure], counts: Sequence[int]) -> list[Figure]:
     A single endpoint does not share its steps with others, so that numbers in between are compared, too.
     """
     times_us = {figure.name: figure.value for figure in figures}
-    *fewer, most = (times_us[f"{_point(count, _BATCH)}: forwarder's time for each"] for count in counts)
+    *fewer, most = (times_us[f"{_point(count, _BATCH)}: forwarder's CPU time per task"] for count in counts)
     return [
         Figure(
-            f"forwarder's time for each, {_BATCH} tasks at a time: {counts[-1]:,} endpoints to {count:,}",
+            f"forwarder's CPU time per task, {_BATCH} tasks at a time: {counts[-1]:,} endpoints to {count:,}",
             most / few,
             "x",
             f"<= {_FLAT}",
@@ -227,31 +227,31 @@ def measure_storm(bench: Bench, tasks: int) -> list[Figure]:
         endpoint.is_holding = True
         endpoint.starts.clear()
     task_ids = bench.submit(endpoints, -(-tasks // len(endpoints)))
-    bench.crowd.until(
+    bench.peers.until(
         lambda: sum(bool(endpoint.spool) for endpoint in endpoints) >= len(endpoints),
-        "all hold some",
+        "all hold tasks",
         within_s=_TIMEOUT_S,
     )
     killed = bench.address().forwarder_id
     started_at = time.monotonic()
     bench.tier.kill("forwarder")
-    bench.crowd.disconnect()
-    heir = bench.address(other_than=killed)
+    bench.peers.disconnect()
+    successor = bench.address(other_than=killed)
     restarted_s = time.monotonic() - started_at
-    back_s = bench.open_all(endpoints, heir)
+    back_s = bench.open_all(endpoints, successor)
     wanted = bench.tally.recorded + len(task_ids)
     for endpoint in endpoints:
         endpoint.is_holding = False
         if endpoint.spool:
             endpoint.finish(list(endpoint.spool.items()))
-    bench.crowd.until(lambda: bench.tally.recorded >= wanted, "all are recorded", within_s=_TIMEOUT_S)
+    bench.peers.until(lambda: bench.tally.recorded >= wanted, "all are recorded", within_s=_TIMEOUT_S)
     settled_s = time.monotonic() - started_at
     lost = bench.count_failed(task_ids)
     twice = sum(count > 1 for endpoint in endpoints for count in endpoint.starts.values())
     name = f"kill -9 with {len(endpoints):,} endpoints"
     return [
-        Figure(f"{name}: until another forwarder is there", restarted_s, "s"),
-        Figure(f"{name}: until all are back, all coming at once", back_s, "s"),
+        Figure(f"{name}: until a new forwarder runs", restarted_s, "s"),
+        Figure(f"{name}: until all are back, reconnecting at once", back_s, "s"),
         Figure(f"{name}: until {len(task_ids):,} tasks are recorded", settled_s, "s"),
         Figure(f"{name}: tasks lost", lost, "", "0", lost == 0),
         Figure(f"{name}: tasks started twice", twice, "", "0", twice == 0),
@@ -263,18 +263,18 @@ def measure_idle(bench: Bench, for_s: float) -> list[Figure]:
     process = bench.forwarder
     cpu_before, started_at = cpu_s(process), time.monotonic()
     with contextlib.suppress(TimeoutError):
-        bench.crowd.until(lambda: False, "nothing", within_s=for_s)
+        bench.peers.until(lambda: False, "nothing", within_s=for_s)
     share = (cpu_s(process) - cpu_before) / (time.monotonic() - started_at)
     memory = pss_mib(process.pid)
     count = len(bench.endpoints)
     return [
-        Figure(f"{count:,} endpoints at rest: memory of the forwarder", memory, "MiB", "<= 381", memory <= 381),
-        Figure(f"{count:,} endpoints at rest: share of a core", 100 * share, "%"),
+        Figure(f"{count:,} idle endpoints: memory of the forwarder", memory, "MiB", "<= 381", memory <= 381),
+        Figure(f"{count:,} idle endpoints: share of a core", 100 * share, "%"),
     ]
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Processor time of a process so far, in seconds."""
+    """CPU time of a process so far, in seconds."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
@@ -292,7 +292,7 @@ def deployment(directory: Path) -> Iterator[Bench]:
         }
         stores = open_stores(StoreSettings.from_environment(environment))
         stack.callback(stores.close)
-        yield Bench(tier, stores, stack.enter_context(Crowd(stores.tickets)))
+        yield Bench(tier, stores, stack.enter_context(PeerLoop(stores.tickets)))
 
 
 def measure(points: Sequence[tuple[int, int]], tasks: int, report: Callable[[Figure], None]) -> list[Figure]:
@@ -306,21 +306,27 @@ def measure(points: Sequence[tuple[int, int]], tasks: int, report: Callable[[Fig
 
     with tempfile.TemporaryDirectory(prefix="farcall-bench-") as directory, deployment(Path(directory)) as bench:
         most = max(endpoints for endpoints, _ in points)
-        add([Figure("memory of a forwarder with nobody connected", pss_mib(bench.forwarder.pid), "MiB")])
+        add([Figure("memory of a forwarder without connections", pss_mib(bench.forwarder.pid), "MiB")])
         add(measure_handshakes(bench, most))
         for endpoints, credit in points:
             new = bench.add_endpoints(endpoints - len(bench.endpoints))
-            bench.crowd.disconnect()
+            bench.peers.disconnect()
             for endpoint in bench.endpoints:
                 endpoint.credit = 0
             took_s = bench.open_all(bench.endpoints, bench.address())
             if new and endpoints == most:
-                add([Figure(f"{endpoints:,} endpoints at once: let in", endpoints / took_s, "/s")])
+                add([Figure(f"{endpoints:,} endpoints at once: admitted", endpoints / took_s, "/s")])
                 add(measure_idle(bench, for_s=10.0))
             at_once = endpoints * credit
             add(measure_tasks(bench, bench.endpoints, credit, max(at_once, min(tasks, at_once * _BATCHES))))
         add(compared(figures, sorted({endpoints for endpoints, credit in points if credit == _BATCH})))
-        add([Figure(f"{most:,} endpoints after work: memory of the forwarder", pss_mib(bench.forwarder.pid), "MiB")])
+        add(
+            [
+                Figure(
+                    f"{most:,} endpoints after the tasks: memory of the forwarder", pss_mib(bench.forwarder.pid), "MiB"
+                )
+            ]
+        )
         add(measure_storm(bench, tasks))
     return figures
 
@@ -330,23 +336,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tasks", type=int, default=40_000, help="for each number of endpoints")
     parser.add_argument("--endpoints", type=int, default=max(_POINTS)[0], help="the most that are connected")
-    parser.add_argument("--output", type=Path, default=_RESULTS / "forwarder.json")
-    options = parser.parse_args()
+    options = parse_options(parser, "forwarder.json")
     points = dict.fromkeys((min(endpoints, options.endpoints), credit) for endpoints, credit in _POINTS)
-    machine = facts()
+    report = new_report(tasks=options.tasks)
 
-    def echo(figure: Figure) -> None:
-        goal = "" if figure.reached is None else f"  (goal {figure.wish}: {'yes' if figure.reached else 'NO'})"
-        print(f"{figure.name:75} {figure.value:>12,.2f} {figure.unit}{goal}", flush=True)
+    def progress(figure: Figure) -> None:
+        print(f"{figure.name}: {figure.shown()}", file=sys.stderr, flush=True)
 
-    figures = measure(list(points), options.tasks, echo)
-    report: dict[str, Any] = {
-        "measured_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": machine,
-        "tasks": options.tasks,
-        "figures": [dataclasses.asdict(figure) for figure in figures],
-    }
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    report["figures"] = [dataclasses.asdict(figure) for figure in measure(list(points), options.tasks, progress)]
+    save(report, options.output, figure_table)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Simulated endpoints and clients: real sockets, real CURVE, the real protocol, and nothing behind it.
+"""Simulated endpoints and clients with real sockets, CURVE encryption and the real protocol.
 
-Each has a DEALER socket and a key pair of its own, as if it came from its own machine. All of them live in one thread
-that waits for their file descriptors; a simulated endpoint reports each task as finished at once.
+Each has its own DEALER socket and key pair, as on its own machine. All of them share one thread, which waits for their
+file descriptors. A simulated endpoint reports each task as finished at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RESULT = b"01\nnothing"
 
 @dataclasses.dataclass(eq=False)
 class SimulatedPeer:
-    """One connection. ``is_open`` says that the forwarder has answered the greeting."""
+    """One connection. ``is_open`` means that the forwarder has answered the first message."""
 
     subject: str
     kind: PeerKind
@@ -39,14 +39,14 @@ class SimulatedPeer:
     def key(self) -> PeerKey:
         return PeerKey(self.keys[0].decode(), self.kind, self.subject)
 
-    def say(self, message: wire.Message, *frames: bytes) -> None:
+    def send(self, message: wire.Message, *frames: bytes) -> None:
         assert self.socket is not None
         self.socket.send_multipart(wire.encode(wire.Envelope(message, frames)), zmq.NOBLOCK)
 
-    def greet(self, ticket: str) -> None:
+    def send_hello(self, ticket: str) -> None:
         raise NotImplementedError
 
-    def hear(self, message: wire.Message) -> None:
+    def receive(self, message: wire.Message) -> None:
         raise NotImplementedError
 
 
@@ -69,9 +69,9 @@ class SimulatedEndpoint(SimulatedPeer):
     starts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     tally: Tally = dataclasses.field(default_factory=Tally)
 
-    def greet(self, ticket: str) -> None:
+    def send_hello(self, ticket: str) -> None:
         held = tuple(wire.HeldTask(task_id=task_id, attempt=attempt) for task_id, attempt in self.spool.items())
-        self.say(
+        self.send(
             wire.Hello(
                 endpoint_id=self.subject,
                 ticket=ticket,
@@ -83,7 +83,7 @@ class SimulatedEndpoint(SimulatedPeer):
             )
         )
 
-    def hear(self, message: wire.Message) -> None:
+    def receive(self, message: wire.Message) -> None:
         match message:
             case wire.Welcome(forget=forget):
                 self.is_open = True
@@ -91,11 +91,11 @@ class SimulatedEndpoint(SimulatedPeer):
                     self.spool.pop(ref.task_id, None)
                     self.tally.recorded += 1
                 if self.credit:
-                    self.say(wire.Credit(tasks=self.credit))
+                    self.send(wire.Credit(tasks=self.credit))
             case wire.RunTasks(tasks=tasks):
                 self.starts.update(spec.task_id for spec in tasks if spec.task_id not in self.spool)
                 self.spool |= {spec.task_id: spec.attempt for spec in tasks}
-                self.say(wire.TasksAccepted(tasks=_refs((spec.task_id, spec.attempt) for spec in tasks)))
+                self.send(wire.TasksAccepted(tasks=_refs((spec.task_id, spec.attempt) for spec in tasks)))
                 if not self.is_holding:
                     self.finish([(spec.task_id, spec.attempt) for spec in tasks])
             case wire.ResultsRecorded(tasks=refs):
@@ -107,9 +107,9 @@ class SimulatedEndpoint(SimulatedPeer):
                 pass
 
     def give_credit(self, tasks: int) -> None:
-        """Give the forwarder credit for so many tasks."""
+        """Give the forwarder credit for this number of tasks."""
         self.credit = tasks
-        self.say(wire.Credit(tasks=tasks))
+        self.send(wire.Credit(tasks=tasks))
 
     def finish(self, tasks: Sequence[tuple[str, int]]) -> None:
         """Report success, and return the credit."""
@@ -117,26 +117,26 @@ class SimulatedEndpoint(SimulatedPeer):
             wire.ResultSpec(task_id=task_id, attempt=attempt, state=wire.TaskState.SUCCESS, result=index)
             for index, (task_id, attempt) in enumerate(tasks)
         )
-        self.say(wire.TaskResults(results=results), *[_RESULT] * len(tasks))
-        self.say(wire.Credit(tasks=len(tasks)))
+        self.send(wire.TaskResults(results=results), *[_RESULT] * len(tasks))
+        self.send(wire.Credit(tasks=len(tasks)))
 
 
 @dataclasses.dataclass(eq=False)
 class SimulatedClient(SimulatedPeer):
     """A client with a result stream."""
 
-    def greet(self, ticket: str) -> None:
+    def send_hello(self, ticket: str) -> None:
         versions = (wire.PROTOCOL_VERSION,)
-        self.say(wire.OpenStream(ticket=ticket, protocol_versions=versions, heartbeat_s=_HEARTBEAT_S))
+        self.send(wire.OpenStream(ticket=ticket, protocol_versions=versions, heartbeat_s=_HEARTBEAT_S))
 
-    def hear(self, message: wire.Message) -> None:
+    def receive(self, message: wire.Message) -> None:
         if isinstance(message, wire.StreamOpened):
             self.is_open = True
         elif isinstance(message, wire.Refused):
             raise RuntimeError(f"refused: {message.error}")
 
 
-class Crowd:
+class PeerLoop:
     """All peers of one measurement, and the thread that they share."""
 
     def __init__(self, tickets: Tickets) -> None:
@@ -145,7 +145,7 @@ class Crowd:
         self._context.max_sockets = 2 * 16384
         self._poll = select.epoll()
         self._peers: dict[int, SimulatedPeer] = {}
-        self._beat_at = time.monotonic() + _HEARTBEAT_S / 2
+        self._heartbeat_at = time.monotonic() + _HEARTBEAT_S / 2
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +167,7 @@ class Crowd:
                 del self._peers[descriptor]
 
     def connect(self, peers: Sequence[SimulatedPeer], forwarder: ForwarderInfo) -> None:
-        """Connect and greet, all at once; the handshakes happen while :meth:`until` waits."""
+        """Connect all at once; the handshakes happen while :meth:`until` waits."""
         expires_at = time.time() + _TICKET_S
         for peer in peers:
             public_key, secret_key = map(bytes.decode, peer.keys)
@@ -176,7 +176,7 @@ class Crowd:
             )
             socket.connect(forwarder.address)
             peer.socket = socket
-            peer.greet(self._tickets.issue(peer.key, expires_at=expires_at))
+            peer.send_hello(self._tickets.issue(peer.key, expires_at=expires_at))
             descriptor = int(socket.getsockopt(zmq.FD))
             self._poll.register(descriptor, select.EPOLLIN)
             self._peers[descriptor] = peer
@@ -185,7 +185,7 @@ class Crowd:
     def until(self, condition: Callable[[], bool], what: str, *, within_s: float) -> None:
         """Serve the peers until a condition holds.
 
-        :raises TimeoutError: if it does not in time.
+        :raises TimeoutError: if it does not hold in time.
         """
         deadline = time.monotonic() + within_s
         for peer in list(self._peers.values()):
@@ -197,11 +197,11 @@ class Crowd:
 
     def serve(self, timeout_s: float) -> None:
         """Receive and answer messages until the time is over, and send heartbeats when they are due."""
-        if (now := time.monotonic()) >= self._beat_at:
-            self._beat_at = now + _HEARTBEAT_S / 2
+        if (now := time.monotonic()) >= self._heartbeat_at:
+            self._heartbeat_at = now + _HEARTBEAT_S / 2
             for peer in list(self._peers.values()):
                 if peer.is_open:
-                    peer.say(wire.Heartbeat(at=time.time()))
+                    peer.send(wire.Heartbeat(at=time.time()))
                 self._drain(peer)
         for descriptor, _ in self._poll.poll(timeout_s):
             self._drain(self._peers[descriptor])
@@ -214,7 +214,7 @@ class Crowd:
                 frames = peer.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            peer.hear(wire.decode(frames).message)
+            peer.receive(wire.decode(frames).message)
 
 
 def _refs(tasks: Iterator[tuple[str, int]]) -> tuple[wire.TaskRef, ...]:

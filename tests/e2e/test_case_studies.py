@@ -83,7 +83,7 @@ def test_the_demo_cleans_up_when_it_is_interrupted(tier_name: str, tmp_path: Pat
     ) as demo:
         assert demo.stdout is not None
         seen = ""
-        while "cancel a long one" not in seen:
+        while "cancel a long task" not in seen:
             seen = demo.stdout.readline()
             assert seen, "the demo ended too early"
         family = psutil.Process(demo.pid).children(recursive=True)

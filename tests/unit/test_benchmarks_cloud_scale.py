@@ -1,4 +1,4 @@
-"""The simulation behind docs/scale.md: its arithmetic, its two models, and that the page says what it gives."""
+"""Simulation for docs/scale.md: its arithmetic, its two models, and the figures on the page."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def size() -> Deployment:
     return deployment("facility")
 
 
-def test_the_page_says_what_the_simulation_gives() -> None:
+def test_page_has_the_figures_of_the_simulation() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert with_figures(text) == text, "run: python -m benchmarks.cloud_scale"
     assert all(f"<!-- {name} -->\n|" in text for name in SECTIONS)
 
 
-def test_the_inputs_are_near_what_was_measured_last(inputs: Inputs) -> None:
+def test_inputs_are_near_the_last_measurement(inputs: Inputs) -> None:
     figures = {figure["name"]: figure["value"] for figure in json.loads(RESULTS.read_text())["figures"]}
-    handshake_us = 1000 * figures["4,000 clients at once: forwarder's time for each"]
+    handshake_us = 1000 * figures["4,000 clients at once: forwarder's CPU time per client"]
     assert handshake_us / 4 < inputs.forwarder["handshake_us"] < 4 * handshake_us
 
 
-# -- how full things are -----------------------------------------------------------------------------------------------
+# -- utilisation -------------------------------------------------------------------------------------------------------
 
 
-def test_twice_the_load_is_twice_the_use(size: Deployment, inputs: Inputs) -> None:
+def test_use_is_proportional_to_the_load(size: Deployment, inputs: Inputs) -> None:
     once = {use.resource: use.used for use in uses(Load(500, 300), size, inputs)}
     twice = {use.resource: use.used for use in uses(Load(1000, 600), size, inputs)}
     others = ("Lambda's concurrency", "database's commits")
@@ -50,17 +50,17 @@ def test_twice_the_load_is_twice_the_use(size: Deployment, inputs: Inputs) -> No
     assert linear == pytest.approx(dict.fromkeys(linear, 2.0))
 
 
-def test_presences_share_commits_up_to_a_size(size: Deployment, inputs: Inputs) -> None:
+def test_presences_share_commits_up_to_the_batch_size(size: Deployment, inputs: Inputs) -> None:
     def commits(endpoints: int) -> float:
         found = uses(Load(endpoints, 0), dataclasses.replace(size, forwarders=2), inputs)
         return next(use.used for use in found if use.resource == "database's commits")
 
-    assert commits(30) == pytest.approx(1)  # alone, each of them
-    assert commits(1_000) == commits(10_000) == pytest.approx(4)  # twice a second and forwarder
+    assert commits(30) == pytest.approx(1)  # one commit each
+    assert commits(1_000) == commits(10_000) == pytest.approx(4)  # two per second and forwarder
     assert commits(2_000_000) == pytest.approx(2 * commits(1_000_000))
 
 
-def test_the_fullest_comes_first_and_bounds_what_a_deployment_holds(size: Deployment, inputs: Inputs) -> None:
+def test_fullest_resource_is_first_and_bounds_the_capacity(size: Deployment, inputs: Inputs) -> None:
     endpoints, bound = most_endpoints(size, inputs)
     at_most = uses(Load(endpoints, 0), size, inputs)
     assert at_most[0].resource == bound
@@ -71,7 +71,7 @@ def test_the_fullest_comes_first_and_bounds_what_a_deployment_holds(size: Deploy
     assert most_tasks(size, inputs, passing=True)[0] > tasks
 
 
-def test_as_many_forwarders_as_are_needed_are_enough_and_one_fewer_is_not(size: Deployment, inputs: Inputs) -> None:
+def test_required_forwarders_suffice_and_one_fewer_does_not(size: Deployment, inputs: Inputs) -> None:
     load = Load(100_000, 5_000)
     count = forwarders_needed(load, size, inputs)
 
@@ -85,46 +85,46 @@ def test_as_many_forwarders_as_are_needed_are_enough_and_one_fewer_is_not(size: 
 # -- a reconnect storm -------------------------------------------------------------------------------------------------
 
 
-def test_a_storm_is_the_same_each_time_and_everybody_comes_back(size: Deployment, inputs: Inputs) -> None:
-    first = storm(5_000, size, inputs, asks_api=True)
-    assert storm(5_000, size, inputs, asks_api=True) == first
+def test_storm_is_deterministic_and_all_endpoints_reconnect(size: Deployment, inputs: Inputs) -> None:
+    first = storm(5_000, size, inputs, uses_api=True)
+    assert storm(5_000, size, inputs, uses_api=True) == first
     assert first.most_s <= first.settled_s < 60
-    assert storm(5_000, size, inputs, asks_api=True, seed=2) != first
+    assert storm(5_000, size, inputs, uses_api=True, seed=2) != first
 
 
-def test_nobody_is_faster_than_the_slowest_part(size: Deployment, inputs: Inputs) -> None:
+def test_storm_takes_at_least_the_time_of_its_slowest_part(size: Deployment, inputs: Inputs) -> None:
     """10,000 endpoints at 1,000 requests a second; as many handshakes of 0.748 ms on two processors."""
-    by_api = storm(10_000, size, inputs, asks_api=True)
+    by_api = storm(10_000, size, inputs, uses_api=True)
     assert by_api.settled_s >= 10_000 / size.requests_per_s
-    directly = storm(10_000, size, inputs, asks_api=False)
+    directly = storm(10_000, size, inputs, uses_api=False)
     assert directly.settled_s >= 10_000 * 748e-6 / 2
-    assert (directly.turned_away, directly.settled_s < by_api.settled_s) == (0, True)
+    assert (directly.refused, directly.settled_s < by_api.settled_s) == (0, True)
 
 
-def test_more_room_means_less_waiting(size: Deployment, inputs: Inputs) -> None:
-    roomy = dataclasses.replace(size, requests_per_s=10 * size.requests_per_s, forwarders=20)
-    narrow, wide = (storm(20_000, each, inputs, asks_api=True) for each in (size, roomy))
-    assert wide.settled_s < narrow.settled_s
-    assert wide.turned_away < narrow.turned_away
+def test_larger_deployment_reconnects_sooner(size: Deployment, inputs: Inputs) -> None:
+    larger = dataclasses.replace(size, requests_per_s=10 * size.requests_per_s, forwarders=20)
+    small, large = (storm(20_000, each, inputs, uses_api=True) for each in (size, larger))
+    assert large.settled_s < small.settled_s
+    assert large.refused < small.refused
 
 
-def test_whoever_stands_in_line_for_too_long_starts_over(size: Deployment, inputs: Inputs) -> None:
+def test_endpoint_that_queues_for_too_long_starts_over(size: Deployment, inputs: Inputs) -> None:
     slow = dataclasses.replace(size, forwarders=1, forwarder_vcpus=0.1)
-    found = storm(5_000, slow, inputs, asks_api=False)  # 37 s of handshakes, and a greeting may take 15
+    found = storm(5_000, slow, inputs, uses_api=False)  # 37 s of handshakes, and a time-out of 15 s
     assert found.timed_out > 0
     assert found.settled_s >= 5_000 * 748e-6 / 0.1
 
 
-# -- tasks in line -----------------------------------------------------------------------------------------------------
+# -- latency of tasks --------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_cloud_tier_takes_as_long_as_the_work_does(size: Deployment, inputs: Inputs) -> None:
+def test_latency_of_an_idle_tier_is_the_time_of_the_work(size: Deployment, inputs: Inputs) -> None:
     task = inputs.per_task
     work_ms = 100 * sum(task[f"{part}_us"] for part in ("api", "postgres", "valkey", "forwarder")) / 1000
     assert latency(100, size, inputs).p50_ms == pytest.approx(work_ms, rel=0.01)
 
 
-def test_it_gets_slower_with_the_load_and_ends_at_the_slowest_part(size: Deployment, inputs: Inputs) -> None:
+def test_latency_grows_with_the_load_up_to_the_slowest_part(size: Deployment, inputs: Inputs) -> None:
     slowest_per_s = 1e6 / inputs.per_task["valkey_us"]
     below, above = latency(0.9 * slowest_per_s, size, inputs), latency(1.2 * slowest_per_s, size, inputs)
     assert latency(1000, size, inputs).p99_ms < below.p99_ms < above.p99_ms

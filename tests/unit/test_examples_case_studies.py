@@ -93,7 +93,7 @@ def test_metadata_of_the_installed_data_sets(threads: Executor) -> None:
     assert "dataset" in catalogue.topics()
 
 
-def test_digits_are_read_rightly(threads: Executor) -> None:
+def test_digits_are_read_correctly(threads: Executor) -> None:
     reading = digits.run(threads)
     assert reading.images == 899
     assert reading.accuracy > 0.97

@@ -1,27 +1,22 @@
-"""``python -m benchmarks.engine.papers``: the papers' experiments; figures and plots into ``results/``."""
+"""Experiments of the papers: ``python -m benchmarks.engine.papers`` writes figures and pictures into ``results/``."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.engine.papers import shapes
-from benchmarks.engine.papers.failure import RETURNS_AT_S, failure
+from benchmarks.engine.papers.failure import REPLACED_AT_S, failure
 from benchmarks.engine.papers.plots import draw
 from benchmarks.engine.papers.table import as_tables
-from benchmarks.machine import facts
-
-_RESULTS: Final = Path(__file__).parents[2] / "results"
+from benchmarks.report import new_report, parse_options, save
 
 
 def _failures() -> list[dict[str, Any]]:
-    return [failure(lasts_s=7.0), failure(lasts_s=11.0, returns_at_s=RETURNS_AT_S)]
+    return [failure(lasts_s=7.0), failure(lasts_s=11.0, replaced_at_s=REPLACED_AT_S)]
 
 
 _EXPERIMENTS: Final[Mapping[str, Callable[[], Sequence[Mapping[str, Any]]]]] = {
@@ -37,19 +32,14 @@ def main() -> None:
     """Measure, write, print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="+", choices=_EXPERIMENTS, default=list(_EXPERIMENTS))
-    parser.add_argument("--output", type=Path, default=_RESULTS / "engine_papers.json")
-    options = parser.parse_args()
-    report: dict[str, Any] = {
-        "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": facts(),
-    }
+    options = parse_options(parser, "engine_papers.json")
+    report = new_report()
     for name in options.only:
         began = time.monotonic()
         report[name] = _EXPERIMENTS[name]()
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
     draw(report, options.output)
-    print(as_tables(report))
+    save(report, options.output, as_tables)
 
 
 if __name__ == "__main__":

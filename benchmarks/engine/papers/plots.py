@@ -1,8 +1,9 @@
-"""The experiments as pictures."""
+"""Pictures of the experiments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ Run = Mapping[str, Any]
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """A picture for each experiment that was made, beside ``path``, whose name theirs begin with."""
+    """A picture for each experiment in the report, next to ``path`` and with its name as prefix."""
     for name, draw_one in _PICTURES.items():
         if name in report:
             figure = draw_one(report[name])
@@ -34,18 +35,6 @@ def _batching(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def _prefetching(runs: Sequence[Run]) -> Figure:
-    figure, (short, others) = _panels(2)
-    _lines(short, runs, "prefetch", rate, lambda run: not run["ideal_s"])
-    short.set_title("no-ops a second")
-    _lines(others, runs, "prefetch", efficiency, lambda run: run["ideal_s"])
-    others.set_title("share of the workers' time in tasks")
-    for axes in (short, others):
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("most tasks kept ready behind each running one")
-    return figure
-
-
 def _strong_scaling(runs: Sequence[Run]) -> Figure:
     figure, (axes,) = _panels(1)
     _lines(axes, runs, "workers", lambda run: run["elapsed_s"], lambda _: True)
@@ -56,18 +45,6 @@ def _strong_scaling(runs: Sequence[Run]) -> Figure:
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_title("the same work on more workers: seconds (dotted: ideal)")
     axes.set_xlabel("workers")
-    return figure
-
-
-def _weak_scaling(runs: Sequence[Run]) -> Figure:
-    figure, (short, others) = _panels(2)
-    _lines(short, runs, "workers", rate, lambda run: not run["ideal_s"])
-    short.set_title("no-ops a second, 1,000 for each worker")
-    _lines(others, runs, "workers", lambda run: run["elapsed_s"], lambda run: run["ideal_s"])
-    others.set_title("the same work for each worker: seconds")
-    for axes in (short, others):
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("workers")
     return figure
 
 
@@ -90,10 +67,24 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
+def _rates(
+    runs: Sequence[Run], *, key: str, label: str, noops: str, others: str, value: Callable[[Run], float | None]
+) -> Figure:
+    """The rates of no-ops in one panel, a value of longer tasks in the other."""
+    figure, panels = _panels(2)
+    _lines(panels[0], runs, key, rate, lambda run: not run["ideal_s"])
+    _lines(panels[1], runs, key, value, lambda run: run["ideal_s"])
+    for axes, title in zip(panels, (noops, others), strict=True):
+        axes.set_ylim(bottom=0)
+        axes.set_title(title)
+        axes.set_xlabel(label)
+    return figure
+
+
 def _lines(
     axes: Axes, runs: Sequence[Run], key: str, value: Callable[[Run], float | None], wanted: Callable[[Run], object]
 ) -> None:
-    """A line for each length of task, over the values of the key at equal distances."""
+    """A line for each task length, over the values of the key at equal distances."""
     chosen = [run for run in runs if wanted(run)]
     axes.margins(y=0.15)
     for task_s in sorted({run["task_s"] for run in chosen}):
@@ -108,8 +99,22 @@ def _lines(
 
 _PICTURES: dict[str, Callable[[Sequence[Run]], Figure]] = {
     "batching": _batching,
-    "prefetching": _prefetching,
+    "prefetching": partial(
+        _rates,
+        key="prefetch",
+        label="prefetch capacity: tasks ready per worker",
+        noops="no-ops per second",
+        others="share of the workers' time in tasks",
+        value=efficiency,
+    ),
     "strong_scaling": _strong_scaling,
-    "weak_scaling": _weak_scaling,
+    "weak_scaling": partial(
+        _rates,
+        key="workers",
+        label="workers",
+        noops="no-ops per second, 1,000 per worker",
+        others="the same work per worker: seconds",
+        value=lambda run: run["elapsed_s"],
+    ),
     "failure": _failure,
 }

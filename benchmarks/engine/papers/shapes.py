@@ -1,4 +1,4 @@
-"""The experiments in which nothing fails. Times are seconds from the first ``submit`` to the last result."""
+"""Experiments without failures. Times are seconds from the first ``submit`` to the last result."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ Run = dict[str, Any]
 
 
 def batching(*, tasks: int = 10_000) -> list[Run]:
-    """No-ops with what makes short tasks cheap, and without. With neither a worker gets one task, and waits for the
-    next one."""
-    ways: Sequence[tuple[str, dict[str, Any]]] = (
+    """No-ops with and without batching and prefetching. With neither, a worker waits for each next task."""
+    variants: Sequence[tuple[str, dict[str, Any]]] = (
         ("batching and prefetching", {}),
         ("no batching", {"batching": False}),
         ("no prefetching", {"prefetch": 0}),
         ("neither", {"batching": False, "prefetch": 0}),
     )
     runs = []
-    for name, options in ways:
+    for name, options in variants:
         with Engine(_WORKERS, **options) as engine:
             elapsed_s = _median_s(engine, 0.0, tasks)
         runs.append({"name": name, "tasks": tasks, "elapsed_s": elapsed_s})
@@ -37,7 +36,7 @@ def batching(*, tasks: int = 10_000) -> list[Run]:
 
 
 def prefetching() -> list[Run]:
-    """Tasks of some lengths, with more or fewer of them kept ready behind each running one."""
+    """Tasks of several lengths with several prefetch capacities."""
     lengths = {0.0: 4000, 0.001: 2000, 0.01: 240, 0.1: 40}
     runs = []
     for depth in _DEPTHS:
@@ -48,13 +47,13 @@ def prefetching() -> list[Run]:
 
 
 def strong_scaling() -> list[Run]:
-    """The same work on more and more workers."""
+    """The same work on increasing numbers of workers."""
     lengths = {0.0: 10_000, 0.01: 400, 0.1: 64}
     return _scaling(lambda task_s, _: lengths[task_s], lengths)
 
 
 def weak_scaling() -> list[Run]:
-    """The same work for each of more and more workers."""
+    """The same work per worker, on increasing numbers of workers."""
     lengths = {0.0: 1000, 0.01: 80, 0.1: 10}
     return _scaling(lambda task_s, workers: lengths[task_s] * workers, lengths)
 
@@ -78,9 +77,9 @@ def _run(engine: Engine, workers: int, task_s: float, tasks: int) -> Run:
 
 
 def _median_s(engine: Engine, task_s: float, tasks: int) -> float:
-    """The median of several rounds for tasks that take no time; of one for those that do, and vary little."""
+    """The median of several rounds for no-ops; one round for longer tasks, which vary little."""
     engine.wait_ready()
-    _elapsed_s(engine, task_s, _WARM_UP_ROUNDS * engine.stats().workers)  # the engine has seen how long such tasks take
+    _elapsed_s(engine, task_s, _WARM_UP_ROUNDS * engine.stats().workers)  # the engine learns how long such tasks take
     return statistics.median(_elapsed_s(engine, task_s, tasks) for _ in range(_ROUNDS if not task_s else 1))
 
 

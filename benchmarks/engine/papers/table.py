@@ -1,13 +1,13 @@
-"""The experiments as tables. No I/O."""
+"""Tables of the experiments. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from benchmarks.engine.papers.failure import phases
-
-_NOTHING: Final = "no-op"
+from benchmarks.report import Report, heading, page, table
 
 Run = Mapping[str, Any]
 
@@ -18,54 +18,38 @@ def rate(run: Run) -> float:
 
 
 def efficiency(run: Run) -> float | None:
-    """The share of the workers' time that was spent in tasks; None for tasks that take none."""
+    """The share of the workers' time in tasks; None for no-ops."""
     return float(run["ideal_s"] / run["elapsed_s"]) if run["ideal_s"] else None
 
 
 def length(task_s: float) -> str:
-    """How long tasks are, in words."""
-    return f"{task_s * 1000:g} ms" if task_s else _NOTHING
+    """The length of tasks, in words."""
+    return f"{task_s * 1000:g} ms" if task_s else "no-op"
 
 
-def as_tables(report: Mapping[str, Any]) -> str:
-    """Markdown: the machine, and a table for each experiment that was made."""
-    machine = report["machine"]
-    where = (
-        f"Measured at {report['measured_at']} on {machine['cores']} cores of {machine['cpu']}, Linux "
-        f"{machine['kernel']}, Python {machine['python']}."
-    )
-    parts = [where]
-    if "batching" in report:
-        parts.append(_batching(report["batching"]))
-    if "prefetching" in report:
-        parts.append(_grid("Prefetching, 4 workers", "most kept ready", "prefetch", report["prefetching"]))
-    if "strong_scaling" in report:
-        parts.append(_grid("Strong scaling: the same work", "workers", "workers", report["strong_scaling"]))
-    if "weak_scaling" in report:
-        parts.append(_grid("Weak scaling: the same work for each worker", "workers", "workers", report["weak_scaling"]))
-    if "failure" in report:
-        parts.append(_failure(report["failure"]))
-    return "\n\n".join(parts) + "\n"
+def as_tables(report: Report) -> str:
+    """Markdown: the machine, and a table for each experiment in the report."""
+    return page(heading(report), *(make(report[name]) for name, make in _TABLES.items() if name in report))
 
 
 def _batching(runs: Sequence[Run]) -> str:
     slowest_s = max(run["elapsed_s"] for run in runs)
-    lines = _head(f"{runs[0]['tasks']:,} no-ops, 4 workers", ["", "seconds", "tasks/s", "times the slowest"])
-    lines += [
-        _row([run["name"], f"{run['elapsed_s']:.2f}", f"{rate(run):,.0f}", f"{slowest_s / run['elapsed_s']:.1f}"])
+    rows = [
+        [run["name"], f"{run['elapsed_s']:.2f}", f"{rate(run):,.0f}", f"{slowest_s / run['elapsed_s']:.1f}"]
         for run in runs
     ]
-    return "\n".join(lines)
+    title = f"{runs[0]['tasks']:,} no-ops, 4 workers"
+    return _titled(title, ["", "seconds", "tasks/s", "speed-up over the slowest"], rows)
 
 
 def _grid(title: str, name: str, key: str, runs: Sequence[Run]) -> str:
-    """A row for each value of the key, a column for each length of task: tasks per second, and efficiency."""
+    """A row for each value of the key, a column for each task length: tasks per second, and efficiency."""
     lengths = sorted({run["task_s"] for run in runs})
-    lines = _head(title, [name, *[f"{length(task_s)}, tasks/s" for task_s in lengths]])
+    rows = []
     for value in sorted({run[key] for run in runs}):
         row = {run["task_s"]: run for run in runs if run[key] == value}
-        lines.append(_row([str(value), *[_cell(row[task_s]) for task_s in lengths]]))
-    return "\n".join(lines)
+        rows.append([str(value), *(_cell(row[task_s]) for task_s in lengths)])
+    return _titled(title, [name, *(f"{length(task_s)}, tasks/s" for task_s in lengths)], rows)
 
 
 def _cell(run: Run) -> str:
@@ -76,21 +60,33 @@ def _cell(run: Run) -> str:
 def _failure(runs: Sequence[Run]) -> str:
     first = runs[0]
     title = (
-        f"{length(first['task_s'])} tasks at {first['load']:.0%} of what {first['workers']} workers on two managers "
-        f"can do; one manager dies at {first['dies_at_s']:g} s"
+        f"{length(first['task_s'])} tasks at {first['load']:.0%} of the capacity of {first['workers']} workers on two "
+        f"managers; one manager dies at {first['dies_at_s']:g} s"
     )
-    columns = ["the manager is", "there again at, s", "latency before, ms", "while away, ms", "worst, ms", "well at, s"]
-    lines = _head(title, columns)
+    rows = []
     for run in runs:
         figures = phases(run)
-        latencies = [f"{figures[name] * 1000:,.0f}" for name in ("before_s", "away_s", "worst_s")]
-        lines.append(_row([run["name"], f"{run['back_at_s']:.1f}", *latencies, f"{figures['well_at_s']:.1f}"]))
-    return "\n".join(lines)
+        latencies = [f"{figures[name] * 1000:,.0f}" for name in ("before_s", "outage_s", "worst_s")]
+        rows.append([run["name"], f"{run['back_at_s']:.1f}", *latencies, f"{figures['recovered_at_s']:.1f}"])
+    columns = [
+        "manager",
+        "working at, s",
+        "latency before, ms",
+        "during the outage, ms",
+        "worst, ms",
+        "recovered at, s",
+    ]
+    return _titled(title, columns, rows)
 
 
-def _head(title: str, columns: Sequence[str]) -> list[str]:
-    return [f"**{title}**", "", _row(columns), "|---|" + "--:|" * (len(columns) - 1)]
+def _titled(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return f"**{title}**\n\n{table(columns, rows)}"
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+_TABLES: Mapping[str, Callable[[Sequence[Run]], str]] = {
+    "batching": _batching,
+    "prefetching": partial(_grid, "Prefetching, 4 workers", "prefetch capacity", "prefetch"),
+    "strong_scaling": partial(_grid, "Strong scaling: the same work", "workers", "workers"),
+    "weak_scaling": partial(_grid, "Weak scaling: the same work per worker", "workers", "workers"),
+    "failure": _failure,
+}

@@ -1,1 +1,1 @@
-"""One agent, a thousand managers, 131,072 workers: how far the engine goes on one machine."""
+"""Scale benchmark of the engine: one agent with up to 1,024 simulated managers of 128 workers."""

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.engine.scale.agent MANAGERS TASKS``: one agent under load; JSON on standard output.
+"""Agent under load: ``python -m benchmarks.engine.scale.agent MANAGERS TASKS`` prints the figures as JSON.
 
-A process of its own for each number of managers, so that its peak of memory is that of this number. It collects garbage
-as rarely as the agent of an endpoint does.
+Each number of managers has its own process, so that the peak of its memory belongs to that number. It collects garbage
+as rarely as the agent of an endpoint.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.engine import functions
-from benchmarks.engine.scale.descriptors import allow_descriptors
-from benchmarks.engine.scale.provider import SimulatedProvider
+from benchmarks.engine.scale.simulator import allow_descriptors
 from farcall_common.payload.native import NATIVE, dump_call
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec
@@ -32,14 +31,15 @@ from farcall_endpoint.engine import EngineFuture
 from farcall_endpoint.engine.functions import FunctionTable
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, Submission
 from farcall_endpoint.manager.slots import Sharing
-from farcall_endpoint.providers import Provider
+from farcall_endpoint.providers import LocalProvider, Provider
+from farcall_endpoint.providers.local import LocalBlock
 
 SLOTS: Final = 128
 """Workers of a manager."""
 TASK_S: Final = 20e-6
-"""What a no-op takes in a real worker, with its set-up."""
+"""Time of a no-op in a real worker, with its set-up."""
 WINDOW: Final = 200_000
-"""Most tasks that are submitted and not yet over."""
+"""Most unfinished tasks."""
 _PREFETCH: Final = 256
 _CHUNK: Final = 5000
 _WARM_UP: Final = 20_000
@@ -50,10 +50,38 @@ _PROCESSES: Final = 2
 _DESCRIPTORS_EACH: Final = 2
 _SPARE: Final = 256
 _COLLECT_AFTER: Final = 100_000
+_MANAGER: Final = "farcall_endpoint.manager"
+_SIMULATOR: Final = "benchmarks.engine.scale.simulator"
+
+
+class SimulatedProvider(LocalProvider):
+    """Provider of blocks with many simulated managers, each block one process on this machine.
+
+    :param managers: managers in all blocks together.
+    :param task_s: seconds of each task.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, managers: int, blocks: int, task_s: float) -> None:
+        super().__init__(environment)
+        share, over = divmod(managers, blocks)
+        self._shares = itertools.cycle([share + (number < over) for number in range(blocks)])
+        self._task_s = task_s
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        block_id: str,  # noqa: ARG002 - the command has it
+        environment: Mapping[str, str],
+    ) -> LocalBlock:
+        """As :meth:`Provider.start`."""
+        at = command.index(_MANAGER)
+        share = ["--agent-pid", str(os.getpid()), "--managers", str(next(self._shares)), "--task-s", str(self._task_s)]
+        return self.spawn([*command[:at], _SIMULATOR, *command[at + 1 :], *share], environment)
 
 
 class Agent(EngineLoop):
-    """The loop of an engine, with simulated managers where it would start real ones."""
+    """An engine's loop that starts simulated managers instead of real ones."""
 
     def __init__(self, *, managers: int, task_s: float = TASK_S) -> None:
         blocks = min(_PROCESSES, managers)
@@ -94,9 +122,9 @@ class Agent(EngineLoop):
         self.join()
 
     def wait_ready(self) -> None:
-        """Wait until all managers are there.
+        """Wait until all managers are registered.
 
-        :raises TimeoutError: if they do not come.
+        :raises TimeoutError: if they are not in time.
         """
         deadline = time.monotonic() + _READY_S
         while self.stats.workers < self._workers:
@@ -105,7 +133,7 @@ class Agent(EngineLoop):
             self.changed.wait(_READY_STEP_S)
 
     def run(self, tasks: int) -> None:
-        """So many no-ops, no more than the window at a time. Every result is looked at."""
+        """Run no-ops, at most the window at a time, and check every result."""
         chunks: collections.deque[list[EngineFuture[None]]] = collections.deque()
         for start in range(0, tasks, _CHUNK):
             if len(chunks) * _CHUNK >= WINDOW:
@@ -115,7 +143,7 @@ class Agent(EngineLoop):
             _check(chunk)
 
     def clocks(self) -> dict[str, float]:
-        """Seconds: of CPU in this loop's thread, its process, the simulators, the machine; and of the clock."""
+        """CPU seconds of this loop's thread, its process, the simulators and the machine; and the time."""
         assert self._thread.ident is not None
         simulators = [child.cpu_times() for child in psutil.Process().children()]
         machine = psutil.cpu_times()
@@ -136,7 +164,7 @@ class Agent(EngineLoop):
 
 
 def measure(*, managers: int, tasks: int) -> dict[str, Any]:
-    """The figures of one agent with so many managers."""
+    """The figures of one agent with this number of managers."""
     began = time.perf_counter()
     with Agent(managers=managers) as agent:
         agent.wait_ready()
@@ -165,7 +193,7 @@ def measure(*, managers: int, tasks: int) -> dict[str, Any]:
 
 
 def _check(futures: Sequence[EngineFuture[None]]) -> None:
-    for future in reversed(futures):  # the last one first: who has waited for it rarely waits for another
+    for future in reversed(futures):  # the last one first: after it, the others are rarely pending
         assert future.result() is None
 
 
@@ -174,7 +202,7 @@ def _since(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
 
 
 def _peak_mib() -> float:
-    """The most memory that this process has had; unlike ``ru_maxrss``, without what its parent had."""
+    """The peak memory of this process; unlike ``ru_maxrss``, without that of its parent."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "VmHWM":

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.engine.scale.simulator``: a block of many simulated managers in one process.
+"""Simulator program: a block of many simulated managers in one process.
 
-It is started in place of a manager and takes the same options. Each of its managers has a socket and an identity of its
-own, and speaks the protocol as a real one does; what it leaves out are the workers.
+It replaces a manager's program and takes the same options. Each of its managers has its own socket and identity and
+speaks the real protocol; only the workers are missing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import gc
 import heapq
 import os
+import resource
 import select
 import socket
 import time
@@ -19,13 +20,12 @@ from typing import Final
 
 import zmq
 
-from benchmarks.engine.scale.descriptors import allow_descriptors
 from benchmarks.engine.scale.managers import SimulatedManager
 from farcall_endpoint import protocol
 from farcall_endpoint.transport import agent_socket, receive_frames, send_frames
 
 _REPORT_PERIOD_S: Final = 1.0
-_LAST_WORDS_MS: Final = 1000
+_LINGER_MS: Final = 1000
 _COLLECT_AFTER: Final = 100_000
 _DESCRIPTORS_EACH: Final = 4
 _SPARE: Final = 64
@@ -36,22 +36,33 @@ class _Member:
     link: zmq.Socket[bytes]
     manager: SimulatedManager
     wake_at: float
-    said: int = 0
+    sent: int = 0
 
-    def say(self, message: protocol.FromManager, bodies: Sequence[bytes] = ()) -> None:
-        self.said += 1
-        send_frames(self.link, protocol.encode(message, bodies, number=self.said))
+    def send(self, message: protocol.FromManager, bodies: Sequence[bytes] = ()) -> None:
+        self.sent += 1
+        send_frames(self.link, protocol.encode(message, bodies, number=self.sent))
 
     def has_unread(self) -> bool:
         return bool(self.link.get(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator, arg-type]
 
 
-class Block:
-    """The managers of one process, and the loop that serves them. Instants are epoch seconds.
+def allow_descriptors(count: int) -> None:
+    """Raise the descriptor limit of this process and its children: a socket needs several, and 1,024 is a usual limit.
 
-    :param managers: how many.
-    :param slots: workers of each.
-    :param task_s: seconds that each task takes.
+    :raises OSError: if the machine's hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise OSError(f"{count} file descriptors needed, {hard} allowed: raise the hard limit ('ulimit -H -n')")
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+class Block:
+    """The managers of one process, and their loop. Instants are epoch seconds.
+
+    :param slots: workers of each manager.
+    :param task_s: seconds of each task.
     """
 
     def __init__(
@@ -68,35 +79,35 @@ class Block:
         self._agent_pidfd = os.pidfd_open(agent_pid)
         self._epoll = select.epoll()
         self._epoll.register(self._agent_pidfd, select.EPOLLIN)
-        self._members: dict[int, _Member] = {}  # by the descriptor of the socket
-        self._alarms: list[tuple[float, int]] = []  # a heap; those that are not a member's ``wake_at`` do not count
+        self._members: dict[int, _Member] = {}  # by descriptor of the socket
+        self._alarms: list[tuple[float, int]] = []  # a heap; those that differ from a member's ``wake_at`` are stale
         software, hostname, now = protocol.software_fingerprint(), socket.gethostname(), time.time()
         for number in range(managers):
             manager_id = f"{block_id}-{number}"
             link = agent_socket(context, address=agent, manager_id=manager_id)
-            next_report_at = now + _REPORT_PERIOD_S * number / managers  # not all at once
+            next_report_at = now + _REPORT_PERIOD_S * number / managers  # spread over the period
             member = _Member(link, SimulatedManager(slots=slots, task_s=task_s), next_report_at)
-            member.say(protocol.Registered(manager_id, software, slots, os.getpid(), hostname, block_id))
-            member.say(*member.manager.progress(now=now))
+            member.send(protocol.Registered(manager_id, software, slots, os.getpid(), hostname, block_id))
+            member.send(*member.manager.progress(now=now))
             self._members[link.fileno()] = member
             self._epoll.register(link.fileno(), select.EPOLLIN)
             heapq.heappush(self._alarms, (next_report_at, link.fileno()))
 
     def run(self) -> None:
-        """Serve until the agent has stopped all managers, or is gone."""
-        # The descriptor of a ZeroMQ socket is edge-triggered, and sending may swallow the edge: who has spoken looks
-        # again whether something is there.
+        """Serve until the agent has stopped all managers, or has ended."""
+        # The descriptor of a ZeroMQ socket is edge-triggered, and a send may consume the edge: after a send, check
+        # the socket again.
         unread = set(self._members)
         while self._members:
             ready = {descriptor for descriptor, _ in self._epoll.poll(0.0 if unread else self._timeout_s())} | unread
             if self._agent_pidfd in ready:
                 return
             for descriptor in ready & self._members.keys():
-                self._obey(descriptor)
+                self._receive(descriptor)
             unread = self._report()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all sockets and descriptors."""
         for descriptor in list(self._members):
             self._leave(descriptor)
         self._epoll.close()
@@ -105,7 +116,7 @@ class Block:
     def _timeout_s(self) -> float:
         return max(0.0, self._alarms[0][0] - time.time())
 
-    def _obey(self, descriptor: int) -> None:
+    def _receive(self, descriptor: int) -> None:
         member = self._members[descriptor]
         while True:
             try:
@@ -122,7 +133,7 @@ class Block:
                     member.manager.cancel(task_ids)
                     self._wake(descriptor, member, now)
                 case protocol.Stop():
-                    member.say(protocol.Leaving("it was told to stop"))
+                    member.send(protocol.Leaving("stopped by the agent"))
                     self._leave(descriptor)
                     return
 
@@ -132,7 +143,7 @@ class Block:
             heapq.heappush(self._alarms, (at, descriptor))
 
     def _report(self) -> set[int]:
-        """Let those speak who have something to say; gives back who has something to read."""
+        """Send due reports; returns the members with unread messages."""
         unread = set()
         now = time.time()
         while self._alarms and self._alarms[0][0] <= now:
@@ -140,7 +151,7 @@ class Block:
             member = self._members.get(descriptor)
             if member is None or alarm_at != member.wake_at:
                 continue
-            member.say(*member.manager.progress(now=now))
+            member.send(*member.manager.progress(now=now))
             member.wake_at = min(member.manager.next_end(now=now), now + _REPORT_PERIOD_S)
             heapq.heappush(self._alarms, (member.wake_at, descriptor))
             if member.has_unread():
@@ -150,11 +161,11 @@ class Block:
     def _leave(self, descriptor: int) -> None:
         member = self._members.pop(descriptor)
         self._epoll.unregister(descriptor)
-        member.link.close(linger=_LAST_WORDS_MS)
+        member.link.close(linger=_LINGER_MS)
 
 
 def main() -> None:
-    """Serve an agent."""
+    """Serve an agent until it stops."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--agent", required=True)
     parser.add_argument("--agent-pid", type=int, required=True)
@@ -162,7 +173,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--managers", type=int, required=True)
     parser.add_argument("--task-s", type=float, required=True)
-    options, _ = parser.parse_known_args()  # the rest is for real managers
+    options, _ = parser.parse_known_args()  # the others are for real managers
     allow_descriptors(_SPARE + _DESCRIPTORS_EACH * options.managers)
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)

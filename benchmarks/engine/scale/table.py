@@ -1,4 +1,4 @@
-"""The rounds of a sweep into a table: medians for each number of managers, and figures beside their goals. No I/O."""
+"""Tables of the scale benchmark: medians for each number of managers, and goals. No I/O."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+from benchmarks.report import GOAL_COLUMNS, Report, goal_row, heading, page, table
 
 _MOST_BY_OTHERS: Final = 0.15
 _TASKS_PER_S: Final = 20_000
@@ -17,10 +19,10 @@ _COLUMNS: Final = (
     "workers",
     "rounds",
     "tasks/s",
-    "agent, us/task (at most)",
+    "agent, us/task (max)",
     "process, us/task",
     "idle, % of a core",
-    "all there, s",
+    "all connected, s",
     "peak MiB",
 )
 
@@ -29,11 +31,11 @@ Round = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The rounds with so many managers: medians of those in which others took little of the machine. CPU for each task
-    is the least of all rounds, because others can only add to it (caches, shared cores).
+    """One number of managers: medians of the rounds in which other processes used little of the machine. CPU time per
+    task is the lowest of all rounds, because other processes can only add to it (caches, shared cores).
 
-    ``agent_us``: of the agent's thread. ``process_us``: of all threads of its process, the submitter's and the sockets'
-    among them. ``idle_share``: of a core, with nothing to do but to hear that the managers live.
+    ``agent_us``: of the agent's thread. ``process_us``: of all threads of its process, with submitter and sockets.
+    ``idle_share``: share of a core for the managers' heartbeats alone.
     """
 
     managers: int
@@ -49,25 +51,19 @@ class Point:
 
 
 def points(rounds: Sequence[Round]) -> list[Point]:
-    """One for each number of managers, in their order. A round with noisy neighbours counts only if all had them."""
+    """The points in ascending order. A round disturbed by other processes counts only if all were disturbed."""
     by_managers: dict[int, list[Round]] = {}
     for each in rounds:
         by_managers.setdefault(each["managers"], []).append(each)
     return [_point(managers, by_managers[managers]) for managers in sorted(by_managers)]
 
 
-def as_table(report: Mapping[str, Any]) -> str:
-    """Markdown: the machine, a row for each number of managers, and the goals."""
-    machine, slots = report["machine"], report["slots"]
-    where = (
-        f"Measured at {report['measured_at']} on {machine['cores']} cores of {machine['cpu']}, Linux "
-        f"{machine['kernel']}, Python {machine['python']}, which the agent, the submitter and the simulated managers "
-        f"share; {report['tasks']:,} no-ops a round, at most {report['window']:,} of them open; medians."
-    )
+def as_tables(report: Report) -> str:
+    """Markdown: the machine, a row for each number of managers, the goals and the ceilings."""
     rows = [
-        _row(
+        [
             f"{p.managers:,}",
-            f"{p.managers * slots:,}",
+            f"{p.managers * report['slots']:,}",
             f"{p.kept} of {p.rounds}",
             f"{p.per_s:,.0f}",
             f"{p.agent_us:.1f} ({p.agent_us_most:.1f})",
@@ -75,45 +71,48 @@ def as_table(report: Mapping[str, Any]) -> str:
             f"{p.idle_share * 100:.1f}",
             f"{p.ready_s:.1f}",
             f"{p.peak_mib:,.0f}",
-        )
+        ]
         for p in points(report["rounds"])
     ]
-    return "\n".join([where, "", _row(*_COLUMNS), "|" + "--:|" * len(_COLUMNS), *rows, "", *goals(report)]) + "\n"
+    return page(
+        heading(
+            report,
+            "agent, submitter and simulated managers share the cores",
+            f"{report['tasks']:,} no-ops a round, at most {report['window']:,} of them unfinished",
+            "medians",
+        ),
+        table(_COLUMNS, rows),
+        table(GOAL_COLUMNS, goals(report)),
+        _ceilings(report["all"]),
+    )
 
 
-def goals(report: Mapping[str, Any]) -> list[str]:
-    """Markdown: what was wanted, and the ceilings that follow from what was measured."""
-    swept, whole = points(report["rounds"]), report["all"]
-    lines = ["| goal | wanted | measured | reached |", "|---|--:|--:|---|"]
+def goals(report: Report) -> list[Sequence[str]]:
+    """The rows of the goals."""
+    swept, whole, rows = points(report["rounds"]), report["all"], []
     if whole is not None:
         name = f"{whole['tasks']:,} no-ops on {whole['workers']:,} workers"
         per_s, peak_mib = whole["per_s"], whole["peak_mib"]
-        lines.append(_goal(f"{name}, tasks/s", f">= {_TASKS_PER_S:,}", f"{per_s:,.0f}", per_s >= _TASKS_PER_S))
-        lines.append(_goal(f"{name}, agent's MiB", f"<= {_MEMORY_MIB:,}", f"{peak_mib:,.0f}", peak_mib <= _MEMORY_MIB))
+        rows.append(goal_row(f"{name}, tasks/s", f"{per_s:,.0f}", f">= {_TASKS_PER_S:,}", per_s >= _TASKS_PER_S))
+        rows.append(
+            goal_row(f"{name}, agent's MiB", f"{peak_mib:,.0f}", f"<= {_MEMORY_MIB:,}", peak_mib <= _MEMORY_MIB)
+        )
     if len(swept) > 1:
         first, *others = swept
         off = max((p.agent_us / first.agent_us - 1 for p in others), key=abs)
-        name = f"agent's CPU for a task, {first.managers:,} to {others[-1].managers:,} managers, furthest off"
-        lines.append(_goal(name, f"+-{_SPREAD:.0%}", f"{off:+.0%}", abs(off) <= _SPREAD))
-    if whole is not None:
-        lines += ["", _ceilings(whole)]
-    return lines
+        name = f"agent's CPU time per task, {first.managers:,} to {others[-1].managers:,} managers, largest deviation"
+        rows.append(goal_row(name, f"{off:+.0%}", f"+-{_SPREAD:.0%}", abs(off) <= _SPREAD))
+    return rows
 
 
-def _ceilings(whole: Round) -> str:
+def _ceilings(whole: Round | None) -> str:
+    if whole is None:
+        return ""
     return (
         f"At {whole['per_s']:,.0f} tasks/s all {whole['workers']:,} workers are busy with tasks of "
         f"{whole['workers'] / whole['per_s']:.1f} s or longer. The agent's thread, at {whole['agent_us']:.1f} us a "
         f"task, would be full at {1e6 / whole['agent_us']:,.0f} tasks/s."
     )
-
-
-def _goal(name: str, wanted: str, measured: str, reached: bool) -> str:
-    return _row(name, wanted, measured, "yes" if reached else "**no**")
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _point(managers: int, rounds: Sequence[Round]) -> Point:

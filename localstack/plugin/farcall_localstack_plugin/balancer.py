@@ -10,7 +10,17 @@ from pathlib import Path
 from farcall_localstack_plugin.children import Child, ChildDied
 from farcall_localstack_plugin.engines import HOST, start_relay
 from farcall_localstack_plugin.files import write_whole
-from farcall_localstack_plugin.providers import Event, Model, Provider, Request, done, failed, new_name, schema
+from farcall_localstack_plugin.providers import (
+    Event,
+    Model,
+    Provider,
+    Request,
+    current,
+    done,
+    failed,
+    new_name,
+    schema,
+)
 from farcall_localstack_plugin.settings import settings
 
 
@@ -85,7 +95,7 @@ class TargetGroupProvider(Provider):
         return done(model)
 
     def delete(self, request: Request) -> Event:
-        model = request.previous_state or request.desired_state
+        model = current(request)
         _groups.pop(model.get("TargetGroupArn", ""), None)
         return done(model)
 
@@ -111,7 +121,7 @@ class ListenerProvider(Provider):
         return done(model)
 
     def delete(self, request: Request) -> Event:
-        model = request.previous_state or request.desired_state
+        model = current(request)
         if relay := _relays.pop(model.get("ListenerArn", ""), None):
             relay.stop()
         return done(model)

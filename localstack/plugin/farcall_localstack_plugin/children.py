@@ -29,7 +29,7 @@ _ended = threading.Event()
 
 
 class ChildDied(Exception):
-    """A process that should be running is not; the message ends with the tail of its log."""
+    """A process has ended unexpectedly; the message has the last lines of its log."""
 
 
 class Child:
@@ -43,8 +43,8 @@ class Child:
         self._spawn = spawn
         self._process = spawn()
         self._stop_signal = stop_signal
-        self._asked = threading.Event()
-        self._swapping = threading.Lock()
+        self._stopping = threading.Event()
+        self._restart_lock = threading.Lock()
 
     @property
     def pid(self) -> int:
@@ -59,15 +59,15 @@ class Child:
         return self._process.wait()
 
     def keep(self) -> None:
-        """From now on restart the process whenever it ends without :meth:`stop`, as AWS does with a server."""
+        """Restart the process after each end without :meth:`stop`, as AWS restarts a server."""
         threading.Thread(target=self._keep, name=f"keep-{self.name}", daemon=True).start()
 
     def _keep(self) -> None:
         while True:
             self._process.wait()
-            self._asked.wait(_RESTART_INTERVAL_S)
-            with self._swapping:
-                if self._asked.is_set() or _ended.is_set():
+            self._stopping.wait(_RESTART_INTERVAL_S)
+            with self._restart_lock:
+                if self._stopping.is_set() or _ended.is_set():
                     return
                 self._process = self._spawn()
 
@@ -80,9 +80,9 @@ class Child:
         return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
     def stop(self) -> None:
-        """Ask the process to end, and kill it after a time limit."""
-        with self._swapping:
-            self._asked.set()
+        """Terminate the process, and kill it after a time limit."""
+        with self._restart_lock:
+            self._stopping.set()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(self._stop_signal)
         try:

@@ -26,7 +26,7 @@ class Instance:
     password: str
     database: str
     model: dict[str, Any]
-    made_at: dt.datetime = dataclasses.field(default_factory=lambda: dt.datetime.now(dt.UTC))
+    created_at: dt.datetime = dataclasses.field(default_factory=lambda: dt.datetime.now(dt.UTC))
 
     @property
     def storage_gib(self) -> int:
@@ -53,7 +53,7 @@ class Snapshot:
     database: str
     storage_gib: int
     tags: Tags
-    made_at: dt.datetime
+    created_at: dt.datetime
     file: Path
 
 
@@ -63,7 +63,7 @@ databases: dict[str, Instance] = {}
 snapshots: dict[str, Snapshot] = {}
 
 
-def take(identifier: str, instance: Instance, *, tags: Tags = ()) -> Snapshot:
+def take_snapshot(identifier: str, instance: Instance, *, tags: Tags = ()) -> Snapshot:
     """Take a snapshot while the instance runs. It gets ``tags``, and the instance's tags if CopyTagsToSnapshot is set.
 
     :raises subprocess.CalledProcessError: if PostgreSQL's program fails; its output is in ``stderr``.
@@ -73,7 +73,7 @@ def take(identifier: str, instance: Instance, *, tags: Tags = ()) -> Snapshot:
     file = directory / f"{identifier}.dump"
     _run("pg_dump", instance, "--format", "custom", "--file", str(file))
     copies = str(instance.model.get("CopyTagsToSnapshot", False)).lower() == "true"
-    made = Snapshot(
+    snapshot = Snapshot(
         identifier,
         instance.identifier,
         instance.user,
@@ -83,11 +83,11 @@ def take(identifier: str, instance: Instance, *, tags: Tags = ()) -> Snapshot:
         dt.datetime.now(dt.UTC),
         file,
     )
-    snapshots[identifier] = made
-    return made
+    snapshots[identifier] = snapshot
+    return snapshot
 
 
-def load(snapshot: Snapshot, instance: Instance) -> None:
+def restore_snapshot(snapshot: Snapshot, instance: Instance) -> None:
     """Restore a snapshot into the empty database of a new instance.
 
     :raises subprocess.CalledProcessError: if PostgreSQL's program fails; its output is in ``stderr``.

@@ -13,6 +13,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from localstack.aws.api import CommonServiceException, RequestContext, handler
+
 from farcall_localstack_plugin import children
 from farcall_localstack_plugin.balancer import TargetGroup, target_group
 from farcall_localstack_plugin.children import Child, ChildDied
@@ -23,11 +25,13 @@ from farcall_localstack_plugin.providers import (
     Model,
     Provider,
     Request,
+    current,
     done,
     endpoint_url,
     failed,
     new_name,
     schema,
+    updated,
 )
 from farcall_localstack_plugin.settings import Settings, settings
 
@@ -38,7 +42,7 @@ _POLL_S = 0.02
 _RESTART_INTERVAL_S = 1.0
 
 _definitions: dict[str, Model] = {}
-_services: dict[str, RunningService] = {}
+_services: dict[str, _RunningService] = {}
 
 
 class TaskDefinitionProvider(Provider):
@@ -76,10 +80,10 @@ class ServiceProvider(Provider):
         return self._replace(request, model)
 
     def update(self, request: Request) -> Event:
-        return self._replace(request, {**(request.previous_state or {}), **request.desired_state})
+        return self._replace(request, updated(request))
 
     def delete(self, request: Request) -> Event:
-        model = request.previous_state or request.desired_state
+        model = current(request)
         if service := _services.pop(model["ServiceArn"], None):
             service.scale(0)
         return done(model)
@@ -88,7 +92,7 @@ class ServiceProvider(Provider):
         definition = _definitions[model["TaskDefinition"]]
         groups = [target_group(balancer["TargetGroupArn"]) for balancer in model.get("LoadBalancers", [])]
         address = groups[0].address if groups else HOST
-        new = RunningService(
+        new = _RunningService(
             [
                 _Container(container, request, settings(), address=address)
                 for container in definition["ContainerDefinitions"]
@@ -107,7 +111,7 @@ class ServiceProvider(Provider):
         return done(model)
 
 
-def find_service(cluster: str, service: str) -> tuple[str, RunningService] | None:
+def _find_service(cluster: str, service: str) -> tuple[str, _RunningService] | None:
     """The ARN and the tasks of a service, given by its name or its ARN."""
     for arn, running in _services.items():
         if service == arn or arn.endswith(f":service/{cluster}/{service}"):
@@ -212,7 +216,7 @@ class _RunningContainer:
                 return
 
 
-class RunningService:
+class _RunningService:
     """The tasks of a service, members of ``groups`` while they run."""
 
     def __init__(self, containers: list[_Container], groups: list[TargetGroup]) -> None:
@@ -239,6 +243,47 @@ class RunningService:
                     container.stop()
             while len(self._tasks) < self.desired:
                 self._tasks.append([_RunningContainer(container, self._groups) for container in self._containers])
+
+
+class EcsApi:
+    """ECS API: the calls that our programs make, which describe and scale a service. Others are not implemented."""
+
+    @handler("DescribeServices", expand=False)
+    def describe_services(self, _context: RequestContext, request: dict[str, Any]) -> dict[str, Any]:
+        cluster = request.get("cluster", "default")
+        found = [(name, _find_service(cluster, name)) for name in request["services"]]
+        return {
+            "services": [_description(*service) for _, service in found if service],
+            "failures": [{"arn": name, "reason": "MISSING"} for name, service in found if not service],
+        }
+
+    @handler("UpdateService", expand=False)
+    def update_service(self, _context: RequestContext, request: dict[str, Any]) -> dict[str, Any]:
+        found = _find_service(request.get("cluster", "default"), request["service"])
+        if found is None:
+            raise CommonServiceException("ServiceNotFoundException", f"Service {request['service']} not found.")
+        arn, service = found
+        if (desired := request.get("desiredCount")) is not None:
+            # As on AWS, the answer does not wait for the tasks.
+            threading.Thread(target=_scale, args=(service, desired), name="ecs-scale", daemon=True).start()
+        return {"service": {**_description(arn, service), "desiredCount": desired}}
+
+
+def _scale(service: _RunningService, tasks: int) -> None:
+    try:
+        service.scale(tasks)
+    except ChildDied as error:
+        LOG.warning("a task did not start: %s", error)
+
+
+def _description(arn: str, service: _RunningService) -> dict[str, Any]:
+    return {
+        "serviceArn": arn,
+        "serviceName": arn.rpartition("/")[2],
+        "status": "ACTIVE",
+        "desiredCount": service.desired,
+        "runningCount": service.running,
+    }
 
 
 def _secret(reference: str, request: Request) -> str:

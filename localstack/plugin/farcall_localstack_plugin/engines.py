@@ -1,4 +1,4 @@
-"""Data store processes: PostgreSQL and Valkey on free loopback ports, and relays that forward connections to ports."""
+"""Database processes (PostgreSQL and Valkey on free loopback ports), and relays that forward connections to them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from farcall_localstack_plugin import children
@@ -46,49 +47,66 @@ def start_postgres(
         check=True, capture_output=True, env=environment, user=owner, cwd=root,
     )  # fmt: skip
     password_file.unlink()
-    for attempt in range(1, _ATTEMPTS + 1):
-        port = free_port()
-        server = children.start(
-            name,
-            [
-                settings.postgres_bin / "postgres", "-D", data, "-p", str(port), "-h", HOST,
-                "-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "max_connections=200",
-            ],
-            log=_log(settings, name), environment=environment, cwd=root, user=owner,
-            stop_signal=signal.SIGINT,  # "fast": does not wait for clients
-        )  # fmt: skip
-        try:
-            _wait_for_port(server, port)
-        except ChildDied:
-            if attempt == _ATTEMPTS:
-                raise
-            continue
-        if database:
-            _create_database(server, settings, port, user=user, password=password, database=database)
-        server.keep()
-        return server, port
-    raise AssertionError("unreachable: the last attempt returns or raises")
+    server, port = _start_server(
+        name,
+        lambda port: [
+            settings.postgres_bin / "postgres", "-D", data, "-p", str(port), "-h", HOST,
+            "-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "max_connections=200",
+        ],
+        settings=settings, environment=environment, cwd=root, user=owner,
+        stop_signal=signal.SIGINT,  # "fast": does not wait for clients
+    )  # fmt: skip
+    if database:
+        _create_database(server, settings, port, user=user, password=password, database=database)
+    server.keep()
+    return server, port
 
 
 def start_valkey(name: str, *, settings: Settings) -> tuple[Child, int]:
     """Start an empty Valkey without files on disk; returns the server and its port."""
+    server, port = _start_server(
+        name,
+        lambda port: [
+            settings.valkey, "--port", str(port), "--bind", HOST, "--save", "", "--maxmemory-policy", "noeviction",
+        ],
+        settings=settings, environment={"PATH": os.environ["PATH"]}, cwd=settings.directory,
+    )  # fmt: skip
+    server.keep()
+    return server, port
+
+
+def _start_server(
+    name: str,
+    command: Callable[[int], Sequence[str | Path]],
+    *,
+    settings: Settings,
+    environment: Mapping[str, str],
+    cwd: Path,
+    user: str | None = None,
+    stop_signal: signal.Signals = signal.SIGTERM,
+) -> tuple[Child, int]:
+    """Start a server on a free port, with another one if that is taken, and wait until it listens.
+
+    :raises ChildDied: if it does not listen on any of several ports.
+    """
     for attempt in range(1, _ATTEMPTS + 1):
         port = free_port()
         server = children.start(
             name,
-            [settings.valkey, "--port", str(port), "--bind", HOST, "--save", "", "--maxmemory-policy", "noeviction"],
+            command(port),
             log=_log(settings, name),
-            environment={"PATH": os.environ["PATH"]},
-            cwd=settings.directory,
+            environment=environment,
+            cwd=cwd,
+            user=user,
+            stop_signal=stop_signal,
         )
         try:
             _wait_for_port(server, port)
         except ChildDied:
             if attempt == _ATTEMPTS:
                 raise
-            continue
-        server.keep()
-        return server, port
+        else:
+            return server, port
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 

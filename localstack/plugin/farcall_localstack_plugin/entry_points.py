@@ -1,5 +1,8 @@
-"""Entry points of the plugin, listed in ``pyproject.toml`` for plux. They import their code only when they are loaded:
-LocalStack reads every entry point at start, and most of its own modules are slow to import."""
+"""Entry points of the plugin, listed in ``pyproject.toml`` for plux.
+
+They import their code when they are loaded: LocalStack reads every entry point at start, and most of its modules are
+slow to import.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def ecs_api() -> ApiService:
     """The ECS calls that our programs make."""
     from localstack.aws.skeleton import create_skeleton
 
-    from farcall_localstack_plugin.ecs_api import EcsApi
+    from farcall_localstack_plugin.ecs import EcsApi
 
     return ApiService("ecs", skeleton=create_skeleton("ecs", EcsApi()))
 

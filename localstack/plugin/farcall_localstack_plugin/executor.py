@@ -87,7 +87,7 @@ class ProcessRuntimeExecutor(RuntimeExecutor):
 
     @classmethod
     def cleanup_version(cls, function_version: FunctionVersion) -> None:
-        """Nothing to do: LocalStack cleans up by itself."""
+        """Do nothing: LocalStack cleans up."""
 
 
 def _code(function_version: FunctionVersion) -> S3Code:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import threading
-from typing import Final
+from typing import Any, Final
 
 from localstack.runtime import hooks
 
 from farcall_localstack_plugin import children
 from farcall_localstack_plugin.settings import settings
 
-#: Time limit of the cleanup in seconds, before LocalStack ends anyway.
-_LEAVE_NOTHING_S: Final = 60.0
+#: Time limit of the cleanup in seconds; after it LocalStack ends anyway.
+_CLEANUP_S: Final = 60.0
 
 
 @hooks.on_infra_start()
@@ -40,10 +41,29 @@ def _complete_api_gateway() -> None:
     from localstack.services.apigateway.next_gen.execute_api import handlers
 
     from farcall_localstack_plugin.authorizer import TokenAuthorizer
-    from farcall_localstack_plugin.gateway_responses import use_templates
 
     handlers.preprocess_request.append(TokenAuthorizer())
-    use_templates()
+    _use_response_templates()
+
+
+def _use_response_templates() -> None:
+    """Make API Gateway's own responses, without the integration, follow the JSON templates of their API: LocalStack's
+    core stores these but responds in its own format."""
+    from localstack.services.apigateway.next_gen.execute_api.gateway_response import get_gateway_response_or_default
+    from localstack.services.apigateway.next_gen.execute_api.handlers.gateway_exception import GatewayExceptionHandler
+
+    plain = GatewayExceptionHandler.create_exception_response
+
+    def create_exception_response(handler: GatewayExceptionHandler, exception: Any, context: Any) -> Any:
+        response = plain(handler, exception, context)
+        configured = get_gateway_response_or_default(exception.type, context.deployment.rest_api.gateway_responses)
+        if template := (configured.get("responseTemplates") or {}).get("application/json"):
+            message = str(exception.message or "")
+            quoted = template.replace("$context.error.messageString", json.dumps(message))
+            response.set_response(quoted.replace("$context.error.message", message))
+        return response
+
+    setattr(GatewayExceptionHandler, "create_exception_response", create_exception_response)  # noqa: B010 - a patch
 
 
 def _attach_secrets() -> None:
@@ -94,4 +114,4 @@ def _stop_with_driver(lifeline_fd: int) -> None:
     """
     if not os.read(lifeline_fd, 1):
         children.stop_all()
-        children.end_group(settings().database_directory, within_s=_LEAVE_NOTHING_S)
+        children.end_group(settings().database_directory, within_s=_CLEANUP_S)

@@ -1,7 +1,7 @@
 """CloudFormation resource providers that our templates need and LocalStack's core lacks.
 
-Some start a real process (a database, a queue, a task, a migration), the others only keep a record: on one machine,
-subnets and security groups protect nothing.
+Some start a real process (a database, a queue, a migration), the others only keep a record: on one machine, subnets and
+security groups have no effect.
 """
 
 from __future__ import annotations
@@ -48,10 +48,20 @@ class Provider(ResourceProvider[Model]):
         return done(request.desired_state)
 
     def update(self, request: Request) -> Event:
-        return done({**(request.previous_state or {}), **request.desired_state})
+        return done(updated(request))
 
     def delete(self, request: Request) -> Event:
-        return done(request.previous_state or request.desired_state)
+        return done(current(request))
+
+
+def current(request: Request) -> Model:
+    """The properties of an existing resource."""
+    return request.previous_state or request.desired_state
+
+
+def updated(request: Request) -> Model:
+    """The properties after an update; generated ones are kept."""
+    return {**(request.previous_state or {}), **request.desired_state}
 
 
 def done(model: Model) -> Event:
@@ -126,7 +136,7 @@ class DBInstanceProvider(Provider):
         instance = databases.Instance(name, port, user, password, database or "postgres", dict(model))
         if snapshot:
             try:
-                databases.load(snapshot, instance)
+                databases.restore_snapshot(snapshot, instance)
             except subprocess.CalledProcessError as error:
                 _stop(name)
                 return failed(model, f"DBSnapshot {wanted} cannot be restored: {error.stderr}")
@@ -139,18 +149,18 @@ class DBInstanceProvider(Provider):
         return done(model)
 
     def update(self, request: Request) -> Event:
-        model = {**(request.previous_state or {}), **request.desired_state}
+        model = updated(request)
         databases.databases[model["DBInstanceIdentifier"]].model = dict(model)
         return done(model)
 
     def delete(self, request: Request) -> Event:
-        model = request.previous_state or request.desired_state
+        model = current(request)
         if instance := databases.databases.get(model.get("DBInstanceIdentifier", "")):
             if instance.is_protected:
                 return failed(model, "Cannot delete protected DB Instance, please disable deletion protection.")
             if _deletion_policy(request) == "Snapshot":
                 name = f"{request.stack_name}-snapshot-{request.logical_resource_id}-{uuid.uuid4().hex[:12]}"
-                databases.take(name.lower(), instance)
+                databases.take_snapshot(name.lower(), instance)
             del databases.databases[instance.identifier]
         return _stop_server(request, "DBInstanceIdentifier")
 
@@ -164,7 +174,7 @@ def _deletion_policy(request: Request) -> str:
 
 class ReplicationGroupProvider(Provider):
     """A Valkey server. The wheel has no TLS, so a template with encryption in transit is refused. Replica settings are
-    validated as in ElastiCache, although there are no replicas here."""
+    validated as in ElastiCache, although replicas are not started."""
 
     TYPE = "AWS::ElastiCache::ReplicationGroup"
     SCHEMA: Model = schema(TYPE, "ReplicationGroupId")
@@ -204,7 +214,7 @@ def _nodes(group: Model) -> int:
 
 
 def _stop_server(request: Request, identifier: str) -> Event:
-    model = request.previous_state or request.desired_state
+    model = current(request)
     _stop(model.get(identifier, ""))
     return done(model)
 
@@ -265,11 +275,11 @@ class CustomResourceProvider(Provider):
         return self._call(request, "Update", old)
 
     def delete(self, request: Request) -> Event:
-        before = request.previous_state or request.desired_state
+        before = current(request)
         return self._call(request, "Delete", {"PhysicalResourceId": before["PhysicalResourceId"]})
 
     def _call(self, request: Request, kind: str, extra: Model) -> Event:
-        model = {**(request.previous_state or {}), **request.desired_state}
+        model = updated(request)
         s3 = boto3.client(
             "s3",
             endpoint_url=endpoint_url(),

@@ -20,7 +20,7 @@ _CHANGEABLE = {"DBInstanceIdentifier", "ApplyImmediately", "DeletionProtection"}
 
 
 class RdsApi:
-    """The API's operations; any other is answered as not implemented."""
+    """The operations of the API; others are not implemented."""
 
     @handler("DescribeDBInstances", expand=False)
     def describe_instances(self, context: RequestContext, request: Request) -> Request:
@@ -31,7 +31,7 @@ class RdsApi:
     @handler("ModifyDBInstance", expand=False)
     def modify_instance(self, context: RequestContext, request: Request) -> Request:
         if unknown := request.keys() - _CHANGEABLE:
-            raise _invalid(f"These cannot be changed here: {', '.join(sorted(unknown))}.")
+            raise _invalid(f"Cannot change these properties: {', '.join(sorted(unknown))}.")
         instance = _instance(request["DBInstanceIdentifier"])
         instance.model["DeletionProtection"] = request.get("DeletionProtection", instance.is_protected)
         return {"DBInstance": _described_instance(instance, context)}
@@ -46,10 +46,12 @@ class RdsApi:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,254}", identifier):
             raise _invalid(f"{identifier} is not a valid snapshot name.")
         try:
-            made = databases.take(identifier, _instance(request["DBInstanceIdentifier"]), tags=request.get("Tags", ()))
+            snapshot = databases.take_snapshot(
+                identifier, _instance(request["DBInstanceIdentifier"]), tags=request.get("Tags", ())
+            )
         except subprocess.CalledProcessError as error:
             raise CommonServiceException("InternalFailure", error.stderr, 500) from error
-        return {"DBSnapshot": _described_snapshot(made, context)}
+        return {"DBSnapshot": _described_snapshot(snapshot, context)}
 
     @handler("DescribeDBSnapshots", expand=False)
     def describe_snapshots(self, context: RequestContext, request: Request) -> Request:
@@ -74,7 +76,7 @@ class RdsApi:
 
     @handler("DescribeDBInstanceAutomatedBackups", expand=False)
     def describe_backups(self, _context: RequestContext, _request: Request) -> Request:
-        return {"DBInstanceAutomatedBackups": []}  # there are none here
+        return {"DBInstanceAutomatedBackups": []}  # automated backups are not supported
 
 
 def _instance(identifier: str) -> Instance:
@@ -107,7 +109,7 @@ def _described_instance(instance: Instance, context: RequestContext) -> Request:
         "DBName": instance.database,
         "Endpoint": {"Address": HOST, "Port": instance.port},
         "AllocatedStorage": instance.storage_gib,
-        "InstanceCreateTime": instance.made_at,
+        "InstanceCreateTime": instance.created_at,
         "DeletionProtection": instance.is_protected,
         "TagList": list(instance.tags),
     }
@@ -126,7 +128,7 @@ def _described_snapshot(snapshot: Snapshot, context: RequestContext) -> Request:
         "DBSnapshotIdentifier": snapshot.identifier,
         "DBSnapshotArn": f"arn:aws:rds:{context.region}:{context.account_id}:snapshot:{snapshot.identifier}",
         "DBInstanceIdentifier": snapshot.instance,
-        "SnapshotCreateTime": snapshot.made_at,
+        "SnapshotCreateTime": snapshot.created_at,
         "SnapshotType": "manual",
         "Status": "available",
         "PercentProgress": 100,

@@ -1,6 +1,6 @@
 """Lambda execution environment as a process: AWS's own runtime client (awslambdaric) with a loopback Runtime API.
 
-The protocol is Lambda's Runtime API 2018-06-01: the client asks for the next invocation, runs the handler and posts the
+The protocol is Lambda's Runtime API 2018-06-01: the client requests the next invocation, runs the handler and posts the
 answer; one invocation at a time.
 """
 
@@ -86,7 +86,7 @@ class RuntimeProcess:
         }
 
     def start(self) -> None:
-        """Start the process and wait until it asks for its first invocation.
+        """Start the process and wait until it requests its first invocation.
 
         :raises RuntimeFailed: if the handler cannot be imported, or takes longer than the init time-out.
         """

@@ -1,4 +1,4 @@
-"""One way to start, call and stop each contestant. Imports are local: each runs in an environment of its own."""
+"""Systems to compare, each with the same interface. Imports are local, because each peer has its own environment."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
-class Contestant(Protocol):
-    """Started by its constructor, with four workers or as many as it is told."""
+class System(Protocol):
+    """A running system; its constructor starts it with a number of workers."""
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a call; something that :meth:`gather` takes."""
+        """Submit a call; returns a handle for :meth:`gather`."""
 
     def gather(self, handles: Sequence[Any]) -> list[Any]:
         """The results of calls."""
 
     def stop(self) -> None:
-        """End everything."""
+        """Stop all processes."""
 
 
 class _WithFutures:
-    """What has an executor of the standard kind."""
+    """Base for executors of :mod:`concurrent.futures`."""
 
     executor: Any
 
@@ -55,7 +55,7 @@ class Loky(_WithFutures):
         self.executor = get_reusable_executor(max_workers=workers, timeout=60)
 
 
-class _Parsl:
+class _Parsl(_WithFutures):
     def __init__(self, workers: int, **options: Any) -> None:
         import parsl
         from parsl.config import Config
@@ -69,15 +69,12 @@ class _Parsl:
         self.kernel = parsl.load(Config(executors=[executor], strategy="none", initialize_logging=False))
         self.executor = executor
 
-    def gather(self, handles: Sequence[Any]) -> list[Any]:
-        return [handle.result() for handle in handles]
-
     def stop(self) -> None:
         self.kernel.cleanup()
 
 
-class ParslAsShipped(_Parsl):
-    """``python_app``, encryption, no prefetching: the defaults."""
+class ParslDefault(_Parsl):
+    """``python_app`` with the defaults: encryption, no prefetching."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -90,7 +87,7 @@ class ParslAsShipped(_Parsl):
 
 
 class ParslTuned(_Parsl):
-    """The executor without the data-flow kernel around it, no encryption, deep prefetching."""
+    """The executor without the data-flow kernel, without encryption, with prefetching."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers, encrypted=False, prefetch_capacity=100)
@@ -125,7 +122,7 @@ class RayTasks(_Ray):
 
 
 class RayActors(_Ray):
-    """One actor a worker, called in turn."""
+    """One actor per worker, called in turn."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -159,12 +156,12 @@ class Dask:
         self.cluster.close()
 
 
-#: Name, environment (a file of requirements in ``peers/``, or None for ours), and the class.
-CONTESTANTS: dict[str, tuple[str | None, Callable[[int], Contestant]]] = {
+#: Environment (a file of requirements in ``peers/``, or None for ours) and class of each system.
+SYSTEMS: dict[str, tuple[str | None, Callable[[int], System]]] = {
     "farcall": (None, Farcall),
     "ProcessPoolExecutor": (None, ProcessPool),
     "loky": ("loky", Loky),
-    "Parsl": ("parsl", ParslAsShipped),
+    "Parsl": ("parsl", ParslDefault),
     "Parsl tuned": ("parsl", ParslTuned),
     "Ray tasks": ("ray", RayTasks),
     "Ray actors": ("ray", RayActors),

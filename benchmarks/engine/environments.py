@@ -1,0 +1,58 @@
+"""Peer environments: one virtual environment for each peer, made by uv from ``peers/<name>.txt``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+_HERE: Final = Path(__file__).parent
+_REPOSITORY: Final = _HERE.parents[1]
+_TIMEOUT_S: Final = 300
+
+
+def interpreter_path(peer: str | None) -> Path:
+    """The interpreter in a peer's environment, which need not exist; ours for None."""
+    return Path(sys.executable) if peer is None else _HERE / ".venv-peers" / peer / "bin" / "python"
+
+
+def interpreter(peer: str | None) -> Path:
+    """The interpreter of a peer; creates its environment if necessary."""
+    python = interpreter_path(peer)
+    environment = python.parents[1]
+    if peer is not None and not (environment / ".made").exists():
+        uv = shutil.which("uv") or str(_REPOSITORY / ".tools" / "bin" / "uv")
+        subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(environment)], check=True)
+        requirements = str(_HERE / "peers" / f"{peer}.txt")
+        subprocess.run([uv, "pip", "install", "--quiet", "--python", str(python), "-r", requirements], check=True)
+        (environment / ".made").touch()
+    return python
+
+
+def run_driver(python: Path, *arguments: str) -> dict[str, Any]:
+    """Run :mod:`benchmarks.engine.driver` with this interpreter; returns the JSON of its last line.
+
+    :raises subprocess.SubprocessError: if it fails, or takes too long.
+    :raises ValueError: if the last line is not JSON.
+    """
+    path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])  # Parsl looks for programs there
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(_REPOSITORY),
+        "PATH": path,
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
+        environment.pop(variable, None)
+    command = [str(python), "-m", "benchmarks.engine.driver", *arguments]
+    with tempfile.TemporaryDirectory() as directory:  # some systems write logs into the current directory
+        done = subprocess.run(
+            command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_S, check=True
+        )
+    figures: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
+    return figures

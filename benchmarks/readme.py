@@ -1,0 +1,41 @@
+"""Sections of ``benchmarks/README.md``: ``python -m benchmarks.readme`` generates them from ``results/``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import api, memoization, sdk, serialization, start
+from benchmarks.engine import table as engine
+from benchmarks.engine.papers import table as papers
+from benchmarks.engine.scale import table as scale
+from benchmarks.report import RESULTS, figure_table, with_section
+
+PAGE: Final = Path(__file__).with_name("README.md")
+#: The function that makes each section, which has the name of its file in ``results/``.
+SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "end_to_end": figure_table,
+    "engine": engine.as_tables,
+    "engine_scale": scale.as_tables,
+    "engine_papers": papers.as_tables,
+    "api": api.as_table,
+    "memoization": memoization.as_table,
+    "memoization_full": memoization.as_table,
+    "serialization": serialization.as_tables,
+    "sdk": sdk.as_tables,
+    "start": start.as_table,
+    "forwarder": figure_table,
+}
+
+
+def with_figures(text: str) -> str:
+    """The page with the stored results in its sections."""
+    for name, make in SECTIONS.items():
+        text = with_section(text, name, make(json.loads((RESULTS / f"{name}.json").read_text())))
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_figures(PAGE.read_text()))
