@@ -1,4 +1,4 @@
-"""Scripted peers for forwarders under test: a cloud that submits tasks, agents, clients, and forwarders in threads."""
+"""Peers of forwarders under test: a cloud that submits tasks, agents, clients; forwarders as threads and processes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import contextlib
 import dataclasses
 import datetime as dt
 import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
+import httpx
 import pytest
 import zmq
 
@@ -24,7 +31,8 @@ from farcall_common.wire import TaskState
 from farcall_forwarder.core.policy import Policy
 from farcall_forwarder.service import Service
 from farcall_forwarder.settings import Settings
-from tests.support.stores import TICKET_KEY, fake_stores
+from tests.integration.store_servers import Valkey
+from tests.support.stores import TICKET_KEY
 from tests.task_fields import with_options
 from tests.waiting import WAIT_S
 
@@ -66,6 +74,13 @@ class Listening(Protocol):
     def server_key(self) -> str: ...
 
 
+class Watched(Protocol):
+    """A forwarder with a health check."""
+
+    @property
+    def health_url(self) -> str: ...
+
+
 class RunningForwarder:
     """A forwarder in a thread with an event loop of its own."""
 
@@ -97,6 +112,10 @@ class RunningForwarder:
     @property
     def server_key(self) -> str:
         return self.service.ready["server_key"]
+
+    @property
+    def health_url(self) -> str:
+        return self.service.ready["health_url"]
 
     @property
     def is_alive(self) -> bool:
@@ -411,6 +430,38 @@ class Client(Peer):
         return found
 
 
+class ForwarderProcess:
+    """``python -m farcall_forwarder``."""
+
+    def __init__(self, environ: dict[str, str], directory: Path) -> None:
+        ready_file = directory / f"ready-{wire.new_id()}.json"
+        command = [sys.executable, "-m", "farcall_forwarder", "--ready-file", str(ready_file)]
+        command += ["--host", "127.0.0.1", "--port", "0", "--health-port", "0"]
+        self.log = directory / f"{ready_file.stem}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, env=os.environ | environ, stderr=log)
+        until(lambda: ready_file.exists() or self.process.poll() is not None, "the forwarder is ready")
+        assert self.process.poll() is None, self.log.read_text()
+        ready = json.loads(ready_file.read_text())
+        self.address = ready["address"]
+        self.server_key = ready["server_key"]
+        self.health_url = ready["health_url"]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Self]:
+        """It must still run when the block ends."""
+        yield self
+        assert self.process.poll() is None, self.log.read_text()
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal; returns the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(WAIT_S)
+
+
+Start = Callable[..., ForwarderProcess]
+
+
 @contextlib.contextmanager
 def forwarding(stores: Stores, policy: Policy = FAST) -> Iterator[RunningForwarder]:
     """A forwarder that ends with the block, and must still run by then."""
@@ -425,26 +476,48 @@ def forwarding(stores: Stores, policy: Policy = FAST) -> Iterator[RunningForward
     assert was_alive, "the forwarder ended by itself"
 
 
-def real_environment(request: pytest.FixtureRequest) -> dict[str, str]:
+def health(forwarder: Watched) -> tuple[int, dict[str, Any]]:
+    """Status code and JSON of the health check."""
+    answer = httpx.get(forwarder.health_url, timeout=WAIT_S, trust_env=False)
+    return answer.status_code, answer.json()
+
+
+def counter(forwarder: Watched, name: str) -> int:
+    return int(health(forwarder)[1]["counters"].get(name, 0))
+
+
+@pytest.fixture
+def environ(s3_environment: None, postgres_url: str, valkey: Valkey) -> dict[str, str]:
     """Settings of this test's real stores."""
-    request.getfixturevalue("s3_environment")
     return {
-        "FARCALL_DATABASE_URL": request.getfixturevalue("postgres_url"),
-        "FARCALL_QUEUE_URL": request.getfixturevalue("valkey").url,
+        "FARCALL_DATABASE_URL": postgres_url,
+        "FARCALL_QUEUE_URL": valkey.url,
         "FARCALL_BLOB_BUCKET": "farcall-test",
         "FARCALL_TICKET_KEY": TICKET_KEY,
     }
 
 
-@pytest.fixture(params=["fake", "real"])
-def stores(request: pytest.FixtureRequest) -> Iterator[Stores]:
-    """Stores in memory, then the real ones."""
-    if request.param == "fake":
-        yield fake_stores()
-        return
-    opened = open_stores(StoreSettings.from_environment(real_environment(request)), max_connections=6)
+@pytest.fixture
+def stores(environ: dict[str, str]) -> Iterator[Stores]:
+    """PostgreSQL, Valkey and S3."""
+    opened = open_stores(StoreSettings.from_environment(environ), max_connections=6)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def start(environ: dict[str, str], tmp_path: Path) -> Iterator[Start]:
+    """Starts forwarder processes; kills those that still run at the end."""
+    started: list[ForwarderProcess] = []
+
+    def start_one(**variables: str) -> ForwarderProcess:
+        started.append(ForwarderProcess(environ | variables, tmp_path))
+        return started[-1]
+
+    yield start_one
+    for forwarder in started:
+        forwarder.process.kill()
+        forwarder.process.wait()
 
 
 @pytest.fixture

@@ -1,108 +1,52 @@
-"""The forwarder as a process: start, drain, crash."""
+"""Forwarder processes: start, drain, crash, and peers of a killed forwarder."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import pytest
+import zmq
 
 from farcall_common import wire
 from farcall_common.errors import Fenced, QueueDataLost
-from farcall_common.store import StoreSettings, open_stores
+from farcall_common.sockets import RECONNECT_MS
 from farcall_common.store.model import LeasedTask
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
 from tests.integration.forwarder_peers import (
     Agent,
     Cloud,
+    ForwarderProcess,
     RunningForwarder,
-    real_environment,
-    until,
+    Start,
+    cloud,
+    endpoint_id,
+    environ,
+    start,
+    stores,
 )
 from tests.integration.store_servers import Valkey
 from tests.support.stores import FakeQueue, fake_stores
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
-
-class ForwarderProcess:
-    """``python -m farcall_forwarder``."""
-
-    def __init__(self, environ: dict[str, str], directory: Path, *arguments: str) -> None:
-        ready_file = directory / f"ready-{wire.new_id()}.json"
-        command = [
-            sys.executable,
-            "-m",
-            "farcall_forwarder",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--health-port",
-            "0",
-        ]
-        self.log = directory / f"{ready_file.stem}.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, "--ready-file", str(ready_file), *arguments],
-                env=os.environ | environ,
-                stderr=log,
-            )
-        until(lambda: ready_file.exists() or self.process.poll() is not None, "the forwarder is ready")
-        assert self.process.poll() is None, self.log.read_text()
-        ready = json.loads(ready_file.read_text())
-        self.address = ready["address"]
-        self.server_key = ready["server_key"]
-        self.health_url = ready["health_url"]
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal; returns the exit status."""
-        self.process.send_signal(number)
-        return self.process.wait(WAIT_S)
-
-
-@pytest.fixture
-def environ(request: pytest.FixtureRequest) -> dict[str, str]:
-    return real_environment(request) | {"FARCALL_FORWARDER_LEASE_S": "3", "FARCALL_FORWARDER_DRAIN_S": "2"}
-
-
-@pytest.fixture
-def stores(environ: dict[str, str]) -> Iterator[Stores]:
-    opened = open_stores(StoreSettings.from_environment(environ))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def start(environ: dict[str, str], tmp_path: Path) -> Iterator[Callable[[], ForwarderProcess]]:
-    """Starts forwarders; kills those that still run at the end."""
-    started: list[ForwarderProcess] = []
-
-    def start_one() -> ForwarderProcess:
-        started.append(ForwarderProcess(environ, tmp_path))
-        return started[-1]
-
-    yield start_one
-    for forwarder in started:
-        forwarder.process.kill()
-        forwarder.process.wait()
+__all__ = ["cloud", "endpoint_id", "environ", "start", "stores"]
 
 
 def log_lines(forwarder: ForwarderProcess) -> Sequence[dict[str, object]]:
     return [json.loads(line) for line in forwarder.log.read_text().splitlines()]
 
 
-def test_a_process_serves_drains_and_exits_with_0(stores: Stores, start: Callable[[], ForwarderProcess]) -> None:
-    cloud = Cloud(stores)
-    endpoint_id = cloud.add_endpoint()
-    forwarder = start()
+def test_a_process_serves_drains_and_exits_with_0(cloud: Cloud, start: Start, endpoint_id: str) -> None:
+    forwarder = start(FARCALL_FORWARDER_DRAIN_S="2")
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=10)
         task_ids = cloud.submit_new(endpoint_id, 10, payload=b"a secret payload")
@@ -112,7 +56,7 @@ def test_a_process_serves_drains_and_exits_with_0(stores: Stores, start: Callabl
         agent.say(wire.Goodbye())
         assert forwarder.process.wait(WAIT_S) == 0
     cloud.until_all(task_ids, TaskState.SUCCESS)
-    assert not stores.queue.forwarders()
+    assert not cloud.stores.queue.forwarders()
     messages = [line["message"] for line in log_lines(forwarder)]
     assert {"ready", "agent connected", "ended"} <= set(messages)
     text = forwarder.log.read_text()
@@ -120,40 +64,13 @@ def test_a_process_serves_drains_and_exits_with_0(stores: Stores, start: Callabl
     assert agent.ticket[:20] not in text
 
 
-def test_a_drain_ends_without_the_queue(valkey: Valkey, stores: Stores, start: Callable[[], ForwarderProcess]) -> None:
-    forwarder = start()
+def test_a_drain_ends_without_the_queue(valkey: Valkey, stores: Stores, start: Start) -> None:
+    forwarder = start(FARCALL_FORWARDER_DRAIN_S="2")
     valkey.kill()
     try:
         assert forwarder.end() == 0
     finally:
         valkey.start()
-
-
-def test_two_killed_forwarders_lose_nothing(stores: Stores, start: Callable[[], ForwarderProcess]) -> None:
-    cloud = Cloud(stores)
-    endpoint_id = cloud.add_endpoint()
-    task_ids = cloud.submit_new(endpoint_id, 600)
-    with Agent(cloud, endpoint_id, forwarder := start()) as agent:
-        for kills in range(3):
-            if kills:
-                forwarder.end(signal.SIGKILL)
-                forwarder = start()
-                agent.connect(forwarder)
-                agent.received = []
-            agent.greet()
-            if unfinished := list(agent.spool.values()):
-                agent.finish(unfinished)
-            agent.say(wire.Credit(tasks=100))
-            if kills < 2:
-                agent.take(50)  # none of them is reported before the forwarder dies
-        deadline = time.monotonic() + 2 * WAIT_S
-        while cloud.states(task_ids) != {TaskState.SUCCESS}:
-            assert time.monotonic() < deadline, "tasks are left"
-            agent._receive(0.2)
-            if agent.received:
-                agent.finish(agent.received)
-                agent.say(wire.Credit(tasks=len(agent.received)))
-                agent.received = []
 
 
 @pytest.mark.parametrize(
@@ -218,3 +135,177 @@ def test_a_bug_in_the_wake_up_thread_ends_the_forwarder() -> None:
     forwarder.join()
     assert isinstance(forwarder.error, BaseExceptionGroup)
     assert forwarder.error.subgroup(ZeroDivisionError)
+
+
+# -- killed forwarders: a busy peer's process survives and connects again ----------------------------------------------
+
+# libzmq ends a process whose socket loses its pipe between two frames of one message. A peer that is busy meanwhile
+# (one long C call that keeps the interpreter lock) has a backlog of such messages when the loss is noticed.
+
+KILLS = 4
+SECRET_KEY = zmq.curve_keypair()[1].decode()
+
+#: Takes a port (0: any) and its secret key.
+#: Greets its first peer, floods it with messages of 500 frames on request, and then waits to be killed.
+FORWARDER = """
+import json, sys
+import zmq
+from farcall_common.wire import Envelope, ResultsReady, StreamOpened, encode
+
+secret_key = sys.argv[2].encode()
+with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+    router.sndhwm = 1  # so that nearly everything has left when the last send returns
+    router.router_mandatory = True
+    router.curve_server = True
+    router.curve_secretkey = secret_key
+    router.bind(f"tcp://127.0.0.1:{sys.argv[1]}")
+    address = router.getsockopt_string(zmq.LAST_ENDPOINT)
+    print(json.dumps({"address": address, "server_key": zmq.curve_public(secret_key).decode()}), flush=True)
+    peer, *_ = router.recv_multipart()
+    opened = StreamOpened(session_id="a-session", protocol_version=1, heartbeat_s=30.0, cursor="0", resumed=True)
+    router.send_multipart([peer, *encode(Envelope(opened))])
+    print("opened", flush=True)
+    sys.stdin.readline()
+    for _ in range(40):
+        router.send_multipart([peer, *encode(Envelope(ResultsReady(cursor="1", results=()), (b"frame",) * 500))])
+    print("sent", flush=True)
+    sys.stdin.readline()
+"""
+
+#: Opens a connection, in a thread, to the forwarder named by a file. Its main thread makes C calls, each of which
+#: keeps the interpreter lock until the test writes a byte.
+PROGRAM = """
+import ctypes, json, os, pathlib, sys, threading
+from farcall_common import sockets
+way = pathlib.Path(sys.argv[1])
+sockets.RECONNECT_MS = int(sys.argv[2])
+
+def forwarder():
+    return json.loads(way.read_text())
+
+{connection}
+
+threading.Thread(target=run, daemon=True).start()
+keep_the_lock = ctypes.PyDLL(None).read  # unlike CDLL, it does not release the lock
+byte = ctypes.create_string_buffer(1)
+while os.read(0, 1):
+    print("busy", flush=True)
+    keep_the_lock(0, byte, 1)
+"""
+
+SDK_STREAM = """
+from farcall._collector import Collector
+from farcall._stream import Stream
+from farcall_common.backoff import Backoff
+
+class Api:
+    def open_stream(self, public_key):
+        return {"forwarders": [forwarder()], "ticket": "a-ticket", "heartbeat_s": 30.0}
+
+class Ignored(Collector):
+    def __init__(self): pass
+    def take_pushed(self, results, frames): pass
+
+stream = Stream(
+    Api(), Ignored(), task_group_id="a-group", on_gap=lambda: None, backoff=Backoff(first_s=0.01, most_s=0.05)
+)
+run = stream.run
+"""
+
+AGENT_UPLINK = """
+import time
+import zmq
+from farcall_common.wire import Envelope, Heartbeat
+from farcall_endpoint.agent.connection import Address
+from farcall_endpoint.agent.uplink import SHAKEN, Uplink
+from farcall_endpoint.transport import new_curve_keys
+
+def run():
+    poller = zmq.Poller()
+    uplink = Uplink(zmq.Context(), new_curve_keys(), poller)
+    while True:
+        to = forwarder()
+        uplink.dial(Address(to["address"], to["server_key"]))
+        uplink.send(Envelope(Heartbeat(at=0.0)))
+        while True:
+            poller.poll()
+            for _ in uplink.receive(): pass
+            if set(uplink.fates()) - {SHAKEN}: break
+        uplink.close()
+        time.sleep(0.01)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """A program whose lines are read one at a time."""
+
+    popen: subprocess.Popen[str]
+
+    def read_line(self) -> str:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline().strip()
+
+    def write(self, text: str) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(text)
+        self.popen.stdin.flush()
+
+
+Run = Callable[..., Process]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Starts programs; kills them at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(source: str, *arguments: str) -> Process:
+        command = [sys.executable, "-c", source, *arguments]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return Process(started[-1])
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def is_connected(process: Process, port: int) -> bool:
+    connections = psutil.Process(process.popen.pid).net_connections("tcp")
+    return any(connection.raddr[1:] == (port,) for connection in connections)
+
+
+@pytest.mark.parametrize("libzmq_reconnects", [False, True], ids=["", "libzmq-reconnects"])
+@pytest.mark.parametrize("connection", [SDK_STREAM, AGENT_UPLINK], ids=["sdk-stream", "agent-uplink"])
+def test_a_busy_process_survives_each_kill_of_its_forwarder(
+    run: Run, tmp_path: Path, connection: str, libzmq_reconnects: bool
+) -> None:
+    """``libzmq_reconnects``: the process is busy until libzmq has reconnected."""
+    way = tmp_path / "way.json"
+    forwarder, port = start_forwarder(run, way)
+    reconnect_ms = 1 if libzmq_reconnects else RECONNECT_MS
+    program = run(PROGRAM.replace("{connection}", connection), str(way), str(reconnect_ms))
+    for kill in range(KILLS):
+        assert forwarder.read_line() == "opened", f"after {kill} kills the program ended with {program.popen.poll()}"
+        program.write("+")
+        assert program.read_line() == "busy"
+        forwarder.write("flood\n")
+        assert forwarder.read_line() == "sent"
+        forwarder.popen.kill()
+        wait_until(lambda: not is_connected(program, port))  # noqa: B023 - called at once
+        forwarder, port = start_forwarder(run, way, port=port if libzmq_reconnects else 0)
+        if libzmq_reconnects:
+            wait_until(lambda: is_connected(program, port))  # noqa: B023 - called at once
+        program.write("-")
+    assert forwarder.read_line() == "opened", f"after {KILLS} kills the program ended with {program.popen.poll()}"
+    assert program.popen.poll() is None
+
+
+def start_forwarder(run: Run, way: Path, *, port: int = 0) -> tuple[Process, int]:
+    """A new forwarder and its port. The file ``way`` names it from now on."""
+    forwarder = run(FORWARDER, str(port), SECRET_KEY)
+    line = forwarder.read_line()
+    way.with_suffix(".new").write_text(line)
+    way.with_suffix(".new").replace(way)
+    return forwarder, int(json.loads(line)["address"].rpartition(":")[2])

@@ -6,8 +6,10 @@ import dataclasses
 import functools
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
+import redis
 
 from farcall_common import wire
 from farcall_common.store.settings import Stores
@@ -19,39 +21,34 @@ from tests.integration.forwarder_peers import (
     Cloud,
     RunningForwarder,
     cloud,
+    counter,
     endpoint_id,
+    environ,
     forwarder,
     forwarding,
     stores,
     until,
 )
+from tests.integration.store_servers import Valkey
 from tests.support.stores import FakeDatabase, FakeQueue, fake_stores
 
-__all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
+__all__ = ["cloud", "endpoint_id", "environ", "forwarder", "stores"]
 
 
 #: Heartbeat of agents that get lost; long enough for a pause of two seconds of this process.
 BRIEF_S = 0.7
 
 
-def wipe(stores: Stores, request: pytest.FixtureRequest) -> None:
-    """Wipe the queue."""
-    if isinstance(stores.queue, FakeQueue):
-        stores.queue.wipe()
-    else:
-        request.getfixturevalue("valkey").wipe()
-
-
 # -- wiped queues ------------------------------------------------------------------------------------------------------
 
 
 def test_waiting_tasks_survive_a_wipe(
-    request: pytest.FixtureRequest, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+    valkey: Valkey, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet()
         task_ids = cloud.submit_new(endpoint_id, 50)
-        wipe(cloud.stores, request)
+        valkey.wipe()
         agent.say(wire.Credit(tasks=10))
         agent.serve(50)
     cloud.until_all(task_ids, TaskState.SUCCESS)
@@ -59,30 +56,22 @@ def test_waiting_tasks_survive_a_wipe(
 
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_tasks_that_the_agent_holds_are_not_sent_again_after_a_wipe(
-    idempotent: bool, request: pytest.FixtureRequest, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+    idempotent: bool, valkey: Valkey, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=100)
         task_ids = cloud.submit_new(endpoint_id, 20, idempotent=idempotent)
         specs = agent.take(20)
-        wipe(cloud.stores, request)
-        until(lambda: _restored(forwarder) >= 2, "the queue is restored")
+        valkey.wipe()
+        until(lambda: counter(forwarder, "queues_restored") >= 2, "the queue is restored")  # the first was its claim
         assert agent.hears_no(wire.RunTasks, for_s=0.3)
         agent.finish(specs)
         agent.until_recorded(task_ids)
     assert cloud.states(task_ids) == {TaskState.SUCCESS}
 
 
-def _restored(forwarder: RunningForwarder) -> int:
-    """Number of restored queues; a new endpoint's first claim counts."""
-    shell = forwarder.service._shell
-    assert shell is not None
-    report = shell.health()[1]
-    return int(report["counters"].get("queues_restored", 0))
-
-
 def test_a_thousand_tasks_and_three_wipes(
-    request: pytest.FixtureRequest, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+    valkey: Valkey, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=100)
@@ -98,45 +87,24 @@ def test_a_thousand_tasks_and_three_wipes(
                     agent.say(wire.Credit(tasks=len(specs)))
                 agent._receive(0.2)
             if milestone < 1000:
-                wipe(cloud.stores, request)
+                valkey.wipe()
         until(lambda: bool(agent._receive(0.05)) or not agent.spool, "everything is recorded")
         agent.until_recorded(list(agent.spool))
     cloud.until_all(task_ids, TaskState.SUCCESS)
 
 
-def test_a_stream_survives_a_wipe(
-    request: pytest.FixtureRequest, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
-) -> None:
+def test_a_stream_survives_a_wipe(valkey: Valkey, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
         agent.greet(credit=1)
         client.open("group")
         [task_id] = cloud.submit_new(endpoint_id, 1, task_group_id="group")
         specs = agent.take(1)
-        wipe(cloud.stores, request)
+        valkey.wipe()
         agent.finish(specs)
         assert list(client.results(1)) == [task_id]
 
 
 # -- a forwarder dies --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("idempotent", [True, False])
-def test_the_next_forwarder_keeps_the_tasks_that_the_agent_holds(
-    idempotent: bool, stores: Stores, cloud: Cloud, endpoint_id: str
-) -> None:
-    first = RunningForwarder(stores)
-    with Agent(cloud, endpoint_id, first) as agent:
-        agent.greet(credit=10)
-        task_ids = cloud.submit_new(endpoint_id, 5, idempotent=idempotent)
-        specs = agent.take(5)
-        first.kill()
-        with forwarding(stores) as second:
-            agent.connect(second)
-            assert agent.greet(credit=10).forget == ()
-            assert agent.hears_no(wire.RunTasks, for_s=FAST.lease_s + 0.5)
-            agent.finish(specs)
-            agent.until_recorded(task_ids)
-    assert cloud.states(task_ids) == {TaskState.SUCCESS}
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
@@ -247,7 +215,7 @@ def test_tasks_of_a_lost_agent_are_sent_again_or_end_lost(
         [never] = cloud.submit_new(endpoint_id, 1, idempotent=False)
         agent.take(2)
         cloud.until_all([never], TaskState.LOST)  # silence, then the lease runs out
-        until(lambda: cloud.stores.queue.depth([endpoint_id]) == 1, "the other waits again")
+        until(lambda: cloud.stores.queue.depth(endpoint_id) == 1, "the other waits again")
         error = cloud.task(never).error
         assert error is not None
         assert error.hint
@@ -282,7 +250,7 @@ def test_a_task_that_kills_its_endpoint_becomes_a_dead_letter(
             assert [spec.attempt for spec in agent.take(1)] == [attempt]
             agent.spool = {}
             until(
-                lambda: cloud.stores.queue.depth([endpoint_id]) == 1 or cloud.task(task_id).state.is_terminal,
+                lambda: cloud.stores.queue.depth(endpoint_id) == 1 or cloud.task(task_id).state.is_terminal,
                 "the lease has run out",
             )
     cloud.until_all([task_id], TaskState.DEAD_LETTERED)
@@ -318,7 +286,7 @@ def test_sessions_and_results_survive_a_store_outage(away: str) -> None:
 
 
 def test_a_late_enqueue_does_not_restart_a_non_idempotent_task(
-    request: pytest.FixtureRequest, stores: Stores, cloud: Cloud, endpoint_id: str
+    valkey: Valkey, stores: Stores, cloud: Cloud, endpoint_id: str
 ) -> None:
     tasks = cloud.tasks(endpoint_id, 1, idempotent=False)
     first = RunningForwarder(stores)
@@ -327,7 +295,7 @@ def test_a_late_enqueue_does_not_restart_a_non_idempotent_task(
         cloud.submit(tasks)
         agent.take(1)
         first.kill()
-    wipe(stores, request)
+    valkey.wipe()
     cloud.enqueue(tasks)  # by a process that read the record before the task was dispatched
     with forwarding(stores) as second, Agent(cloud, endpoint_id, second) as agent:
         agent.greet(credit=1)
@@ -335,9 +303,7 @@ def test_a_late_enqueue_does_not_restart_a_non_idempotent_task(
         cloud.until_all([tasks[0].task_id], TaskState.LOST)
 
 
-def test_no_non_idempotent_task_is_sent_twice(
-    request: pytest.FixtureRequest, stores: Stores, cloud: Cloud, endpoint_id: str
-) -> None:
+def test_no_non_idempotent_task_is_sent_twice(valkey: Valkey, stores: Stores, cloud: Cloud, endpoint_id: str) -> None:
     """Wipes and dead forwarders at bad moments, and an agent that loses its spool."""
     sent: Counter[str] = Counter()
     task_ids = cloud.submit_new(endpoint_id, 60, idempotent=False)
@@ -351,7 +317,7 @@ def test_no_non_idempotent_task_is_sent_twice(
             while time.monotonic() < deadline:
                 agent._receive(0.05)
                 if number == 1 and len(agent.received) > 5:
-                    wipe(stores, request)
+                    valkey.wipe()
                     agent.finish(agent.received[:3])
             sent.update(spec.task_id for spec in agent.received)
         spool_id = wire.new_id()
@@ -423,3 +389,77 @@ def test_a_returning_agent_keeps_held_tasks_and_gets_the_others_again(cloud: Clo
         assert again.task_id == never_arrived
         agent.finish([again, *(spec for spec in specs if spec.task_id == arrived)])
         cloud.until_all([arrived, never_arrived], TaskState.SUCCESS)
+
+
+# -- late enqueues of ended tasks, when the queue has lost the marker of their result ----------------------------------
+
+# They come from a process that read the task as open from the database, and was delayed since.
+
+
+@pytest.fixture
+def forget_ends(valkey: Valkey) -> Callable[[], None]:
+    """Makes the queue forget recorded results."""
+
+    def forget() -> None:
+        with redis.Redis.from_url(valkey.url) as server:
+            assert server.delete(*(key for key in server.scan_iter("t:*") if server.ttl(key) != -1))
+
+    return forget
+
+
+@pytest.mark.parametrize("is_back", [False, True], ids=["same session", "new session"])
+def test_a_recorded_non_idempotent_task_is_not_sent_again(
+    is_back: bool,
+    cloud: Cloud,
+    forwarder: RunningForwarder,
+    endpoint_id: str,
+    forget_ends: Callable[[], None],
+) -> None:
+    [task] = cloud.tasks(endpoint_id, 1, idempotent=False)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=5)
+        cloud.submit([task])
+        agent.finish(agent.take(1), b"the result")
+        agent.until_recorded([task.task_id])
+        until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the result is marked as recorded")
+        forget_ends()
+        if is_back:
+            agent.connect(forwarder)
+            agent.greet(credit=5)
+        before = cloud.stores.tasks.list_events(task.task_id)
+        cloud.enqueue([task])
+        # A task submitted after it arrives, so the late one was processed.
+        cloud.submit_new(endpoint_id, 1)
+        [spec] = agent.take(1)
+        assert spec.task_id != task.task_id
+        assert agent.hears_no(wire.RunTasks, for_s=0.5)
+        until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has removed it")
+    ended = cloud.task(task.task_id)
+    assert (ended.state, ended.result) == (TaskState.SUCCESS, b"the result")
+    events = cloud.stores.tasks.list_events(task.task_id)
+    assert [event.state for event in events if event.state.is_terminal] == [TaskState.SUCCESS]
+    assert len(events) <= len(before) + 1  # its dispatch
+
+
+def test_the_first_result_of_an_idempotent_task_is_kept(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str, forget_ends: Callable[[], None]
+) -> None:
+    [task] = cloud.tasks(endpoint_id, 1)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=5)
+        cloud.submit([task])
+        agent.finish(agent.take(1), b"first")
+        agent.until_recorded([task.task_id])
+        until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the result is marked as recorded")
+        forget_ends()
+        cloud.enqueue([task])
+        agent.finish(agent.take(1), b"second")
+        agent.until_recorded([task.task_id])
+        until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has removed it")
+    ended = cloud.task(task.task_id)
+    assert (ended.state, ended.result) == (TaskState.SUCCESS, b"first")
+
+
+def _is_gone(cloud: Cloud, endpoint_id: str, task_id: str) -> bool:
+    place = cloud.stores.queue.position(endpoint_id, task_id)
+    return place.state.value in ("", "done") and not cloud.stores.queue.outbox(endpoint_id)

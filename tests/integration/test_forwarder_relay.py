@@ -5,23 +5,29 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import boto3
 import psutil
 import pytest
 
 from farcall_common import wire
-from farcall_common.store import StoreSettings, open_stores
 from farcall_common.store.model import BlobRef
-from farcall_common.store.settings import Stores
 from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, TaskState
 from farcall_forwarder.core.policy import Policy
-from tests.integration.forwarder_peers import Agent, Cloud, real_environment
-from tests.integration.test_forwarder_process import ForwarderProcess
-from tests.waiting import WAIT_S
+from tests.integration.forwarder_peers import (
+    Agent,
+    Cloud,
+    ForwarderProcess,
+    Start,
+    cloud,
+    endpoint_id,
+    environ,
+    start,
+    stores,
+)
+
+__all__ = ["cloud", "endpoint_id", "environ", "start", "stores"]
 
 AGENTS = 20
 SIZE_BYTES = 5_000_000
@@ -36,7 +42,7 @@ class RelayingAgent(Agent):
         data = b""
         while len(data) < spec.payload_blob.size_bytes:
             self.say(BlobPull(task_id=spec.task_id, attempt=spec.attempt, offset_bytes=len(data)))
-            piece, frames = self.hear(BlobPiece, timeout_s=WAIT_S)
+            piece, frames = self.hear(BlobPiece)
             assert (piece.error, piece.offset_bytes) == (None, len(data))
             data += frames[0]
         self.say(BlobPull(task_id=spec.task_id, attempt=spec.attempt, offset_bytes=len(data)))
@@ -53,7 +59,7 @@ class RelayingAgent(Agent):
             piece=0 if piece else None,
         )
         self.say(message, *piece)
-        return self.hear(BlobTaken, timeout_s=WAIT_S)[0]
+        return self.hear(BlobTaken)[0]
 
     def upload(self, spec: wire.TaskSpec, data: bytes) -> BlobLocation:
         sha256 = hashlib.sha256(data).hexdigest()
@@ -66,7 +72,7 @@ class RelayingAgent(Agent):
     def work(self) -> str:
         """Return the reversed payload of one task as its result."""
         self.greet(credit=1)
-        [spec] = self.take(1, timeout_s=WAIT_S)
+        [spec] = self.take(1)
         blob = self.upload(spec, self.download(spec)[::-1])
         result = wire.ResultSpec(task_id=spec.task_id, attempt=spec.attempt, state=TaskState.SUCCESS, result_blob=blob)
         self.say(wire.TaskResults(results=(result,)))
@@ -75,30 +81,13 @@ class RelayingAgent(Agent):
 
 
 @pytest.fixture
-def environ(request: pytest.FixtureRequest) -> dict[str, str]:
-    environment = real_environment(request)
-    boto3.client("s3").create_bucket(Bucket=environment["FARCALL_BLOB_BUCKET"])
-    return environment
+def bucket(environ: dict[str, str]) -> None:
+    boto3.client("s3").create_bucket(Bucket=environ["FARCALL_BLOB_BUCKET"])
 
 
 @pytest.fixture
-def stores(environ: dict[str, str]) -> Iterator[Stores]:
-    opened = open_stores(StoreSettings.from_environment(environ))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def cloud(stores: Stores) -> Cloud:
-    return Cloud(stores)
-
-
-@pytest.fixture
-def forwarder(environ: dict[str, str], tmp_path: Path) -> Iterator[ForwarderProcess]:
-    running = ForwarderProcess(environ, tmp_path)
-    yield running
-    running.process.kill()
-    running.process.wait()
+def forwarder(start: Start, bucket: None) -> ForwarderProcess:
+    return start()
 
 
 def give(cloud: Cloud, endpoint_id: str, data: bytes) -> str:
@@ -172,34 +161,28 @@ def test_only_blobs_of_the_endpoints_own_tasks_are_relayed(cloud: Cloud, forward
 
 
 def test_an_interrupted_upload_restarts_at_another_forwarder(
-    cloud: Cloud, forwarder: ForwarderProcess, environ: dict[str, str], tmp_path: Path
+    cloud: Cloud, forwarder: ForwarderProcess, start: Start, endpoint_id: str
 ) -> None:
-    endpoint_id = cloud.add_endpoint()
     data = os.urandom(SIZE_BYTES)
     sha256 = hashlib.sha256(data).hexdigest()
-    other = ForwarderProcess(environ, tmp_path)
-    try:
-        with RelayingAgent(cloud, endpoint_id, forwarder) as agent:
-            agent.greet(credit=1)
-            task_id = give(cloud, endpoint_id, data)
-            [spec] = agent.take(1)
-            assert agent.push(spec, data, sha256).offset_bytes == 0
-            assert agent.push(spec, data, sha256, offset=0).offset_bytes == PIECE_BYTES
-            forwarder.process.kill()
-            forwarder.process.wait()
-            agent.connect(other)
-            agent.greet()
-            error = agent.push(
-                spec, data, sha256, offset=PIECE_BYTES
-            ).error  # this forwarder does not have the first piece
-            assert error is not None
-            assert error["retryable"]
-            assert agent.download(spec) == data
-            assert agent.upload(spec, data) == BlobLocation(
-                blob_key=f"{cloud.owner_id}/{sha256}", size_bytes=len(data), sha256=sha256
-            )
-        assert cloud.stores.blobs.read(BlobRef(f"{cloud.owner_id}/{sha256}", len(data), sha256).blob_key) == data
-        assert task_id == spec.task_id
-    finally:
-        other.process.kill()
-        other.process.wait()
+    other = start()
+    with RelayingAgent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=1)
+        task_id = give(cloud, endpoint_id, data)
+        [spec] = agent.take(1)
+        assert agent.push(spec, data, sha256).offset_bytes == 0
+        assert agent.push(spec, data, sha256, offset=0).offset_bytes == PIECE_BYTES
+        forwarder.process.kill()
+        forwarder.process.wait()
+        agent.connect(other)
+        agent.greet()
+        # This forwarder does not have the first piece.
+        error = agent.push(spec, data, sha256, offset=PIECE_BYTES).error
+        assert error is not None
+        assert error["retryable"]
+        assert agent.download(spec) == data
+        assert agent.upload(spec, data) == BlobLocation(
+            blob_key=f"{cloud.owner_id}/{sha256}", size_bytes=len(data), sha256=sha256
+        )
+    assert cloud.stores.blobs.read(BlobRef(f"{cloud.owner_id}/{sha256}", len(data), sha256).blob_key) == data
+    assert task_id == spec.task_id

@@ -1,32 +1,42 @@
-"""Tasks through a forwarder: real ZeroMQ with CURVE, on stores in memory and on the real ones."""
+"""Tasks through a forwarder: real ZeroMQ with CURVE, on real stores."""
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
+import os
 import time
 from typing import Any
 
+import pytest
+
 from farcall_common import wire
 from farcall_common.errors import Fault
-from farcall_common.store.model import BlobRef, QueuedTask
+from farcall_common.store.model import MAX_QUEUED_BYTES, BlobRef, QueuedTask
 from farcall_common.store.settings import Stores
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
+from farcall_forwarder.adapters.zap import find_peers
+from farcall_lambdas.identity import Identity
 from tests.integration.forwarder_peers import (
     FAST,
     FUNCTION_BODY,
+    HEARTBEAT_S,
     Agent,
     Client,
     Cloud,
     RunningForwarder,
     cloud,
     endpoint_id,
+    environ,
     forwarder,
+    forwarding,
     stores,
     until,
 )
+from tests.support.memory_api import MemoryApi
 
-__all__ = ["cloud", "endpoint_id", "forwarder", "stores"]
+__all__ = ["cloud", "endpoint_id", "environ", "forwarder", "stores"]
 
 
 def test_a_task_reaches_the_agent_and_its_result_the_client(
@@ -67,17 +77,6 @@ def test_tasks_submitted_before_the_agent_came_are_delivered(
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=10)
         assert [spec.task_id for spec in agent.take(3)] == task_ids
-
-
-def test_a_sweep_finds_work_after_a_lost_wake_up(
-    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
-) -> None:
-    with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=10)
-        tasks = cloud.tasks(endpoint_id, 1)
-        stores.tasks.add_tasks(tasks)
-        stores.queue.enqueue([QueuedTask.of(task) for task in tasks])
-        assert agent.take(1)[0].task_id == tasks[0].task_id
 
 
 def test_transitions_are_recorded(stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
@@ -144,6 +143,29 @@ def test_presence_is_recorded(stores: Stores, cloud: Cloud, forwarder: RunningFo
         until(lambda: endpoint().status.total_workers == 8, "the report is recorded")
         agent.say(wire.Goodbye())
         until(lambda: not endpoint().online, "the endpoint is offline")
+
+
+def test_an_agent_of_a_deleted_endpoint_is_refused_and_not_admitted_again(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        public_key = agent.key.public_key
+        # As the API does when it issues a ticket.
+        stores.endpoints.add_endpoint_key(endpoint_id, public_key, at=dt.datetime.now(dt.UTC))
+        stores.queue.admit(agent.key, ttl_s=3600)
+        agent.greet(credit=10)
+        owner = Identity(cloud.owner_id, "owner")
+
+        assert MemoryApi(stores=stores).call("DELETE", f"/v2/endpoints/{endpoint_id}", caller=owner).status == 200
+
+        agent.hear(wire.Redirect)
+        # It could keep its connection, with a ticket that is valid for a day.
+        for code in ("PROTOCOL_ERROR", "ENDPOINT_UNKNOWN"):  # the first ends the refused session
+            agent.session = wire.Session(agent.role, heartbeat_s=HEARTBEAT_S, now=time.monotonic())
+            agent.say(agent.hello())
+            refused, _ = agent.hear(wire.Refused)
+            assert refused.error["code"] == code
+        assert find_peers(stores.queue, stores.endpoints, [public_key]).get(public_key) is None
 
 
 # -- cancelling --------------------------------------------------------------------------------------------------------
@@ -342,3 +364,47 @@ def test_unknown_and_impossible_ids_are_ignored(cloud: Cloud, forwarder: Running
         [task_id] = cloud.submit_new(endpoint_id, 1)
         agent.finish(agent.take(1))
         agent.until_recorded([task_id])
+
+
+# -- spilled arguments: too large for the queue, stored in the database ------------------------------------------------
+
+SIZES = [0, 1, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES + 1, 64 * 1024]
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_arguments_of_any_size_arrive(
+    idempotent: bool, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    tasks = [cloud.tasks(endpoint_id, 1, payload=os.urandom(size), idempotent=idempotent)[0] for size in SIZES]
+    assert [QueuedTask.of(task).is_spilled for task in tasks] == [False, False, False, True, True]
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=len(tasks))
+        task_ids = cloud.submit(tasks)
+        specs = agent.take(len(tasks))
+        assert agent.payloads == {task.task_id: task.payload for task in tasks}
+        agent.finish(specs)
+        agent.until_recorded(task_ids)
+    cloud.until_all(task_ids, TaskState.SUCCESS)
+
+
+def test_arguments_arrive_after_a_rebuild_of_the_queue(cloud: Cloud, endpoint_id: str) -> None:
+    [task] = cloud.tasks(endpoint_id, 1, payload=os.urandom(64 * 1024))
+    cloud.stores.tasks.add_tasks([task])  # and never enqueued: as after a wipe
+    with forwarding(cloud.stores) as running, Agent(cloud, endpoint_id, running) as agent:
+        agent.greet(credit=1)
+        agent.serve(1)
+        assert agent.payloads == {task.task_id: task.payload}
+
+
+def test_a_task_without_a_record_leaves_the_queue(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    [phantom] = cloud.tasks(endpoint_id, 1, payload=os.urandom(64 * 1024))
+    [real] = cloud.tasks(endpoint_id, 1, payload=b"real")
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=2)
+        cloud.enqueue([phantom])
+        cloud.submit([real])
+        [spec] = agent.take(1)
+        assert spec.task_id == real.task_id
+        agent.finish([spec])
+        agent.until_recorded([real.task_id])
+        assert agent.hears_no(wire.RunTasks, for_s=0.5)

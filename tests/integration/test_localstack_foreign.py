@@ -77,7 +77,7 @@ def test_up_and_down_leave_a_running_localstack_unchanged(foreign: LocalStackSer
         run("up", "--mode", "endpoint", "--bundles", "x86_64")
     said = dict(re.findall(r"export (\w+)=(\S+)", run("up", "--mode", "endpoint")))
     assert said["FARCALL_API_URL"].startswith(foreign.url)
-    assert "not ours" in run("status")
+    assert "(not started by up)" in run("status")
     _runs_a_task(said["FARCALL_API_URL"], said["FARCALL_TOKEN"], tmp_path)
     run("down")
     assert _engines(foreign) == []

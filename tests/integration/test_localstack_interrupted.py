@@ -111,7 +111,7 @@ def test_an_interrupted_up_leaves_no_processes_or_files(
     wait_until(lambda: not group_members(group), "no process is left")
     assert not database.exists()
     status, said = _run("status", directory=directory)
-    assert status == 1
+    assert status == 78
     assert "[CONFIGURATION] no tier runs with" in said
 
 
@@ -120,14 +120,14 @@ def test_up_replaces_a_killed_tier(directory: Path) -> None:
     first = Tier.load(directory)
     assert first.localstack_pid is not None
     status, said = _run("up", directory=directory)
-    assert status == 1
+    assert status == 73
     assert re.search(r"\[CONFLICT\] a tier already runs with .* \(`down` ends it", said)
 
     os.kill(first.localstack_pid, signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(first.localstack_pid or 0))
     assert group_members(first.localstack_pid)  # data stores and forwarder still run
     status, said = _run("status", directory=directory)
-    assert status == 1
+    assert status == 69
     assert "[UNAVAILABLE]" in said
     assert _run("up", directory=directory)[0] == 0
     assert group_members(first.localstack_pid) == set()
@@ -142,7 +142,7 @@ def test_up_replaces_a_killed_tier(directory: Path) -> None:
 def test_a_second_concurrent_up_is_refused(directory: Path) -> None:
     with locked(directory / "up"):
         status, said = _run("up", directory=directory)
-    assert status == 1
+    assert status == 73
     assert "[CONFLICT] another `up` is running" in said
 
 
@@ -175,7 +175,7 @@ def test_a_state_file_of_another_version_is_an_error(directory: Path) -> None:
     (directory / "state.json").write_text(json.dumps({"localstack_pid": 1}))
     for command in ("up", "down", "status"):
         status, said = _run(command, directory=directory)
-        assert status == 1
+        assert status == 78
         assert "[CONFIGURATION]" in said
         assert "is from another version" in said
 
@@ -187,8 +187,8 @@ def test_a_full_disk_is_an_error_and_leaves_no_files(directory: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (_LITTLE_BYTES, _LITTLE_BYTES))
 
     status, said = _run("up", directory=directory, limit=limit)
-    assert status == 1
     assert re.match(r"\w+: \[(CONFIGURATION|LOCALSTACK_DEPLOYMENT_FAILED)\] .*\(.+\)$", said.strip(), re.DOTALL), said
+    assert status == (78 if "[CONFIGURATION]" in said else 70)
     assert not _localstacks(directory)
     assert not (directory / "state.json").exists()
 
@@ -196,7 +196,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_files(directory: Path) -> None:
 def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     status, said = _run("up", directory=tmp_path / "file" / "below")
-    assert status == 1
+    assert status == 78
     assert "[CONFIGURATION]" in said
     assert "--directory" in said
 

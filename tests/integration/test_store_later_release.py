@@ -32,11 +32,13 @@ from farcall_common.store import (
 )
 from farcall_common.wire import Reporter, TaskState
 from farcall_forwarder.adapters.batched_steps import delivery_of
-from tests.integration.forwarder_peers import Agent, Cloud, forwarding, real_environment, until
+from tests.integration.forwarder_peers import Agent, Cloud, environ, forwarding, until
 from tests.integration.store_servers import Valkey
 from tests.support.stores import single
 from tests.unit.test_store_queue import lease, make_queued, make_result, own
 from tests.unit.test_store_records import RecordsSuite, make_end, make_task, move
+
+__all__ = ["environ"]
 
 #: A state that this release does not know.
 LATER = "hibernating"
@@ -226,8 +228,8 @@ def test_peers_and_forwarders_of_a_kind_that_is_not_known_are_nobody(queue: Queu
 
 
 @pytest.fixture
-def stores(expanded_url: str, request: pytest.FixtureRequest) -> Iterator[Stores]:
-    opened = open_stores(StoreSettings.from_environment(real_environment(request)), max_connections=6)
+def stores(expanded_url: str, environ: dict[str, str]) -> Iterator[Stores]:
+    opened = open_stores(StoreSettings.from_environment(environ), max_connections=6)
     yield opened
     opened.close()
 

@@ -107,7 +107,7 @@ MAKING: Final = {
 MADE_BY_TESTS: Final = {
     "tests/support/endpoint/fake_cloud.py",
     "tests/integration/sdk_scripted_forwarder.py",
-    "tests/integration/test_forwarder_slow_loris.py",
+    "tests/integration/test_forwarder_abuse.py",
     "tests/unit/test_sockets.py",
 }
 KINDS: Final = {kind.name for kind in zmq.SocketType}
@@ -166,7 +166,7 @@ def sources() -> dict[str, str]:
     return {
         path.relative_to(ROOT).as_posix(): source
         for part in ROOT.iterdir()
-        if part.is_dir() and not part.name.startswith(".") and part.name != "build"
+        if part.is_dir() and not part.name.startswith(".") and part.name not in ("build", "cdk.out")
         for path in part.rglob("*.py")
         if not any(each.startswith(".") for each in path.relative_to(ROOT).parts)
         and "zmq" in (source := path.read_text())

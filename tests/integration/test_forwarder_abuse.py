@@ -1,4 +1,4 @@
-"""Connection limits: half-open handshakes, silent connections, crowds and endless messages."""
+"""Abuse of a forwarder: half-open handshakes, silent connections, crowds, endless and oversized messages."""
 
 from __future__ import annotations
 
@@ -13,50 +13,39 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 import zmq
 
+from farcall_common import wire
+from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from farcall_common.sockets import RECONNECT_MS
-from farcall_common.store import StoreSettings, open_stores
-from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
 from farcall_forwarder.adapters.connection_limiter import ConnectionLimiter, _received_bytes, allow_connections
-from tests.integration.forwarder_peers import Agent, Cloud, real_environment, until
-from tests.integration.test_forwarder_process import ForwarderProcess
+from tests.integration.forwarder_peers import (
+    Agent,
+    Cloud,
+    RunningForwarder,
+    Start,
+    cloud,
+    endpoint_id,
+    environ,
+    forwarder,
+    health,
+    start,
+    stores,
+    until,
+)
 from tests.waiting import WAIT_S
+
+__all__ = ["cloud", "endpoint_id", "environ", "forwarder", "start", "stores"]
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
 HELLO_BYTES = 202
 CROWD = 400
-
-
-@pytest.fixture
-def environ(request: pytest.FixtureRequest) -> dict[str, str]:
-    return real_environment(request)
-
-
-@pytest.fixture
-def stores(environ: dict[str, str]) -> Iterator[Stores]:
-    opened = open_stores(StoreSettings.from_environment(environ))
-    yield opened
-    opened.close()
-
-
-@contextlib.contextmanager
-def running(environ: dict[str, str], directory: Path, **variables: str) -> Iterator[ForwarderProcess]:
-    forwarder = ForwarderProcess(environ | variables, directory)
-    try:
-        yield forwarder
-        assert forwarder.process.poll() is None, forwarder.log.read_text()
-    finally:
-        forwarder.process.kill()
-        forwarder.process.wait()
 
 
 def where(address: str) -> tuple[str, int]:
@@ -128,13 +117,10 @@ def open_ones(connections: Sequence[socket.socket], *, drip: bytes = b"") -> lis
 
 @pytest.mark.slow
 def test_hundreds_of_half_open_connections_do_not_delay_other_peers(
-    environ: dict[str, str], stores: Stores, tmp_path: Path, connect: Connect
+    cloud: Cloud, start: Start, endpoint_id: str, connect: Connect
 ) -> None:
-    cloud = Cloud(stores)
-    endpoint_id = cloud.add_endpoint()
-    room = allow_connections(3000)
-    assert room == 3000
-    with running(environ, tmp_path) as forwarder:
+    assert allow_connections(3000) == 3000
+    with start().running() as forwarder:
         hello = curve_hello(forwarder.server_key)
         process = psutil.Process(forwarder.process.pid)
         descriptors, memory_bytes = process.num_fds(), process.memory_info().rss
@@ -177,23 +163,16 @@ def test_hundreds_of_half_open_connections_do_not_delay_other_peers(
         until(lambda: process.num_fds() <= descriptors + 20, "their descriptors are free again")
 
 
-def health(forwarder: ForwarderProcess) -> dict[str, Any]:
-    return dict(httpx.get(forwarder.health_url, timeout=WAIT_S, trust_env=False).json())
-
-
-def test_a_crowd_does_not_lock_peers_out(
-    environ: dict[str, str], stores: Stores, tmp_path: Path, connect: Connect
-) -> None:
+def test_a_crowd_does_not_lock_peers_out(cloud: Cloud, start: Start, connect: Connect) -> None:
     """More connections than permitted: connected peers are served, new ones get in, and descriptors do not run out."""
-    cloud = Cloud(stores)
     served_id, late_id = cloud.add_endpoint(), cloud.add_endpoint()
-    with running(environ, tmp_path, FARCALL_FORWARDER_CONNECTIONS="100") as forwarder:
+    with start(FARCALL_FORWARDER_CONNECTIONS="100").running() as forwarder:
         process = psutil.Process(forwarder.process.pid)
         descriptors = process.num_fds()
         with Agent(cloud, served_id, forwarder) as agent:
             agent.greet(credit=100)
             connect(forwarder.address, 1000, SIGNATURE)
-            until(lambda: health(forwarder)["refused"]["crowded_out"] >= 900, "the crowd is thinned out")
+            until(lambda: health(forwarder)[1]["refused"]["crowded_out"] >= 900, "the crowd is thinned out")
             until(lambda: process.num_fds() <= descriptors + 120, "their descriptors are free again")
             with Agent(cloud, late_id, forwarder) as late:
                 late.greet(credit=1)
@@ -489,3 +468,62 @@ def test_connections_are_limited_to_the_machines_descriptors(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WAIT_S
     )
     assert finished.stdout.split() == [str(allowed), str(soft)]
+
+
+# -- oversized messages end the session or the connection of their sender, and of no other peer ------------------------
+
+CREDIT = wire.encode(wire.Envelope(wire.Credit(tasks=1)))
+
+
+def serves_others(cloud: Cloud, forwarder: RunningForwarder) -> None:
+    other_id = cloud.add_endpoint()
+    with Agent(cloud, other_id, forwarder) as bystander:
+        bystander.greet(credit=1)
+        task_ids = cloud.submit_new(other_id, 1)
+        bystander.serve(1)
+        cloud.until_all(task_ids, wire.TaskState.SUCCESS)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [*CREDIT, *[b""] * MAX_FRAMES],
+        [bytes([wire.PROTOCOL_VERSION]) + bytes(MAX_HEADER_BYTES)],
+    ],
+    ids=["frames", "header"],
+)
+def test_an_envelope_over_the_limits_is_refused(
+    frames: list[bytes], cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet()
+        agent.socket.send_multipart(frames)
+        refused, _ = agent.hear(wire.Refused)
+        assert (refused.error["code"], refused.error["fault"]) == ("FRAME_MALFORMED", "peer")
+        assert "limits" in refused.error["message"]
+        serves_others(cloud, forwarder)
+
+
+def test_a_frame_over_the_limit_ends_the_connection(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    """The socket ends the connection because of the frame's announced length; its bytes are not read."""
+    with Agent(cloud, endpoint_id, forwarder) as agent, agent.socket.get_monitor_socket() as monitor:
+        agent.greet()
+        agent.socket.send_multipart([*CREDIT, bytes(MAX_FRAME_BYTES + 1)])
+        until(lambda: bool(monitor.poll(50)) and monitor.recv_multipart() is not None, "the connection ends")
+        agent.socket.disable_monitor()
+        serves_others(cloud, forwarder)
+        agent.connect(forwarder)  # the agent may reconnect
+        agent.greet()
+
+
+def test_the_largest_allowed_frame_arrives(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.greet(credit=1)
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        agent.finish(agent.take(1), body=bytes(MAX_FRAME_BYTES))
+        agent.until_recorded([task_id])
+    error = cloud.task(task_id).error  # the frame is too large for a result, which has a limit of its own
+    assert error is not None
+    assert f"{MAX_FRAME_BYTES:,} bytes inline" in error.message
