@@ -1,11 +1,11 @@
-"""Exponential back-off: how long to wait before the next attempt. No I/O, no clock, no randomness of its own."""
+"""Exponential back-off: waits between attempts. No I/O, no clock; random numbers are injected."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-#: Far beyond any limit in use; without it, the power of a count that an outage of hours makes would overflow.
+#: Far beyond any limit in use; without it, the power would overflow in an outage of hours.
 _MAX_POWER: Final = 64
 
 
@@ -14,7 +14,7 @@ class Backoff:
 
     With ``jitter``, which gives numbers in [0, 1), each wait is uniform between nothing and that ("full jitter":
     M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015), so that peers that failed together do
-    not come back together. Not for several threads at once.
+    not retry together. Not for several threads at once.
     """
 
     __slots__ = ("_factor", "_jitter", "_most_s", "_next_s", "failures", "first_s")

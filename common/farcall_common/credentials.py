@@ -1,7 +1,7 @@
 """Credentials and settings of a user: the home directory, ``config.toml``, and which API to call with which token.
 
-An argument goes before an environment variable, that before a login, and a login before ``config.toml``. Standard
-library only: every command loads this module at its start.
+Arguments have precedence over environment variables, these over a login, and a login over ``config.toml``. Standard
+library only: every command loads this module when it starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farcall_common.errors import ConfigurationError
 from farcall_common.files import write_private
 from farcall_common.login_file import LOGIN_FILE, login_at
 
-#: The settings in ``config.toml``, and the environment variable that goes before each.
+#: The settings in ``config.toml``, and the environment variable that overrides each.
 VARIABLES: Final[Mapping[str, str]] = {
     "api_url": "FARCALL_API_URL",
     "token": "FARCALL_TOKEN",
@@ -57,7 +57,7 @@ class Credentials:
         ``~/.farcall`` unless set) the login at that API in ``login.json``, if there is one, and the ``[default]`` table
         of ``config.toml``. Space around a value does not count.
 
-        :raises ConfigurationError: if a setting is nowhere to be found, or is not usable.
+        :raises ConfigurationError: if a setting is missing or invalid.
         """
         home = find_home(environ) if home is None else home
         api_url = _value(api_url) or from_environment("api_url", environ)
@@ -69,7 +69,7 @@ class Credentials:
         if api_url is None or token is None:
             raise ConfigurationError(
                 f"{'the address of the API' if api_url is None else 'the token'} is not set",
-                hint="Run `farcall local up` for a tier of your own or `farcall login` for another one, set "
+                hint="Run `farcall local up` for a local tier or `farcall login` for another deployment, set "
                 f"FARCALL_API_URL and FARCALL_TOKEN, or write {config_path(home)}.",
             )
         if not _is_http(api_url):
@@ -82,7 +82,7 @@ class Credentials:
 
 
 def find_home(environ: Mapping[str, str]) -> Path:
-    """The directory for everything that Farcall keeps for a user."""
+    """The directory of Farcall's files for a user."""
     return Path(environ.get("FARCALL_HOME") or "~/.farcall").expanduser()
 
 
@@ -92,12 +92,12 @@ def config_path(home: Path) -> Path:
 
 
 def from_environment(name: str, environ: Mapping[str, str]) -> str | None:
-    """A setting that an environment variable gives; None if it is not set, or blank."""
+    """A setting from its environment variable; None if it is not set, or blank."""
     return _value(environ.get(VARIABLES[name]))
 
 
 def read_settings(home: Path) -> dict[str, str]:
-    """The settings in ``config.toml``; none if there is no such file.
+    """The settings in ``config.toml``; none without the file.
 
     :raises ConfigurationError: if it cannot be read, or a setting is not a string.
     """
@@ -110,11 +110,11 @@ def read_settings(home: Path) -> dict[str, str]:
 
 
 def write_settings(home: Path, values: Mapping[str, str | None], *, comment: str = "") -> Path:
-    """Set settings in ``config.toml``, or take away those that are None; what else is in the file stays.
+    """Set settings in ``config.toml``, or remove those that are None; the rest of the file stays.
 
     :param comment: the first line of the file, if it is a new one.
     :returns: the path of the file, which only its owner may read.
-    :raises ConfigurationError: if the file cannot be written, or is written in a way that cannot be changed safely.
+    :raises ConfigurationError: if the file cannot be written, or has a form that cannot be changed safely.
     """
     path = config_path(home)
     text, wanted = _read(path)
@@ -132,7 +132,7 @@ def write_settings(home: Path, values: Mapping[str, str | None], *, comment: str
     except tomllib.TOMLDecodeError:
         as_wanted = False
     if not as_wanted:
-        raise ConfigurationError(f"{path} is written in an unusual way", hint=f"Edit it by hand: {', '.join(values)}.")
+        raise ConfigurationError(f"{path} has an unusual form", hint=f"Edit it by hand: {', '.join(values)}.")
     try:
         write_private(path, text.encode())
     except OSError as error:
@@ -162,12 +162,12 @@ def _is_http(api_url: str) -> bool:
     try:
         parts = urlsplit(api_url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # half an IPv6 address, or a port that is none
+    except ValueError:  # half an IPv6 address, or an invalid port
         return False
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
-    """The text of the file, and what it says; empty if there is no such file."""
+    """The text of the file, and its content; empty without the file."""
     try:
         text = path.read_text(encoding="utf-8")
         return text, tomllib.loads(text)

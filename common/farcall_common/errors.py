@@ -1,51 +1,51 @@
-"""Every error that Farcall raises or reports, in one tree.
+"""Errors: every exception that Farcall raises or reports, in one tree.
 
 ::
 
     FarcallError
-    ├── InvalidRequest            the caller sent something that can never work
+    ├── InvalidRequest            the request is invalid and cannot succeed
     │   ├── PayloadTooLarge       (RequestTooLarge: all of a request together)
     │   ├── TooManyTasks
-    │   ├── Unsupported           other SDKs and services have it, and Farcall does not
+    │   ├── Unsupported           not supported, although other SDKs and services have it
     │   └── EndpointIncompatible  the endpoint cannot read or run it (also a SerializationError)
     ├── Unauthenticated           no identity
     ├── Forbidden                 an identity without the right (FunctionNotPermitted: on this endpoint)
     ├── NotFound                  FunctionUnknown · ContainerUnknown · EndpointUnknown · TaskUnknown · BlobUnknown ·
     │                             TaskGroupUnknown
     ├── Conflict                  TaskIdReused · EndpointInUse · SpoolOutdated
-    ├── LimitExceeded             asked for too much; retry later
+    ├── LimitExceeded             a limit is reached; retry later
     │   ├── RateLimited           too many requests in a short time
     │   ├── QueueFull             too many tasks wait for an endpoint
-    │   └── QuotaExceeded         (not by itself: something has to be deleted first)
-    ├── Unavailable               a part of the service is away; retry
-    │   ├── DatabaseUntrusted     something answers in its place, or its certificate is not one that we accept
-    │   ├── StorageLow            the database's disk is nearly full: nothing new is accepted
-    │   └── NoForwarder       (ForwarderWaking: soon there will be one)
-    ├── ProtocolError             a peer sent bytes that PROTOCOL.md does not allow
+    │   └── QuotaExceeded         (retry after something was deleted)
+    ├── Unavailable               a part of the service is unavailable; retry
+    │   ├── DatabaseUntrusted     its certificate is not accepted
+    │   ├── StorageLow            the database's disk is nearly full: no new tasks are accepted
+    │   └── NoForwarder       (ForwarderWaking: one is starting)
+    ├── ProtocolError             a peer violated PROTOCOL.md
     │   ├── FrameMalformed
     │   └── VersionUnsupported
-    ├── SessionRefused            the forwarder does not want this peer: TicketInvalid · EndpointMismatch ·
+    ├── SessionRefused            the forwarder refuses this peer: TicketInvalid · EndpointMismatch ·
     │                             EndpointTakenOver
-    ├── Fenced                    a stale owner tried to act
-    ├── QueueDataLost             the cache forgot an endpoint; rebuild it from the database
+    ├── Fenced                    another forwarder owns the endpoint
+    ├── QueueDataLost             the queue lost an endpoint's data; restore it from the database
     ├── SerializationError        a value cannot be turned into bytes
     ├── DeserializationError      bytes cannot be turned into a value
     ├── ConfigurationError        a setting is missing or wrong
-    └── TaskError                 what a task ended with
-        ├── TaskPending           (not an end: the result was asked for too early)
+    └── TaskError                 the outcome of a task without a result
+        ├── TaskPending           (not an outcome: the task has not ended yet)
         ├── TaskFailed            user code raised, or the task could not run
-        │   ├── TaskDeadLettered  each attempt took down what ran it: none is left, and it is not tried again
-        │   ├── NodesUnavailable  the endpoint's scheduler gives it no nodes
-        │   ├── ResultTooLarge    the function returned more than may travel
+        │   ├── TaskDeadLettered  each attempt killed its worker or manager; none is left
+        │   ├── NodesUnavailable  the endpoint's scheduler provides no nodes
+        │   ├── ResultTooLarge    the result is over the size limit
         │   └── WaitedTooLong     the endpoint did not start the task within the maximum wait
         ├── TaskCancelled
-        └── TaskLost              Farcall cannot say whether the task ran, and may not run it again
+        └── TaskLost              it is unknown whether the task ran, and it may not run again
 
 Other packages add classes of their own. A class that sets ``code`` is registered when it is created, so that
 :func:`error_from_record` knows it as soon as its module is imported; a code belongs to one class.
 
-An error says whose fault it is (:class:`Fault`), whether trying again can help (``retryable``), and what to do
-(``hint``). :class:`ErrorRecord` is the same as a value: the one JSON shape used in REST answers, in wire messages and
+An error has a fault (:class:`Fault`), whether a retry can help (``retryable``), and what to do (``hint``).
+:class:`ErrorRecord` is the same as a value: the one JSON shape used in REST answers, in wire messages and
 in the record of a failed task.
 """
 
@@ -58,7 +58,7 @@ from typing import Any, ClassVar, Final
 
 
 class Fault(enum.StrEnum):
-    """Whose doing an error is."""
+    """Cause of an error: who has to act."""
 
     CALLER = "caller"
     PEER = "peer"
@@ -73,7 +73,7 @@ class ErrorRecord:
 
     ``code`` is stable and upper-case, for programs; ``message`` and ``hint`` are for people. The optional part
     belongs to tasks: the remote exception's type, its traceback (text, remote frames only), the last bytes of the
-    task's output, and which attempt on which endpoint it was. ``retry_after_s`` says how long to wait in seconds.
+    task's output, and which attempt on which endpoint it was. ``retry_after_s`` is how long to wait, in seconds.
     ``builtin_type`` is the nearest built-in class of the remote exception (see :func:`builtin_type_of`), and
     ``exception_data`` the exception itself, as a buffer that only the client opens (see :mod:`farcall_common.payload`).
     """
@@ -103,7 +103,7 @@ class ErrorRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ErrorRecord:
-        """Read a record; fields that a newer writer added are ignored, and a fault that one added is ours.
+        """Read a record. Fields of a newer writer are ignored; its faults that this reader does not know become ``us``.
 
         :raises KeyError: if ``code`` or ``message`` is missing.
         :raises ValueError: if ``fault`` is not a word.
@@ -117,7 +117,7 @@ class ErrorRecord:
 
 
 def _fault(word: Any) -> Fault:
-    """Nobody else is blamed for what a newer writer means and this reader does not know."""
+    """The fault of this name; ``us`` for one of a newer writer."""
     try:
         return Fault(word)
     except ValueError:
@@ -126,12 +126,12 @@ def _fault(word: Any) -> Fault:
         raise
 
 
-#: Every class that has a code of its own.
+#: Every class that sets a code.
 _BY_CODE: Final[dict[str, type[FarcallError]]] = {}
 
 
 class FarcallError(Exception):
-    """The root. Subclasses fix ``code``, ``fault`` and ``retryable``; the raiser writes the message and the hint."""
+    """Base class. Subclasses set ``code``, ``fault`` and ``retryable``; each error has a message and a hint."""
 
     code: ClassVar[str] = "INTERNAL"
     fault: ClassVar[Fault] = Fault.US
@@ -171,7 +171,7 @@ class FarcallError(Exception):
 
     @property
     def hint(self) -> str:
-        """What the reader can do about it; may be empty."""
+        """What to do about it; may be empty."""
         return self.record.hint
 
     def __str__(self) -> str:
@@ -203,8 +203,8 @@ class TooManyTasks(InvalidRequest):
 
 
 class Unsupported(InvalidRequest):
-    """An argument, method or request that other SDKs and services have, and that has no meaning here; ``hint`` says
-    what does the same."""
+    """An argument, method or request that other SDKs and services have, and that is not supported here; ``hint`` names
+    the alternative."""
 
     code = "UNSUPPORTED"
 
@@ -212,13 +212,13 @@ class Unsupported(InvalidRequest):
 class Unauthenticated(FarcallError):
     code = "UNAUTHENTICATED"
     fault = Fault.CALLER
-    default_hint = "Log in with `farcall login`, set FARCALL_TOKEN, or run `farcall local up` for a tier of your own."
+    default_hint = "Log in with `farcall login`, set FARCALL_TOKEN, or run `farcall local up` for a local tier."
 
 
 class Forbidden(FarcallError):
     code = "FORBIDDEN"
     fault = Fault.CALLER
-    default_hint = "Only its owner may, unless it is public: ask for that."
+    default_hint = "Only the owner has access, unless it is public: ask the owner to make it public."
 
 
 class FunctionNotPermitted(Forbidden):
@@ -267,7 +267,7 @@ class Conflict(FarcallError):
 
 class TaskIdReused(Conflict):
     code = "TASK_ID_REUSED"
-    default_hint = "Make a new UUIDv7 for each task; only an identical resubmission may repeat one."
+    default_hint = "Create a new UUIDv7 for each task; only an identical resubmission may repeat one."
 
 
 class EndpointInUse(Conflict):
@@ -294,12 +294,12 @@ class LimitExceeded(FarcallError):
 
 class RateLimited(LimitExceeded):
     code = "RATE_LIMITED"
-    default_hint = "Wait as long as the answer says; ask for many things in one request."
+    default_hint = "Wait for retry_after_s, and put many items into one request."
 
 
 class QueueFull(LimitExceeded):
     code = "QUEUE_FULL"
-    default_hint = "Wait until the endpoint has worked off some of its tasks, or use another one."
+    default_hint = "Wait until the endpoint has finished some of its tasks, or use another endpoint."
 
 
 class QuotaExceeded(LimitExceeded):
@@ -317,27 +317,27 @@ class Unavailable(FarcallError):
 class DatabaseUntrusted(Unavailable):
     code = "DATABASE_UNTRUSTED"
     default_hint = (
-        "This is for the deployment's operator: the database's certificate must not have expired, be for its host name,"
-        " and be signed by one of database.authorities; docs/operations.md has what to do."
+        "For the deployment's operator: the database's certificate must be valid, be for its host name, and be signed"
+        " by one of database.authorities; see docs/operations.md."
     )
 
 
 class StorageLow(Unavailable):
     code = "STORAGE_LOW"
     default_hint = (
-        "Nothing that was accepted is lost. Wait as long as the answer says; the deployment's operator can let the disk"
-        " grow further (database.max_storage_gib)."
+        "No accepted task is lost. Wait for retry_after_s; the deployment's operator can raise the limit of the disk"
+        " (database.max_storage_gib)."
     )
 
 
 class NoForwarder(Unavailable):
     code = "NO_FORWARDER"
-    default_hint = "No forwarder is running yet; the connection is tried again."
+    default_hint = "No forwarder is running yet; the connection is retried."
 
 
 class ForwarderWaking(NoForwarder):
     code = "FORWARDER_WAKING"
-    default_hint = "Nothing needs to be done: it is tried again until the forwarder is there, about a minute from now."
+    default_hint = "No action is needed: the connection is retried until the forwarder runs, in about a minute."
 
 
 class ProtocolError(FarcallError):
@@ -371,7 +371,7 @@ class EndpointMismatch(SessionRefused):
 
 class EndpointTakenOver(SessionRefused):
     code = "ENDPOINT_TAKEN_OVER"
-    default_hint = "Nothing, if you restarted the endpoint."
+    default_hint = "No action is needed if you restarted the endpoint."
 
 
 class Fenced(FarcallError):
@@ -389,7 +389,7 @@ class SerializationError(FarcallError):
 
 
 class EndpointIncompatible(InvalidRequest, SerializationError):
-    """The endpoint could not read or run this; ``hint`` says what to do about it."""
+    """The endpoint could not read or run this."""
 
     code = "ENDPOINT_INCOMPATIBLE"
 
@@ -405,14 +405,14 @@ class ConfigurationError(FarcallError):
 
 
 class TaskError(FarcallError):
-    """What a task ended with; ``record`` holds the remote traceback and the rest."""
+    """The outcome of a task without a result; ``record`` has the remote traceback and the rest."""
 
     code = "TASK_ERROR"
     fault = Fault.USER_CODE
 
     @property
     def remote_traceback(self) -> str | None:
-        """The traceback on the worker, as text, or None when user code was never reached."""
+        """The traceback on the worker, as text, or None if user code did not run."""
         return self.record.traceback
 
 
@@ -448,7 +448,7 @@ class NodesUnavailable(TaskFailed):
 
 class ResultTooLarge(TaskFailed):
     code = "RESULT_TOO_LARGE"
-    default_hint = "Write large data to a file or object store, and return where it is."
+    default_hint = "Write large data to a file or object store, and return its location."
 
 
 class WaitedTooLong(TaskFailed):
@@ -458,9 +458,9 @@ class WaitedTooLong(TaskFailed):
     default_hint = "Start the endpoint, and submit the task again."
 
 
-#: The built-in exceptions that a :class:`TaskFailed` can be, too. Left out are those that mean something to code that
-#: waits for a result (TimeoutError, StopIteration), that do not take a text alone (UnicodeDecodeError, ExceptionGroup),
-#: or that are printed in a way of their own (SyntaxError): of these the next class above counts.
+#: The built-in exceptions that a :class:`TaskFailed` can be, too. Left out are those with a meaning for code that waits
+#: for a result (TimeoutError, StopIteration), that do not take a text alone (UnicodeDecodeError, ExceptionGroup), or
+#: that Python prints differently (SyntaxError): of these the next class above is used.
 _BUILTIN_TYPES: Final[Mapping[str, type[Exception]]] = {
     cls.__name__: cls
     for cls in (
@@ -497,12 +497,12 @@ def error_from_record(record: ErrorRecord, *, default: type[FarcallError] = Farc
     return cls(record.message, record=record)
 
 
-_made: Final[dict[tuple[type[FarcallError], type[Exception]], type[FarcallError]]] = {}
+_combined: Final[dict[tuple[type[FarcallError], type[Exception]], type[FarcallError]]] = {}
 
 
 def _also(cls: type[FarcallError], builtin: type[Exception]) -> type[FarcallError]:
-    """The one class that is both. Pickle cannot find it by its name: it is made again where it is read."""
-    known = _made.get((cls, builtin))
+    """The class that is both. Pickle cannot find it by name: the reader creates it again."""
+    known = _combined.get((cls, builtin))
     if known is not None:
         return known
 
@@ -510,7 +510,7 @@ def _also(cls: type[FarcallError], builtin: type[Exception]) -> type[FarcallErro
         return _remade, (cls, self.record), self.__dict__
 
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return _made.setdefault((cls, builtin), type(cls.__name__, (cls, builtin), {**names, "__reduce__": reduce}))
+    return _combined.setdefault((cls, builtin), type(cls.__name__, (cls, builtin), {**names, "__reduce__": reduce}))
 
 
 def _remade(cls: type[FarcallError], record: ErrorRecord) -> FarcallError:
@@ -525,8 +525,8 @@ class RemoteTraceback(Exception):
 
 
 def original_of(error: BaseException) -> BaseException:
-    """What a task's function raised, with the remote traceback as its cause; the error itself if it did not come
-    along."""
+    """The exception of a task's function, with the remote traceback as its cause; the error itself if the exception was
+    not sent."""
     if not isinstance(error, TaskFailed) or error.__cause__ is None:
         return error
     original = error.__cause__

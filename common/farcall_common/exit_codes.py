@@ -1,6 +1,6 @@
 """Exit codes: one table for all commands of Farcall.
 
-Codes from 64 to 78 are those of sysexits.h. What an interrupted command ends with is in
+Codes from 64 to 78 are those of sysexits.h. Those of interrupted commands are in
 :mod:`farcall_common.interruption`.
 """
 
@@ -34,13 +34,13 @@ FAILED: Final = 1
 INTERNAL: Final = 70
 BROKEN_PIPE: Final = 141
 
-#: Each code and what it means. A command says in its own table what :data:`FAILED` means there.
+#: Each code and its meaning. A command's own table may give :data:`FAILED` another meaning.
 EXIT_CODES: Final[Mapping[int, str]] = {
     DONE: "done",
     FAILED: "a task failed, was lost or was cancelled",
     2: "the command line is wrong",
     65: "a value, file, function or spool cannot be used",
-    66: "there is no such function, endpoint, task or group",
+    66: "a function, endpoint, task or group does not exist",
     69: "the service cannot be reached",
     INTERNAL: "an error of Farcall",
     73: "in use already",
@@ -49,8 +49,8 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     77: "not logged in, or not allowed",
     78: "a setting is missing or wrong",
     INTERRUPTED: "interrupted",
-    BROKEN_PIPE: "the reader of the output went away",
-    TERMINATED: "told to end",
+    BROKEN_PIPE: "the reader of the output has ended",
+    TERMINATED: "terminated (SIGTERM)",
 }
 
 #: The first class that an error is an instance of decides. systemd starts an endpoint again after some codes and not
@@ -80,7 +80,7 @@ def exit_code_of(cls: type[FarcallError]) -> int:
 
 
 def exit_code(error: FarcallError) -> int:
-    """What a command ends with after this error. An error that an interruption caused ends as the interruption does."""
+    """The exit code after this error. An error with an interruption as its cause has the interruption's code."""
     if isinstance(error.__cause__, KeyboardInterrupt):
         return exit_status(error.__cause__)
     return exit_code_of(type(error))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a file as a whole or not at all: a draft in the same directory takes its place.
+    """Write a file as a whole or not at all: a draft in the same directory replaces it.
 
     :param mode: permissions of the file; the umask is taken away from them, as :func:`open` does.
     :raises OSError: if that is not possible; then the old file is unchanged, and there is no draft.

@@ -1,4 +1,4 @@
-"""Futures whose callbacks cannot end the thread that settles them."""
+"""Guarded futures: their callbacks cannot end the thread that settles them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _logger = logging.getLogger("concurrent.futures")  # where the standard library 
 class GuardedFuture(concurrent.futures.Future[T]):
     """A future whose callbacks may raise anything.
 
-    The standard library logs what is an Exception. Anything else, such as the SystemExit of a ``sys.exit()``, would
-    leave the callbacks behind it uncalled, and end the thread that settles all other futures. Here it is logged as
-    well, except in the main thread, which a user's Ctrl-C has to reach.
+    The standard library logs an Exception. Other exceptions, such as the SystemExit of a ``sys.exit()``, would skip
+    the next callbacks, and end the thread that settles all other futures. Here they are logged as well, except in the
+    main thread, which must receive a user's Ctrl-C.
     """
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:

@@ -1,6 +1,6 @@
-"""HTTP statuses and errors: the status that an error is answered with, and the error that an answer stands for.
+"""HTTP errors: the status of an error, and the error of an HTTP response.
 
-No I/O, and no HTTP library: whoever has a response passes its status, headers and body.
+No I/O, and no HTTP library: callers pass status, headers and body.
 """
 
 from __future__ import annotations
@@ -44,30 +44,29 @@ _STATUS: Final[Mapping[type[FarcallError], int]] = {
     Unavailable: 503,
     FarcallError: 500,
 }
-#: The class of a record whose code is not known here, by the status that came with it.
+#: The class of a record with an unknown code, by HTTP status.
 _BY_STATUS: Final[Mapping[int, type[FarcallError]]] = {status: cls for cls, status in _STATUS.items()}
 
-_WRONG_ADDRESS: Final = "Is this the address of a Farcall API (FARCALL_API_URL)? A proxy on the way may have answered."
-_REFUSED_ON_THE_WAY: Final = (
-    "The refusal is not from Farcall's API: check the address, this machine's clock, and proxies and firewalls on the"
-    " way."
+_WRONG_ADDRESS: Final = "Check that this is the address of a Farcall API (FARCALL_API_URL). A proxy may have answered."
+_REFUSED_BY_OTHERS: Final = (
+    "The refusal is not from Farcall's API: check the address, this machine's clock, proxies and firewalls."
 )
 _PROXY_LOGIN: Final = "Put the proxy's user and password into HTTPS_PROXY, or exempt the address with NO_PROXY."
 
 #: Class and hint of an answer without a record, by status; without a hint it is the class's own.
 _FOREIGN: Final[Mapping[int, tuple[type[FarcallError], str | None]]] = {
     401: (Unauthenticated, None),
-    403: (Forbidden, _REFUSED_ON_THE_WAY),
+    403: (Forbidden, _REFUSED_BY_OTHERS),
     407: (ConfigurationError, _PROXY_LOGIN),
     408: (Unavailable, None),
     413: (RequestTooLarge, None),
     425: (Unavailable, None),
     429: (RateLimited, None),
 }
-#: Codes of an object store that say more than their status.
+#: Codes of an object store that are more precise than their status.
 _OBJECT_STORE: Final[Mapping[str, type[FarcallError]]] = {"NoSuchKey": BlobUnknown, "RequestTimeout": Unavailable}
 
-_MAX_SAID_CHARACTERS: Final = 200
+_MAX_DETAIL_CHARACTERS: Final = 200
 _SEARCHED_BYTES: Final = 4096
 
 
@@ -77,32 +76,31 @@ def status_of(cls: type[FarcallError]) -> int:
 
 
 def error_from_response(status: int, headers: Mapping[str, str], body: bytes, *, request: str) -> FarcallError:
-    """The error that an answer other than a success stands for.
+    """The error of a response other than a success.
 
     =====================  ==========================  ===========================================================
-    what came              error                       why
+    response               error                       reason
     =====================  ==========================  ===========================================================
     Farcall's own record   the class of its code       message, hint, fault, ``retryable`` and ``retry_after_s``
                                                        are those of the record
     ... with a new code    the class of the status     the API is newer than this side
-    401                    Unauthenticated             API Gateway got no token that it accepts: log in
+    401                    Unauthenticated             API Gateway accepts no token of the request: log in
     403                    Forbidden, hint differs     a gateway, firewall or object store refuses, not an owner
-    407                    ConfigurationError          a proxy asks for a password
+    407                    ConfigurationError          a proxy requires a password
     408, 425               Unavailable, retryable      too slow or too early
     413                    RequestTooLarge             the request as a whole is too large
     429                    RateLimited, retryable      API Gateway or a proxy limits requests
-    500 and above          Unavailable, retryable      a gateway, a proxy, or what is behind it is away
+    500 and above          Unavailable, retryable      a gateway, a proxy or the service is unavailable
     ``NoSuchKey`` (XML)    BlobUnknown                 the object store has no such object
     ``RequestTimeout``     Unavailable, retryable      the object store got a body too slowly (status 400)
-    other (404, 3xx, ...)  ProtocolError               not Farcall's API. It cannot know which functions, tasks and
-                                                       endpoints exist: a program that deletes on NotFound must not
-                                                       believe it
+    other (404, 3xx, ...)  ProtocolError               not Farcall's API: a program that deletes on NotFound must not
+                                                       act on it
     =====================  ==========================  ===========================================================
 
-    ``Retry-After`` in seconds counts where the body does not say how long to wait; as a date it is ignored, since that
-    takes a clock.
+    ``Retry-After`` in seconds is used if the body has no ``retry_after_s``; as a date it is ignored, because that
+    needs a clock.
 
-    :param request: method and address, for the message; without a query, which may have signatures in it.
+    :param request: method and address, for the message; without a query, which may contain signatures.
     """
     retry_after_s = _retry_after_s(headers)
     answer = _json_object(body)
@@ -116,8 +114,8 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, *,
     code = _object_store_code(body)
     unknown = (Unavailable, None) if status >= 500 else (ProtocolError, "" if code else _WRONG_ADDRESS)
     cls, hint = (_OBJECT_STORE[code], None) if code in _OBJECT_STORE else _FOREIGN.get(status, unknown)
-    said = code or _text(answer.get("message") or answer.get("Message")) or _location(headers)
-    message = f"{request} answered with HTTP {status}" + (f" ({said})" if said else "")
+    detail = code or _text(answer.get("message") or answer.get("Message")) or _location(headers)
+    message = f"{request} answered with HTTP {status}" + (f" ({detail})" if detail else "")
     return cls(message, hint=hint, retry_after_s=retry_after_s)
 
 
@@ -129,8 +127,8 @@ def _json_object(body: bytes) -> Mapping[str, Any]:
 
 
 def _record(answer: Mapping[str, Any]) -> ErrorRecord | None:
-    """Farcall's own record. Other services answer with ``code`` and ``message`` too; their codes are numbers or are
-    written in another way."""
+    """Farcall's own record. Other services answer with ``code`` and ``message`` too; their codes are numbers or
+    not in upper case."""
     code, wait_s = answer.get("code"), answer.get("retry_after_s")
     if not isinstance(code, str) or not code.isupper() or not isinstance(wait_s, float | int | None):
         return None
@@ -158,10 +156,10 @@ def _object_store_code(body: bytes) -> str:
 
 
 def _location(headers: Mapping[str, str]) -> str:
-    """Where a redirect leads, without its query."""
+    """The target of a redirect, without its query."""
     location = _header(headers, "location").partition("?")[0]
     return _text(f"redirect to {location}") if location else ""
 
 
-def _text(said: Any) -> str:
-    return " ".join(said.split())[:_MAX_SAID_CHARACTERS] if isinstance(said, str) else ""
+def _text(value: Any) -> str:
+    return " ".join(value.split())[:_MAX_DETAIL_CHARACTERS] if isinstance(value, str) else ""

@@ -1,8 +1,8 @@
-"""What a command that is ended in the middle of its work ends with: one rule for all of ours.
+"""Interruption: exit status of a command that a signal ends.
 
-SIGINT (Ctrl-C) and SIGTERM end a command in the same way. It tidies up, says what goes on without it, and its exit
-status is what a shell shows of a program that the signal killed: 128 and the signal's number. A service that is told to
-end (an endpoint's agent, a tier in the foreground) has done what it was told, and ends with 0.
+SIGINT (Ctrl-C) and SIGTERM end a command in the same way. It cleans up and reports what is still running. Its exit
+status is the one that a shell shows for a killed program: 128 plus the signal's number. A service (an endpoint's agent,
+a tier in the foreground) that receives a signal ends with 0.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ TERMINATED: Final = 128 + signal.SIGTERM
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came. Whoever tidies up after Ctrl-C does so after this."""
+    """SIGTERM was received. Code that cleans up after Ctrl-C handles this, too."""
 
 
 def raise_on_sigterm() -> None:
-    """From now on SIGTERM raises :class:`Terminated` in this process, where it would have killed it without a word."""
+    """Let SIGTERM raise :class:`Terminated` in this process, instead of killing it silently."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)
 
 
 def exit_status(interruption: KeyboardInterrupt) -> int:
-    """What a command ends with that was ended like this."""
+    """Exit status of a command after this interruption."""
     return TERMINATED if isinstance(interruption, Terminated) else INTERRUPTED
 
 

@@ -1,8 +1,8 @@
-"""Limits of the protocol and of the REST API that more than one part keeps to: each number once.
+"""Limits of the protocol and of the REST API that more than one package uses.
 
-A deployment can change some of them; ``docs/limits.md`` names the variables, and these are the defaults. A limit of one
-part alone is in that part. Outside of :mod:`farcall_common.wire`, because workers and ``import farcall`` need these
-numbers and should not load the protocol for them.
+A deployment can change some of them; ``docs/limits.md`` names the variables, and these are the defaults. Limits of one
+package are in that package. Outside of :mod:`farcall_common.wire`, because workers and ``import farcall`` need these
+numbers without the protocol.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_ENVELOPE_BYTES: Final = 64 * MIB
 
 #: A payload or result that travels with its task; larger ones go through the blob store.
 MAX_INLINE_BYTES: Final = 64 * KIB
-#: A payload, a function or a result, whichever way it travels.
+#: A payload, a function or a result, inline or as a blob.
 MAX_PAYLOAD_BYTES: Final = 10 * MIB
 #: The end of each stream of a task's output that is reported with it.
 OUTPUT_TAIL_BYTES: Final = 4 * KIB
@@ -43,13 +43,13 @@ MAX_STREAM_GROUPS: Final = 10_000
 
 # -- requests to the REST API: docs/limits.md --------------------------------------------------------------------------
 
-#: API Gateway passes on 10 MB, and a Lambda function is called with 6 MB at most, in which a body may be Base64.
+#: API Gateway accepts 10 MB, and a Lambda function 6 MB, in which a body may be Base64.
 MAX_REQUEST_BYTES: Final = 4 * MIB
 #: Tasks that one request submits, reads or cancels.
 MAX_TASKS_PER_REQUEST: Final = 10_000
-#: Different blobs that one submit refers to: the blob store is asked about each.
+#: Different blobs that one submit refers to: each takes a request to the blob store.
 MAX_BLOBS_PER_SUBMIT: Final = 1000
-#: Different functions that one submit names: each costs a check who may run it.
+#: Different functions that one submit names: each takes a permission check.
 MAX_FUNCTIONS_PER_SUBMIT: Final = 1000
 #: So many tasks stay within the three limits above, whatever their functions and arguments are.
 TASKS_PER_SUBMIT: Final = min(MAX_TASKS_PER_REQUEST, MAX_BLOBS_PER_SUBMIT, MAX_FUNCTIONS_PER_SUBMIT)

@@ -1,9 +1,9 @@
-"""What ``farcall login`` leaves behind: an access token, and how to get the next one.
+"""Logins: access tokens of ``farcall login``, their file, and their renewal.
 
-It is a file, ``$FARCALL_HOME/login.json``, that every process of its owner may use and renew: clients, and endpoints
-that run for months. It is changed under a lock, because many providers take a refresh token once only.
+The file, ``$FARCALL_HOME/login.json``, is used and renewed by every process of its owner: clients, and endpoints that
+run for months. It is changed under a lock, because many providers accept a refresh token only once.
 
-Asking for a token is RFC 6749, sections 4.4 and 6, at whatever provider; taking one back is RFC 7009.
+Token requests follow RFC 6749, sections 4.4 and 6; revocation follows RFC 7009.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from farcall_common.errors import ConfigurationError, FarcallError, Unauthentica
 from farcall_common.files import write_private
 from farcall_common.private import locked
 
-#: Where a client's id and secret are looked for: ours first, then what programs for Globus Compute are given.
+#: Variables with a client's id and secret: ours first, then those of Globus Compute.
 _CLIENT_VARIABLES: Final = (
     ("FARCALL_CLIENT_ID", "FARCALL_CLIENT_SECRET"),
     ("GLOBUS_COMPUTE_CLIENT_ID", "GLOBUS_COMPUTE_CLIENT_SECRET"),
 )
 _TIMEOUT_S: Final = 20.0
-#: A token that ends so soon is renewed before it is used.
+#: A token that expires within this time is renewed before it is used.
 _MARGIN_S: Final = 60.0
-_LOG_IN: Final = "`farcall login` gets another one."
+_LOG_IN: Final = "Log in again with `farcall login`."
 
 _kept: weakref.WeakSet[KeptLogin] = weakref.WeakSet()
 
@@ -41,8 +41,8 @@ _kept: weakref.WeakSet[KeptLogin] = weakref.WeakSet()
 class Login:
     """A login at one deployment. Tokens are left out of the repr.
 
-    ``expires_at`` is in epoch seconds, None if the provider did not say. Without ``refresh_token`` the login is that of
-    a client with a secret, which is asked for again and is not kept, or it ends with its token.
+    ``expires_at`` is in epoch seconds, None if the provider does not give it. A login without ``refresh_token`` is
+    that of a client, renewed with the client's secret, which is not stored; or it ends with its token.
     """
 
     api_url: str
@@ -57,7 +57,7 @@ class Login:
     expires_at: float | None = None
 
     def with_tokens(self, answer: Mapping[str, Any], *, now: float) -> Login:
-        """The login after a provider's answer. A refresh token stays unless there is another."""
+        """The login after a provider's answer. The refresh token stays unless the answer has a new one."""
         lifetime_s = answer.get("expires_in")
         return dataclasses.replace(
             self,
@@ -79,9 +79,9 @@ def keep(path: Path, login: Login) -> None:
 
 
 def read(path: Path) -> Login | None:
-    """The login that is kept, if there is one.
+    """The stored login, if there is one.
 
-    :raises ConfigurationError: if the file is not what :func:`keep` writes.
+    :raises ConfigurationError: if the file is invalid.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Login)
@@ -92,12 +92,12 @@ def read(path: Path) -> Login | None:
 
 
 def forget(path: Path) -> None:
-    """Keep a login no longer."""
+    """Delete a stored login."""
     path.unlink(missing_ok=True)
 
 
 class Bearer(httpx.Auth):
-    """A token that is always the same."""
+    """Authentication with a fixed token."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -108,9 +108,9 @@ class Bearer(httpx.Auth):
 
 
 class KeptLogin(httpx.Auth):
-    """Gives the token of a login, and renews it in time. May be used from any thread, and in forked children.
+    """Authentication with the token of a stored login, which is renewed in time. Thread-safe and fork-safe.
 
-    To httpx it is an authentication; and it has the methods of a ``globus_sdk`` authorizer.
+    It is an authentication for httpx, and has the methods of a ``globus_sdk`` authorizer.
     """
 
     def __init__(self, path: Path, *, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
@@ -131,7 +131,7 @@ class KeptLogin(httpx.Auth):
     def get_authorization_header(self) -> str:
         """The value of the header ``Authorization``.
 
-        :raises Unauthenticated: if nobody is logged in any more, or the provider gives no other token.
+        :raises Unauthenticated: if the login was deleted, or the provider refuses to renew the token.
         :raises Unavailable: if the provider cannot be reached.
         """
         with self._lock:
@@ -141,7 +141,7 @@ class KeptLogin(httpx.Auth):
             return f"Bearer {login.access_token}"
 
     def handle_missing_authorization(self) -> bool:
-        """The last token was refused before its time: get another one, if there is a way."""
+        """The API refused the last token: renew it. Returns whether there is a new one."""
         with self._lock:
             if self._login is None:
                 return False
@@ -152,18 +152,18 @@ class KeptLogin(httpx.Auth):
             return True
 
     def _current(self, *, refused: str | None) -> Login:
-        """The login as it is kept, or renewed, if no other process has done that meanwhile."""
+        """The stored login, renewed unless another process has done that meanwhile."""
         with locked(self._path):
             login = read(self._path)
             if login is None:
-                raise Unauthenticated("Nobody is logged in any more.", hint=_LOG_IN)
+                raise Unauthenticated("You are not logged in any more.", hint=_LOG_IN)
             if login.access_token != refused and not self._ends_soon(login):
                 return login
             try:
                 answer = self._renew(login)
             except Unavailable:
                 if refused is None and login.expires_at is not None and self._clock() < login.expires_at:
-                    return login  # It is good for a little while yet; the next request asks again.
+                    return login  # The token is still valid; the next request tries again.
                 raise
             renewed = login.with_tokens(answer, now=self._clock())
             keep(self._path, renewed)
@@ -176,7 +176,7 @@ class KeptLogin(httpx.Auth):
             known_secret = secret if client_id == login.client_id else None
             return request_token(login.token_url, form, client_id=login.client_id, secret=known_secret)
         if secret is None or client_id != login.client_id:
-            raise Unauthenticated("The login has ended.", hint=f"Its token cannot be renewed. {_LOG_IN}")
+            raise Unauthenticated("The login has expired.", hint=f"Its token cannot be renewed. {_LOG_IN}")
         return request_token(login.token_url, client_form(login), client_id=client_id, secret=secret)
 
     def _ends_soon(self, login: Login) -> bool:
@@ -185,7 +185,7 @@ class KeptLogin(httpx.Auth):
 
 def _after_fork() -> None:
     for login in list(_kept):
-        login._lock = threading.Lock()  # another thread of the parent may have held it
+        login._lock = threading.Lock()  # another thread of the parent process may hold it
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
@@ -193,7 +193,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 
 def client_from(environ: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Id and secret of a client that the environment names; the secret may be missing."""
+    """Id and secret of a client from the environment; the secret may be missing."""
     for id_name, secret_name in _CLIENT_VARIABLES:
         if environ.get(id_name):
             return environ[id_name], environ.get(secret_name) or None
@@ -201,7 +201,7 @@ def client_from(environ: Mapping[str, str]) -> tuple[str | None, str | None]:
 
 
 def client_form(login: Login) -> dict[str, str]:
-    """The request of a client for a token of its own."""
+    """The form of a client's token request."""
     form = {"grant_type": "client_credentials", "scope": login.scope, "audience": login.audience}
     return {name: value for name, value in form.items() if value}
 
@@ -209,10 +209,10 @@ def client_form(login: Login) -> dict[str, str]:
 def request_token(
     token_url: str, form: Mapping[str, str], *, client_id: str, secret: str | None = None
 ) -> Mapping[str, Any]:
-    """Ask a provider for a token: its answer, which has an ``access_token``.
+    """Request a token from a provider; its answer has an ``access_token``.
 
-    :raises Unauthenticated: if the provider refuses. ``__cause__`` is its answer's error code, as a ValueError.
-    :raises Unavailable: if it cannot be reached, or answers something else.
+    :raises Unauthenticated: if the provider refuses. ``__cause__`` has the error code of the answer, as a ValueError.
+    :raises Unavailable: if it cannot be reached, or its answer is invalid.
     """
     answer = _post(token_url, form, client_id=client_id, secret=secret)
     try:
@@ -224,12 +224,12 @@ def request_token(
     if not answer.is_success or not isinstance(body.get("access_token"), str):
         code = str(body.get("error", answer.status_code))
         reason = str(body.get("error_description") or code)
-        raise Unauthenticated(f"The provider gives no token: {reason}.", hint=_LOG_IN) from ValueError(code)
+        raise Unauthenticated(f"The provider refused a token: {reason}.", hint=_LOG_IN) from ValueError(code)
     return body
 
 
 def revoke(login: Login, *, secret: str | None = None) -> bool:
-    """Ask the provider to end the tokens of a login. Returns whether it said that they have ended."""
+    """Revoke the tokens of a login at the provider. Returns whether it confirmed that."""
     tokens = [token for token in (login.refresh_token, login.access_token) if token]
     if not login.revoke_url:
         return False
@@ -248,6 +248,6 @@ def _post(url: str, form: Mapping[str, str], *, client_id: str, secret: str | No
     try:
         return httpx.post(url, data=data, auth=auth, timeout=_TIMEOUT_S, headers={"accept": "application/json"})
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise ConfigurationError(f"{url!r} is not an address of a provider: {error}") from error
+        raise ConfigurationError(f"{url!r} is not a valid provider address: {error}") from error
     except httpx.TransportError as error:
         raise Unavailable(f"{url} cannot be reached: {error}") from error

@@ -1,4 +1,4 @@
-"""Where a login is kept. What is in it, and how it is renewed, is :mod:`farcall_common.login`'s, which loads HTTP."""
+"""Login file: its path. Its content and the renewal of tokens are in :mod:`farcall_common.login`, which loads HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOGIN_FILE: Final = "login.json"
 
 
 def login_at(api_url: str, home: Path) -> Path | None:
-    """The file with the login, if it is one at this API: another one has no business with its token.
+    """The file with the login, if it is for this API: other APIs must not receive its token.
 
     :raises ConfigurationError: if it cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Unix sockets that only their owner may reach, and locks of files."""
+"""Private Unix sockets, and locks of files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_SOCKET_PATH_BYTES: Final = 100
 
 
 def private_socket(directory: Path, name: str) -> Path:
-    """Where a Unix socket can be that only this user can reach: in a directory of its own, or, where the path of that
-    is too long for a socket, in one for all of this user's.
+    """The path of a Unix socket that only this user can reach: in ``directory``, or, if that path is too long for a
+    socket, in a directory for all sockets of this user.
 
-    :raises ConfigurationError: if there is no such place.
+    :raises ConfigurationError: if that directory is not private.
     """
     path = directory.absolute() / name
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
@@ -42,9 +42,9 @@ def private_socket(directory: Path, name: str) -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Wait until no other process holds the lock of a file, and hold it.
 
-    The lock is a file beside it, because the file itself is replaced. It goes with the process that holds it.
+    The lock is a second file, because the file itself is replaced. It ends with the process that holds it.
 
-    :raises OSError: if there can be no such file.
+    :raises OSError: if it cannot be created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,7 +1,7 @@
 """ZeroMQ client sockets: a DEALER with CURVE for one connection to a forwarder, for clients, agents and tools.
 
-A connection is never restored: a peer that lost one opens another socket and begins a new session. The owner learns of
-the loss from the socket's monitor (:data:`CONNECTION_LOST`) and closes the socket.
+A connection is never restored: a peer that lost one opens another socket and begins a new session. The socket's monitor
+reports the loss (:data:`CONNECTION_LOST`), and the owner closes the socket.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zmq
 from farcall_common.limits import HANDSHAKE_S, MAX_FRAME_BYTES
 
 KEY_REFUSED: Final = "the forwarder does not know this key"
-#: The events of a monitor after which a socket has no connection any more, with what each means.
+#: Monitor events after which a socket has no connection, each with its meaning.
 CONNECTION_LOST: Final[Mapping[int, str]] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: KEY_REFUSED,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed; is the other side a forwarder with the expected key?",
@@ -46,7 +46,7 @@ def client_socket(
     :param linger_ms: how long a message that was sent may wait for the network after the socket was closed.
     :param high_water_mark: how many messages may wait in each direction; 0 if the protocol bounds them, as credit does
         for an agent.
-    :raises zmq.ZMQError: if a key is none.
+    :raises zmq.ZMQError: if a key is invalid.
     """
     socket = context.socket(zmq.DEALER)
     socket.linger = linger_ms

@@ -1,7 +1,7 @@
-"""Task options: what a submitter asks of the tasks of a submit. The one definition of them.
+"""Task options: the options of the tasks of a submit, defined once.
 
-One :class:`TaskOptions` is a part of each message, row and queue entry about a task, and travels as it is from the
-submitter to the worker. A new option is a field here (and in :class:`OwnOptionsDict`), an attribute of the SDK's
+One :class:`TaskOptions` is a part of each message, row and queue entry about a task, unchanged from the submitter to
+the worker. A new option is a field here (and in :class:`OwnOptionsDict`), an attribute of the SDK's
 ``Submitter``, and the code that acts on it.
 """
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import msgspec
 
-#: A number of things or of bytes. What JSON readers take, too.
+#: A count or a number of bytes, within the range of JSON readers.
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -44,7 +44,7 @@ class OwnOptionsDict(AttemptOptionsDict, total=False):
 
 
 class TaskOptionsDict(OwnOptionsDict, total=False):
-    """The options that Globus Compute has, too: with them, all."""
+    """All options: with those that Globus Compute has, too."""
 
     result_serializers: Iterable[object] | None
     resource_specification: Mapping[str, Any] | None
@@ -52,23 +52,23 @@ class TaskOptionsDict(OwnOptionsDict, total=False):
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What holds for every task of a submit. Made by :meth:`of` and :meth:`changed`, which check it.
+    """Options of every task of a submit, created and checked by :meth:`of` and :meth:`changed`.
 
-    :param idempotent: whether the task may be started again when its endpoint vanished. A task that may not ends as
-        lost then.
-    :param max_attempts: how often the task is started at most.
-    :param walltime_s: after how many seconds an attempt is stopped; None = never.
-    :param memory_bytes: how much memory an attempt may use, all of its processes together; None = no limit.
-    :param max_output_bytes: how much an attempt may write to standard output and error, each; None = no limit.
-    :param num_nodes: how many whole nodes of its block the task has for MPI ranks.
-    :param ranks_per_node: how many ranks it starts on each.
-    :param num_ranks: how many ranks it starts in all; two of the three are enough.
-    :param keep_output: whether the end of what a task prints is kept when it succeeds, too.
-    :param memoize: whether the API may answer with the result of an equal call, and remembers this one's; None = as
+    :param idempotent: whether the task may be started again after its endpoint has disconnected. Otherwise it ends as
+        lost.
+    :param max_attempts: most starts of the task.
+    :param walltime_s: seconds after which an attempt is stopped; None = never.
+    :param memory_bytes: memory that all processes of an attempt may use together; None = no limit.
+    :param max_output_bytes: bytes that an attempt may write to standard output and error, each; None = no limit.
+    :param num_nodes: number of whole nodes of its block for MPI ranks.
+    :param ranks_per_node: number of ranks on each node.
+    :param num_ranks: number of all ranks; two of the three are enough.
+    :param keep_output: whether the end of a task's output is kept when it succeeds, too.
+    :param memoize: whether the API may answer with the result of an equal call, and stores this one's; None = as
         the function was registered.
     :param container: the container to run in: id or name where it is submitted, its id from the API on.
     :param result_serializers: strategies that the worker tries in turn on a result; none = its own choice.
-    :param resource_specification: what else a task asks of the endpoint, as its own template knows it.
+    :param resource_specification: other requirements, for the endpoint's own template.
     :param user_endpoint_config: values for the endpoint's own template; most endpoints take none.
     """
 
@@ -92,7 +92,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         """Options; what is not given has its default.
 
         :raises TypeError: for an option that does not exist, or an object that is not JSON.
-        :raises ValueError: for a value that an option cannot have; it says which.
+        :raises ValueError: for a value that an option cannot have; the message names the option.
         """
         return cls().changed(**given)
 
@@ -106,7 +106,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         values: dict[str, Any] = {**msgspec.structs.asdict(self), **changes}
         values["result_serializers"] = tuple(values["result_serializers"] or ())
         for name in ("resource_specification", "user_endpoint_config"):
-            # A copy: what the caller changes afterwards is for calls to come, when it is set again.
+            # A copy: later changes by the caller have no effect until the option is set again.
             values[name] = _json_object(values[name], name)
         try:
             options = msgspec.convert(values, TaskOptions)
@@ -128,21 +128,21 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
         :raises ValueError: as :meth:`of`.
         """
-        said = self.resource_specification
-        if not said or said.keys().isdisjoint(_SPECIFIED):
+        specified = self.resource_specification
+        if not specified or specified.keys().isdisjoint(_SPECIFIED):
             return self
-        rest = {name: value for name, value in said.items() if name not in _SPECIFIED}
+        rest = {name: value for name, value in specified.items() if name not in _SPECIFIED}
         found = {
-            name: said[name]
+            name: specified[name]
             for name in _SPECIFIED
-            if said.get(name) is not None and getattr(self, name) in (None, False)
+            if specified.get(name) is not None and getattr(self, name) in (None, False)
         }
         return self.changed(resource_specification=rest or None, **found)
 
     def untranslatable(self) -> tuple[str, object] | None:
         """Name and value of an option that is still in the resource specification, because its value is invalid."""
-        said = self.resource_specification
-        return next(((name, said[name]) for name in _SPECIFIED if name in said), None) if said else None
+        specified = self.resource_specification
+        return next(((name, specified[name]) for name in _SPECIFIED if name in specified), None) if specified else None
 
     def to_json(self) -> dict[str, Any]:
         """The options as the body of a submit has them: those that are set, and always those that every task has."""
@@ -152,7 +152,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 def take_former(fields: dict[str, Any]) -> TaskOptions:
     """Take the options out of the fields of a task as releases before ADR 0046 wrote them, each in a field of its own.
 
-    An invalid limit stays in the resource specification: the endpoint refuses the task, and says why.
+    An invalid limit stays in the resource specification: the endpoint refuses the task with the reason.
     """
     fields["resource_specification"] = fields["resource_specification"] or None
     names = [name for name in TaskOptions.__struct_fields__ if name in fields]
@@ -166,7 +166,7 @@ def take_former(fields: dict[str, Any]) -> TaskOptions:
 def _json_object(value: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:
     """A copy of a JSON object.
 
-    :raises TypeError: if it is none.
+    :raises TypeError: if it is not one.
     """
     if value is None:
         return None

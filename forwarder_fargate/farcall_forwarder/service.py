@@ -36,7 +36,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Service:
-    """One forwarder process. :meth:`run` is its whole life."""
+    """One forwarder process. :meth:`run` returns when it has ended."""
 
     def __init__(self, settings: Settings, policy: Policy, stores: Stores) -> None:
         self._settings = settings

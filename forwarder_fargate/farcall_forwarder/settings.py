@@ -12,7 +12,7 @@ variable, argument                 meaning                                      
 ``FARCALL_FORWARDER_`` …           of those, peers that may be connected from one         as many
 ``CONNECTIONS_PER_SOURCE``         address
 ``FARCALL_FORWARDER_KEY_SEED``     a secret that forwarders behind one address share;     a key pair of
-                                   their CURVE key pair is made from it                   its own
+                                   their CURVE key pair is derived from it                its own
 ``FARCALL_FORWARDER_READY_FILE``   JSON is put here once peers can connect,               none
                                    ``--ready-file``
 ``FARCALL_FORWARDER_DRAIN_S``      seconds to drain in after SIGTERM                      20

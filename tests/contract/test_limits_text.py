@@ -18,7 +18,7 @@ STATED: Final = {
         "Limits: {MAX_FRAME_BYTES} a frame, {MAX_HEADER_BYTES} a header, {MAX_FRAMES} frames",
         "frames and {MAX_ENVELOPE_BYTES} an envelope.",
         "A result over {MAX_INLINE_BYTES} is uploaded",
-        "larger than {MAX_INLINE_BYTES} and comes inline",
+        "an inline result over {MAX_INLINE_BYTES}",
         "`RESULT_TOO_LARGE` (above {MAX_PAYLOAD_BYTES}, unless the deployment sets another limit)",
         "A stream has at most {MAX_STREAM_GROUPS} groups.",
         "the last {OUTPUT_TAIL_BYTES} of each stream",

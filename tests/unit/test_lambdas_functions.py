@@ -92,7 +92,10 @@ def test_a_public_function_is_everyones_to_run_and_its_owners_to_delete(api: Mem
 def test_a_private_function_needs_a_grant(api: MemoryApi) -> None:
     function_id = register(api)
     refused = api.call("GET", f"/v2/functions/{function_id}", caller=BOB)
-    assert (refused.status, refused.body["hint"]) == (403, "Only its owner may, unless it is public: ask for that.")
+    assert (refused.status, refused.body["hint"]) == (
+        403,
+        "Only the owner has access, unless it is public: ask the owner to make it public.",
+    )
 
     api.stores.endpoints.add_grant(BOB.identity_id, function_id)
 

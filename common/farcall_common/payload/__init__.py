@@ -1,4 +1,4 @@
-"""User bytes: values, functions and calls as buffers of text that Globus Compute reads and writes too.
+"""Serialisation: values, functions and calls as buffers of text that Globus Compute reads and writes, too.
 
 ::
 
@@ -6,9 +6,9 @@
     packed  = length + newline + buffer, repeated       a function: 1 buffer, a call: 2 (args, kwargs)
     result  = buffer
 
-All of it is UTF-8 text, as it travels in JSON; only what goes through the blob store, to a reader that knows it, may be
-bytes (:mod:`farcall_common.payload.data`). Strategies are chosen when writing, and named in front of each buffer
-for the reader. Only clients and workers open buffers; everything between them passes bytes on.
+All of it is UTF-8 text, because it travels in JSON; only buffers in the blob store may be bytes, for readers that know
+them (:mod:`farcall_common.payload.data`). Strategies are chosen when writing, and named in front of each buffer
+for the reader. Only clients and workers open buffers; the parts between them copy bytes.
 """
 
 from farcall_common.payload.code import (

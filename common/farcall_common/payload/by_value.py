@@ -38,13 +38,13 @@ _MAIN = frozenset({"__main__", "__mp_main__"})
 _MAX_SOURCE_CHARACTERS = 64 * 1024
 _MODULE_MACHINERY = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
 _SKELETONS = (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum)
-#: The key in cloudpickle's own place for additions, which its reader ignores.
+#: Our key in cloudpickle's field for extensions, which its own reader ignores.
 _NAME = "farcall_name"
 
 
 @dataclasses.dataclass(frozen=True)
 class ByValue:
-    """A pickle, and what is worth knowing about the byte code in it.
+    """A pickle, and a description of the byte code in it.
 
     ``python`` is the version of the byte code in it; None when it has only references: then any reads it. ``sources``
     are the lines of the functions that travel, for readable tracebacks: file name, number of the first line, text.
@@ -83,7 +83,7 @@ def load_by_value(
     own_classes: bool,
     buffers: Iterable[pickle.PickleBuffer | memoryview] = (),
 ) -> object:
-    """The value of a pickle with code in it, with the reader's own modules and classes where they are to be taken.
+    """The value of a pickle with code in it, with the reader's own modules and classes where they apply.
 
     :param modules: what :class:`ByValue` has.
     :param own_classes: as :class:`ReaderModules` has it.
@@ -112,7 +112,7 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             contents = {name: item for name, item in vars(obj).items() if name not in _MODULE_MACHINERY}
             return cloudpickle.dynamic_subimport, (obj.__name__, {}), (contents, {}), None, None, _set_class_state
         if isinstance(obj, _NAMED_TYPES) and not _is_importable(obj):
-            return _made_again(obj)
+            return _reduced_type(obj)
         reduction = super().reducer_override(obj)
         if reduction is NotImplemented:
             if isinstance(obj, FunctionType) and _is_local(obj.__module__):
@@ -132,7 +132,7 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return reduction
 
 
-#: What annotations name: pickle sends these by name alone, from whatever module.
+#: Types in annotations: pickle sends these by name only, from any module.
 _NAMED_TYPES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple, typing.NewType)
 
 
@@ -141,7 +141,7 @@ def _is_importable(obj: Any) -> bool:
     return not _is_local(name) and attribute(sys.modules.get(name), obj.__name__) is obj
 
 
-def _made_again(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _reduced_type(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if isinstance(obj, typing.TypeVar):
         return cloudpickle._make_typevar, cloudpickle._decompose_typevar(obj)
     if isinstance(obj, typing.ParamSpec):
@@ -157,7 +157,7 @@ _set_function_state = cloudpickle._function_setstate
 
 
 class _ByValueUnpickler(pickle.Unpickler):
-    """Puts the reader's own classes, functions and modules where cloudpickle makes copies."""
+    """Uses the reader's own classes, functions and modules instead of copies."""
 
     def __init__(
         self, file: io.BytesIO, reader: ReaderModules, buffers: Iterable[pickle.PickleBuffer | memoryview]
@@ -197,10 +197,10 @@ class _ByValueUnpickler(pickle.Unpickler):
             return None
         return self._kept(self._reader.class_(module_name, name))
 
-    def _remembered(self, made: type, extra: object) -> type:
+    def _remembered(self, created: type, extra: object) -> type:
         if isinstance(extra, dict) and isinstance(name := extra.get(_NAME), str):
-            remember_importable_name(made, name)
-        return made
+            remember_importable_name(created, name)
+        return created
 
     def _make_module(self, name: str, contents: dict[str, Any]) -> object:
         return self._kept(self._reader.module(name)) or cloudpickle.dynamic_subimport(name, contents)
@@ -222,12 +222,12 @@ class _ByValueUnpickler(pickle.Unpickler):
             state[1]["__globals__"] = {}
         _set_function_state(function, state)
 
-    def _set_class_state(self, made: object, state: object) -> None:
-        if id(made) not in self._own:
-            _set_class_state(made, state)
+    def _set_class_state(self, created: object, state: object) -> None:
+        if id(created) not in self._own:
+            _set_class_state(created, state)
 
     def _kept(self, own: Any) -> Any:
-        """Keep the state that comes with a copy away from the reader's own object."""
+        """Protect the reader's own object from the state of the copy."""
         if own is not None:
             self._own[id(own)] = own
         return own
@@ -268,9 +268,9 @@ class _Source(NamedTuple):
     imports: frozenset[str]
 
 
-#: What each module was made from, with modification time and size of its file; None when the file does not say it.
+#: Source of each module, with modification time and size of its file; None if it cannot be read from the file.
 _sources: weakref.WeakKeyDictionary[ModuleType, tuple[tuple[int, int], _Source | None]] = weakref.WeakKeyDictionary()
-#: The names of classes that came by value, under which another reader may be able to import them.
+#: Names of classes that were received by value, for readers that can import them.
 _names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
 
@@ -295,7 +295,7 @@ def describe_modules(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def importable_name(cls: type) -> str | None:
-    """The qualified name under which a class can be imported from its module, where that is so; else None."""
+    """The qualified name of a class that can be imported from its module; else None."""
     if (name := _names.get(cls)) is not None:
         return name
     name = cls.__qualname__
@@ -303,7 +303,7 @@ def importable_name(cls: type) -> str | None:
 
 
 def remember_importable_name(cls: type, name: str) -> None:
-    """Keep the name of a class that came by value, for when it is sent on."""
+    """Remember the name of a class that was received by value, in case it is sent again."""
     _names[cls] = name
 
 
@@ -327,18 +327,18 @@ class ReaderModules:
             self._same = _with_same_source(self._described)
         if name not in self._same:
             return None
-        module = _imported(name)  # an import may run other code than its source: look at what it left
+        module = _imported(name)  # the import may have run other code than its source
         return module if module is not None and _has_digest(module, self._described[name][0]) else None
 
     def class_(self, module_name: str, qualified_name: str) -> type | None:
-        """The class of this name, if the reader's own is to be taken."""
+        """The reader's own class of this name, if it applies."""
         module = _imported(module_name) if self._own_classes else self.module(module_name)
         found = attribute(module, qualified_name)
         return found if isinstance(found, type) else None
 
 
 def _with_same_source(described: Mapping[str, Sequence[str]]) -> set[str]:
-    """The modules whose source is here too, and that of all that they import."""
+    """The modules that have the same source here, as all modules that they import."""
     same = {name for name, (digest, *_) in described.items() if _is_here(name, digest)}
     while different := {name for name in same if not same.issuperset(described[name][1:])}:
         same -= different
@@ -364,7 +364,7 @@ def _has_digest(module: ModuleType, digest: str) -> bool:
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
-    """Where a module would come from, without importing its parents as ``importlib.util.find_spec`` does."""
+    """The spec of a module, without importing its parents as ``importlib.util.find_spec`` does."""
     parent, _, _ = name.rpartition(".")
     places = None
     if parent:
@@ -389,7 +389,7 @@ def _imported(name: str) -> ModuleType | None:
 
 
 def attribute(module: object, qualified_name: str) -> object:
-    """What a module has under a dotted name, or None."""
+    """The object with a dotted name in a module, or None."""
     found = module
     for name in qualified_name.split("."):
         found = getattr(found, name, None)
@@ -407,7 +407,7 @@ def _source_in_memory(module: ModuleType) -> _Source | None:
         if known is not None and known[0] == stamp:
             return known[1]
         text = Path(file).read_bytes()
-        if known is not None:  # touched: another text is not what is in memory, and that stays so
+        if known is not None:  # the file has changed: another text is not the source of the module in memory
             source = known[1] if known[1] is not None and known[1].digest == _digest(text) else None
         else:
             source = _examined(module, text)
@@ -418,7 +418,7 @@ def _source_in_memory(module: ModuleType) -> _Source | None:
 
 
 def _examined(module: ModuleType, text: bytes) -> _Source | None:
-    """The source of a module that is looked at for the first time, unless its functions are from another text."""
+    """The source of a module at its first check, unless its functions are from another text."""
     tree = ast.parse(text)
     written = set(_codes(compile(tree, str(module.__file__), "exec", dont_inherit=True)))
     in_memory = {f.__code__ for f in _functions(module) if f.__code__.co_filename == module.__file__}

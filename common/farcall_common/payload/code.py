@@ -21,9 +21,9 @@ from farcall_common.payload.strategy import Combination, Strategy
 
 @dataclasses.dataclass(frozen=True)
 class CloudPickleCode(Strategy):
-    """Byte code with the globals and local modules it refers to; a name only, for what the worker can import.
+    """Byte code with the globals and local modules that it refers to; a name for functions that the worker can import.
 
-    Source lines travel along for the sake of tracebacks.
+    Source lines are included for tracebacks.
     """
 
     prefix: ClassVar[bytes] = b"f2\n"
@@ -50,16 +50,16 @@ class DillCode(Strategy):
         pickled = binascii.a2b_base64(text)
         try:
             return dill_loads(pickled)
-        except (SystemError, TypeError, ValueError) as error:  # how byte code of another version shows itself
+        except (SystemError, TypeError, ValueError) as error:  # what byte code of another version raises
             raise DeserializationError(
-                f"This is byte code of another version, and here runs Python {THIS_PYTHON}: {error}.",
+                f"This is byte code of another Python version than {THIS_PYTHON}: {error}.",
                 hint="Register the function with the Python version of the endpoint, or as source text.",
             ) from error
 
 
 @dataclasses.dataclass(frozen=True)
 class PickleCode(Strategy):
-    """A name that the worker imports."""
+    """A name, which the worker imports."""
 
     prefix: ClassVar[bytes] = b"02\n"
     for_code: ClassVar[bool] = True
@@ -73,11 +73,11 @@ class PickleCode(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class _PureSource(Strategy):
-    """``name:text``, no pickle anywhere.
+    """``name:text``, without pickle.
 
-    As Globus Compute writes it, the text is the function as it stands in its file, whatever it refers to. With
-    ``self_contained``, what it refers to is written in front of it, and functions that need more than text can carry
-    are refused (see :func:`~farcall_common.payload.source.self_contained_source`).
+    In Globus Compute, the text is the function as in its file, without the names that it refers to. With
+    ``self_contained``, their definitions are written in front of it, and functions that cannot be sent as text are
+    refused (see :func:`~farcall_common.payload.source.self_contained_source`).
     """
 
     for_code: ClassVar[bool] = True
@@ -87,7 +87,7 @@ class _PureSource(Strategy):
     def dump(self, value: object) -> bytes:
         read = self._read_source
         source = self_contained_source(value, read) if self.self_contained else read(value)
-        name: str = value.__name__  # type: ignore[attr-defined]  # what has source has a name
+        name: str = value.__name__  # type: ignore[attr-defined]  # objects with source have a name
         return f"{name}:{source}".encode()
 
     def load(self, text: bytes) -> object:
@@ -110,7 +110,7 @@ class PureSourceTextInspect(_PureSource):
 
 @dataclasses.dataclass(frozen=True)
 class PureSourceDill(_PureSource):
-    """The text that dill finds: also what was typed into an interpreter."""
+    """The text that dill finds, also of functions typed into an interpreter."""
 
     prefix: ClassVar[bytes] = b"sd\n"
 
@@ -120,12 +120,12 @@ class PureSourceDill(_PureSource):
 
 @dataclasses.dataclass(frozen=True)
 class _DilledSource(Strategy):
-    """A dilled pair of name and source text. Globus Compute calls it deprecated, and writes it."""
+    """A pair of name and source text, by dill. Globus Compute still writes it, as deprecated."""
 
     for_code: ClassVar[bool] = True
 
     def dump(self, value: object) -> bytes:
-        name: str = value.__name__  # type: ignore[attr-defined]  # what has source has a name
+        name: str = value.__name__  # type: ignore[attr-defined]  # objects with source have a name
         return base64.encodebytes(dill_dumps((name, self._read_source(value))))
 
     def load(self, text: bytes) -> object:
@@ -163,7 +163,7 @@ class DillCodeSource(_DilledSource):
 class CombinedCode(Combination):
     """Chunks between colons: ``04\\n:…:01\\n:…``.
 
-    The source texts in it contain colons themselves, so it is cut at the ids and not at the colons.
+    The source texts contain colons themselves, so the text is split at the ids.
     """
 
     prefix: ClassVar[bytes] = b"10\n"
@@ -187,7 +187,7 @@ class CombinedCode(Combination):
 
 @dataclasses.dataclass(frozen=True)
 class AllCodeStrategies(Combination):
-    """Source text where it is enough, and byte code."""
+    """Source text if it is enough, and byte code."""
 
     prefix: ClassVar[bytes] = b"12\n"
     for_code: ClassVar[bool] = True

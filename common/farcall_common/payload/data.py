@@ -57,8 +57,8 @@ _decode = msgspec.json.Decoder().decode
 class JSONData(Strategy):
     """JSON: readable, and loading it runs no code.
 
-    As Globus Compute writes it, JSON turns tuples into lists and every key into a string. With ``lossless``, such
-    values are refused, so that what is read equals what was written, in type too.
+    In Globus Compute, JSON turns tuples into lists and every key into a string. With ``lossless``, such values are
+    refused, so that a value equals the written one, in type too.
     """
 
     prefix: ClassVar[bytes] = b"11\n"
@@ -81,7 +81,7 @@ class JSONData(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class PickleDataBase64(Strategy):
-    """Standard pickle, for values whose classes the worker can import; other values are refused."""
+    """Standard pickle, for values whose classes the worker can import. Others are refused."""
 
     prefix: ClassVar[bytes] = b"f0\n"
     for_code: ClassVar[bool] = False
@@ -100,7 +100,7 @@ class PickleDataBase64(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class CloudPickleDataBase64(Strategy):
-    """Pickle that takes classes and functions of scripts and notebooks along; then bound to one Python version."""
+    """Pickle that includes classes and functions of scripts and notebooks; then bound to one Python version."""
 
     prefix: ClassVar[bytes] = b"f1\n"
     for_code: ClassVar[bool] = False
@@ -128,7 +128,7 @@ class DillDataBase64(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class AllDataStrategies(Combination):
-    """JSON where nothing is lost by it, and dill."""
+    """JSON for values that it does not change, and dill."""
 
     prefix: ClassVar[bytes] = b"13\n"
     for_code: ClassVar[bool] = False
@@ -138,7 +138,7 @@ class AllDataStrategies(Combination):
 def _check_lossless(value: object) -> None:
     nodes: list[Any] = [value]
     containers: set[int] = set()
-    for node in nodes:  # which grows
+    for node in nodes:  # the list grows
         kind = type(node)
         if kind is str or node is None or kind is bool:
             continue
@@ -147,7 +147,7 @@ def _check_lossless(value: object) -> None:
                 raise ValueError("an integer that other readers of JSON would round")
         elif kind is float:
             if not -_MAX_FLOAT <= node <= _MAX_FLOAT:
-                raise ValueError("a number that JSON has not")
+                raise ValueError("a number that JSON does not have")
         elif kind is list or kind is dict:
             if id(node) in containers:
                 raise ValueError("a container that appears twice")
@@ -173,7 +173,7 @@ def dump_with_code(value: object, *, with_sources: bool) -> bytes:
 
     :raises Exception: what pickling it raises.
     """
-    # Here, not at the top: cloudpickle costs every command-line start 20 ms, and most calls do not need it.
+    # Here, not at the top: cloudpickle takes 20 ms of every command's start, and most calls do not need it.
     from farcall_common.payload.by_value import dump_by_value
 
     return _text_with_code(dump_by_value(value), with_sources=with_sources)
@@ -188,7 +188,7 @@ def _text_with_code(dumped: ByValue, *, with_sources: bool) -> bytes:
 
 
 def _head_of(dumped: ByValue) -> dict[str, Any]:
-    """What a reader must know of a pickle before it loads it."""
+    """The facts that a reader needs before it loads a pickle."""
     head: dict[str, Any] = {"python": dumped.python} if dumped.python else {}
     if dumped.modules is not None:
         head["modules"] = dumped.modules
@@ -196,15 +196,15 @@ def _head_of(dumped: ByValue) -> dict[str, Any]:
 
 
 def _check_python(head: Mapping[str, Any]) -> None:
-    """Make sure that this Python may load what stands behind a head.
+    """Check that this Python may load a pickle with this head.
 
     :raises DeserializationError: if there is byte code of another version.
     """
     python = head.get("python", THIS_PYTHON)
     if python != THIS_PYTHON:
         raise DeserializationError(
-            f"This is byte code of Python {python}, and here runs Python {THIS_PYTHON}.",
-            hint=f"Use an endpoint with Python {python}, or let the function travel as source: "
+            f"This is byte code of Python {python}; this side runs Python {THIS_PYTHON}.",
+            hint=f"Use an endpoint with Python {python}, or send the function as source: "
             "no closures, no decorators, no classes of the script, imports inside the function.",
         )
 
@@ -227,7 +227,7 @@ def load_with_code(text: bytes, *, own_classes: bool = False) -> object:
 def _unpickle(
     pickled: bytes | memoryview, head: Mapping[str, Any], *, own_classes: bool, buffers: Iterable[memoryview] = ()
 ) -> object:
-    """The value of a pickle, with what stands in its head."""
+    """The value of a pickle with this head."""
     modules = head.get("modules")
     if modules is None:
         return pickle.loads(pickled, buffers=buffers)
@@ -242,9 +242,8 @@ def _unpickle(
 
 @dataclasses.dataclass(frozen=True)
 class PickleOutOfBand(Strategy):
-    """Pickle with the contents of arrays behind it, of values above 64 KiB. Smaller ones travel with their task, and
-    are written as the strategies do that write pickles as text: by reference where the worker can import everything,
-    else by value."""
+    """Pickle followed by the contents of arrays, for values above 64 KiB. Smaller values travel with their task and are
+    written as text: by reference if the worker can import everything, else by value."""
 
     prefix: ClassVar[bytes] = b"f3\n"
     for_code: ClassVar[bool] = False
@@ -272,24 +271,24 @@ class PickleOutOfBand(Strategy):
             parts.append(view[at - len(self.prefix) :][:size])
             at += size
         if at - len(self.prefix) > len(view):
-            raise DeserializationError(f"The value is cut off: {at} bytes are wanted, and {len(view)} there.")
+            raise DeserializationError(f"The value is truncated: it has {len(view)} of {at} bytes.")
         buffers = [_usable(part) for part in parts[1:]]
         return _unpickle(parts[0], head, own_classes=own_classes, buffers=buffers)
 
 
 class _Pieces(list[bytes]):
-    """A file that pickle writes into: large bytes as the very object, in no buffer of its own."""
+    """A file for pickle that keeps large bytes objects without a copy."""
 
     write = list.append
 
 
 def _dumped(value: object) -> tuple[Sequence[bytes], Sequence[memoryview], ByValue | None]:
-    """A pickle in pieces, the contents that are not in it, and what else is known of it if it carries code."""
+    """A pickle in pieces, the contents outside of it, and its description if it has code."""
     pickled, contents = _Pieces(), list[memoryview]()
     try:
         ReferencePickler(pickled, PROTOCOL, buffer_callback=_keeper(contents)).dump(value)
-    except Exception:  # noqa: BLE001 - whatever pickle refuses may still travel by value
-        # Here, not at the top: cloudpickle costs every command-line start 20 ms, and most calls do not need it.
+    except Exception:  # noqa: BLE001 - what pickle refuses may travel by value
+        # Here, not at the top: cloudpickle takes 20 ms of every command's start, and most calls do not need it.
         from farcall_common.payload.by_value import dump_by_value
 
         contents.clear()
@@ -307,7 +306,7 @@ def _joined(pickled: Sequence[bytes], contents: Sequence[memoryview], by_value: 
 
 
 def _keeper(contents: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
-    """What pickle asks about each content: whether it shall write it itself."""
+    """The buffer callback of pickle: whether pickle writes a content itself."""
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         content = buffer.raw()
@@ -320,7 +319,7 @@ def _keeper(contents: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]
 
 
 def _usable(content: memoryview) -> memoryview:
-    """The content where it is, if it may be changed and lies well there; else a copy that may and does."""
+    """The content in place if it is writable and aligned, else a copy."""
     if content.readonly or not content or ctypes.addressof(ctypes.c_char.from_buffer(content)) % _ALIGNMENT_BYTES:
         return memoryview(bytearray(content))
     return content

@@ -1,10 +1,10 @@
-"""Several buffers in one: ``<length>\\n<buffer>``, repeated.
+"""Framing: several buffers in one, ``<length>\\n<buffer>`` repeated.
 
 The length counts *characters* of the text, as Globus Compute counts it, not bytes. The two differ only for text beyond
-ASCII (source code with an accent in a comment), so ASCII is taken apart without decoding it.
+ASCII (source code with an accent in a comment), so ASCII is split without decoding.
 
-Buffers that are no text are framed otherwise: ``b<length> <length>...\\n`` in bytes, and then the buffers, each at the
-next multiple of :data:`ALIGNMENT_BYTES`, so that arrays may be used where they are.
+Binary buffers have another framing: ``b<length> <length>...\\n`` in bytes, and then the buffers, each at the next
+multiple of :data:`ALIGNMENT_BYTES`, so that arrays may be used in place.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import AnyStr, Final
 from farcall_common.errors import DeserializationError
 
 Piece = bytes | memoryview
-"""A part of a buffer: its own bytes, or a view of what is in the caller's memory."""
+"""A part of a buffer: bytes, or a view of the caller's memory."""
 
 ALIGNMENT_BYTES: Final = 64
-"""What the widest vector instructions like best."""
+"""The alignment of the widest vector instructions."""
 _BINARY: Final = b"b"
 _MAX_HEAD_BYTES: Final = 1024
 
 _MAX_LENGTH_DIGITS = 12
-"""A longer length can only be garbage: it would mean a terabyte."""
-_DAMAGED: Final = "The payload was damaged on its way; submit the task again."
+"""A longer length is invalid: it would be a terabyte."""
+_DAMAGED: Final = "The payload was damaged in transit; submit the task again."
 
 
 def pack(buffers: Iterable[bytes]) -> bytes:
-    """Put buffers one after the other, each with its length in front.
+    """Join buffers, each with its length in front.
 
     :raises UnicodeDecodeError: if a buffer is not UTF-8.
     """
@@ -36,19 +36,19 @@ def pack(buffers: Iterable[bytes]) -> bytes:
 
 
 def pack_binary(buffers: Sequence[Sequence[Piece]]) -> bytes:
-    """Put buffers that need not be text one after the other. They come in pieces, each of which is copied once."""
+    """Join buffers that may be binary. They are in pieces, each of which is copied once."""
     sizes = [sum(map(len, pieces)) for pieces in buffers]
     head = _BINARY + b" ".join([b"%d" % size for size in sizes]) + b"\n"
     return b"".join(join_aligned([(head,), *buffers]))
 
 
 def is_text(packed: bytes) -> bool:
-    """Whether :func:`pack` wrote it, and not :func:`pack_binary`."""
+    """Whether this is the output of :func:`pack`, not of :func:`pack_binary`."""
     return not packed.startswith(_BINARY)
 
 
 def join_aligned(blocks: Iterable[Sequence[Piece]]) -> list[Piece]:
-    """The pieces of blocks, with as much between them that each block is aligned if the first is."""
+    """The pieces of blocks, with padding so that each block is aligned if the first is."""
     joined: list[Piece] = []
     at = 0
     for pieces in blocks:
@@ -60,15 +60,15 @@ def join_aligned(blocks: Iterable[Sequence[Piece]]) -> list[Piece]:
 
 
 def padding(at: int) -> int:
-    """How many bytes there are to the next place where something aligned may begin."""
+    """Number of bytes to the next aligned position."""
     return -at % ALIGNMENT_BYTES
 
 
 def unpack(packed: Piece) -> list[Piece]:
-    """Take apart what :func:`pack` (or Globus Compute's ``pack_buffers``) or :func:`pack_binary` put together; nothing
-    gives no buffers. Those of a binary packing are views.
+    """The buffers of :func:`pack` (or Globus Compute's ``pack_buffers``) or :func:`pack_binary`; none for no bytes.
+    Binary buffers are views.
 
-    :raises DeserializationError: if the text is cut off, is not UTF-8, or was never packed.
+    :raises DeserializationError: if the text is truncated, not UTF-8, or not packed.
     """
     if (found := _places(packed)) is not None:
         view = memoryview(packed)
@@ -79,7 +79,7 @@ def unpack(packed: Piece) -> list[Piece]:
     try:
         text = packed.decode()
     except UnicodeDecodeError as error:
-        raise DeserializationError("Packed buffers must be UTF-8 text, and these are not.") from error
+        raise DeserializationError("The packed buffers are not UTF-8 text.") from error
     return [buffer.encode() for buffer in _split(text, "\n")]
 
 
@@ -92,14 +92,13 @@ def _split(packed: AnyStr, newline: AnyStr) -> list[AnyStr]:
         if at < 0 or not (digits.isdigit() and digits.isascii()):
             raise DeserializationError(
                 f"Packed buffer {len(buffers) + 1} does not start with its length.",
-                hint="The payload was cut off, or it was not made by Farcall or Globus Compute.",
+                hint="The payload was truncated, or was not written by Farcall or Globus Compute.",
             )
         start = at + 1
         stop = start + int(digits)
         if stop > end:
             raise DeserializationError(
-                f"Packed buffer {len(buffers) + 1} is cut off: it should have {int(digits)} characters "
-                f"and has {end - start}.",
+                f"Packed buffer {len(buffers) + 1} is truncated: it has {end - start} of {int(digits)} characters.",
                 hint=_DAMAGED,
             )
         buffers.append(packed[start:stop])
@@ -108,7 +107,7 @@ def _split(packed: AnyStr, newline: AnyStr) -> list[AnyStr]:
 
 
 def first_line(buffer: Piece) -> bytes:
-    """What stands before the first newline, or everything; of a large buffer no more is copied than need be."""
+    """The bytes before the first newline, or all; a large buffer is copied only as far as necessary."""
     size = 256
     while True:
         line, newline, _ = bytes(buffer[:size]).partition(b"\n")
@@ -118,7 +117,7 @@ def first_line(buffer: Piece) -> bytes:
 
 
 def _places(packed: Piece) -> list[tuple[int, int]] | None:
-    """Where the buffers of a binary packing begin, and their lengths; None if it is none.
+    """Positions and lengths of the buffers of a binary packing; None for another packing.
 
     :raises DeserializationError: if it is damaged.
     """
@@ -136,7 +135,7 @@ def _places(packed: Piece) -> list[tuple[int, int]] | None:
         at += length
     if at > len(packed):
         raise DeserializationError(
-            f"The binary payload is cut off: it should have {at} bytes and has {len(packed)}.", hint=_DAMAGED
+            f"The binary payload is truncated: it has {len(packed)} of {at} bytes.", hint=_DAMAGED
         )
     return found
 

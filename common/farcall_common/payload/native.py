@@ -1,8 +1,8 @@
-"""Buffers that stay among processes of one owner on one cluster: pickle as it is, with nothing around it.
+"""Native buffers, between processes of one owner on one cluster: plain pickle.
 
-What goes through the cloud is text (see :mod:`farcall_common.payload`), because it travels in JSON and is read by other
-programs and later versions. Between an :class:`~farcall_endpoint.Engine` and its own workers neither matters, and the
-text would cost a third more bytes and two more copies.
+Buffers in the cloud are text (see :mod:`farcall_common.payload`), because they travel in JSON and are read by other
+programs and later versions. Between an :class:`~farcall_endpoint.Engine` and its own workers neither matters, and text
+would take a third more bytes and two more copies.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from farcall_common.errors import SerializationError
 from farcall_common.payload.hints import hint_for, message_of
 from farcall_common.payload.pickling import PROTOCOL, ReferencePickler
 
-#: What asks for a native buffer where the names of strategies are expected.
+#: Requests a native buffer in a list of strategy names.
 NATIVE: Final = ("native",)
 
 _PREFIX: Final = b"p5\n"
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 _LARGE: Final = 16 * 1024
-"""From here on pickle writes a value into a file as it is, which is ten times as fast as into memory of its own."""
+"""Above this size pickle writes a value directly into a file, which is ten times as fast as ``pickle.dumps``."""
 
 
 def dump_native(value: object) -> bytes:
@@ -37,10 +37,10 @@ def dump_native(value: object) -> bytes:
     try:
         try:
             ReferencePickler(file, PROTOCOL).dump(value)
-        except Exception:  # noqa: BLE001 - whatever pickle refuses may still travel by value
+        except Exception:  # noqa: BLE001 - what pickle refuses may travel by value
             file.seek(len(_PREFIX))
             file.truncate()
-            import cloudpickle  # type: ignore[import-untyped]  # here, because it would slow every worker's start down
+            import cloudpickle  # type: ignore[import-untyped]  # here, because it would slow down the start of every worker
 
             cloudpickle.CloudPickler(file, PROTOCOL).dump(value)
     except Exception as error:
@@ -53,15 +53,15 @@ def dump_native(value: object) -> bytes:
 
 
 def load_native(buffer: bytes | memoryview) -> Any:
-    """The value in a buffer; runs code that is in it.
+    """The value in a buffer; runs code from it.
 
-    :raises Exception: anything, if the value cannot be made here.
+    :raises Exception: anything, if the value cannot be read here.
     """
     return pickle.loads(memoryview(buffer)[len(_PREFIX) :])
 
 
 def is_native(buffer: bytes | memoryview) -> bool:
-    """Whether a buffer is a native one; no other starts like it."""
+    """Whether a buffer is native; no other starts so."""
     return bytes(buffer[: len(_PREFIX)]) == _PREFIX
 
 
@@ -76,9 +76,9 @@ def dump_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
 
 
 def load_call(buffer: bytes | memoryview) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments out of what :func:`dump_call` wrote.
+    """Positional and keyword arguments of a :func:`dump_call`.
 
-    :raises Exception: anything, if an argument cannot be made here.
+    :raises Exception: anything, if an argument cannot be read here.
     """
     if buffer == _EMPTY_CALL:
         return (), {}

@@ -37,7 +37,7 @@ _BEFORE_RESUME = frozenset(
 
 
 def travels_by_value(module_name: str) -> bool:
-    """Whether things of this module must be sent themselves because no worker can be expected to import them.
+    """Whether code of this module must be sent, because workers cannot be expected to import it.
 
     Modules given to ``cloudpickle.register_pickle_by_value`` travel by value too.
     """
@@ -47,16 +47,16 @@ def travels_by_value(module_name: str) -> bool:
     if module is None or is_registered_by_user(module_name):
         return True
     place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    if place is None:  # built in or frozen, unless it was made at run time and has no spec
+    if place is None:  # built in or frozen, unless it was created at run time and has no spec
         return getattr(module, "__spec__", None) is None
-    if place.endswith(tuple(EXTENSION_SUFFIXES)):  # machine code cannot travel
+    if place.endswith(tuple(EXTENSION_SUFFIXES)):  # machine code cannot be sent
         return False
     return not _is_installed(module_name, place)
 
 
 def is_registered_by_user(module_name: str) -> bool:
     """Whether ``cloudpickle.register_pickle_by_value`` was called for a module or a package around it."""
-    cloudpickle = sys.modules.get("cloudpickle")  # not imported: nothing can be registered
+    cloudpickle = sys.modules.get("cloudpickle")  # not imported: nothing is registered
     if cloudpickle is None:
         return False
     registered: set[str] = cloudpickle.list_registry_pickle_by_value()
@@ -82,7 +82,7 @@ def _standard_library() -> frozenset[Path]:
 
 @functools.cache
 def _editable_roots() -> frozenset[Path]:
-    """Source folders of ``pip install -e``: an installer named them in a ``.pth`` file."""
+    """Source folders of ``pip install -e``, from ``.pth`` files."""
     sites = [Path(entry) for entry in sys.path if Path(entry).name in _SITE_DIRECTORIES]
     lines = [
         (site, line)
@@ -98,7 +98,7 @@ def _editable_roots() -> frozenset[Path]:
 
 
 def _editable_names() -> frozenset[str]:
-    """Packages of ``pip install -e`` that setuptools maps with a finder module of its own instead of a folder."""
+    """Packages of ``pip install -e`` that setuptools maps with a finder module instead of a folder."""
     finders = [module for name, module in sys.modules.copy().items() if name.startswith("__editable___")]
     return frozenset(name for finder in finders for name in getattr(finder, "MAPPING", ()))
 
@@ -124,7 +124,7 @@ def dumps_by_reference(value: object) -> bytes:
     """Pickle a value whose classes and functions a worker can import.
 
     :raises pickle.PicklingError: if a class or function must travel by value, or cannot be pickled.
-    :raises Exception: what the reduce methods of the value raise.
+    :raises Exception: any error of the value's reduce methods.
     """
     file = io.BytesIO()
     ReferencePickler(file, PROTOCOL).dump(value)
@@ -135,12 +135,12 @@ def dumps_by_reference(value: object) -> bytes:
 
 
 def is_foreign(code: bytes) -> bool:
-    """Whether instructions are plainly not of this Python version. Merely making a code object of such ones can
-    overwrite memory, so they are looked at before that.
+    """Whether instructions are certainly of another Python version. A code object of such instructions can overwrite
+    memory, so they are checked before it is created.
 
-    For byte code that does not name its version. It is a sieve, not a proof: every code object starts with RESUME,
-    whose number changes between versions, holds no operation that this version lacks, and has room for exactly the
-    caches that this version keeps behind each operation.
+    For byte code without its version. The check may miss some: every code object starts with RESUME, whose number
+    changes between versions, has only operations of this version, and after each operation as many caches as this
+    version has.
     """
     operations = code[::2]
     started = False
@@ -159,7 +159,7 @@ def is_foreign(code: bytes) -> bool:
 
 
 def _caches_behind(name: str) -> int:
-    """How many units of cache follow an operation. The table changed from numbers to names in Python 3.13."""
+    """Number of cache entries after an operation. The table changed from numbers to names in Python 3.13."""
     table: Any = getattr(opcode, "_inline_cache_entries", {})
     return int(table.get(name, 0) if isinstance(table, dict) else table[opcode.opmap.get(name, 0)])
 
@@ -179,7 +179,7 @@ def _dill() -> ModuleType:
 def dill_dumps(value: object) -> bytes:
     """dill's pickle of a value; of a function's globals, those that it refers to.
 
-    :raises Exception: what pickling it raises.
+    :raises Exception: any error of pickling.
     """
     pickled: bytes = _dill().dumps(value, recurse=True)
     return pickled
@@ -188,8 +188,8 @@ def dill_dumps(value: object) -> bytes:
 def dill_loads(pickled: bytes) -> object:
     """The value of dill's pickle.
 
-    :raises ForeignCode: if there is byte code of another Python version in it; none of it is made then.
-    :raises Exception: what unpickling raises.
+    :raises ForeignCode: if it has byte code of another Python version; no code object is created then.
+    :raises Exception: any error of unpickling.
     """
     dill = _dill()
 
@@ -207,7 +207,7 @@ class ForeignCode(ValueError):  # not in our tree: the strategy explains it to t
 
 
 def _checked(create_code: Callable[..., CodeType]) -> Callable[..., CodeType]:
-    """dill's maker of code objects, looking at the instructions first: the first bytes behind the numbers."""
+    """dill's constructor of code objects, with a check of the instructions: the first bytes after the numbers."""
 
     def create(*parts: Any) -> CodeType:
         fields = parts if isinstance(parts[0], int) else parts[1:]
@@ -222,7 +222,7 @@ def _checked(create_code: Callable[..., CodeType]) -> Callable[..., CodeType]:
 def dill_source(function: Any) -> str:
     """The source text of a function, also of one typed into an interpreter.
 
-    :raises OSError: if there is none.
+    :raises OSError: if it is unknown.
     """
     source: str = _dill().source.getsource(function, lstrip=True)
     return source

@@ -1,7 +1,7 @@
-"""Exceptions of user code on their way: into a record that can travel, and out of it into the error of a task.
+"""Exceptions of user code: their conversion to a record, and from a record to the error of a task.
 
-The record says in text what was raised, with the user's frames only. The exception itself may come along, as a buffer
-in the record or (native only) behind it. Reading it runs its code, as reading a result does: only the client does that.
+The record has the exception as text, with the user's frames only. The exception itself may be included, as a buffer in
+the record or (native only) behind it. Reading it runs its code, as reading a result does: only the client does that.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def pack_exception(error: BaseException, strategies: Sequence[Strategy] = _EXCEP
 
 
 def load_user_data(load: Callable[[], Any]) -> Any:
-    """What ``load`` makes of a buffer. It runs code of the user's, which must not end the thread that receives results:
+    """The value of a buffer. ``load`` runs the user's code, which must not end the thread that receives results:
     SystemExit and the like count as errors too. Only Ctrl-C, which comes to the main thread, passes.
 
-    :raises DeserializationError: if the value cannot be made here; the reason is its ``__cause__``.
+    :raises DeserializationError: if the value cannot be read here; the reason is its ``__cause__``.
     """
     try:
         return load()
@@ -121,7 +121,7 @@ def task_error(
     if note:
         error.add_note(note)
     if load_original and isinstance(error, TaskFailed):
-        with contextlib.suppress(DeserializationError):  # it cannot be made here: its text is enough
+        with contextlib.suppress(DeserializationError):  # it cannot be read here: its text is enough
             load_user_data(functools.partial(_take_original, error, load_original))
     return error
 
@@ -137,7 +137,7 @@ def _take_original(error: TaskFailed, load_original: Callable[[], Any]) -> None:
 
 
 def _remote_report(record: ErrorRecord) -> str:
-    """What is known of a failure on the worker, as text."""
+    """A failure on the worker, as text."""
     place = [f"endpoint {record.endpoint_id}"] if record.endpoint_id else []
     place += [f"attempt {record.attempt}"] if record.attempt else []
     where = f" ({', '.join(place)})" if place else ""
@@ -168,7 +168,7 @@ def _format(error: BaseException, own_packages: Collection[str]) -> str:
 
 
 def _own_frames(frames: TracebackType | None, own_packages: Collection[str]) -> int:
-    """How many frames at the top are ours."""
+    """Number of our own frames at the top."""
     count = 0
     while frames is not None and _package(frames) in own_packages:
         count += 1

@@ -1,4 +1,4 @@
-"""The facade: values to buffers and back, the way the caller chose or the best way that works."""
+"""Serializer: values to buffers and back, with chosen strategies or the first that works."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
         )
     }
 )
-"""Every strategy by its id. The table is append-only: old buffers stay readable."""
+"""Strategies by id. The table is append-only: old buffers stay readable."""
 
 DEFAULT_DATA: tuple[Strategy, ...] = (
     JSONData(lossless=True),
@@ -61,24 +61,24 @@ DEFAULT_DATA: tuple[Strategy, ...] = (
     CloudPickleDataBase64(),
     DillDataBase64(),
 )
-"""By measured speed (``benchmarks/README.md``). JSON and pickle refuse what they would change or what the worker could
-not import. Of some hundred values JSON is a little slower than pickle, but bound to no version, and equal values are
-equal bytes in it."""
+"""By measured speed (``benchmarks/README.md``). JSON and pickle refuse values that they would change or that the
+worker could not import. With some hundred values JSON is a little slower than pickle, but bound to no version, and
+equal values are equal bytes."""
 
 BINARY_DATA: tuple[Strategy, ...] = (JSONData(lossless=True), PickleOutOfBand(), DillDataBase64())
 """The same for a reader that knows ``f3``: large values are bytes then, and arrays are not copied."""
 
 PORTABLE_DATA: tuple[Strategy, ...] = (DEFAULT_DATA[0], DillDataBase64(), PickleDataBase64(), CloudPickleDataBase64())
-"""The same for a reader of whom nothing is known: Globus Compute's strategies as long as one of them works."""
+"""The same for an unknown reader: Globus Compute's strategies first."""
 
 DEFAULT_CODE: tuple[Strategy, ...] = (
     PureSourceTextInspect(self_contained=True),
     CloudPickleCode(),
     DillCode(),
 )
-"""Source text where it is provably enough: every Python version runs it. Then byte code, bound to one version.
+"""Source text if it is provably enough: every Python version runs it. Else byte code, bound to one version.
 
-Functions of installed packages are refused by the first and travel as a name through the second."""
+The first refuses functions of installed packages; the second sends them by name."""
 
 _PREFIX_LENGTH = 3
 _BY_PREFIX: Mapping[bytes, Strategy] = {strategy.prefix: strategy for strategy in STRATEGIES.values()}
@@ -88,13 +88,13 @@ _ALL_OF_A_KIND = {"*Code": True, "*Data": False}
 
 @dataclasses.dataclass(frozen=True)
 class Serializer:
-    """Turns values and functions into buffers, and buffers into values and functions.
+    """Converts values and functions to buffers, and back.
 
-    A buffer is the id of a strategy, a newline, and what the strategy wrote: UTF-8 text, but for ``f3``. ``data`` and
+    A buffer is the id of a strategy, a newline, and the strategy's output: UTF-8 text, except for ``f3``. ``data`` and
     ``code`` are the strategies to try in turn when writing; ``allowed`` are the ids that may be read (None: all), see
-    :func:`~farcall_common.payload.parse_allowed`. Reading a buffer may run code that is in it, unless it is JSON:
-    only a worker, or a client that reads the result of its own task, should. ``own_classes`` is for a client: an
-    instance of a class that it can import is one of that class, even if the class that was sent has another source.
+    :func:`~farcall_common.payload.parse_allowed`. Reading a buffer may run code from it, unless it is JSON: only
+    workers, and clients that read results of their own tasks, should. ``own_classes`` is for clients: instances of a
+    class that the client can import get that class, even if the source of the sent class differs.
     """
 
     data: Sequence[Strategy] = DEFAULT_DATA
@@ -105,12 +105,12 @@ class Serializer:
     def serialize(self, value: object, *, strategies: Sequence[Strategy] | None = None) -> bytes:
         """The buffer of a value, by the first strategy that works.
 
-        :raises SerializationError: if none does; it says why each failed.
+        :raises SerializationError: if none does; with the reason of each.
         """
         return b"".join(self.pieces(value, strategies=strategies))
 
     def pieces(self, value: object, *, strategies: Sequence[Strategy] | None = None) -> Sequence[Piece]:
-        """As :meth:`serialize`, in pieces: what is large is not copied, and must not be changed before it was sent."""
+        """As :meth:`serialize`, in pieces: large contents are not copied. Do not change them before they are sent."""
         return _first_that_dumps(value, self.data if strategies is None else strategies, "The value")
 
     def serialize_function(
@@ -118,23 +118,23 @@ class Serializer:
     ) -> bytes:
         """The buffer of a function, by the first strategy that works.
 
-        :raises SerializationError: if none does; it says why each failed.
+        :raises SerializationError: if none does; with the reason of each.
         """
         name = getattr(function, "__qualname__", None)
-        what = f"The function {name}" if isinstance(name, str) else "The function"
-        return b"".join(_first_that_dumps(function, self.code if strategies is None else strategies, what))
+        subject = f"The function {name}" if isinstance(name, str) else "The function"
+        return b"".join(_first_that_dumps(function, self.code if strategies is None else strategies, subject))
 
     def deserialize(self, buffer: Piece) -> object:
-        """The value in a buffer, whoever wrote it. Arrays may go on using the memory of the buffer, if it is writable.
+        """The value in a buffer of any writer. Arrays may keep using the memory of the buffer, if it is writable.
 
-        :raises DeserializationError: if the strategy is unknown or not allowed, or if the value cannot be made here.
+        :raises DeserializationError: if the strategy is unknown or not allowed, or if the value cannot be read here.
         """
         prefix = bytes(buffer[:_PREFIX_LENGTH])
         strategy = _BY_PREFIX.get(prefix)
         if strategy is None:
             raise DeserializationError(
-                f"The buffer starts with {prefix!r}, which is no strategy known here.",
-                hint="Upgrade farcall on this side, or choose an older strategy on the other.",
+                f"The buffer starts with {prefix!r}, which is not a known strategy.",
+                hint="Upgrade farcall on this side, or choose an older strategy on the other side.",
             )
         if self.allowed is not None and strategy.id not in self.allowed:
             names = sorted(type(STRATEGIES[id_]).__name__ for id_ in self.allowed)
@@ -161,7 +161,7 @@ class Serializer:
     def deserialize_function(self, buffer: Piece) -> Callable[..., Any]:
         """The function in a buffer.
 
-        :raises DeserializationError: as :meth:`deserialize`, and if the buffer holds something that cannot be called.
+        :raises DeserializationError: as :meth:`deserialize`, and if the buffer has no callable.
         """
         function = self.deserialize(buffer)
         if not callable(function):
@@ -169,7 +169,7 @@ class Serializer:
         return function
 
     def pack(self, buffers: Iterable[bytes]) -> bytes:
-        """Several buffers of text in one; see :mod:`farcall_common.payload.framing`."""
+        """Several buffers of text as one; see :mod:`farcall_common.payload.framing`."""
         return pack(buffers)
 
     def unpack(self, packed: Piece) -> list[Piece]:
@@ -180,7 +180,7 @@ class Serializer:
         return unpack(packed)
 
     def pack_function(self, function: Callable[..., Any], *, strategies: Sequence[Strategy] | None = None) -> bytes:
-        """What a function is registered as: its packed buffer.
+        """The packed buffer of a function, as it is registered.
 
         :raises SerializationError: as :meth:`serialize_function`.
         """
@@ -189,11 +189,11 @@ class Serializer:
     def unpack_function(self, packed: bytes) -> Callable[..., Any]:
         """The function that :meth:`pack_function` packed.
 
-        :raises DeserializationError: if it is damaged, or cannot be made here.
+        :raises DeserializationError: if it is damaged, or cannot be read here.
         """
         buffers = unpack(packed)
         if len(buffers) != 1:
-            raise DeserializationError(f"A function is one packed buffer, and these are {len(buffers)}.")
+            raise DeserializationError(f"A function is one packed buffer, not {len(buffers)}.")
         return self.deserialize_function(buffers[0])
 
     def pack_call(
@@ -203,9 +203,9 @@ class Serializer:
         *,
         strategies: Sequence[Strategy] | None = None,
     ) -> bytes:
-        """What a task carries: the packed buffers of its positional and its keyword arguments.
+        """The payload of a task: the packed buffers of its positional and its keyword arguments.
 
-        :raises SerializationError: if an argument cannot be sent; it says which and why.
+        :raises SerializationError: if an argument cannot be sent; with its name and the reason.
         """
         args, kwargs = tuple(args), dict(kwargs or {})
         try:
@@ -220,17 +220,17 @@ class Serializer:
                 del blamed  # its traceback refers to this frame, which would keep the arguments alive
 
     def unpack_call(self, packed: Piece) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments out of what :meth:`pack_call` packed.
+        """Positional and keyword arguments of a :meth:`pack_call`.
 
-        :raises DeserializationError: if it is damaged, or an argument cannot be made here.
+        :raises DeserializationError: if it is damaged, or an argument cannot be read here.
         """
         buffers = unpack(packed)
         if len(buffers) != 2:
-            raise DeserializationError(f"A call is two packed buffers, and these are {len(buffers)}.")
+            raise DeserializationError(f"A call is two packed buffers, not {len(buffers)}.")
         args, kwargs = self.deserialize(buffers[0]), self.deserialize(buffers[1])
         if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):  # JSON has no tuples
             raise DeserializationError(
-                f"A call is a tuple and a dict, and these are a {type(args).__name__} and a {type(kwargs).__name__}."
+                f"A call is a tuple and a dict, not a {type(args).__name__} and a {type(kwargs).__name__}."
             )
         return tuple(args), kwargs
 
@@ -241,7 +241,7 @@ class Serializer:
             prefix = bytes(buffer[:_PREFIX_LENGTH])
             part = _BY_PREFIX.get(prefix)
             if part is None or isinstance(part, Combination):
-                failures.append(f"{prefix!r} is no strategy that can be part of another")
+                failures.append(f"{prefix!r} cannot be a part of another strategy")
                 continue
             try:
                 return self.deserialize(buffer)
@@ -249,14 +249,14 @@ class Serializer:
                 failures.append(error.record.message)
                 hint = hint or error.hint
         raise DeserializationError(
-            f"No part of {type(combination).__name__} can be read here: {'; '.join(failures) or 'it has none'}",
+            f"No part of {type(combination).__name__} can be read here: {'; '.join(failures) or 'it has no parts'}",
             hint=hint,
         )
 
     def _blame_argument(
         self, args: tuple[object, ...], kwargs: dict[str, object], strategies: Sequence[Strategy] | None
     ) -> SerializationError | None:
-        """The error of the first argument that cannot be sent by itself; None when each of them can."""
+        """The error of the first argument that cannot be sent alone; None if each of them can."""
         named = [(f"Positional argument {number}", value) for number, value in enumerate(args, start=1)]
         named += [(f"Keyword argument {name!r}", value) for name, value in kwargs.items()]
         for name, value in named:
@@ -268,24 +268,24 @@ class Serializer:
 
 
 def packed(buffers: Sequence[Sequence[Piece]]) -> bytes:
-    """Buffers in pieces as one: as text, unless one of them is none."""
+    """Buffers in pieces as one: as text, unless one of them is binary."""
     if any(map(is_binary, buffers)):
         return pack_binary(buffers)
     return pack([b"".join(pieces) for pieces in buffers])
 
 
 def is_binary(pieces: Sequence[Piece]) -> bool:
-    """Whether a buffer in pieces is no text."""
+    """Whether a buffer in pieces is binary."""
     return pieces[0] == PickleOutOfBand.prefix
 
 
-def _first_that_dumps(value: object, strategies: Iterable[Strategy], what: str) -> Sequence[Piece]:
+def _first_that_dumps(value: object, strategies: Iterable[Strategy], subject: str) -> Sequence[Piece]:
     failures: list[tuple[Strategy, Exception]] = []
     try:
         for strategy in strategies:
             try:
                 return strategy.write(value)
-            except Exception as error:  # noqa: BLE001 - values decide for themselves how pickling them fails
+            except Exception as error:  # noqa: BLE001 - pickling a value may raise anything
                 failures.append((strategy, error))  # explained only when nothing works: most calls fail once, at JSON
         tried = "; ".join(explain(strategy, error) for strategy, error in failures) or "nothing"
     finally:
@@ -293,7 +293,7 @@ def _first_that_dumps(value: object, strategies: Iterable[Strategy], what: str) 
         # until the garbage collector runs.
         failures.clear()
     raise SerializationError(
-        f"{what} (of type {type(value).__qualname__}) cannot be serialised. Tried {tried}.",
+        f"{subject} (of type {type(value).__qualname__}) cannot be serialised. Tried {tried}.",
         hint="Send plain data, and open files, connections and locks inside the function.",
     )
 
@@ -301,14 +301,14 @@ def _first_that_dumps(value: object, strategies: Iterable[Strategy], what: str) 
 def strategy_named(name: str) -> Strategy:
     """The strategy of an id (``11``), a class name (``JSONData``) or Globus Compute's import path of the class.
 
-    Nothing is imported for it.
+    Nothing is imported.
 
-    :raises ConfigurationError: if there is no such strategy.
+    :raises ConfigurationError: if the name is unknown.
     """
     strategy = STRATEGIES.get(name) or _BY_NAME.get(name.rpartition(".")[2])
     if strategy is None:
         raise ConfigurationError(
-            f"There is no serialisation strategy {name!r}.", hint=f"There are: {', '.join(sorted(_BY_NAME))}."
+            f"Unknown serialisation strategy {name!r}.", hint=f"Known are: {', '.join(sorted(_BY_NAME))}."
         )
     return strategy
 
@@ -316,8 +316,8 @@ def strategy_named(name: str) -> Strategy:
 def parse_allowed(names: Iterable[str]) -> frozenset[str]:
     """The strategy ids of an administrator's allow-list.
 
-    Entries are what :func:`strategy_named` takes, or ``*Code`` and ``*Data`` (also with a package in front, as
-    Globus Compute writes them). A combination brings its parts.
+    Entries are names for :func:`strategy_named`, or ``*Code`` and ``*Data`` (also with a package in front, as in Globus
+    Compute). A combination includes its parts.
 
     :raises ConfigurationError: if an entry is unknown, or if either no code or no data could be read.
     """

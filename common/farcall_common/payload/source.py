@@ -1,4 +1,4 @@
-"""Functions as source text: the one form that every Python version reads.
+"""Source text of functions: the only form that every Python version reads.
 
 A function rarely stands alone: a script's functions use its imports, its constants and one another.
 :func:`self_contained_source` writes all of that into one text that runs anywhere, and refuses when it cannot promise
@@ -34,21 +34,21 @@ _MAX_LITERAL_INT_BITS = 1024
 _MAX_LINES = 1_000_000
 
 
-class NotSelfContained(Exception):  # not an error of ours: it says why the next strategy is tried
-    """The source text of a function would not be enough to run it."""
+class NotSelfContained(Exception):  # not in our tree: the reason why the next strategy is tried
+    """The source text of a function is not enough to run it."""
 
 
 def function_from_source(name: str, source: str) -> Callable[..., Any]:
-    """Run a source text and take the function ``name`` out of it; tracebacks through it show its lines.
+    """Run a source text and return its function ``name``; tracebacks show its lines.
 
     :raises KeyError: if the text does not define the name.
     :raises Exception: what running the text raises.
     """
-    if source[:1].isspace():  # a method or a nested function, cut out of its surroundings
+    if source[:1].isspace():  # a method or a nested function
         source = textwrap.dedent(source)
     digest = hashlib.sha256(source.encode(errors="backslashreplace")).hexdigest()
     filename = f"<function {name} {digest[:8]}>"
-    # Any name but __main__: a text may end in the usual guard, and that part is not meant for workers.
+    # Not __main__: a text may end with ``if __name__ == "__main__"``, which workers must not run.
     namespace: dict[str, Any] = {"__name__": "__farcall__"}
     exec(compile(source, filename, "exec", dont_inherit=True), namespace)  # noqa: S102 - user code is the product
     remember_lines(filename, 1, source)
@@ -57,7 +57,7 @@ def function_from_source(name: str, source: str) -> Callable[..., Any]:
 
 
 def remember_lines(filename: str, first_line: int, text: str) -> None:
-    """Let tracebacks show lines of a file that is not on this machine; does nothing when the file is here."""
+    """Let tracebacks show lines of a file that is not on this machine; no effect if the file exists."""
     if not 1 <= first_line <= _MAX_LINES or Path(filename).exists():
         return
     known = linecache.cache.get(filename)
@@ -65,12 +65,12 @@ def remember_lines(filename: str, first_line: int, text: str) -> None:
     new = text.splitlines(keepends=True)
     lines.extend(["\n"] * (first_line - 1 + len(new) - len(lines)))
     lines[first_line - 1 : first_line - 1 + len(new)] = new
-    # No modification time means that linecache never looks for the file on disk.
+    # Without a modification time linecache never reads the file on disk.
     linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
 
 
 def self_contained_source(function: object, read_source: Callable[[Any], str]) -> str:
-    """The source text of a function with everything it needs in front of it: imports, constants, other functions.
+    """The source text of a function with its dependencies in front of it: imports, constants, other functions.
 
     ``read_source`` finds the text of one function. The text is compiled and compared with the function's byte code, so
     that a file which was edited since it was imported, or a decorator, cannot make the worker run something else.
@@ -89,7 +89,7 @@ def self_contained_source(function: object, read_source: Callable[[Any], str]) -
 
 
 class _Bundle:
-    """The statements that a function needs, each name once; a second meaning for a name is refused."""
+    """The statements that a function needs, each name once; a second definition of a name is refused."""
 
     def __init__(self, read_source: Callable[[Any], str]) -> None:
         self._read_source = read_source
@@ -105,7 +105,7 @@ class _Bundle:
         return "\n".join([*head, *(["\n"] if head else []), "\n\n".join(self._functions)])
 
     def require(self, name: str, value: object, *, attributes: tuple[str, ...]) -> None:
-        """Make ``name`` mean ``value``; ``attributes`` are the dotted names that are looked up in it."""
+        """Define ``name`` as ``value``; ``attributes`` are the dotted names that are used in it."""
         known = name in self._meanings
         if known and self._meanings[name] is not value:
             raise NotSelfContained(f"the name {name!r} has two meanings")
@@ -196,12 +196,12 @@ def _same_code(one: CodeType, other: CodeType) -> bool:
 
 
 def _fingerprint(code: CodeType) -> tuple[object, ...]:
-    """What a code object does, without what depends on the text around it.
+    """The behaviour of a code object, without what depends on the text around it.
 
     How ``np.sum(x)`` is called depends on whether the compiler saw ``import numpy as np`` above it, and with that every
     jump distance below.
     """
-    flags = code.co_flags & ~inspect.CO_NESTED  # a function cut out of another one stands alone
+    flags = code.co_flags & ~inspect.CO_NESTED  # a nested function is sent without the outer one
     steps = [
         (_SAME_STEP.get(step.opname, step.opname), None if step.opcode in _JUMPS else repr(step.argval))
         for step in dis.get_instructions(code)
@@ -248,7 +248,7 @@ def _annotations_are_plain(definition: ast.AST) -> bool:
 
 
 def _is_literal(value: object) -> bool:
-    """Whether ``repr`` writes the value down completely."""
+    """Whether ``repr`` represents the value completely."""
     return _is_plain(value) and len(repr(value)) <= _MAX_LITERAL_CHARACTERS
 
 

@@ -1,4 +1,4 @@
-"""What a strategy is: one way to turn a value into text and back, with an id of two characters for ever."""
+"""Strategy: one way to convert values to text and back, with a permanent id of two characters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_REASON_CHARACTERS = 300
 class Strategy(abc.ABC):
     """One way to write values as UTF-8 text.
 
-    ``prefix`` is what its buffers start with: the id and a newline. Ids are append-only: old buffers stay readable.
+    ``prefix`` is the start of its buffers: the id and a newline. Ids are append-only: old buffers stay readable.
     """
 
     prefix: ClassVar[bytes]
@@ -41,12 +41,12 @@ class Strategy(abc.ABC):
     def dump(self, value: object) -> bytes:
         """The text of a value, without the prefix.
 
-        :raises Exception: anything, if the value cannot be written this way: then the next strategy is tried.
+        :raises Exception: anything, if the value cannot be written so: then the next strategy is tried.
         """
 
     @abc.abstractmethod
     def load(self, text: bytes) -> object:
-        """The value of a text that :meth:`dump` wrote, here or in Globus Compute.
+        """The value of a text of :meth:`dump`, here or in Globus Compute.
 
         :raises Exception: anything, if the text cannot be read here.
         """
@@ -54,7 +54,7 @@ class Strategy(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Combination(Strategy):
-    """Several buffers of the same value, of which the first that loads counts."""
+    """Several buffers of the same value; the first that can be read is used."""
 
     parts: ClassVar[Sequence[Strategy]]
 
@@ -68,14 +68,14 @@ class Combination(Strategy):
         for part in self.parts:
             try:
                 buffers.append(part.prefix + part.dump(value))
-            except Exception as error:  # noqa: BLE001 - a strategy may fail in any way; that is why there are several
+            except Exception as error:  # noqa: BLE001 - a strategy may fail in any way
                 failures.append(explain(part, error))
         if not buffers:
             raise SerializationError("; ".join(failures))
         return self.join(buffers)
 
     def join(self, buffers: Sequence[bytes]) -> bytes:
-        """The text that holds these buffers; :meth:`split` takes it apart."""
+        """The text of these buffers; :meth:`split` is the inverse."""
         return pack(buffers)
 
     def split(self, text: bytes) -> Sequence[Piece]:
@@ -86,11 +86,11 @@ class Combination(Strategy):
         return unpack(text)
 
     def load(self, text: bytes) -> object:
-        """Not used: which of the parts may be read is for the :class:`~farcall_common.payload.Serializer` to say."""
+        """Not used: the :class:`~farcall_common.payload.Serializer` decides which parts may be read."""
         raise NotImplementedError(f"{type(self).__name__} is read part by part")
 
 
 def explain(strategy: Strategy, error: BaseException) -> str:
-    """One line on why a strategy did not work."""
+    """One line with the reason why a strategy failed."""
     reason = textwrap.shorten(message_of(error), _MAX_REASON_CHARACTERS, placeholder=" ...")
     return f"{type(strategy).__name__}: {type(error).__name__}" + (f": {reason}" if reason else "")

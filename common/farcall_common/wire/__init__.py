@@ -1,4 +1,4 @@
-"""The protocol between forwarder, agents and clients, without I/O. ``PROTOCOL.md`` is its normative text."""
+"""Wire protocol between forwarder, agents and clients, without I/O. ``PROTOCOL.md`` is its normative text."""
 
 from farcall_common.wire.codec import PROTOCOL_VERSION, decode, encode
 from farcall_common.wire.ids import is_uuid, new_id, new_task_id

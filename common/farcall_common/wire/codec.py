@@ -1,4 +1,5 @@
-"""Envelopes to frames and back. Frame 0 is a version byte and the message in MessagePack; the rest is user bytes."""
+"""Codec: envelopes to frames and back. Frame 0 is a version byte and the message in MessagePack; the others are user
+bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _decoders: Final = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in _KINDS.i
 
 
 class _Kind(msgspec.Struct):
-    """Just enough of a header to choose its decoder."""
+    """The field of a header that chooses its decoder."""
 
     kind: str
 
@@ -38,7 +39,7 @@ def encode(envelope: Envelope) -> list[bytes]:
 
 
 def decode(frames: Sequence[bytes]) -> Envelope:
-    """Read an envelope that a peer sent. Unknown fields are ignored (and logged at debug), so old readers live on.
+    """Read an envelope that a peer sent. Unknown fields are ignored (and logged at debug), so that old readers work.
 
     :raises VersionUnsupported: for another protocol version.
     :raises FrameMalformed: for anything else that PROTOCOL.md does not allow.
@@ -49,7 +50,7 @@ def decode(frames: Sequence[bytes]) -> Envelope:
         raise FrameMalformed("an envelope over the limits of frames or bytes")
     header, user_frames = frames[0], tuple(frames[1:])
     if header[0] != PROTOCOL_VERSION:
-        raise VersionUnsupported(f"protocol version {header[0]}, this side speaks {PROTOCOL_VERSION}")
+        raise VersionUnsupported(f"protocol version {header[0]}; this side has version {PROTOCOL_VERSION}")
     body = memoryview(header)[1:]
     try:
         kind = _kind_decoder.decode(body).kind
@@ -59,7 +60,7 @@ def decode(frames: Sequence[bytes]) -> Envelope:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FrameMalformed(f"a header that cannot be read: {error}") from error
     if max(frame_indexes(message), default=-1) >= len(user_frames):
-        raise FrameMalformed(f"{kind} refers to a frame that is not there")
+        raise FrameMalformed(f"{kind} refers to a missing frame")
     if _logger.isEnabledFor(logging.DEBUG):
         _log_unknown_fields(kind, body)
     return Envelope(message, user_frames)

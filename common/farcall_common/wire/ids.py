@@ -24,7 +24,7 @@ def new_id() -> str:
 def new_task_id() -> str:
     """A UUIDv7: 60 bits of time in steps of 2**-12 ms (RFC 9562, section 6.2, method 3), then 62 random bits.
 
-    Ids made by one process are strictly increasing, even within one tick of the clock or when the clock is set back.
+    Ids of one process are strictly increasing, even within one tick of the clock or when the clock is set back.
     """
     global _last_tick
     tick = time.time_ns() * 4096 // 1_000_000

@@ -1,4 +1,4 @@
-"""The messages between forwarder, agents and clients: one frozen struct each. PROTOCOL.md is their normative text.
+"""Messages between forwarder, agents and clients: one frozen struct each. PROTOCOL.md is their normative text.
 
 Orders are imperative (``RunTasks``), reports are facts (``TasksAccepted``). A message is the header of an
 :class:`Envelope`; user bytes travel behind it, each in a frame of its own, and the header refers to them by index
@@ -21,16 +21,16 @@ Frame = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
-#: What the database has room for, and JSON readers too.
+#: Within the range of the database's integers, and of JSON readers.
 Generation = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A piece of a message: data, never part of a cycle."""
+    """Base class of structures within messages. They hold data only, so that the garbage collector may skip them."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
-    """The root of all messages; the kind on the wire is the class name."""
+    """Base class of all messages; the kind on the wire is the class name."""
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class HeldTask(Part, frozen=True):
 
 
 class Capabilities(Part, frozen=True):
-    """What an endpoint can read and run, compared with a submit before anything is queued."""
+    """Versions and serializers of an endpoint, compared with a submit before tasks are queued."""
 
     python_version: str = ""
     software_version: str = ""
@@ -74,7 +74,7 @@ class EndpointReport(Part, frozen=True):
 
 
 class BlobLocation(Part, frozen=True):
-    """User bytes in the blob store: key, length, SHA-256 in hex, and (where one was minted) a pre-signed GET."""
+    """User bytes in the blob store: key, length, SHA-256 in hex, and (if there is one) a pre-signed GET."""
 
     blob_key: str
     size_bytes: Count
@@ -92,7 +92,7 @@ class FunctionSpec(Part, frozen=True):
 
 class TaskSpec(Part, frozen=True):
     """One attempt to run. Exactly one of ``payload`` and ``payload_blob`` is set.
-    ``traceparent`` is W3C's, of the span below which the function runs; empty if there is none. ``submitter`` is the
+    ``traceparent`` is W3C's, of the function's parent span; empty if there is none. ``submitter`` is the
     identity that submitted the task; empty: the owner of the endpoint."""
 
     task_id: str
@@ -107,7 +107,7 @@ class TaskSpec(Part, frozen=True):
 
 
 class TaskTransition(Part, frozen=True):
-    """A task reached a state."""
+    """A task has reached a state."""
 
     task_id: str
     attempt: Count
@@ -117,10 +117,10 @@ class TaskTransition(Part, frozen=True):
 
 
 class ResultSpec(Part, frozen=True):
-    """The end of one attempt. SUCCESS has ``result`` or ``result_blob``; any other state has ``error``.
+    """The result of one attempt. SUCCESS has ``result`` or ``result_blob``; any other state has ``error``.
 
     ``error`` is an ErrorRecord in its JSON form. ``started_at`` and ``ended_at`` are the worker's clock, around user
-    code alone. ``exhausted``: it failed because the last permitted attempt, too, took down what ran it.
+    code alone. ``exhausted``: it failed because the last permitted attempt, too, killed its worker or manager.
     """
 
     task_id: str
@@ -136,7 +136,7 @@ class ResultSpec(Part, frozen=True):
 
 
 class StreamResult(Part, frozen=True):
-    """The recorded end of a task, as pushed to a client. ``timings`` are epoch seconds by station."""
+    """The recorded result of a task, as pushed to a client. ``timings`` are epoch seconds by step."""
 
     task_id: str
     task_group_id: str
@@ -154,14 +154,14 @@ class StreamResult(Part, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """An agent introduces itself. ``instance_id`` is new with every start of the agent's process, ``spool_id`` with
+    """Greeting of an agent. ``instance_id`` is new with every start of the agent's process, ``spool_id`` with
     every new spool: a forwarder that meets another spool knows that what it dispatched before is gone.
 
     ``spool_generation`` rises in the spool, on disk, before tasks start that may not run twice: a spool with a lower
     generation than was heard before is an old copy. None: the agent does not count.
 
     ``reserve``: so many tasks may be sent beyond the credit, of submitters of which the agent has fewer than their
-    weight. ``weights``: by identity, how many tasks a submitter gets for each one of another; 1 for others."""
+    weight. ``weights``: by identity, the share of each submitter; 1 for others."""
 
     endpoint_id: str
     ticket: str
@@ -177,31 +177,31 @@ class Hello(Message, frozen=True):
 
 
 class Credit(Message, frozen=True):
-    """The agent can take this many tasks more than it has allowed before in this session."""
+    """The agent can take this many additional tasks."""
 
     tasks: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TasksAccepted(Message, frozen=True):
-    """These tasks are in the agent's spool: the agent answers for them from now on."""
+    """These tasks are in the agent's spool: the agent is responsible for them from now on."""
 
     tasks: tuple[TaskRef, ...]
 
 
 class TaskTransitions(Message, frozen=True):
-    """Tasks changed state inside the endpoint."""
+    """Tasks have changed state within the endpoint."""
 
     transitions: tuple[TaskTransition, ...]
 
 
 class TaskResults(Message, frozen=True):
-    """Tasks ended. Repeated after a reconnect until ResultsRecorded names them."""
+    """Tasks have ended. Repeated after a reconnect until ResultsRecorded names them."""
 
     results: tuple[ResultSpec, ...]
 
 
 class BlobRequest(Message, frozen=True):
-    """A result is too big to travel inline: where may it be uploaded?"""
+    """Requests an upload for a result that is too big to travel inline."""
 
     task_id: str
     attempt: Count
@@ -210,8 +210,8 @@ class BlobRequest(Message, frozen=True):
 
 
 class BlobPull(Message, frozen=True):
-    """The blob store cannot be reached from here: pass a piece of this task's payload on. All before ``offset_bytes``
-    has arrived; at the end of the blob that is what the message says, and it has no answer."""
+    """Requests a piece of a task's payload from an agent that cannot reach the blob store. All bytes before
+    ``offset_bytes`` have arrived; at the end of the blob the message ends the transfer, and has no answer."""
 
     task_id: str
     attempt: Count
@@ -219,7 +219,7 @@ class BlobPull(Message, frozen=True):
 
 
 class BlobPush(Message, frozen=True):
-    """The blob store cannot be reached from here: pass this result on. The first has no piece and asks for room."""
+    """A piece of a result from an agent that cannot reach the blob store. The first reserves memory."""
 
     task_id: str
     attempt: Count
@@ -233,8 +233,8 @@ class BlobPush(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The session is open. ``forget`` names held tasks that the cloud knows to have ended or to be elsewhere. A piece
-    of a relayed blob has at most ``relay_piece_bytes``; 0: this forwarder relays none."""
+    """The session is open. ``forget`` names held tasks that have ended or belong to another endpoint. A piece of a
+    relayed blob has at most ``relay_piece_bytes``; 0: this forwarder relays none."""
 
     session_id: str
     forwarder_id: str
@@ -245,20 +245,20 @@ class Welcome(Message, frozen=True):
 
 
 class RunTasks(Message, frozen=True):
-    """Run these. Never more than the credit. Bodies of functions that this session has not seen come along."""
+    """Run these tasks, at most as many as the credit. Bodies of functions that are new to this session are included."""
 
     tasks: tuple[TaskSpec, ...]
     functions: tuple[FunctionSpec, ...] = ()
 
 
 class CancelTasks(Message, frozen=True):
-    """Stop these, running or not. Each still ends with a result (CANCELLED, or whatever won the race)."""
+    """Stop these tasks, running or not. Each still ends with a result: CANCELLED, or another one that was earlier."""
 
     task_ids: tuple[str, ...]
 
 
 class ResultsRecorded(Message, frozen=True):
-    """The database has these ends: the agent may forget them."""
+    """The database has these results: the agent may forget the tasks."""
 
     tasks: tuple[TaskRef, ...]
 
@@ -275,7 +275,7 @@ class BlobGrant(Message, frozen=True):
 
 
 class BlobPiece(Message, frozen=True):
-    """A piece of a payload; ``error`` instead when it cannot be had."""
+    """A piece of a payload, or the ``error``."""
 
     task_id: str
     attempt: Count
@@ -286,7 +286,7 @@ class BlobPiece(Message, frozen=True):
 
 class BlobTaken(Message, frozen=True):
     """The forwarder has a result up to ``offset_bytes`` and waits for the rest; with ``blob_key``, the blob store has
-    all of it; ``error`` instead when it cannot be passed on."""
+    all of it. Or the ``error``."""
 
     task_id: str
     attempt: Count
@@ -296,18 +296,18 @@ class BlobTaken(Message, frozen=True):
 
 
 class Redirect(Message, frozen=True):
-    """This forwarder drains: finish what is on the way, then connect elsewhere after ``retry_after_s``."""
+    """Finish messages under way, then connect again after ``retry_after_s``, to any forwarder."""
 
     reason: str
     retry_after_s: Seconds = 0.0
 
 
-# -- both ways, and refusal --------------------------------------------------------------------------------------------
+# -- both directions, refusal ------------------------------------------------------------------------------------------
 
 
 class Heartbeat(Message, frozen=True):
-    """Alive. Sent when nothing else was for a heartbeat period; an agent adds its numbers, and sends one at once when
-    its ``spool_generation`` has risen."""
+    """Sent when nothing else was sent for a heartbeat period. An agent adds its numbers, and sends one at once when its
+    ``spool_generation`` has risen."""
 
     at: Seconds
     report: EndpointReport | None = None
@@ -321,7 +321,7 @@ class Goodbye(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The forwarder will not serve this peer; ``error`` is an ErrorRecord in its JSON form."""
+    """The forwarder does not serve this peer; ``error`` is an ErrorRecord in its JSON form."""
 
     error: dict[str, Any]
 
@@ -330,7 +330,7 @@ class Refused(Message, frozen=True):
 
 
 class OpenStream(Message, frozen=True):
-    """A client wants the ends of its tasks in these groups. ``cursor`` resumes an earlier stream."""
+    """Greeting of a client that subscribes to results in these task groups. ``cursor`` resumes an earlier stream."""
 
     ticket: str
     protocol_versions: tuple[int, ...]
@@ -340,13 +340,13 @@ class OpenStream(Message, frozen=True):
 
 
 class Subscribe(Message, frozen=True):
-    """More groups for an open stream."""
+    """Adds task groups to an open stream."""
 
     task_group_ids: tuple[str, ...]
 
 
 class StreamOpened(Message, frozen=True):
-    """The stream is open. Unless ``resumed``, ends may have passed unseen since the cursor: ask the API for them."""
+    """The stream is open. Unless ``resumed``, results may have been missed since the cursor: the API has them."""
 
     session_id: str
     protocol_version: int
@@ -356,7 +356,7 @@ class StreamOpened(Message, frozen=True):
 
 
 class ResultsReady(Message, frozen=True):
-    """Ends that are recorded. A hint: the API has the record. ``cursor`` is the place behind the last of them."""
+    """Recorded results. A hint: the API has the record. ``cursor`` is the position after the last of them."""
 
     cursor: str
     results: tuple[StreamResult, ...]

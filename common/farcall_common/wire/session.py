@@ -1,7 +1,7 @@
-"""A session as a machine without I/O: who may say what when, credit, and who has been silent for too long.
+"""Session: the protocol's state machine, with the legal messages of each phase, credit and heartbeats.
 
-Both ends run the same class with their own role, as in h11: what one side may send is what the other may receive.
-The machine reads no clock and owns no socket; it is told what was sent and received, and when.
+Both sides run the same class with their own role, as in h11: the messages that one side may send are those that the
+other may receive. The machine does no I/O and reads no clock; its methods take the messages and the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SILENT_PERIODS: Final = 3
 
 
 class Role(enum.StrEnum):
-    """The two ends of a session; "peer" is an agent or a client."""
+    """The two sides of a session; "peer" is an agent or a client."""
 
     AGENT = "agent"
     CLIENT = "client"
@@ -27,7 +27,7 @@ class Role(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """How far a session is."""
+    """Phase of a session."""
 
     NEW = "new"
     GREETED = "greeted"
@@ -67,7 +67,7 @@ _AGENT_ORDERS: Final[_Kinds] = frozenset(
 _CLIENT_REPORTS: Final[_Kinds] = frozenset({m.Subscribe, m.Heartbeat, m.Goodbye})
 _CLIENT_ORDERS: Final[_Kinds] = frozenset({m.ResultsReady, m.Heartbeat, m.Redirect, m.Refused})
 
-#: What the agent or client may send, and what the forwarder may send to it, in each phase.
+#: Messages that the agent or client may send, and that the forwarder may send to it, in each phase.
 _LEGAL: Final[Mapping[Role, Mapping[Phase, tuple[_Kinds, _Kinds]]]] = {
     Role.AGENT: {
         Phase.NEW: (frozenset({m.Hello}), frozenset({m.Refused})),
@@ -85,8 +85,8 @@ _LEGAL: Final[Mapping[Role, Mapping[Phase, tuple[_Kinds, _Kinds]]]] = {
     },
 }
 
-#: Messages that move the session on.
-_MOVES: Final[Mapping[type[Message], Phase]] = {
+#: Messages that change the phase.
+_NEXT_PHASE: Final[Mapping[type[Message], Phase]] = {
     m.Hello: Phase.GREETED,
     m.OpenStream: Phase.GREETED,
     m.Welcome: Phase.OPEN,
@@ -98,17 +98,17 @@ _MOVES: Final[Mapping[type[Message], Phase]] = {
 
 
 class Session:
-    """One end of a session.
+    """One side of a session.
 
-    :param role: this end. A forwarder also says whom it faces with ``facing``.
-    :param heartbeat_s: the period at which this end shows that it is alive, in seconds; the greeting's answer may
-        change it for both ends.
+    :param role: this side. A forwarder also gives the role of its peer, ``facing``.
+    :param heartbeat_s: the period of this side's heartbeats in seconds; the greeting's answer may change it for both
+        sides.
     :param now: monotonic seconds, like every ``now`` here.
     """
 
     def __init__(self, role: Role, *, facing: Role = Role.FORWARDER, heartbeat_s: float, now: float) -> None:
         if (role is Role.FORWARDER) == (facing is Role.FORWARDER):
-            raise ValueError("a session has a forwarder at exactly one end")
+            raise ValueError("a session has a forwarder on exactly one side")
         self.role = role
         self.phase = Phase.NEW
         self.heartbeat_s = heartbeat_s
@@ -117,10 +117,10 @@ class Session:
         self.reserve = 0
         self._table = _LEGAL[facing if role is Role.FORWARDER else role]
         self._sent_at = now
-        self._heard_at = now
+        self._received_at = now
 
     def sent(self, message: Message, *, now: float) -> None:
-        """Note that this end sends a message.
+        """Record that this side sends a message.
 
         :raises ProtocolError: if it may not do so now; then it must not be sent.
         """
@@ -128,39 +128,39 @@ class Session:
         self._sent_at = now
 
     def received(self, message: Message, *, now: float) -> None:
-        """Note that the other end's message came in.
+        """Record a message of the other side.
 
-        :raises ProtocolError: if the other end may not say this now.
+        :raises ProtocolError: if the other side may not send it now.
         """
         self._advance(message, from_forwarder=self.role is not Role.FORWARDER)
-        self._heard_at = now
+        self._received_at = now
 
     def forgive_silence(self, *, now: float) -> None:
-        """Count the other end as heard: this end was stopped, and could not hear."""
-        self._heard_at = now
+        """Restart the other side's silence period: this process was stopped, and could not receive."""
+        self._received_at = now
 
     def may_send(self, kind: type[Message]) -> bool:
-        """Whether this end may send a message of this kind now."""
+        """Whether this side may send a message of this kind now."""
         return kind in self._table[self.phase][self.role is Role.FORWARDER]
 
     def heartbeat_due(self, *, now: float) -> bool:
-        """Whether this end has been silent for a period and should send a Heartbeat."""
+        """Whether this side has been silent for a period and should send a Heartbeat."""
         return self.may_send(m.Heartbeat) and now - self._sent_at >= self.heartbeat_s
 
     def is_dead(self, *, now: float) -> bool:
-        """Whether the other end has been silent for SILENT_PERIODS periods."""
-        return self.phase is not Phase.CLOSED and now - self._heard_at >= SILENT_PERIODS * self.heartbeat_s
+        """Whether the other side has been silent for SILENT_PERIODS periods."""
+        return self.phase is not Phase.CLOSED and now - self._received_at >= SILENT_PERIODS * self.heartbeat_s
 
     def next_deadline(self) -> float:
         """The monotonic second at which :meth:`heartbeat_due` or :meth:`is_dead` can next become true."""
-        dead_at = self._heard_at + SILENT_PERIODS * self.heartbeat_s
+        dead_at = self._received_at + SILENT_PERIODS * self.heartbeat_s
         return min(self._sent_at + self.heartbeat_s, dead_at) if self.may_send(m.Heartbeat) else dead_at
 
     def _advance(self, message: Message, *, from_forwarder: bool) -> None:
         kind = type(message)
         if kind not in self._table[self.phase][from_forwarder]:
-            speaker = "forwarder" if from_forwarder else "peer"
-            raise ProtocolError(f"{kind.__name__} from the {speaker} in a session that is {self.phase}")
+            sender = "forwarder" if from_forwarder else "peer"
+            raise ProtocolError(f"{kind.__name__} from the {sender} in a session that is {self.phase}")
         match message:
             case m.Hello(reserve=reserve):
                 self.reserve = reserve
@@ -168,10 +168,10 @@ class Session:
                 self.credit += tasks
             case m.RunTasks(tasks=specs):
                 if len(specs) > self.credit + self.reserve:
-                    raise ProtocolError(f"{len(specs)} tasks against a credit of {self.credit}")
+                    raise ProtocolError(f"{len(specs)} tasks with a credit of {self.credit}")
                 self.credit -= len(specs)
             case m.Welcome(heartbeat_s=heartbeat_s) | m.StreamOpened(heartbeat_s=heartbeat_s):
                 self.heartbeat_s = heartbeat_s
             case _:
                 pass
-        self.phase = _MOVES.get(kind, self.phase)
+        self.phase = _NEXT_PHASE.get(kind, self.phase)

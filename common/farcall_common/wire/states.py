@@ -8,7 +8,7 @@ from typing import Final
 
 
 class TaskState(enum.StrEnum):
-    """Where a task is. The values are Globus Compute's where it has one, so that its users and tools read them."""
+    """State of a task. Values are those of Globus Compute if it has the state: its users and tools know them."""
 
     RECEIVED = "received"
     WAITING_FOR_EP = "waiting-for-ep"
@@ -28,7 +28,7 @@ class TaskState(enum.StrEnum):
 
 
 class Reporter(enum.StrEnum):
-    """Who may report that a task moved."""
+    """Component that reports a state."""
 
     API = "api"
     FORWARDER = "forwarder"
@@ -37,7 +37,7 @@ class Reporter(enum.StrEnum):
 
 
 class EndpointState(enum.StrEnum):
-    """What the cloud knows of an endpoint."""
+    """State of an endpoint, as the cloud knows it."""
 
     REGISTERED = "registered"
     ONLINE = "online"
@@ -46,12 +46,12 @@ class EndpointState(enum.StrEnum):
 
 _S = TaskState
 
-#: LOST may have run and may not run twice; DEAD_LETTERED took down what ran it in each attempt that it was permitted.
+#: LOST may have run and may not run twice; DEAD_LETTERED killed its worker, manager or endpoint in each attempt.
 TERMINAL_STATES: Final[Set[TaskState]] = frozenset({_S.SUCCESS, _S.FAILED, _S.CANCELLED, _S.LOST, _S.DEAD_LETTERED})
 
-#: The states that may follow each state. Going back to WAITING_FOR_EP is a redelivery: the endpoint went away, or
-#: its attempt died and another is permitted. States may be skipped forward, because reports are batched and a fast
-#: task is over before its start was worth a message.
+#: The states that may follow each state. A return to WAITING_FOR_EP is a redelivery: the endpoint disconnected,
+#: or the attempt failed and another is permitted. States may be skipped forward, because reports are batched and a
+#: fast task ends before its start is reported.
 LEGAL_TRANSITIONS: Final[Mapping[TaskState, Set[TaskState]]] = {
     _S.RECEIVED: {_S.WAITING_FOR_EP, *TERMINAL_STATES} | {_S.WAITING_FOR_NODES, _S.WAITING_FOR_LAUNCH, _S.RUNNING},
     _S.WAITING_FOR_EP: {_S.WAITING_FOR_NODES, _S.WAITING_FOR_LAUNCH, _S.RUNNING, *TERMINAL_STATES},
@@ -65,7 +65,7 @@ LEGAL_TRANSITIONS: Final[Mapping[TaskState, Set[TaskState]]] = {
     _S.DEAD_LETTERED: frozenset(),
 }
 
-#: Who may report each state.
+#: Components that may report each state.
 REPORTERS: Final[Mapping[TaskState, Set[Reporter]]] = {
     _S.RECEIVED: {Reporter.API},
     _S.WAITING_FOR_EP: {Reporter.API, Reporter.FORWARDER, Reporter.RECONCILER},
@@ -76,11 +76,11 @@ REPORTERS: Final[Mapping[TaskState, Set[Reporter]]] = {
     _S.FAILED: {Reporter.AGENT, Reporter.FORWARDER, Reporter.RECONCILER},
     _S.CANCELLED: {Reporter.API, Reporter.AGENT, Reporter.FORWARDER},
     _S.LOST: {Reporter.AGENT, Reporter.FORWARDER, Reporter.RECONCILER},
-    # Agents report such an end as failed, with no attempt left: that it is a dead letter is the cloud's word for it.
+    # Agents report such a result as failed, with no attempt left: only the cloud declares dead letters.
     _S.DEAD_LETTERED: {Reporter.FORWARDER},
 }
 
 
 def is_legal(before: TaskState, after: TaskState, *, reporter: Reporter) -> bool:
-    """Whether ``reporter`` may move a task from ``before`` to ``after``."""
+    """Whether ``reporter`` may change a task's state from ``before`` to ``after``."""
     return after in LEGAL_TRANSITIONS[before] and reporter in REPORTERS[after]

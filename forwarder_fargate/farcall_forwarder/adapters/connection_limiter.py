@@ -79,14 +79,14 @@ class ConnectionLimiter:
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        watched: zmq.Socket[bytes],
+        monitored: zmq.Socket[bytes],
         *,
         limit: int,
         limit_of_source: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._watched = watched
-        self._port = int(watched.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._monitored = monitored
+        self._port = int(monitored.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._limit = limit
         self._limit_of_source = limit if limit_of_source is None else limit_of_source
         #: Connections by their source address.
@@ -110,7 +110,7 @@ class ConnectionLimiter:
         self._measure_at = clock()
         #: Numbers of closed connections: silent for too long, one too many, and with a message that does not end.
         self.silenced = self.crowded_out = self.endless = 0
-        watched.monitor(_MONITOR, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        monitored.monitor(_MONITOR, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.linger = 0
         self._monitor.rcvhwm = 0  # the I/O thread must never wait for this one
@@ -236,7 +236,7 @@ class ConnectionLimiter:
     def close(self) -> None:
         """Stop monitoring. To be called before the socket is closed."""
         self._readiness.close()
-        self._watched.disable_monitor()
+        self._monitored.disable_monitor()
         self._monitor.close()
 
 

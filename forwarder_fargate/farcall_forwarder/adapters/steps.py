@@ -201,7 +201,7 @@ class StoreSteps:
         try:
             fresh = self._queue.watch(step.owner_ids, self._forwarder_id, ttl_s=step.ttl_s)
         except Unavailable as error:
-            _logger.warning("other forwarders do not know whose clients are connected here: %s", error)
+            _logger.warning("cannot subscribe to the results that other forwarders record: %s", error)
         return ev.OwnersWatched(step.owner_ids, fresh)
 
     @_perform.register

@@ -1,1 +1,1 @@
-"""Core of the forwarder: maps events and time to actions. No I/O, no clock and no randomness of its own."""
+"""Core of the forwarder: maps events and time to actions. No I/O, no clock, no random numbers."""

@@ -202,7 +202,7 @@ class FlushResults(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MarkFlushed(StoreStep):
-    """Tell the queue that the database has these results, by endpoint. No event answers it."""
+    """Mark results as recorded in the queue, by endpoint. No event answers it."""
 
     task_ids: Mapping[str, Sequence[str]]
 

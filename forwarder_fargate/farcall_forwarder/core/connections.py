@@ -148,7 +148,7 @@ class Connections:
                 continue
             if session.wire.heartbeat_due(now=now.mono):
                 actions.append(session.send(wire.Heartbeat(at=now.epoch), now))
-            # Once in a period at least: a session that is let in meanwhile has heartbeats to send.
+            # Once in a period at least: a session that opens meanwhile has heartbeats to send.
             at = min(session.wire.next_deadline(), now.mono + session.wire.heartbeat_s)
             self._deadlines.enter(routing_id, at=at)
         if self._sessions:

@@ -213,7 +213,7 @@ class Endpoints:
             return []
         return self._fenced(endpoint, now) if flushed.fenced else resume.on_lost(endpoint)
 
-    # -- ends ----------------------------------------------------------------------------------------------------------
+    # -- removal -------------------------------------------------------------------------------------------------------
 
     def _failed(self, endpoint: Endpoint, now: Instant) -> list[Action]:
         """A store refuses a step of this endpoint for good: release the endpoint and redirect its agent, which still

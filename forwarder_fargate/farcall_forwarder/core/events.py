@@ -61,7 +61,7 @@ class Tick(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DrainOrdered(Event):
-    """The process was asked to end."""
+    """The process received a signal to end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class AttemptsRead(EndpointEvent):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refreshed(Event):
-    """The ownership of these endpoints is renewed. Those in ``active`` need an upkeep of their own instead."""
+    """The ownership of these endpoints is renewed. Those in ``active`` need a full upkeep instead."""
 
     owned: Mapping[str, tuple[int, str]]
     active: frozenset[str]

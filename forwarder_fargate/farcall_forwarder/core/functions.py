@@ -14,7 +14,7 @@ class FunctionCache:
         self._functions: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
 
     def get(self, function_hash: str) -> tuple[str, bytes] | None:
-        """Name and body, or None if they have to be fetched."""
+        """Name and body, or None if they must be fetched."""
         found = self._functions.get(function_hash)
         if found is not None:
             self._functions.move_to_end(function_hash)

@@ -36,7 +36,7 @@ def check_greeting(
     :raises FarcallError: with the reason for a refusal.
     """
     if wire.PROTOCOL_VERSION not in greeting.protocol_versions:
-        raise VersionUnsupported(f"this forwarder speaks version {wire.PROTOCOL_VERSION} of the protocol")
+        raise VersionUnsupported(f"this forwarder has version {wire.PROTOCOL_VERSION} of the protocol")
     try:
         ticket = tickets.verify(greeting.ticket, now=now.epoch)
     except FarcallError as error:
@@ -49,10 +49,10 @@ def check_greeting(
 
 def _check_hello(hello: wire.Hello, peer: PeerKey) -> None:
     if hello.endpoint_id != peer.subject:
-        raise EndpointMismatch(f"the key of this connection does not speak for endpoint {hello.endpoint_id}")
+        raise EndpointMismatch(f"the key of this connection does not belong to endpoint {hello.endpoint_id}")
     ids = (hello.instance_id, hello.spool_id, *(held.task_id for held in hello.held))
     if not all(map(is_uuid, ids)) or any(held.attempt > MAX_ATTEMPTS for held in hello.held):
-        raise ProtocolError("a Hello with ids that are no UUIDs, or with impossible attempts")
+        raise ProtocolError("a Hello with ids that are not UUIDs, or with invalid attempts")
 
 
 def taken_over(endpoint_id: str) -> EndpointTakenOver:
@@ -63,5 +63,5 @@ def taken_over(endpoint_id: str) -> EndpointTakenOver:
 def outdated(endpoint_id: str) -> SpoolOutdated:
     """The refusal that an agent with an old copy of a spool receives."""
     return SpoolOutdated(
-        f"the spool is an old copy: endpoint {endpoint_id} has started tasks since it was made, which may not run twice"
+        f"the spool is an old copy: endpoint {endpoint_id} has started tasks since then that may not run twice"
     )

@@ -18,7 +18,7 @@ class Stage(enum.Enum):
     ACCEPTED = enum.auto()
     """In the agent's spool."""
     RETURNED = enum.auto()
-    """Its result came in and is being recorded."""
+    """Its result was received and is being recorded."""
 
 
 @dataclasses.dataclass(slots=True)

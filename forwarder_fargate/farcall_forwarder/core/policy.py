@@ -43,12 +43,12 @@ class Policy:
     meter_s: float = 60.0
     #: How often free memory is returned to the operating system.
     tidy_s: float = 10.0
-    #: Range of the heartbeat that a peer may ask for.
+    #: Range of the heartbeat that a peer may request.
     min_heartbeat_s: float = 1.0
     max_heartbeat_s: float = 60.0
 
     max_lease_batch: int = 500
-    #: Most tasks beyond the credit, for any reserve that an agent asks for.
+    #: Most tasks beyond the credit, for any reserve that an agent requests.
     max_reserve: int = 64
     #: User bytes in one envelope to an agent.
     max_run_bytes: int = 4 * 1024 * 1024
@@ -94,9 +94,9 @@ class Policy:
     #: Redirected peers reconnect after a random time up to this.
     redirect_spread_s: float = 2.0
 
-    def heartbeat_s(self, asked_s: float) -> float:
-        """The heartbeat of a peer that asks for this one."""
-        return min(max(asked_s, self.min_heartbeat_s), self.max_heartbeat_s)
+    def heartbeat_s(self, requested_s: float) -> float:
+        """The heartbeat of a peer that requests this one."""
+        return min(max(requested_s, self.min_heartbeat_s), self.max_heartbeat_s)
 
     @property
     def tick_s(self) -> float:

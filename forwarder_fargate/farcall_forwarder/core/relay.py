@@ -122,7 +122,7 @@ class Relay:
     def push(
         self, session: PeerSession, message: BlobPush, frames: Sequence[bytes], lease: Lease | None, now: Instant
     ) -> list[Action]:
-        """Take a piece of the result of a task that this endpoint leases. A message without a piece asks for room."""
+        """Take a piece of the result of a task that this endpoint leases. A message without a piece requests room."""
         former = self._transfers.get((session.session_id, message.task_id, BlobPush))
         if message.piece is not None:
             return self._take(former, session, message, frames[message.piece], now)

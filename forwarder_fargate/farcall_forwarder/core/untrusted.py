@@ -53,7 +53,7 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
     except (KeyError, ValueError, TypeError):
         return ErrorRecord(
             code="RESULT_MALFORMED",
-            message="The endpoint reported a failure without saying which.",
+            message="The endpoint reported a failure without a reason.",
             hint="Upgrade the endpoint's software.",
             fault=Fault.PEER,
             endpoint_id=endpoint_id,
@@ -93,7 +93,7 @@ def _clean(value: Any, depth: int) -> Any:
         case None | bool():
             return value
         case str():
-            # The end of a traceback says more than its start.
+            # The end of a traceback is more useful than its start.
             return value.replace("\0", "\N{REPLACEMENT CHARACTER}")[-MAX_TEXT:]
         case int():
             return value if abs(value) <= _MAX_INTEGER else str(value)

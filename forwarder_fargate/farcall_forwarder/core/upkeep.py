@@ -35,7 +35,7 @@ def is_to_be_refreshed(endpoint: Endpoint, now: Instant) -> bool:
 
 
 def on_refreshed(endpoint: Endpoint, now: Instant, *, needs_upkeep: bool) -> list[Action]:
-    """The ownership was refreshed, or the endpoint needs an upkeep of its own."""
+    """The ownership was refreshed, or the endpoint needs a full upkeep."""
     endpoint.is_maintaining = False
     return maintain(endpoint, now) if needs_upkeep else refresh_presence(endpoint, now)
 
@@ -100,8 +100,8 @@ def on_maintained(endpoint: Endpoint, event: ev.EndpointMaintained, now: Instant
 
 
 def _finish_expired(endpoint: Endpoint, reaped: Sequence[LeasedTask], now: Instant) -> list[Action]:
-    """Finish the tasks of expired leases. For those that may not run twice, the database is asked first whether
-    they were ever sent. The queue reports expired leases again until their results are recorded."""
+    """Finish the tasks of expired leases. For those that may not run twice, the database is read first: they may
+    never have been sent. The queue reports expired leases again until their results are recorded."""
     unclear: list[LeasedTask] = []
     for leased in reaped:
         lease = endpoint.leases.get(leased.task.task_id)
