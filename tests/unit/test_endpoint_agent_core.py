@@ -9,8 +9,8 @@ from farcall_common import wire
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.reports import REPORT_AFTER_S
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
-from farcall_endpoint.agent.states import REPORT_AFTER_S
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started

@@ -14,8 +14,8 @@ from farcall_common import wire
 from farcall_common.errors import ConfigurationError
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent.pressure import Pressure
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
+from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
 from farcall_endpoint.protocol import Died, Finished, Progress
 from farcall_endpoint.shared import seen
@@ -147,7 +147,7 @@ def test_room_is_told_for_files_alone(tmp_path: Path) -> None:
 
 
 def test_tries_come_at_longer_and_longer_intervals_until_one_works() -> None:
-    pressure, now, waits = Pressure(), 100.0, []
+    pressure, now, waits = SpoolSpace(), 100.0, []
     for _ in range(10):
         pressure.failed("full", now=now)
         assert pressure.retry_at is not None
@@ -164,7 +164,7 @@ def test_tries_come_at_longer_and_longer_intervals_until_one_works() -> None:
 
 
 def test_below_the_reserve_there_is_a_problem_although_the_spool_can_be_written() -> None:
-    pressure = Pressure()
+    pressure = SpoolSpace()
     pressure.measured((300 * 2**20, 256 * 2**20))
     assert pressure.problem == ""
     pressure.measured((100 * 2**20, 256 * 2**20))

@@ -14,9 +14,9 @@ from farcall_common import wire
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, Message
 from farcall_endpoint.agent.blobs import Blobs, BlobsMode
-from farcall_endpoint.agent.relay import Relay
+from farcall_endpoint.agent.relay import Relay, TransferFailed
 from farcall_endpoint.agent.tasks import End, Stage, Task
-from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+from farcall_endpoint.agent.transfers import Transfers
 from farcall_endpoint.shared import Frame
 
 PIECE = 1000

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Final, Literal, Protocol
 
 from farcall_common.wire import BlobGrant, BlobLocation, BlobPiece, BlobTaken, Message
-from farcall_endpoint.agent.background import Background
 from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.relay import Relay
+from farcall_endpoint.agent.relay import Relay, TransferFailed
 from farcall_endpoint.agent.tasks import End, Stage, Task
-from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.shared import Frame, seen
 
 _logger = logging.getLogger(__name__)

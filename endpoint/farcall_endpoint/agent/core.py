@@ -24,15 +24,9 @@ from farcall_common.wire import (
     TaskState,
 )
 from farcall_endpoint import outcomes
-from farcall_endpoint.agent import admission
-from farcall_endpoint.agent.credit import Credit
-from farcall_endpoint.agent.ends import Ends
-from farcall_endpoint.agent.retries import UploadRetries
-from farcall_endpoint.agent.roster import Roster
-from farcall_endpoint.agent.scheduling import Lifetime, SchedulingPolicy
-from farcall_endpoint.agent.states import States
-from farcall_endpoint.agent.tasks import Decisions, Demand, End, Stage, Task
-from farcall_endpoint.agent.waiting import Waiting
+from farcall_endpoint.agent.reports import CreditWindow, States, UploadRetries
+from farcall_endpoint.agent.scheduling import Lifetime, Managers, SchedulingPolicy, TaskQueue
+from farcall_endpoint.agent.tasks import Decisions, Demand, End, Ends, Stage, Task, refusal
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress
 from farcall_endpoint.shared import Bytes
@@ -73,7 +67,7 @@ class AgentCore:
         self._slots_hint = slots_hint
         self._prefetch = prefetch
         self._window = window
-        self._credit = Credit(window, limit=max_window)
+        self._credit = CreditWindow(window, limit=max_window)
         self._states = States(are_told=tells_states)
         self._block_s = block_s
         self._drain_s = drain_s
@@ -81,9 +75,9 @@ class AgentCore:
         self._tasks: dict[str, Task] = {}
         #: By submitter; see :class:`farcall_common.fairness.FairQueue`.
         self.weights: Mapping[str, int] = weights or {}
-        self._queue = Waiting(self.weights)
+        self._queue = TaskQueue(self.weights)
         self._functions: set[str] = set()
-        self._roster = Roster()
+        self._managers = Managers()
         self._ended = 0
         #: Ends since the start, of whatever kind.
         self.finished_tasks = 0
@@ -206,11 +200,11 @@ class AgentCore:
         self._tasks[task.task_id] = task
         self._decisions.accepted.append(task)
         self._decisions.acknowledged.append(task)
-        refusal = admission.refusal(
+        refused = refusal(
             spec, knows_function=spec.function_hash in self._functions, block_s=self._block_s, no_nodes=self._no_nodes
         )
-        if refusal is not None:
-            self._end(task, self._ends.failed(task, refusal))
+        if refused is not None:
+            self._end(task, self._ends.failed(task, refused))
             return
         if stage is Stage.QUEUED:
             self._queue.add(task)
@@ -260,7 +254,7 @@ class AgentCore:
         decisions.orders.clear()
         for task in again:
             assert task.manager_id is not None
-            self._roster.release(task.manager_id, task.task_id)
+            self._managers.release(task.manager_id, task.task_id)
             self._queue.done(task)
             task.starts -= 1
         self._requeue(again, now)
@@ -330,16 +324,16 @@ class AgentCore:
 
     def demand(self) -> Demand:
         """What there is to do, and who does it."""
-        return Demand(len(self._tasks) - self._ended, self._roster.busy)
+        return Demand(len(self._tasks) - self._ended, self._managers.busy)
 
     def manager_registered(self, manager_id: str, *, slots: int, ends_at: float | None = None) -> None:
         """A manager is there; ``ends_at``: when its time is over, where that is known."""
         lifetime = None if ends_at is None else Lifetime(ends_at, self._drain_s, self._max_walltime_s)
-        self._roster.add(manager_id, slots=slots, lifetime=lifetime)
+        self._managers.add(manager_id, slots=slots, lifetime=lifetime)
 
     def progress(self, manager_id: str, progress: Progress, bodies: Sequence[Bytes], *, now: float) -> None:
         """A manager reports. A result counts even if the manager was given up meanwhile."""
-        self._roster.note(
+        self._managers.note(
             manager_id, workers=progress.workers, idle_workers=progress.idle_workers, problem=progress.problem
         )
         for finished in progress.finished:
@@ -359,7 +353,7 @@ class AgentCore:
     ) -> None:
         """A manager is gone with all that it had. If that was ``expected``, no start is held against a task.
         ``unstarted``: it started none of these tasks."""
-        manager = self._roster.remove(manager_id)
+        manager = self._managers.remove(manager_id)
         if manager is not None:
             suspects = 0 if expected or unstarted else manager.slots
             for task in manager.outstanding.values():
@@ -391,13 +385,13 @@ class AgentCore:
 
     def report(self) -> EndpointReport:
         """The numbers for a heartbeat."""
-        problem = self._spool_problem or self._nodes_problem or self._roster.problem
+        problem = self._spool_problem or self._nodes_problem or self._managers.problem
         unfinished = len(self._tasks) - self._ended
         return EndpointReport(
-            managers=len(self._roster),
-            total_workers=self._roster.workers,
-            idle_workers=self._roster.idle_workers,
-            pending_tasks=max(0, unfinished - self._roster.outstanding),
+            managers=len(self._managers),
+            total_workers=self._managers.workers,
+            idle_workers=self._managers.idle_workers,
+            pending_tasks=max(0, unfinished - self._managers.outstanding),
             outstanding_tasks=unfinished,
             detail={"problem": problem} if problem else {},
         )
@@ -412,13 +406,13 @@ class AgentCore:
             self._report_end(task)
 
     def _dispatch(self, now: float) -> None:
-        if not (self._queue and self._roster):
+        if not (self._queue and self._managers):
             return
-        placed = self._queue.place(self._policy, self._roster.loads, depth=self._prefetch.depth, now=now)
+        placed = self._queue.place(self._policy, self._managers.loads, depth=self._prefetch.depth, now=now)
         for task, manager_id in placed:
             task.stage, task.manager_id = Stage.DISPATCHED, manager_id
             task.starts += 1
-            self._roster.assign(manager_id, task)
+            self._managers.assign(manager_id, task)
             self._decisions.starts.append(task)
             self._decisions.orders[manager_id].append(task)
             self._states.enter(task, TaskState.WAITING_FOR_LAUNCH, now)
@@ -426,7 +420,7 @@ class AgentCore:
     def _give_credit(self) -> None:
         if not self._connected or self._spool_problem:
             return
-        slots = self._roster.slots or self._slots_hint
+        slots = self._managers.slots or self._slots_hint
         self._decisions.credit += self._credit.grant(slots=slots, held=len(self._tasks) - self._ended)
 
     def _observe(self, ends: Sequence[Finished]) -> None:
@@ -452,7 +446,7 @@ class AgentCore:
 
     def _release(self, manager_id: str, task_id: str) -> Task | None:
         """Note that a manager has done with a task; None if its end is known already."""
-        if (released := self._roster.release(manager_id, task_id)) is not None:
+        if (released := self._managers.release(manager_id, task_id)) is not None:
             self._queue.done(released)
         task = self._tasks.get(task_id)
         return None if task is None or task.end is not None else task

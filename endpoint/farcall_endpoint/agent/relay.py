@@ -16,7 +16,6 @@ from typing import Final
 from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, Message
-from farcall_endpoint.agent.transfers import TransferFailed
 from farcall_endpoint.shared import Frame, piece_of
 
 _AT_ONCE: Final = 2
@@ -26,6 +25,16 @@ _LONGEST_WAIT_S: Final = 4.0
 #: The forwarder may have many others to serve first.
 _PATIENCE_S: Final = 120.0
 _TOO_OLD: Final = "the forwarder passes no blobs on; it is older than this endpoint"
+
+
+class TransferFailed(Exception):
+    """A transfer did not work. ``retryable`` with a fresh URL; ``is_unreachable`` if no connection could be made."""
+
+    def __init__(self, reason: str, *, retryable: bool, is_unreachable: bool = False) -> None:
+        super().__init__(reason)
+        self.retryable = retryable
+        self.is_unreachable = is_unreachable
+
 
 Say = Callable[[Message, tuple[bytes, ...]], None]
 Done = Callable[[Frame | TransferFailed], None]

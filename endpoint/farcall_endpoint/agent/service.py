@@ -6,6 +6,7 @@ anybody. So batches form by themselves under load, and a single task waits for n
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 import time
@@ -35,17 +36,15 @@ from farcall_common.wire import (
 )
 from farcall_endpoint import protocol
 from farcall_endpoint.agent import connection as c
-from farcall_endpoint.agent.background import Background
 from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
-from farcall_endpoint.agent.messages import messages_to_cloud
-from farcall_endpoint.agent.pressure import Pressure
-from farcall_endpoint.agent.rate import Rate
+from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
+from farcall_endpoint.agent.reports import messages_to_cloud
 from farcall_endpoint.agent.spool import MAX_ROW_BYTES, Spool, SpoolUnwritable
+from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import Decisions, Demand, Task
-from farcall_endpoint.agent.transfers import Transfers
-from farcall_endpoint.agent.uplink import SHAKEN, Uplink
+from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import ConnectAnswer
 from farcall_endpoint.shared import Frame, seen
 
@@ -59,6 +58,7 @@ _RESERVE: Final = 16
 """Tasks that the cloud may send although others have used up the credit: of submitters that have none here."""
 _MOST_NODES: Final = 100
 """So many are shown one by one in the status."""
+_RATE_WINDOW_S: Final = 10.0
 
 
 class Clock:
@@ -74,6 +74,21 @@ class Clock:
     def epoch(self) -> float:
         """For whatever others read, and for the core."""
         return time.monotonic() + self._offset_s
+
+
+class Rate:
+    """From a count that only grows, looked at every now and then. Instants are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[tuple[float, int]] = collections.deque()
+
+    def per_s(self, count: int, *, now: float) -> float:
+        """How fast the count has grown over the last ten seconds, as far as it was looked at."""
+        self._seen.append((now, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
+            self._seen.popleft()
+        since, former = self._seen[0]
+        return (count - former) / (now - since) if now > since else 0.0
 
 
 class FleetMaker(Protocol):
@@ -157,7 +172,7 @@ class Agent:
         self._instance_id = new_id()
         self._told_generation = 0
         self._functions: dict[str, bytes] = {}
-        self._pressure = Pressure()
+        self._pressure = SpoolSpace()
         self._under_pressure = False
         self._status_at = 0.0
         self._stop_wanted: float | None = None
@@ -343,7 +358,7 @@ class Agent:
         self._forwarder = to.address
         _logger.info("connecting to %s", to.address)
         try:
-            self._uplink.dial(to)
+            self._uplink.open_socket(to)
         except zmq.ZMQError as error:
             self._follow(self._connection.lost(f"{to.address}: {error}", now=now))
 
@@ -366,8 +381,8 @@ class Agent:
         )
 
     def _hear_cloud(self, now: float, epoch: float) -> None:
-        for fate in self._uplink.fates():
-            if fate is SHAKEN:
+        for fate in self._uplink.connection_events():
+            if fate is HANDSHAKE_DONE:
                 self._follow(self._connection.shaken(now=now))
             else:
                 self._hear_forwarder(now, epoch)  # its last words

@@ -13,7 +13,7 @@ where the file takes 10 (ext4, 2 cores under load). A worker maps the file as it
 Files are not flushed: after a power cut each one is checked (:meth:`Spool.load`).
 
 A file system that is full, over its quota or broken makes a commit fail as a whole. Nothing is lost by that: what was
-to be written is still in memory, and :class:`farcall_endpoint.agent.pressure.Pressure` says when to try again.
+to be written is still in memory, and :class:`farcall_endpoint.agent.spool_space.SpoolSpace` says when to try again.
 """
 
 from __future__ import annotations

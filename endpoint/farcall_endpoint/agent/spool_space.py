@@ -16,7 +16,7 @@ _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 5.0
 
 
-class Pressure:
+class SpoolSpace:
     """One per spool."""
 
     def __init__(self) -> None:
