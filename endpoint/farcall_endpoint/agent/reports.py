@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from farcall_common.backoff import Backoff
+from farcall_common.event_log import UserBytes
 from farcall_common.wire import (
     BlobRequest,
     Credit,
     Envelope,
     ResultSpec,
+    RunTasks,
     TaskRef,
     TaskResults,
     TasksAccepted,
@@ -20,7 +23,10 @@ from farcall_common.wire import (
     TaskTransition,
     TaskTransitions,
 )
-from farcall_endpoint.agent.tasks import Decisions, Stage, Task
+from farcall_endpoint.agent import actions as do
+from farcall_endpoint.agent.actions import Action
+from farcall_endpoint.agent.events import TasksReceived
+from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 
 
@@ -64,19 +70,19 @@ REPORT_AFTER_S: Final = 0.5
 """A state that lasts for so long is worth a message."""
 
 
-class States:
-    """Keeps an eye on tasks that have not ended. Instants are epoch seconds.
+class Transitions:
+    """The states to report: those that last; of a shorter task the result alone. Instants are epoch seconds.
 
-    :param are_told: whether anybody wants to know.
+    :param is_enabled: whether transitions are reported at all.
     """
 
-    def __init__(self, *, are_told: bool) -> None:
-        self._are_told = are_told
+    def __init__(self, *, is_enabled: bool) -> None:
+        self._is_enabled = is_enabled
         self._watched: collections.deque[tuple[float, Task]] = collections.deque()
 
     def watch(self, task: Task, at: float) -> None:
-        """Look at a task again when its state of now, entered ``at``, has lasted."""
-        if self._are_told:
+        """Check a task again when its present state, entered ``at``, has lasted."""
+        if self._is_enabled:
             task.watched = True
             self._watched.append((at + REPORT_AFTER_S, task))
 
@@ -91,12 +97,12 @@ class States:
         return self._watched[0][0] if self._watched else None
 
     def due(self, *, now: float, connected: bool) -> list[TaskTransition]:
-        """What is to be told now. Without a session nothing is, and the next one's greeting says it all."""
+        """Transitions to report now; none without a session, for the next Hello names all tasks."""
         transitions = []
         while self._watched and self._watched[0][0] <= now:
             task = self._watched.popleft()[1]
             task.watched = False
-            if task.stage is Stage.ENDED or task.reported is task.state:
+            if task.stage in (Stage.FINISHED, Stage.FORGOTTEN) or task.reported is task.state:
                 continue
             if now < task.at + REPORT_AFTER_S:
                 self.watch(task, task.at)
@@ -121,10 +127,10 @@ class UploadRetries:
 
     def add(self, task: Task, *, now: float) -> bool:
         """Try the result of a task again, after twice as long each time. False when it was tried often enough."""
-        assert task.end is not None
-        if task.end.upload_backoff is None:
-            task.end.upload_backoff = Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S)
-        backoff = task.end.upload_backoff
+        assert task.result is not None
+        if task.result.upload_backoff is None:
+            task.result.upload_backoff = Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S)
+        backoff = task.result.upload_backoff
         if backoff.failures + 1 >= _TRIES:
             return False
         heapq.heappush(self._due, (now + backoff.next_s(), task.seq, task))
@@ -144,20 +150,43 @@ _MAX_BATCH: Final = 1000
 _MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
-def messages_to_cloud(decisions: Decisions, *, body: Callable[[Task], bytes]) -> Iterator[Envelope]:
-    """The messages of a turn, in the order in which they are to be sent. ``body`` gives the result of a task."""
-    if decisions.acknowledged:
-        refs = tuple(TaskRef(task_id=task.task_id, attempt=task.attempt) for task in decisions.acknowledged)
-        yield Envelope(TasksAccepted(tasks=refs))
-    if decisions.credit:
-        yield Envelope(Credit(tasks=decisions.credit))
-    for start in range(0, len(decisions.transitions), _MAX_BATCH):
-        yield Envelope(TaskTransitions(transitions=tuple(decisions.transitions[start : start + _MAX_BATCH])))
-    yield from _results(decisions.results, body)
-    for task in decisions.blob_requests:
-        assert task.end is not None
-        size_bytes, sha256 = task.end.size_bytes, task.end.sha256
-        yield Envelope(BlobRequest(task_id=task.task_id, attempt=task.attempt, size_bytes=size_bytes, sha256=sha256))
+def tasks_received(message: RunTasks, frames: Sequence[bytes]) -> TasksReceived:
+    """The event of a message. Functions with the wrong hash are left out: their tasks fail for want of them."""
+    functions = [
+        each for each in message.functions if hashlib.sha256(frames[each.body]).hexdigest() == each.function_hash
+    ]
+    payloads = [None if spec.payload is None else frames[spec.payload] for spec in message.tasks]
+    bodies = UserBytes([frames[function.body] for function in functions])
+    return TasksReceived(message.tasks, UserBytes(payloads), functions, bodies)
+
+
+def messages_of(action: Action, *, body: Callable[[Task], bytes]) -> Iterator[Envelope]:
+    """The messages of a report to the cloud: large enough to be cheap, small enough to be accepted.
+
+    :param body: returns the result of a task.
+    """
+    match action:
+        case do.AcknowledgeTasks(tasks=tasks):
+            yield Envelope(TasksAccepted(tasks=tuple(TaskRef(task_id=t.task_id, attempt=t.attempt) for t in tasks)))
+        case do.GiveCredit(tasks=credit):
+            yield Envelope(Credit(tasks=credit))
+        case do.ReportTransitions(transitions=transitions):
+            for start in range(0, len(transitions), _MAX_BATCH):
+                yield Envelope(TaskTransitions(transitions=tuple(transitions[start : start + _MAX_BATCH])))
+        case do.ReportResults(tasks=tasks):
+            yield from _results(tasks, body)
+        case do.RequestUploads(tasks=tasks):
+            for task in tasks:
+                result = task.result
+                assert result is not None
+                yield Envelope(
+                    BlobRequest(
+                        task_id=task.task_id,
+                        attempt=task.attempt,
+                        size_bytes=result.size_bytes,
+                        sha256=result.sha256,
+                    )
+                )
 
 
 def _results(tasks: Sequence[Task], body: Callable[[Task], bytes]) -> Iterator[Envelope]:
@@ -165,25 +194,25 @@ def _results(tasks: Sequence[Task], body: Callable[[Task], bytes]) -> Iterator[E
     frames: list[bytes] = []
     size_bytes = 0
     for task in tasks:
-        end = task.end
-        assert end is not None
+        result = task.result
+        assert result is not None
         frame = None
-        if end.size_bytes and end.blob is None:
+        if result.size_bytes and result.blob is None:
             frame = len(frames)
             frames.append(body(task))
-            size_bytes += end.size_bytes
+            size_bytes += result.size_bytes
         specs.append(
             ResultSpec(
                 task_id=task.task_id,
                 attempt=task.attempt,
-                state=end.state,
+                state=result.state,
                 result=frame,
-                result_blob=end.blob,
-                error=end.error,
-                started_at=end.started_at,
-                ended_at=end.ended_at,
-                exhausted=end.exhausted,
-                details=end.details or {},
+                result_blob=result.blob,
+                error=result.error,
+                started_at=result.started_at,
+                ended_at=result.ended_at,
+                exhausted=result.exhausted,
+                details=result.details or {},
             )
         )
         if len(specs) >= _MAX_BATCH or size_bytes >= _MAX_BATCH_BYTES:
