@@ -14,10 +14,9 @@ import zmq
 
 from farcall_common.errors import Unavailable
 from farcall_endpoint import protocol
-from farcall_endpoint.agent.blocks import Blocks
+from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.fleet import Fleet, Lost
 from farcall_endpoint.agent.links import Network
-from farcall_endpoint.agent.scaling import SimpleScaling
 from farcall_endpoint.agent.tasks import Demand
 from farcall_endpoint.manager.network import find_reachable
 from farcall_endpoint.providers import BlockStatus, Phase

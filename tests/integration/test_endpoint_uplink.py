@@ -9,7 +9,7 @@ import zmq
 
 from farcall_common.wire import Envelope, Heartbeat
 from farcall_endpoint.agent.connection import Address
-from farcall_endpoint.agent.uplink import Uplink
+from farcall_endpoint.agent.links import Uplink
 from farcall_endpoint.transport import new_curve_keys
 from tests.support.endpoint import wait_until
 from tests.waiting import WAIT_S
@@ -18,10 +18,10 @@ from tests.waiting import WAIT_S
 def test_a_connection_that_ended_by_a_breach_of_protocol_holds_nobody_up() -> None:
     with zmq.Context() as context, socket.create_server(("127.0.0.1", 0)) as listener:
         uplink = Uplink(context, new_curve_keys(), zmq.Poller())
-        uplink.dial(Address(f"tcp://127.0.0.1:{listener.getsockname()[1]}", new_curve_keys().public))
+        uplink.open_socket(Address(f"tcp://127.0.0.1:{listener.getsockname()[1]}", new_curve_keys().public))
         with listener.accept()[0] as impostor:
             impostor.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 10)
-            wait_until(lambda: list(uplink.fates()))
+            wait_until(lambda: list(uplink.connection_events()))
         assert not list(uplink.receive())
         sender = threading.Thread(target=uplink.send, args=(Envelope(Heartbeat(at=0.0)),), daemon=True)
         sender.start()

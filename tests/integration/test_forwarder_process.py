@@ -217,7 +217,7 @@ import time
 import zmq
 from farcall_common.wire import Envelope, Heartbeat
 from farcall_endpoint.agent.connection import Address
-from farcall_endpoint.agent.uplink import SHAKEN, Uplink
+from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
 from farcall_endpoint.transport import new_curve_keys
 
 def run():
@@ -225,12 +225,12 @@ def run():
     uplink = Uplink(zmq.Context(), new_curve_keys(), poller)
     while True:
         to = forwarder()
-        uplink.dial(Address(to["address"], to["server_key"]))
+        uplink.open_socket(Address(to["address"], to["server_key"]))
         uplink.send(Envelope(Heartbeat(at=0.0)))
         while True:
             poller.poll()
             for _ in uplink.receive(): pass
-            if set(uplink.fates()) - {SHAKEN}: break
+            if set(uplink.connection_events()) - {HANDSHAKE_DONE}: break
         uplink.close()
         time.sleep(0.01)
 """

@@ -9,11 +9,12 @@ from farcall_common import wire
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.reports import REPORT_AFTER_S
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
-from farcall_endpoint.agent.states import REPORT_AFTER_S
-from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
+from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started
+from tests.support.agent import CoreDriver, Turn
 from tests.task_fields import with_options
 
 BODY = b"a function"
@@ -21,8 +22,8 @@ HASH = hashlib.sha256(BODY).hexdigest()
 FUNCTION = wire.FunctionSpec(function_hash=HASH, name="f", body=0)
 
 
-def make_core(*, prefetch: int = 0, slots_hint: int = 2, weights: dict[str, int] | None = None) -> AgentCore:
-    return AgentCore(
+def make_core(*, prefetch: int = 0, slots_hint: int = 2, weights: dict[str, int] | None = None) -> CoreDriver:
+    core = AgentCore(
         endpoint_id="e",
         policy=RoundRobinPolicy(),
         slots_hint=slots_hint,
@@ -31,6 +32,7 @@ def make_core(*, prefetch: int = 0, slots_hint: int = 2, weights: dict[str, int]
         max_window=100,
         weights=weights,
     )
+    return CoreDriver(core)
 
 
 def spec(task_id: str, **options: object) -> wire.TaskSpec:
@@ -45,23 +47,23 @@ def spec(task_id: str, **options: object) -> wire.TaskSpec:
     return wire.TaskSpec(**with_options({**values, **options}))
 
 
-def send(core: AgentCore, *specs: wire.TaskSpec, now: float = 0.0) -> Decisions:
-    core.run_tasks(wire.RunTasks(tasks=specs, functions=(FUNCTION,)), [BODY, b"payload"], now=now)
+def send(core: CoreDriver, *specs: wire.TaskSpec, now: float = 0.0) -> Turn:
+    core.run_tasks(wire.RunTasks(tasks=specs, functions=(FUNCTION,)), [BODY, b"payload"])
     return core.decide(now=now)
 
 
-def connected(*, prefetch: int = 0) -> AgentCore:
+def connected(*, prefetch: int = 0) -> CoreDriver:
     core = make_core(prefetch=prefetch)
     core.manager_registered("m", slots=2)
-    core.progress("m", Progress(workers=2), [], now=0.0)
-    core.opened(())
+    core.progress("m", Progress(workers=2))
+    core.opened()
     core.decide(now=0.0)
     return core
 
 
-def finish(core: AgentCore, task_id: str, result: bytes = b"r", *, manager: str = "m", now: float = 1.0) -> Decisions:
+def finish(core: CoreDriver, task_id: str, result: bytes = b"r", *, manager: str = "m", now: float = 1.0) -> Turn:
     finished = Finished(task_id, TaskState.SUCCESS, 0, None, 0.0, 0.5)
-    core.progress(manager, Progress(workers=2, finished=(finished,)), [result], now=now)
+    core.progress(manager, Progress(workers=2, finished=(finished,)), [result])
     return core.decide(now=now)
 
 
@@ -70,22 +72,61 @@ def ids(tasks: Sequence[Task]) -> list[str]:
 
 
 def test_tasks_are_spooled_then_acknowledged_then_dispatched_up_to_the_slots() -> None:
-    decisions = send(connected(), spec("a"), spec("b"), spec("c"))
-    assert ids(decisions.accepted) == ids(decisions.acknowledged) == ["a", "b", "c"]
-    assert [function for function, _ in decisions.functions] == [FUNCTION]
-    assert {name: ids(tasks) for name, tasks in decisions.orders.items()} == {"m": ["a", "b"]}
-    assert [(task.task_id, task.starts) for task in decisions.starts] == [("a", 1), ("b", 1)]
+    turn = send(connected(), spec("a"), spec("b"), spec("c"))
+    assert ids(turn.accepted) == ids(turn.acknowledged) == ["a", "b", "c"]
+    assert [function for function, _ in turn.functions] == [FUNCTION]
+    assert {name: ids(tasks) for name, tasks in turn.orders.items()} == {"m": ["a", "b"]}
+    assert [(task.task_id, task.starts) for task in turn.starts] == [("a", 1), ("b", 1)]
 
 
 def test_a_result_frees_a_slot_and_is_spooled_and_sent() -> None:
     core = connected()
     send(core, spec("a"), spec("b"), spec("c"))
-    decisions = finish(core, "a")
-    assert ids(decisions.ended) == ids(decisions.results) == ["a"]
-    assert ids(decisions.orders["m"]) == ["c"]
-    end = decisions.results[0].end
+    turn = finish(core, "a")
+    assert ids(turn.finished) == ids(turn.results) == ["a"]
+    assert ids(turn.orders["m"]) == ["c"]
+    end = turn.results[0].result
     assert end is not None
     assert (end.state, end.body, end.started_at, end.ended_at) == (TaskState.SUCCESS, b"r", 0.0, 0.5)
+
+
+def test_bodies_leave_the_memory_when_the_spool_has_them() -> None:
+    core = connected()
+    small, large, waiting = b"payload", b"x" * 20_000, spec("c", payload=2)
+    core.run_tasks(wire.RunTasks(tasks=(spec("a"), spec("b"), waiting), functions=(FUNCTION,)), [BODY, small, large])
+    [a, b, c] = core.decide(now=0.0).accepted
+    assert (a.payload, b.payload, c.payload) == (small, small, large)
+    core.written(now=0.0)
+    assert (a.payload, b.payload, c.payload) == (None, None, None)
+    [task] = finish(core, "a").results
+    assert task.result is not None
+    assert task.result.body == b"r"
+    core.fail_write(now=1.0)
+    assert task.result.body == b"r"
+    core.decide(now=2.0)
+    core.written(now=2.0)
+    assert task.result.body is None
+
+
+def test_an_engine_writes_no_spool_and_forgets_a_result_that_it_reported() -> None:
+    none = PrefetchPolicy(horizon_s=0.0, limit=0)
+    policy = RoundRobinPolicy()
+    core = CoreDriver(
+        AgentCore(
+            endpoint_id="", policy=policy, slots_hint=1, prefetch=none, window=none, max_window=0, has_cloud=False
+        )
+    )
+    core.manager_registered("m", slots=1)
+    core.progress("m", Progress(workers=1))
+    core.accept(spec("a"), payload=b"p", functions=[HASH])
+    turn = core.decide(now=0.0)
+    assert ids(turn.orders["m"]) == ["a"]
+    assert not turn.accepted
+    [task] = finish(core, "a").results
+    assert task.result is not None
+    assert task.result.body == b"r"
+    assert core.held() == ()
+    assert core.report().outstanding_tasks == 0
 
 
 def test_a_recorded_result_is_forgotten() -> None:
@@ -106,7 +147,7 @@ def test_results_wait_for_a_session_and_are_repeated_in_the_next() -> None:
     assert finish(core, "a").results == []
     assert core.held() == (wire.HeldTask(task_id="a", attempt=1, finished=True),)
     for _ in range(2):
-        core.opened(())
+        core.opened()
         assert ids(core.decide(now=2.0).results) == ["a"]
 
 
@@ -115,22 +156,22 @@ def test_what_the_cloud_forgets_is_dropped_and_stopped() -> None:
     tasks = send(core, spec("a"), spec("b"), spec("c")).accepted
     core.closed()
     core.opened([wire.TaskRef(task_id="a", attempt=1), wire.TaskRef(task_id="c", attempt=1)])
-    decisions = core.decide(now=1.0)
-    assert decisions.dropped == [tasks[0].seq, tasks[2].seq]
-    assert decisions.forgotten == []
-    assert decisions.cancels == {"m": ["a"]}
-    assert finish(core, "a").ended == []
+    turn = core.decide(now=1.0)
+    assert turn.dropped == [tasks[0].seq, tasks[2].seq]
+    assert turn.forgotten == []
+    assert turn.cancels == {"m": ["a"]}
+    assert finish(core, "a").finished == []
     assert [held.task_id for held in core.held()] == ["b"]
 
 
 def test_credit_is_a_window_that_is_refilled() -> None:
     core = make_core(slots_hint=2)
-    core.opened(())
+    core.opened()
     assert core.decide(now=0.0).credit == 4
     send(core, spec("a"), spec("b"), spec("c"))
     assert core.decide(now=0.0).credit == 0
     core.manager_registered("m", slots=2)
-    core.progress("m", Progress(workers=2), [], now=0.0)
+    core.progress("m", Progress(workers=2))
     core.decide(now=0.0)
     assert finish(core, "a").credit == 1
 
@@ -138,25 +179,25 @@ def test_credit_is_a_window_that_is_refilled() -> None:
 def test_no_credit_and_no_dispatch_while_draining() -> None:
     core = connected()
     core.drain()
-    decisions = send(core, spec("a"))
-    assert ids(decisions.accepted) == ["a"]
-    assert not decisions.orders
-    assert decisions.credit == 0
+    turn = send(core, spec("a"))
+    assert ids(turn.accepted) == ["a"]
+    assert not turn.orders
+    assert turn.credit == 0
 
 
 def test_prefetching_sends_idempotent_tasks_ahead_and_no_others() -> None:
     core = connected(prefetch=1)
     assert len(send(core, *(spec(f"i{n}") for n in range(6))).orders["m"]) == 4
     core = connected(prefetch=1)
-    decisions = send(core, *(spec(f"n{n}", idempotent=False) for n in range(6)))
-    assert len(decisions.orders["m"]) == 2
+    turn = send(core, *(spec(f"n{n}", idempotent=False) for n in range(6)))
+    assert len(turn.orders["m"]) == 2
 
 
 def test_long_tasks_switch_prefetching_off() -> None:
     core = connected(prefetch=5)
     send(core, spec("a"), spec("b"))
     finished = Finished("a", TaskState.SUCCESS, 0, None, 0.0, 60.0)
-    core.progress("m", Progress(workers=2, finished=(finished,)), [b"r"], now=60.0)
+    core.progress("m", Progress(workers=2, finished=(finished,)), [b"r"])
     core.decide(now=60.0)
     assert len(send(core, spec("c"), spec("d"), spec("e")).orders["m"]) == 1
 
@@ -164,69 +205,67 @@ def test_long_tasks_switch_prefetching_off() -> None:
 def test_a_death_is_tried_again_until_the_attempts_are_used_up() -> None:
     core = connected()
     send(core, spec("a", max_attempts=2))
-    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1"),)), [], now=1.0)
+    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1"),)))
     assert ids(core.decide(now=1.0).orders["m"]) == ["a"]
-    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 2", "out", "err"),)), [], now=2.0)
+    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 2", "out", "err"),)))
     [task] = core.decide(now=2.0).results
-    assert task.end is not None
-    assert task.end.error is not None
-    assert task.end.error["code"] == "WORKER_DIED"
-    assert task.end.error["stderr_tail"] == "err"
-    assert (task.end.exhausted, task.end.error["reasons"]) == (True, ("exit code 1", "exit code 2"))
+    assert task.result is not None
+    assert task.result.error is not None
+    assert task.result.error["code"] == "WORKER_DIED"
+    assert task.result.error["stderr_tail"] == "err"
+    assert (task.result.exhausted, task.result.error["reasons"]) == (True, ("exit code 1", "exit code 2"))
 
 
 def test_attempts_that_came_to_nothing_elsewhere_count() -> None:
     core = connected()
-    core.know(HASH)
-    core.accept(spec("a", attempt=2, max_attempts=3), b"", now=0.0)
-    core.accept(spec("b", attempt=3, max_attempts=3), b"", now=0.0)
+    core.accept(spec("a", attempt=2, max_attempts=3), spec("b", attempt=3, max_attempts=3), functions=[HASH])
     core.decide(now=0.0)
-    core.progress("m", Progress(workers=2, died=(Died("a", "signal 9"), Died("b", "signal 9"))), [], now=1.0)
-    decisions = core.decide(now=1.0)
-    assert ids(decisions.orders["m"]) == ["a"]
-    [ended] = decisions.ended
-    assert ended.end is not None
-    assert ended.end.error is not None
+    core.progress("m", Progress(workers=2, died=(Died("a", "signal 9"), Died("b", "signal 9"))))
+    turn = core.decide(now=1.0)
+    assert ids(turn.orders["m"]) == ["a"]
+    [ended] = turn.finished
+    assert ended.result is not None
+    assert ended.result.error is not None
     assert ended.task_id == "b"
-    assert ended.end.error["reasons"] == ("the endpoint that had it went away",) * 2 + ("signal 9",)
+    assert ended.result.error["reasons"] == ("the endpoint that had it went away",) * 2 + ("signal 9",)
 
 
 def test_what_may_not_run_twice_is_no_dead_letter() -> None:
     core = connected()
     send(core, spec("a", idempotent=False))
-    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1"),)), [], now=1.0)
+    core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1"),)))
     [task] = core.decide(now=1.0).results
-    assert task.end is not None
-    assert (task.end.state, task.end.exhausted) == (TaskState.FAILED, False)
+    assert task.result is not None
+    assert (task.result.state, task.result.exhausted) == (TaskState.FAILED, False)
 
 
 def test_a_lost_manager_blames_only_what_can_have_run() -> None:
     core = connected(prefetch=2)
     send(core, *(spec(name, max_attempts=1) for name in "abcd"))
-    core.manager_lost("m", "its manager died", now=1.0)
-    decisions = core.decide(now=1.0)
-    assert {task.task_id: task.end.error["code"] for task in decisions.ended if task.end and task.end.error} == {
+    core.manager_lost("m", "its manager died")
+    turn = core.decide(now=1.0)
+    assert {task.task_id: task.result.error["code"] for task in turn.finished if task.result and task.result.error} == {
         "a": "WORKER_DIED",
         "b": "WORKER_DIED",
     }
     core.manager_registered("n", slots=2)
-    core.progress("n", Progress(workers=2), [], now=0.0)
+    core.progress("n", Progress(workers=2))
     assert ids(core.decide(now=1.0).orders["n"]) == ["c", "d"]
 
 
 def test_an_expected_end_of_a_manager_blames_nobody() -> None:
     core = connected()
     send(core, spec("a", max_attempts=1))
-    core.manager_lost("m", "stopped", expected=True, now=1.0)
-    assert core.decide(now=1.0).ended == []
+    core.manager_lost("m", "stopped", expected=True)
+    assert core.decide(now=1.0).finished == []
 
 
 def test_what_may_not_run_twice_is_lost_with_its_manager() -> None:
     core = connected()
     send(core, spec("a", idempotent=False), spec("b", idempotent=False), spec("c", idempotent=False))
-    core.manager_lost("m", "its manager died", now=1.0)
-    ended = core.decide(now=1.0).ended
-    assert [(task.task_id, task.end.state) for task in ended if task.end] == [
+    core.manager_lost("m", "its manager died")
+    ended = core.decide(now=1.0).finished
+    assert [(task.task_id, task.result.state) for task in ended if task.result] == [
         ("a", TaskState.LOST),
         ("b", TaskState.LOST),
     ]
@@ -235,17 +274,17 @@ def test_what_may_not_run_twice_is_lost_with_its_manager() -> None:
 def test_a_result_that_comes_after_all_counts_once() -> None:
     core = connected()
     send(core, spec("a"))
-    core.manager_lost("m", "silent", now=1.0)
+    core.manager_lost("m", "silent")
     core.manager_registered("n", slots=1)
-    core.progress("n", Progress(workers=1), [], now=0.0)
+    core.progress("n", Progress(workers=1))
     assert ids(core.decide(now=1.0).orders["n"]) == ["a"]
-    assert ids(finish(core, "a", manager="m").ended) == ["a"]
-    assert finish(core, "a", manager="n").ended == []
+    assert ids(finish(core, "a", manager="m").finished) == ["a"]
+    assert finish(core, "a", manager="n").finished == []
 
 
 def test_restart_loses_nothing_and_runs_nothing_twice_that_must_not() -> None:
-    def restored(task_id: str, seq: int, starts: int, **options: object) -> Task:
-        return Task(seq, spec(task_id, **options), 1, Stage.QUEUED, 0.0, starts=starts)
+    def restored(task_id: str, seq: int, starts: int, **options: object) -> SpooledTask:
+        return SpooledTask(seq, spec(task_id, **options), 1, 0.0, starts)
 
     tasks = [
         restored("again", 1, 1),
@@ -254,12 +293,12 @@ def test_restart_loses_nothing_and_runs_nothing_twice_that_must_not() -> None:
         restored("not begun", 4, 0, idempotent=False),
     ]
     core = make_core(slots_hint=4)
-    core.restore(tasks, [HASH], now=0.0)
+    core.restore(tasks, [HASH])
     core.manager_registered("m", slots=4)
-    core.progress("m", Progress(workers=4), [], now=0.0)
-    decisions = core.decide(now=0.0)
-    assert ids(decisions.orders["m"]) == ["again"]
-    assert {task.task_id: task.end.state for task in decisions.ended if task.end} == {
+    core.progress("m", Progress(workers=4))
+    turn = core.decide(now=0.0)
+    assert ids(turn.orders["m"]) == ["again"]
+    assert {task.task_id: task.result.state for task in turn.finished if task.result} == {
         "used up": TaskState.FAILED,
         "must not": TaskState.LOST,
     }
@@ -269,32 +308,30 @@ def test_restart_loses_nothing_and_runs_nothing_twice_that_must_not() -> None:
 
 def test_what_may_not_run_twice_and_is_not_wanted_does_not_start_after_a_restart() -> None:
     tasks = [
-        Task(seq, spec(task_id, idempotent=False), 1, stage, 0.0)
-        for seq, (task_id, stage) in enumerate(
-            [("recorded", Stage.QUEUED), ("cancelled", Stage.QUEUED), ("fetching", Stage.FETCHING)], 1
-        )
+        SpooledTask(seq, spec(task_id, idempotent=False), 1, 0.0, is_fetched=is_fetched)
+        for seq, (task_id, is_fetched) in enumerate([("recorded", True), ("cancelled", True), ("fetching", False)], 1)
     ]
     core = make_core(slots_hint=4)
-    core.restore(tasks, [HASH], now=0.0)
+    core.restore(tasks, [HASH])
     core.manager_registered("m", slots=4)
-    core.progress("m", Progress(workers=4), [], now=0.0)
+    core.progress("m", Progress(workers=4))
     core.cancel(["cancelled"])
     assert core.decide(now=0.0).fetches == []
     core.opened([wire.TaskRef(task_id="recorded", attempt=1)])
-    decisions = core.decide(now=0.0)
-    assert not decisions.orders
-    assert ids(decisions.fetches) == ["fetching"]
-    core.fetched(tasks[2], b"payload")
+    turn = core.decide(now=0.0)
+    assert not turn.orders
+    assert ids(turn.fetches) == ["fetching"]
+    core.fetched(turn.fetches[0], b"payload")
     assert ids(core.decide(now=0.0).orders["m"]) == ["fetching"]
 
 
 def test_a_redelivery_raises_the_attempt_and_starts_nothing() -> None:
     core = connected()
     send(core, spec("a"))
-    decisions = send(core, spec("a", attempt=2))
-    assert ids(decisions.redelivered) == ids(decisions.acknowledged) == ["a"]
-    assert not decisions.accepted
-    assert not decisions.orders
+    turn = send(core, spec("a", attempt=2))
+    assert ids(turn.redelivered) == ids(turn.acknowledged) == ["a"]
+    assert not turn.accepted
+    assert not turn.orders
     [task] = finish(core, "a").results
     assert task.attempt == 2
     assert ids(send(core, spec("a", attempt=3)).results) == ["a"]
@@ -304,59 +341,59 @@ def test_what_is_recorded_is_not_reported_again_in_the_same_turn() -> None:
     core = connected()
     send(core, spec("a"))
     finish(core, "a")
-    core.run_tasks(wire.RunTasks(tasks=(spec("a", attempt=2),)), [b"", b"p"], now=2.0)
+    core.run_tasks(wire.RunTasks(tasks=(spec("a", attempt=2),)), [b"", b"p"])
     core.recorded([wire.TaskRef(task_id="a", attempt=1)])
-    decisions = core.decide(now=2.0)
-    assert len(decisions.forgotten) == 1
-    assert decisions.results == []
+    turn = core.decide(now=2.0)
+    assert len(turn.forgotten) == 1
+    assert turn.results == []
 
 
 def test_a_result_that_the_spool_did_not_come_to_forget_makes_way() -> None:
-    old = Task(1, spec("a"), 1, Stage.ENDED, 0.0, end=End(TaskState.SUCCESS))
+    stored = StoredResult(TaskState.SUCCESS, None, 0, "", None, None)
     core = make_core()
-    core.restore([old, Task(2, spec("a"), 2, Stage.QUEUED, 0.0)], [HASH], now=0.0)
+    core.restore([SpooledTask(1, spec("a"), 1, 0.0, result=stored), SpooledTask(2, spec("a"), 2, 0.0)], [HASH])
     core.manager_registered("m", slots=1)
-    core.progress("m", Progress(workers=1), [], now=0.0)
-    decisions = core.decide(now=0.0)
-    assert decisions.forgotten == [1]
-    assert ids(decisions.orders["m"]) == ["a"]
+    core.progress("m", Progress(workers=1))
+    turn = core.decide(now=0.0)
+    assert turn.forgotten == [1]
+    assert ids(turn.orders["m"]) == ["a"]
 
 
 def test_cancel_before_and_while_running_and_after() -> None:
     core = connected()
     send(core, spec("a"), spec("b"), spec("c"))
     core.cancel(["a", "c", "unknown"])
-    decisions = core.decide(now=1.0)
-    assert decisions.cancels == {"m": ["a"]}
-    assert [(task.task_id, task.end.state) for task in decisions.results if task.end] == [("c", TaskState.CANCELLED)]
-    core.progress("m", Progress(workers=2, died=(Died("a", "killed"),)), [], now=1.0)
+    turn = core.decide(now=1.0)
+    assert turn.cancels == {"m": ["a"]}
+    assert [(task.task_id, task.result.state) for task in turn.results if task.result] == [("c", TaskState.CANCELLED)]
+    core.progress("m", Progress(workers=2, died=(Died("a", "killed"),)))
     [task] = core.decide(now=1.0).results
-    assert task.end is not None
-    assert task.end.state is TaskState.CANCELLED
+    assert task.result is not None
+    assert task.result.state is TaskState.CANCELLED
     core.cancel(["a"])
-    assert core.decide(now=1.0) == Decisions()
+    assert core.decide(now=1.0).actions == []
 
 
 def test_a_task_without_its_function_fails() -> None:
     core = connected()
-    core.run_tasks(wire.RunTasks(tasks=(spec("a"),), functions=(FUNCTION,)), [b"not it", b"p"], now=0.0)
-    [task] = core.decide(now=0.0).ended
-    assert task.end is not None
-    assert task.end.error is not None
-    assert task.end.error["code"] == "FUNCTION_UNKNOWN"
+    core.run_tasks(wire.RunTasks(tasks=(spec("a"),), functions=(FUNCTION,)), [b"not it", b"p"])
+    [task] = core.decide(now=0.0).finished
+    assert task.result is not None
+    assert task.result.error is not None
+    assert task.result.error["code"] == "FUNCTION_UNKNOWN"
 
 
 def test_a_blob_is_fetched_before_its_task_is_dispatched() -> None:
     core = connected()
     blob = wire.BlobLocation(blob_key="k", size_bytes=1, sha256="s", url="u")
-    decisions = send(core, spec("a", payload=None, payload_blob=blob), spec("b", payload=None, payload_blob=blob))
-    assert ids(decisions.fetches) == ["a", "b"]
-    assert not decisions.orders
-    core.fetched(decisions.fetches[0], b"p")
-    core.fetch_failed(decisions.fetches[1], "HTTP 403")
-    decisions = core.decide(now=1.0)
-    assert ids(decisions.fetched) == ids(decisions.orders["m"]) == ["a"]
-    assert [task.end.error["code"] for task in decisions.ended if task.end and task.end.error] == [
+    turn = send(core, spec("a", payload=None, payload_blob=blob), spec("b", payload=None, payload_blob=blob))
+    assert ids(turn.fetches) == ["a", "b"]
+    assert not turn.orders
+    core.fetched(turn.fetches[0], b"p")
+    core.fetch_failed(turn.fetches[1], "HTTP 403")
+    turn = core.decide(now=1.0)
+    assert ids(turn.fetched) == ids(turn.orders["m"]) == ["a"]
+    assert [task.result.error["code"] for task in turn.finished if task.result and task.result.error] == [
         "PAYLOAD_DOWNLOAD_FAILED"
     ]
 
@@ -365,37 +402,37 @@ def test_a_large_result_is_uploaded_before_it_is_reported() -> None:
     core = connected()
     send(core, spec("a"))
     data = b"x" * (MAX_INLINE_BYTES + 1)
-    decisions = finish(core, "a", data)
-    assert ids(decisions.ended) == ids(decisions.blob_requests) == ["a"]
-    assert decisions.results == []
-    core.granted(wire.BlobGrant(task_id="a", attempt=1, blob_key="k", upload_url="u"), now=1.0)
+    turn = finish(core, "a", data)
+    assert ids(turn.finished) == ids(turn.upload_requests) == ["a"]
+    assert turn.results == []
+    core.granted(wire.BlobGrant(task_id="a", attempt=1, blob_key="k", upload_url="u"))
     [(task, grant)] = core.decide(now=1.0).uploads
     location = wire.BlobLocation(blob_key=grant.blob_key, size_bytes=len(data), sha256="s")
     core.uploaded(task, location)
     assert ids(core.decide(now=1.0).results) == ["a"]
-    assert task.end is not None
-    assert task.end.blob == location
-    assert task.end.sha256 == hashlib.sha256(data).hexdigest()
+    assert task.result is not None
+    assert task.result.blob == location
+    assert task.result.sha256 == hashlib.sha256(data).hexdigest()
 
 
 def test_an_upload_is_tried_again_with_a_new_grant_and_then_fails_the_task() -> None:
     core = connected()
     send(core, spec("a"))
-    [task] = finish(core, "a", b"x" * (MAX_INLINE_BYTES + 1)).blob_requests
+    [task] = finish(core, "a", b"x" * (MAX_INLINE_BYTES + 1)).upload_requests
     now = 1.0
     for _ in range(4):
-        core.upload_failed(task, "HTTP 500", retryable=True, now=now)
-        assert core.decide(now=now).blob_requests == []
+        core.upload_failed(task, "HTTP 500", retryable=True)
+        assert core.decide(now=now).upload_requests == []
         due_at = core.next_deadline()
         assert due_at is not None
         now = max(now, due_at) + 10
-        assert ids(core.decide(now=now).blob_requests) == ["a"]
-    core.upload_failed(task, "HTTP 500", retryable=True, now=now)
-    decisions = core.decide(now=now)
-    assert ids(decisions.ended) == ids(decisions.results) == ["a"]
-    assert task.end is not None
-    assert task.end.error is not None
-    assert task.end.error["code"] == "RESULT_UPLOAD_FAILED"
+        assert ids(core.decide(now=now).upload_requests) == ["a"]
+    core.upload_failed(task, "HTTP 500", retryable=True)
+    turn = core.decide(now=now)
+    assert ids(turn.finished) == ids(turn.results) == ["a"]
+    assert task.result is not None
+    assert task.result.error is not None
+    assert task.result.error["code"] == "RESULT_UPLOAD_FAILED"
 
 
 def test_a_grant_that_says_no_fails_the_task() -> None:
@@ -403,7 +440,7 @@ def test_a_grant_that_says_no_fails_the_task() -> None:
     send(core, spec("a"))
     finish(core, "a", b"x" * (MAX_INLINE_BYTES + 1))
     error = {"code": "FORBIDDEN", "message": "no", "fault": "caller"}
-    core.granted(wire.BlobGrant(task_id="a", attempt=1, error=error), now=1.0)
+    core.granted(wire.BlobGrant(task_id="a", attempt=1, error=error))
     assert ids(core.decide(now=1.0).results) == ["a"]
 
 
@@ -412,7 +449,7 @@ def test_states_are_reported_only_when_they_last() -> None:
     send(core, spec("a"), spec("b"), spec("c"))
     finish(core, "a", now=0.1)
     assert core.decide(now=REPORT_AFTER_S - 0.01).transitions == []
-    core.progress("m", Progress(workers=2, started=(Started("b", 0.05),)), [], now=0.1)
+    core.progress("m", Progress(workers=2, started=(Started("b", 0.05),)))
     transitions = core.decide(now=REPORT_AFTER_S + 0.2).transitions
     assert [(move.task_id, move.state) for move in transitions] == [
         ("b", TaskState.RUNNING),
@@ -424,7 +461,8 @@ def test_states_are_reported_only_when_they_last() -> None:
 def test_the_report_counts() -> None:
     core = connected()
     send(core, spec("a"), spec("b"), spec("c"))
-    core.progress("m", Progress(workers=2, idle_workers=1, problem="no disk"), [], now=1.0)
+    core.progress("m", Progress(workers=2, idle_workers=1, problem="no disk"))
+    core.decide(now=1.0)
     report = core.report()
     assert (report.managers, report.total_workers, report.idle_workers) == (1, 2, 1)
     assert (report.pending_tasks, report.outstanding_tasks) == (1, 3)
@@ -458,9 +496,9 @@ def test_submitters_with_long_and_with_short_tasks_share_the_slots() -> None:
 def test_what_comes_back_from_a_lost_manager_does_not_count() -> None:
     core = connected()
     send(core, *several("a", 4))
-    core.manager_lost("m", "gone", now=1.0)
+    core.manager_lost("m", "gone")
     core.manager_registered("n", slots=2)
-    core.progress("n", Progress(workers=2), [], now=1.0)
+    core.progress("n", Progress(workers=2))
     assert ids(send(core, *several("b", 1), now=1.0).orders["n"]) == ["b0", "a0"]
     assert ids(finish(core, "b0", manager="n").orders["n"]) == ["a1"]
 
@@ -468,20 +506,20 @@ def test_what_comes_back_from_a_lost_manager_does_not_count() -> None:
 def test_a_task_that_waits_for_a_longer_block_keeps_its_turn() -> None:
     core = make_core()
     core.manager_registered("m", slots=1, ends_at=10.0)
-    core.progress("m", Progress(workers=1), [], now=0.0)
-    core.opened(())
+    core.progress("m", Progress(workers=1))
+    core.opened()
     long = spec("a0", submitter="a", walltime_s=60.0)
     assert ids(send(core, long, *several("b", 2)).orders["m"]) == ["b0"]
     core.manager_registered("n", slots=1)
-    core.progress("n", Progress(workers=1), [], now=0.0)
+    core.progress("n", Progress(workers=1))
     assert ids(core.decide(now=0.0).orders["n"]) == ["a0"]
 
 
 def test_weights_give_a_submitter_more_slots() -> None:
     core = make_core(weights={"b": 3})
     core.manager_registered("m", slots=8)
-    core.progress("m", Progress(workers=8), [], now=0.0)
-    core.opened(())
+    core.progress("m", Progress(workers=8))
+    core.opened()
     started = ids(send(core, *several("a", 9), *several("b", 9)).orders["m"])
     assert [sum(task_id.startswith(letter) for task_id in started) for letter in "ab"] == [2, 6]
 
@@ -489,12 +527,12 @@ def test_weights_give_a_submitter_more_slots() -> None:
 def test_what_a_manager_never_started_runs_elsewhere_also_what_may_not_run_twice() -> None:
     core = connected()
     send(core, spec("a"), spec("b", idempotent=False, max_attempts=1))
-    core.manager_lost("m", "its manager could start no worker", unstarted=True, now=1.0)
+    core.manager_lost("m", "its manager could start no worker", unstarted=True)
     core.manager_registered("n", slots=2)
-    core.progress("n", Progress(workers=2), [], now=1.0)
-    decisions = core.decide(now=2.0)
-    assert not decisions.ended
-    assert {task.task_id: task.starts for task in decisions.orders["n"]} == {"a": 1, "b": 1}
+    core.progress("n", Progress(workers=2))
+    turn = core.decide(now=2.0)
+    assert not turn.finished
+    assert {task.task_id: task.starts for task in turn.orders["n"]} == {"a": 1, "b": 1}
 
 
 def test_a_submitter_with_nothing_at_a_manager_gets_in_behind_what_was_prefetched() -> None:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_endpoint.agent.blocks import Blocks, Orders
-from farcall_endpoint.agent.scaling import BlockLoad, Monitor, SimpleScaling, Wish
+from farcall_endpoint.agent.blocks import BlockLoad, Blocks, Monitor, Orders, SimpleScaling, Wish
 
 SLOTS = 4
 

@@ -11,15 +11,26 @@ from farcall_common.errors import ErrorRecord, NoForwarder, ProtocolError, Unaut
 from farcall_endpoint.agent.connection import (
     Action,
     Address,
+    ApiAnswered,
+    ApiFailed,
     AskApi,
-    Beat,
     Close,
     Closed,
     Connection,
-    Dial,
+    ConnectionLost,
+    Deliver,
     GiveUp,
-    Greet,
+    HandshakeDone,
+    Log,
+    MalformedReceived,
     Opened,
+    OpenSocket,
+    Received,
+    SendHeartbeat,
+    SendHello,
+    Sent,
+    Started,
+    Tick,
 )
 
 A, B = Address("tcp://a", "ka"), Address("tcp://b", "kb")
@@ -32,26 +43,26 @@ def make(seed: int = 1) -> Connection:
 
 
 def asked(connection: Connection, *forwarders: Address, now: float = 0.0) -> list[Action]:
-    return connection.answered(forwarders, ticket="t", ticket_ttl_s=3600.0, now=now)
+    return connection.handle([ApiAnswered(forwarders, "t", 3600.0)], now)
 
 
 def open_session(connection: Connection, *forwarders: Address, now: float = 0.0) -> None:
-    assert connection.start() == [AskApi()]
-    [dial] = asked(connection, *(forwarders or (A,)), now=now)
-    assert isinstance(dial, Dial)
+    assert connection.handle([Started()], 0.0) == [AskApi()]
+    [opening] = asked(connection, *(forwarders or (A,)), now=now)
+    assert isinstance(opening, OpenSocket)
     greet(connection, now=now)
 
 
 def greet(connection: Connection, *, now: float) -> None:
-    assert connection.shaken(now=now) == [Greet("t")]
-    connection.sent(HELLO, now=now)
-    assert connection.received(WELCOME, now=now) == [Opened(WELCOME)]
+    assert connection.handle([HandshakeDone()], now) == [SendHello("t")]
+    connection.handle([Sent(HELLO)], now)
+    assert connection.handle([Received(wire.Envelope(WELCOME))], now) == [Opened(WELCOME)]
 
 
 def wait_out(connection: Connection) -> tuple[float, list[Action]]:
     due_at = connection.next_deadline()
     assert due_at is not None
-    return due_at, connection.tick(now=due_at)
+    return due_at, connection.handle([Tick()], due_at)
 
 
 def test_the_straight_way() -> None:
@@ -65,13 +76,13 @@ def test_the_straight_way() -> None:
 
 def test_each_forwarder_is_tried_and_then_the_api_after_a_wait() -> None:
     connection = make()
-    connection.start()
+    connection.handle([Started()], 0.0)
     tried = asked(connection, A, B)
-    tried += connection.lost("refused", now=1.0)
-    waiting = connection.lost("refused", now=2.0)
-    assert {action.to for action in tried if isinstance(action, Dial)} == {A, B}
+    tried += connection.handle([ConnectionLost("refused")], 1.0)
+    waiting = connection.handle([ConnectionLost("refused")], 2.0)
+    assert {action.to for action in tried if isinstance(action, OpenSocket)} == {A, B}
     assert waiting == [Close()]
-    assert connection.tick(now=2.0) == []
+    assert connection.handle([Tick()], 2.0) == []
     due_at, actions = wait_out(connection)
     assert 2.0 <= due_at <= 2.4
     assert actions == [AskApi()]
@@ -82,10 +93,10 @@ def test_waits_grow_with_full_jitter_up_to_a_cap() -> None:
     longest = [0.0] * 12
     for seed in range(200):
         connection = make(seed)
-        connection.start()
+        connection.handle([Started()], 0.0)
         now = 0.0
         for failure in range(12):
-            connection.unanswered(NoForwarder("none"), now=now)
+            connection.handle([ApiFailed(NoForwarder("none").record)], now)
             due_at, actions = wait_out(connection)
             assert actions == [AskApi()]
             longest[failure] = max(longest[failure], due_at - now)
@@ -97,10 +108,10 @@ def test_waits_grow_with_full_jitter_up_to_a_cap() -> None:
 
 def test_an_outage_of_a_day_does_not_end_the_agent() -> None:
     connection = make()
-    connection.start()
+    connection.handle([Started()], 0.0)
     now = 0.0
     while now < 24 * 3600.0:
-        connection.unanswered(NoForwarder("none"), now=now)
+        connection.handle([ApiFailed(NoForwarder("none").record)], now)
         now, actions = wait_out(connection)
         assert actions == [AskApi()]
 
@@ -108,13 +119,13 @@ def test_an_outage_of_a_day_does_not_end_the_agent() -> None:
 def test_what_failed_before_a_session_is_not_held_against_it_however_soon_it_ends() -> None:
     for seed in range(200):
         connection = make(seed)
-        connection.start()
+        connection.handle([Started()], 0.0)
         for _ in range(12):  # by now it waits for up to half a minute
-            connection.unanswered(NoForwarder("none"), now=0.0)
+            connection.handle([ApiFailed(NoForwarder("none").record)], 0.0)
             wait_out(connection)
         asked(connection, A)
         greet(connection, now=0.0)
-        connection.lost("killed", now=0.5)
+        connection.handle([ConnectionLost("killed")], 0.5)
         assert wait_out(connection)[0] - 0.5 <= 0.8
 
 
@@ -126,9 +137,9 @@ def test_sessions_that_end_at_once_are_sought_ever_more_slowly_until_one_lasts()
         now = 0.0
         for number, lasted_s in enumerate([0.0] * 12 + [1.5]):
             now += lasted_s
-            connection.lost("shown out", now=now)
+            connection.handle([ConnectionLost("shown out")], now)
             due_at, actions = wait_out(connection)
-            assert actions == [Dial(A)]
+            assert actions == [OpenSocket(A)]
             longest[number] = max(longest[number], due_at - now)
             now = due_at
             greet(connection, now=now)
@@ -139,48 +150,51 @@ def test_sessions_that_end_at_once_are_sought_ever_more_slowly_until_one_lasts()
 
 def test_the_api_decides_how_long_to_wait_at_least() -> None:
     connection = make()
-    connection.start()
+    connection.handle([Started()], 0.0)
     record = ErrorRecord("NO_FORWARDER", "none", retryable=True, retry_after_s=7.0)
-    connection.unanswered(NoForwarder("none", record=record), now=0.0)
+    connection.handle([ApiFailed(NoForwarder("none", record=record).record)], 0.0)
     assert (connection.next_deadline() or 0) >= 7.0
 
 
 def test_an_error_that_waiting_cannot_mend_ends_it() -> None:
     connection = make()
-    connection.start()
+    connection.handle([Started()], 0.0)
     error = Unauthenticated("no")
-    assert connection.unanswered(error, now=0.0) == [GiveUp(error)]
+    [give_up] = connection.handle([ApiFailed(error.record)], 0.0)
+    assert isinstance(give_up, GiveUp)
+    assert isinstance(give_up.error, Unauthenticated)
+    assert give_up.error.record == error.record
     assert connection.next_deadline() is None
 
 
 def test_a_lost_session_is_sought_where_it_was_and_then_through_the_api() -> None:
     connection = make()
     open_session(connection)
-    assert connection.lost("gone", now=50.0) == [Close(), Closed("gone")]
+    assert connection.handle([ConnectionLost("gone")], 50.0) == [Close(), Closed("gone")]
     due_at, actions = wait_out(connection)
     assert due_at <= 50.4
-    assert actions == [Dial(A)]
-    assert connection.lost("refused", now=51.0) == [Close(), AskApi()]
+    assert actions == [OpenSocket(A)]
+    assert connection.handle([ConnectionLost("refused")], 51.0) == [Close(), AskApi()]
 
 
 def test_an_expired_ticket_is_not_tried() -> None:
     connection = make()
     open_session(connection)
-    connection.lost("gone", now=3590.0)
+    connection.handle([ConnectionLost("gone")], 3590.0)
     assert wait_out(connection)[1] == [AskApi()]
 
 
 def test_a_refused_key_goes_through_the_api() -> None:
     connection = make()
-    connection.start()
+    connection.handle([Started()], 0.0)
     asked(connection, A, B)
-    assert connection.lost("unknown key", key_refused=True, now=0.0) == [Close()]
+    assert connection.handle([ConnectionLost("unknown key", key_refused=True)], 0.0) == [Close()]
     assert wait_out(connection)[1] == [AskApi()]
 
 
 def test_a_forwarder_that_does_not_answer_is_given_up() -> None:
     connection = make()
-    connection.start()
+    connection.handle([Started()], 0.0)
     asked(connection, A)
     due_at, actions = wait_out(connection)
     assert due_at == 15.0
@@ -188,16 +202,16 @@ def test_a_forwarder_that_does_not_answer_is_given_up() -> None:
 
 
 def refuse(connection: Connection, code: str, *, retryable: bool = False, now: float = 0.0) -> list[Action]:
-    connection.shaken(now=now)
-    connection.sent(HELLO, now=now)
+    connection.handle([HandshakeDone()], now)
+    connection.handle([Sent(HELLO)], now)
     error = ErrorRecord(code, "no", retryable=retryable).to_json()
-    return connection.received(wire.Refused(error=error), now=now)
+    return connection.handle([Received(wire.Envelope(wire.Refused(error=error)))], now)
 
 
 @pytest.mark.parametrize("code", ["ENDPOINT_TAKEN_OVER", "SPOOL_OUTDATED", "SOMETHING_NEW"])
 def test_a_final_refusal(code: str) -> None:
     connection = make()
-    connection.start()
+    connection.handle([Started()], 0.0)
     asked(connection, A)
     close, give_up = refuse(connection, code)
     assert close == Close()
@@ -208,7 +222,7 @@ def test_a_final_refusal(code: str) -> None:
 def test_an_agent_waits_a_moment_for_the_end_of_another_ones_session() -> None:
     """Which may have died: its spool was lost, and this one has a new one."""
     connection = make()
-    connection.start()
+    connection.handle([Started()], 0.0)
     asked(connection, A)
     now = 0.0
     while (last := refuse(connection, "ENDPOINT_IN_USE", now=now)[-1]) == Close():
@@ -221,7 +235,7 @@ def test_an_agent_waits_a_moment_for_the_end_of_another_ones_session() -> None:
 
 def test_a_refusal_that_may_pass() -> None:
     connection = make()
-    connection.start()
+    connection.handle([Started()], 0.0)
     asked(connection, A)
     assert refuse(connection, "BUSY", retryable=True) == [Close()]
     assert wait_out(connection)[1] == [AskApi()]
@@ -229,7 +243,7 @@ def test_a_refusal_that_may_pass() -> None:
 
 def test_a_bad_ticket_is_renewed_once() -> None:
     connection = make()
-    connection.start()
+    connection.handle([Started()], 0.0)
     asked(connection, A)
     assert refuse(connection, "TICKET_INVALID") == [Close()]
     due_at, actions = wait_out(connection)
@@ -241,40 +255,59 @@ def test_a_bad_ticket_is_renewed_once() -> None:
 def test_heartbeats_and_their_absence() -> None:
     connection = make()
     open_session(connection)
-    assert connection.tick(now=9.9) == []
+    assert connection.handle([Tick()], 9.9) == []
     assert connection.next_deadline() == 10.0
-    assert connection.tick(now=10.0) == [Beat()]
-    connection.sent(wire.Heartbeat(at=0.0), now=10.0)
-    connection.received(wire.Heartbeat(at=0.0), now=12.0)
-    assert connection.tick(now=12.0) == []
-    assert Closed("the forwarder has been silent for too long") in connection.tick(now=42.0)
+    assert connection.handle([Tick()], 10.0) == [SendHeartbeat()]
+    connection.handle([Sent(wire.Heartbeat(at=0.0))], 10.0)
+    connection.handle([Received(wire.Envelope(wire.Heartbeat(at=0.0)))], 12.0)
+    assert connection.handle([Tick()], 12.0) == []
+    assert Closed("the forwarder has been silent for too long") in connection.handle([Tick()], 42.0)
 
 
 def test_a_draining_forwarder_is_left_after_the_time_that_it_names() -> None:
     connection = make()
     open_session(connection)
-    connection.received(wire.Redirect(reason="new version", retry_after_s=3.0), now=1.0)
+    connection.handle([Received(wire.Envelope(wire.Redirect(reason="new version", retry_after_s=3.0)))], 1.0)
     assert not connection.is_open
     assert connection.may_send(wire.TaskResults)
-    assert connection.tick(now=3.9) == []
-    actions = connection.tick(now=4.0)
+    assert connection.handle([Tick()], 3.9) == []
+    actions = connection.handle([Tick()], 4.0)
     assert actions == [Close(politely=True), Closed("the forwarder drains: new version"), AskApi()]
     assert connection.may_send(wire.Goodbye)
 
 
-def test_messages_outside_of_a_session_break_the_protocol() -> None:
+def test_a_message_that_is_not_legal_ends_the_session() -> None:
     connection = make()
+    open_session(connection)
+    log, *others = connection.handle([Received(wire.Envelope(WELCOME))], 1.0)
+    assert isinstance(log, Log)
+    assert "Welcome" in log.message
+    assert others[0] == Close()
+    assert isinstance(others[1], Closed)
+
+
+def test_bytes_that_are_no_message_end_the_session() -> None:
+    connection = make()
+    open_session(connection)
+    actions = connection.handle([MalformedReceived("no header")], 1.0)
+    assert actions == [Log("the forwarder broke the protocol: no header"), Close(), Closed("no header")]
+
+
+def test_messages_about_tasks_are_delivered_while_there_is_a_session() -> None:
+    connection = make()
+    envelope = wire.Envelope(wire.CancelTasks(task_ids=("a",)))
+    assert connection.handle([Received(envelope)], 0.0) == []
+    open_session(connection)
+    assert connection.handle([Received(envelope)], 0.0) == [Deliver(envelope)]
     with pytest.raises(ProtocolError):
-        connection.received(WELCOME, now=0.0)
-    with pytest.raises(ProtocolError):
-        connection.sent(HELLO, now=0.0)
+        connection.handle([Sent(HELLO)], 0.0)
 
 
 def test_late_answers_change_nothing() -> None:
     connection = make()
     open_session(connection)
     assert asked(connection, B) == []
-    assert connection.unanswered(Unavailable("late"), now=0.0) == []
-    assert connection.shaken(now=0.0) == []
-    connection.lost("gone", now=0.0)
-    assert connection.lost("gone again", now=0.0) == []
+    assert connection.handle([ApiFailed(Unavailable("late").record)], 0.0) == []
+    assert connection.handle([HandshakeDone()], 0.0) == []
+    connection.handle([ConnectionLost("gone")], 0.0)
+    assert connection.handle([ConnectionLost("gone again")], 0.0) == []

@@ -18,6 +18,7 @@ from farcall_endpoint.manager.limits import breach, has_limits
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks, output_bytes
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import TaskOrder
+from tests.support.agent import CoreDriver
 
 
 def order(*, memory_bytes: int | None = None, max_output_bytes: int | None = None) -> TaskOrder:
@@ -124,14 +125,14 @@ def test_output_is_that_of_the_larger_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [0, -1, "2 GB", True, 1.5])
 def test_a_limit_that_is_none_ends_the_task_and_says_so(value: object) -> None:
     none = PrefetchPolicy(horizon_s=0.0, limit=0)
-    core = AgentCore(endpoint_id="e", policy=RoundRobinPolicy(), slots_hint=1, prefetch=none, window=none, max_window=8)
-    core.opened(())
-    core.know("h")
+    core = CoreDriver(
+        AgentCore(endpoint_id="e", policy=RoundRobinPolicy(), slots_hint=1, prefetch=none, window=none, max_window=8)
+    )
+    core.opened()
     options = TaskOptions(max_attempts=1, resource_specification={"memory_bytes": value})
-    spec = TaskSpec("t", 1, "f", "h", options, 0)
-    core.accept(spec, b"", now=0.0)
+    core.accept(TaskSpec("t", 1, "f", "h", options, 0), functions=["h"])
     [task] = core.decide(now=0.0).results
-    assert task.end is not None
-    assert task.end.error is not None
-    assert (task.end.state, task.end.error["code"]) == (TaskState.FAILED, "LIMIT_INVALID")
-    assert f"memory_bytes as {value!r}" in task.end.error["message"]
+    assert task.result is not None
+    assert task.result.error is not None
+    assert (task.result.state, task.result.error["code"]) == (TaskState.FAILED, "LIMIT_INVALID")
+    assert f"memory_bytes as {value!r}" in task.result.error["message"]

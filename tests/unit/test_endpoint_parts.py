@@ -32,10 +32,11 @@ from farcall_common.errors import (
     Unavailable,
 )
 from farcall_common.task_options import TaskOptions
+from farcall_endpoint.agent.relay import TransferFailed
 from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RandomPolicy, RoundRobinPolicy, SchedulingPolicy
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.tasks import Stage, Task
-from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+from farcall_endpoint.agent.transfers import Transfers
 from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_endpoints

@@ -14,11 +14,13 @@ from farcall_common import wire
 from farcall_common.errors import ConfigurationError
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent.pressure import Pressure
+from farcall_endpoint.agent.actions import WriteSpool
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
-from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
+from farcall_endpoint.agent.spool_space import SpoolSpace
+from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
 from farcall_endpoint.protocol import Died, Finished, Progress
 from farcall_endpoint.shared_memory import bytes_of
+from tests.support.agent import load
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, connected, finish, ids, send, spec
 
 
@@ -52,43 +54,43 @@ def file_limit(size_bytes: int) -> Iterator[None]:
 
 def test_a_full_disk_is_told_from_a_defect_and_leaves_what_was_there() -> None:
     spool = Spool(None)
-    spool.commit(Decisions(accepted=[a_task(1)]))
+    spool.commit(WriteSpool(accepted=[a_task(1)]))
     pages(spool, 10)
     accepted = [a_task(seq, payload_bytes=10_000) for seq in range(2, 20)]
     for _ in range(2):
         with pytest.raises(SpoolUnwritable, match="full"):
-            spool.commit(Decisions(accepted=accepted))
-        assert [task.seq for task in spool.load()[0]] == [1]
+            spool.commit(WriteSpool(accepted=accepted))
+        assert [task.seq for task in load(spool)[0]] == [1]
     pages(spool, 1000)
-    spool.commit(Decisions(accepted=accepted))
-    assert [task.seq for task in spool.load()[0]] == list(range(1, 20))
+    spool.commit(WriteSpool(accepted=accepted))
+    assert [task.seq for task in load(spool)[0]] == list(range(1, 20))
 
 
 def test_what_was_to_be_forgotten_is_not_forgotten_when_the_disk_is_full() -> None:
     spool = Spool(None)
     ended = a_task(1)
-    ended.stage, ended.end = Stage.ENDED, End(TaskState.SUCCESS, size_bytes=1, body=b"r")
-    spool.commit(Decisions(accepted=[ended], ended=[ended]))
+    ended.stage, ended.result = Stage.FINISHED, TaskResult(TaskState.SUCCESS, size_bytes=1, body=b"r")
+    spool.commit(WriteSpool(accepted=[ended], finished=[ended]))
     pages(spool, 2)
     big = [a_task(2, payload_bytes=100_000)]
     with pytest.raises(SpoolUnwritable):
-        spool.commit(Decisions(accepted=big, forgotten=[1]))
+        spool.commit(WriteSpool(accepted=big, forgotten=[1]))
     pages(spool, 100)
-    spool.commit(Decisions(accepted=big, forgotten=[1]))
-    assert [task.seq for task in spool.load()[0]] == [2]
+    spool.commit(WriteSpool(accepted=big, forgotten=[1]))
+    assert [task.seq for task in load(spool)[0]] == [2]
 
 
 def test_an_io_error_counts_as_a_full_disk_and_the_spool_recovers(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     for seq in range(5):
-        spool.commit(Decisions(accepted=[a_task(seq, payload_bytes=20_000)]))
+        spool.commit(WriteSpool(accepted=[a_task(seq, payload_bytes=20_000)]))
     many = [a_task(seq, payload_bytes=60_000) for seq in range(5, 10)]
     with file_limit(300_000), pytest.raises(SpoolUnwritable, match="I/O error"):
-        spool.commit(Decisions(accepted=many))
-    spool.commit(Decisions(accepted=many))
+        spool.commit(WriteSpool(accepted=many))
+    spool.commit(WriteSpool(accepted=many))
     spool.close()
     again = Spool(tmp_path / "spool")
-    assert [task.seq for task in again.load()[0]] == list(range(10))
+    assert [task.seq for task in load(again)[0]] == list(range(10))
     again.close()
 
 
@@ -96,10 +98,10 @@ def test_a_large_body_that_finds_no_room_fails_the_commit_and_the_spool_recovers
     spool = Spool(tmp_path / "spool")
     large = a_task(1, payload_bytes=400_000)
     with file_limit(300_000), pytest.raises(SpoolUnwritable, match="too large"):
-        spool.commit(Decisions(accepted=[a_task(0), large]))
-    assert spool.load()[0] == []
-    spool.commit(Decisions(accepted=[a_task(0), large]))
-    assert [task.seq for task in spool.load()[0]] == [0, 1]
+        spool.commit(WriteSpool(accepted=[a_task(0), large]))
+    assert load(spool)[0] == []
+    spool.commit(WriteSpool(accepted=[a_task(0), large]))
+    assert [task.seq for task in load(spool)[0]] == [0, 1]
     assert bytes(bytes_of(spool.payload(large))) == b"p" * 400_000
     spool.close()
 
@@ -107,14 +109,14 @@ def test_a_large_body_that_finds_no_room_fails_the_commit_and_the_spool_recovers
 def test_opening_loading_and_closing_need_no_room(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     functions = [(wire.FunctionSpec(function_hash="unused", name="f", body=0), b"body")]
-    spool.commit(Decisions(functions=functions, accepted=[a_task(1, payload_bytes=100_000)]))
+    spool.commit(WriteSpool(functions=functions, accepted=[a_task(1, payload_bytes=100_000)]))
     spool.close()
     with file_limit(0):
         full = Spool(tmp_path / "spool")
-        tasks, _ = full.load()
+        tasks, _ = load(full)
         payload = full.payload(a_task(1))
         with pytest.raises(SpoolUnwritable):
-            full.commit(Decisions(accepted=[a_task(2)]))
+            full.commit(WriteSpool(accepted=[a_task(2)]))
         full.close()
     assert [task.seq for task in tasks] == [1]
     assert bytes(bytes_of(payload)) == b"p" * 100_000
@@ -147,7 +149,7 @@ def test_room_is_told_for_files_alone(tmp_path: Path) -> None:
 
 
 def test_tries_come_at_longer_and_longer_intervals_until_one_works() -> None:
-    pressure, now, waits = Pressure(), 100.0, []
+    pressure, now, waits = SpoolSpace(), 100.0, []
     for _ in range(10):
         pressure.failed("full", now=now)
         assert pressure.retry_at is not None
@@ -164,7 +166,7 @@ def test_tries_come_at_longer_and_longer_intervals_until_one_works() -> None:
 
 
 def test_below_the_reserve_there_is_a_problem_although_the_spool_can_be_written() -> None:
-    pressure = Pressure()
+    pressure = SpoolSpace()
     pressure.measured((300 * 2**20, 256 * 2**20))
     assert pressure.problem == ""
     pressure.measured((100 * 2**20, 256 * 2**20))
@@ -179,22 +181,22 @@ def test_below_the_reserve_there_is_a_problem_although_the_spool_can_be_written(
 
 def test_with_a_problem_no_credit_is_given_and_what_is_there_goes_on() -> None:
     core = connected()
-    core.spool_problem("nearly full")
-    decisions = send(core, spec("a"), spec("b"), spec("c"))
-    assert ids(decisions.orders["m"]) == ["a", "b"]
-    assert decisions.credit == 0
-    assert core.report().detail == {"problem": "nearly full"}
+    core.measured((100 * 2**20, 256 * 2**20))
+    turn = send(core, spec("a"), spec("b"), spec("c"))
+    assert ids(turn.orders["m"]) == ["a", "b"]
+    assert turn.credit == 0
+    assert "nearly full" in core.report().detail["problem"]
     assert finish(core, "a").credit == 0
-    core.spool_problem("")
+    core.measured(None)
     assert core.decide(now=2.0).credit > 0
     assert core.report().detail == {}
 
 
 def test_what_could_not_be_written_is_decided_again_and_once() -> None:
     core = connected()
-    first = send(core, spec("a"), spec("b"), spec("c"))
-    core.take_back(first, now=0.0)
-    core.run_tasks(wire.RunTasks(tasks=(spec("d"),), functions=(FUNCTION,)), [BODY, b"payload"], now=0.5)
+    send(core, spec("a"), spec("b"), spec("c"))
+    core.fail_write(now=0.0)
+    core.run_tasks(wire.RunTasks(tasks=(spec("d"),), functions=(FUNCTION,)), [BODY, b"payload"])
     second = core.decide(now=1.0)
     assert ids(second.accepted) == ids(second.acknowledged) == ["a", "b", "c", "d"]
     assert len(second.functions) == 1
@@ -207,12 +209,13 @@ def test_what_could_not_be_written_is_decided_again_and_once() -> None:
 
 def test_credit_that_was_not_given_is_given_later() -> None:
     core = connected()
-    core.opened(())
-    first = core.decide(now=0.0)
+    core.opened()
+    first = send(core, spec("a"))
     assert first.credit > 0
     given = first.credit
-    core.take_back(first, now=0.0)
-    assert core.decide(now=1.0).credit == given
+    core.fail_write(now=0.0)
+    assert core.decide(now=1.0).credit == 0
+    assert core.written(now=1.0).credit == given
 
 
 def test_an_end_that_is_not_written_is_not_reported_and_not_called_finished() -> None:
@@ -220,35 +223,35 @@ def test_an_end_that_is_not_written_is_not_reported_and_not_called_finished() ->
     send(core, spec("a"))
     first = finish(core, "a")
     assert ids(first.results) == ["a"]
-    core.take_back(first, now=1.0)
+    core.fail_write(now=1.0)
     assert [held.finished for held in core.held()] == [False]
     second = core.decide(now=2.0)
-    assert ids(second.ended) == ids(second.results) == ["a"]
-    assert second.ended[0].end is not None
-    assert second.ended[0].end.body == b"r"
+    assert ids(second.finished) == ids(second.results) == ["a"]
+    assert second.finished[0].result is not None
+    assert second.finished[0].result.body == b"r"
     assert [held.finished for held in core.held()] == [True]
 
 
 def test_a_manager_that_dies_meanwhile_had_nothing_that_was_not_sent() -> None:
     core = connected()
-    first = send(core, spec("a", idempotent=False))
-    core.take_back(first, now=0.0)
-    core.manager_lost("m", "it died", now=1.0)
+    send(core, spec("a", idempotent=False))
+    core.fail_write(now=0.0)
+    core.manager_lost("m", "it died")
     core.manager_registered("n", slots=2)
-    core.progress("n", Progress(workers=2), [], now=0.0)
+    core.progress("n", Progress(workers=2))
     second = core.decide(now=2.0)
     assert ids(second.orders["n"]) == ["a"]
     assert second.starts[0].starts == 1
-    assert not second.ended
+    assert not second.finished
 
 
 def test_a_death_that_was_noticed_before_stands() -> None:
     core = connected()
     [task] = send(core, spec("a")).starts
-    core.progress("m", Progress(workers=2, died=(Died("a", "killed"),)), [], now=1.0)
-    first = core.decide(now=1.0)
+    core.progress("m", Progress(workers=2, died=(Died("a", "killed"),)))
+    core.decide(now=1.0)
     assert task.starts == 2
-    core.take_back(first, now=1.0)
+    core.fail_write(now=1.0)
     assert task.starts == 1
     second = core.decide(now=2.0)
     assert ids(second.orders["m"]) == ["a"]
@@ -257,25 +260,30 @@ def test_a_death_that_was_noticed_before_stands() -> None:
 
 def test_cancels_do_not_wait_for_the_spool() -> None:
     core = connected()
-    send(core, spec("a"), spec("b"))
+    send(core, spec("a"), spec("b"), spec("c"))
     core.cancel(["a"])
-    core.take_back(core.decide(now=1.0), now=1.0)
+    core.recorded([wire.TaskRef(task_id="c", attempt=1)])
+    assert core.decide(now=1.0).cancels == {"m": ["a"]}
+    assert core.fail_write(now=1.0).actions == []
     core.cancel(["b"])
-    assert core.urgent() == {"m": ["a", "b"]}
-    assert core.urgent() == {}
+    waiting = core.decide(now=1.01)
+    assert waiting.cancels == {"m": ["b"]}
+    assert len(waiting.actions) == 1
     assert not core.decide(now=2.0).cancels
 
 
 def test_what_nobody_acknowledged_is_given_up_with_its_session() -> None:
     core = connected()
     send(core, spec("kept"))
-    core.take_back(send(core, spec("a"), spec("b", container="c")), now=0.0)
+    send(core, spec("a"), spec("b", container="c"))
+    core.fail_write(now=0.0)
     core.closed()
+    core.decide(now=0.01)
     assert [held.task_id for held in core.held()] == ["kept"]
     assert core.report().outstanding_tasks == 1
-    core.opened(())
-    decisions = core.decide(now=1.0)
-    assert [decisions.accepted, decisions.acknowledged, decisions.ended, dict(decisions.orders)] == [[], [], [], {}]
+    core.opened()
+    turn = core.decide(now=1.0)
+    assert [turn.accepted, turn.acknowledged, turn.finished, dict(turn.orders)] == [[], [], [], {}]
     again = send(core, spec("a", attempt=2))
     assert ids(again.accepted) == ["a"]
     assert ids(again.orders["m"]) == ["a"]
@@ -285,36 +293,37 @@ def test_what_nobody_acknowledged_is_given_up_with_its_session() -> None:
 def test_ends_survive_a_lost_session_while_nothing_can_be_written() -> None:
     core = connected()
     send(core, spec("a"))
-    core.take_back(finish(core, "a"), now=1.0)
+    finish(core, "a")
+    core.fail_write(now=1.0)
     core.closed()
-    core.opened(())
-    decisions = core.decide(now=2.0)
-    assert ids(decisions.ended) == ids(decisions.results) == ["a"]
+    core.opened()
+    turn = core.decide(now=2.0)
+    assert ids(turn.finished) == ids(turn.results) == ["a"]
 
 
 def test_all_that_came_meanwhile_becomes_durable_in_one_piece() -> None:
     core, spool = connected(), Spool(None)
     message = wire.RunTasks(tasks=(spec("a"), spec("b"), spec("c")), functions=(FUNCTION,))
-    core.run_tasks(message, [BODY, b"p" * 100_000], now=0.0)
+    core.run_tasks(message, [BODY, b"p" * 100_000])
     first = core.decide(now=0.0)
     pages(spool, 10)
     with pytest.raises(SpoolUnwritable):
-        spool.commit(first)
-    core.take_back(first, now=0.0)
+        spool.commit(first.write)
+    core.fail_write(now=0.0)
     core.cancel(["a"])
     pages(spool, 1000)
     second = core.decide(now=1.0)
-    spool.commit(second)
-    tasks, functions = spool.load()
-    assert [(task.task_id, task.starts, task.end is not None) for task in tasks] == [
+    spool.commit(second.write)
+    tasks, functions = load(spool)
+    assert [(task.task_id, task.starts, task.result is not None) for task in tasks] == [
         ("a", 0, True),
         ("b", 1, False),
         ("c", 1, False),
     ]
-    assert tasks[0].end is not None
-    assert tasks[0].end.state is TaskState.CANCELLED
+    assert tasks[0].result is not None
+    assert tasks[0].result.state is TaskState.CANCELLED
     assert functions == {FUNCTION.function_hash}
     finished = Finished("b", TaskState.SUCCESS, 0, None, 0.0, 0.5)
-    core.progress("m", Progress(workers=2, finished=(finished,)), [b"r"], now=2.0)
-    spool.commit(core.decide(now=2.0))
+    core.progress("m", Progress(workers=2, finished=(finished,)), [b"r"])
+    spool.commit(core.decide(now=2.0).write)
     assert spool.body(tasks[1]) == b"r"

@@ -13,10 +13,11 @@ import pytest
 from farcall_common import wire
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, Message
+from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.blobs import Blobs, BlobsMode
-from farcall_endpoint.agent.relay import Relay
-from farcall_endpoint.agent.tasks import End, Stage, Task
-from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+from farcall_endpoint.agent.relay import Relay, TransferFailed
+from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
+from farcall_endpoint.agent.transfers import Transfers
 from farcall_endpoint.shared_memory import Frame
 
 PIECE = 1000
@@ -202,26 +203,24 @@ def test_silence_is_a_failure(line: Line) -> None:
 # -- which way ---------------------------------------------------------------------------------------------------------
 
 
-class Core:
-    """What the agent's core hears of blobs."""
+class Events:
+    """The events for the agent's core."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, object]] = []
+        self.seen: list[tuple[str, object]] = []
 
-    def fetched(self, task: Task, payload: bytes) -> None:
-        self.heard.append(("fetched", payload))
-
-    def fetch_failed(self, task: Task, reason: str) -> None:
-        self.heard.append(("fetch failed", reason))
-
-    def wants_upload(self, task: Task) -> bool:
-        return task.end is not None and task.end.needs_upload
-
-    def uploaded(self, task: Task, location: BlobLocation) -> None:
-        self.heard.append(("uploaded", location.blob_key))
-
-    def upload_failed(self, task: Task, reason: str, *, retryable: bool, now: float) -> None:
-        self.heard.append(("upload failed", retryable))
+    def add(self, event: ev.Event) -> None:
+        match event:
+            case ev.PayloadFetched(payload=payload):
+                self.seen.append(("fetched", payload.bodies[0]))
+            case ev.FetchFailed(reason=reason):
+                self.seen.append(("fetch failed", reason))
+            case ev.ResultUploaded(location=location):
+                self.seen.append(("uploaded", location.blob_key))
+            case ev.UploadFailed(retryable=retryable):
+                self.seen.append(("upload failed", retryable))
+            case _:
+                raise TypeError(event)
 
 
 class AtOnce:
@@ -247,10 +246,15 @@ class Site:
     def __init__(self, mode: BlobsMode = "auto") -> None:
         self.reachable = False
         self.asked = 0
-        self.core, self.clock, self.line = Core(), StillClock(), Line()
+        self.events, self.clock, self.line = Events(), StillClock(), Line()
         transfers = Transfers(transport=httpx.MockTransport(self._serve), pause=lambda _: None, connect_tries=2)
-        parts: dict[str, Any] = {"core": self.core, "background": AtOnce(), "transfers": transfers, "clock": self.clock}
-        parts |= {"say": lambda message, frames: self.line.said.append((message, frames)), "memory_bytes": 2**20}
+        parts: dict[str, Any] = {
+            "emit": self.events.add,
+            "background": AtOnce(),
+            "transfers": transfers,
+            "clock": self.clock,
+        }
+        parts |= {"send": lambda message, frames: self.line.said.append((message, frames)), "memory_bytes": 2**20}
         self.blobs = Blobs(mode, **parts)
         self.line.relay = self.blobs._relay
         self.blobs.opened(PIECE)
@@ -258,7 +262,7 @@ class Site:
             task_id="t1", attempt=1, function_id="f", function_hash="h", options=TaskOptions(), payload_blob=BLOB
         )
         self.task = Task(1, spec, 1, Stage.FETCHING, 0.0)
-        self.task.end = End(wire.TaskState.SUCCESS, size_bytes=len(DATA), sha256=BLOB.sha256)
+        self.task.result = TaskResult(wire.TaskState.SUCCESS, size_bytes=len(DATA), sha256=BLOB.sha256)
 
     def _serve(self, request: httpx.Request) -> httpx.Response:
         self.asked += 1
@@ -267,14 +271,17 @@ class Site:
         return httpx.Response(200, content=DATA if request.method == "GET" else b"")
 
     def fetch(self) -> None:
+        self.task.stage = Stage.FETCHING
         self.blobs.fetch(self.task)
         self.line.answer()
         self.blobs.settle()
 
     def upload(self) -> None:
         grant = wire.BlobGrant(task_id="t1", attempt=1, blob_key="o/k", upload_url="http://s3.example/put")
+        self.task.stage = Stage.FINISHED
         self.blobs.upload(self.task, grant, lambda: DATA)
         self.line.answer()
+        self.blobs.settle()
 
 
 def test_a_store_that_cannot_be_reached_is_gone_around_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -283,7 +290,7 @@ def test_a_store_that_cannot_be_reached_is_gone_around_and_said_once(caplog: pyt
         site.fetch()
         site.upload()
         site.fetch()
-    assert site.core.heard == [("fetched", DATA), ("uploaded", "o/k"), ("fetched", DATA)]
+    assert site.events.seen == [("fetched", DATA), ("uploaded", "o/k"), ("fetched", DATA)]
     assert site.asked == 2  # both at the first time
     [record] = caplog.records
     assert "the firewall says nothing" in record.getMessage()
@@ -299,7 +306,7 @@ def test_after_a_while_the_store_is_tried_again(caplog: pytest.LogCaptureFixture
     assert site.asked == 4
     site.reachable = False
     site.upload()
-    assert [what for what, _ in site.core.heard] == ["fetched", "fetched", "uploaded", "uploaded"]
+    assert [what for what, _ in site.events.seen] == ["fetched", "fetched", "uploaded", "uploaded"]
     assert len(caplog.records) == 2
 
 
@@ -309,9 +316,9 @@ def test_a_mode_that_was_chosen_is_kept_to(mode: BlobsMode) -> None:
     site.fetch()
     site.upload()
     if mode == "relay":
-        assert (site.asked, [what for what, _ in site.core.heard]) == (0, ["fetched", "uploaded"])
+        assert (site.asked, [what for what, _ in site.events.seen]) == (0, ["fetched", "uploaded"])
     else:
-        assert (site.line.stored, [what for what, _ in site.core.heard]) == (b"", ["fetch failed", "upload failed"])
+        assert (site.line.stored, [what for what, _ in site.events.seen]) == (b"", ["fetch failed", "upload failed"])
 
 
 def test_when_neither_way_is_open_both_are_named() -> None:
@@ -319,7 +326,7 @@ def test_when_neither_way_is_open_both_are_named() -> None:
     site.blobs.closed()
     site.blobs.opened(0)
     site.fetch()
-    [(what, reason)] = site.core.heard
+    [(what, reason)] = site.events.seen
     assert what == "fetch failed"
     assert "older than this endpoint" in str(reason)
     assert "the firewall says nothing" in str(reason)
@@ -332,7 +339,7 @@ def test_a_store_that_refuses_is_not_gone_around() -> None:
         transport=httpx.MockTransport(lambda _: httpx.Response(403)), pause=lambda _: None, connect_tries=2
     )
     site.fetch()
-    assert site.core.heard == [("fetch failed", "HTTP 403")]
+    assert site.events.seen == [("fetch failed", "HTTP 403")]
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -355,13 +362,13 @@ class Crowd:
     """Many large results and payloads, memory for two and a half of them."""
 
     def __init__(self, mode: BlobsMode = "direct", *, fails: bool = False) -> None:
-        self.core, self.later, self.line = Core(), Later(), Line()
+        self.events, self.later, self.line = Events(), Later(), Line()
         self.status = 400 if fails else 200
         self.in_memory = self.most_in_memory = 0
         transfers = Transfers(transport=httpx.MockTransport(self._serve), pause=lambda _: None)
-        parts: dict[str, Any] = {"core": self.core, "background": self.later, "transfers": transfers}
+        parts: dict[str, Any] = {"emit": self.events.add, "background": self.later, "transfers": transfers}
         parts |= {"clock": StillClock(), "memory_bytes": len(DATA) * 5 // 2}
-        self.blobs = Blobs(mode, say=lambda message, frames: self.line.said.append((message, frames)), **parts)
+        self.blobs = Blobs(mode, send=lambda message, frames: self.line.said.append((message, frames)), **parts)
         self.line.relay = self.blobs._relay
         self.blobs.opened(PIECE)
         self.tasks = [self._task(number) for number in range(10)]
@@ -376,7 +383,7 @@ class Crowd:
             payload_blob=BLOB,
         )
         task = Task(number, spec, 1, Stage.FETCHING, 0.0)
-        task.end = End(wire.TaskState.SUCCESS, size_bytes=len(DATA), sha256=BLOB.sha256)
+        task.result = TaskResult(wire.TaskState.SUCCESS, size_bytes=len(DATA), sha256=BLOB.sha256)
         return task
 
     def _serve(self, request: httpx.Request) -> httpx.Response:
@@ -384,6 +391,7 @@ class Crowd:
 
     def upload(self) -> None:
         for task in self.tasks:
+            task.stage = Stage.FINISHED
             grant = wire.BlobGrant(task_id=task.task_id, attempt=1, blob_key="o/k", upload_url="http://s3.example/put")
             self.blobs.upload(task, grant, self._read)
 
@@ -400,8 +408,9 @@ def test_results_are_read_only_when_there_is_memory_for_them(fails: bool) -> Non
     while crowd.later.jobs:
         crowd.in_memory -= 1  # the oldest is through, and its turn's end lets the next one in
         crowd.later.finish_one()
+        crowd.blobs.settle()
     assert crowd.most_in_memory == 2
-    assert [what for what, _ in crowd.core.heard] == ["upload failed" if fails else "uploaded"] * 10
+    assert [what for what, _ in crowd.events.seen] == ["upload failed" if fails else "uploaded"] * 10
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -415,18 +424,19 @@ def test_payloads_are_fetched_only_when_the_ones_before_are_in_the_spool(fails: 
         crowd.later.finish_one()
         if not fails:
             assert len(crowd.later.jobs) == 0
-            assert len(crowd.core.heard) == count
-            crowd.blobs.settle()
-    assert [what for what, _ in crowd.core.heard] == ["fetch failed" if fails else "fetched"] * (10 if fails else 8)
+            assert len(crowd.events.seen) == count
+        crowd.blobs.settle()
+    assert [what for what, _ in crowd.events.seen] == ["fetch failed" if fails else "fetched"] * (10 if fails else 8)
 
 
 def test_what_is_not_wanted_any_more_is_not_read() -> None:
     crowd = Crowd()
     crowd.upload()
     for task in crowd.tasks[2:]:
-        task.end = None
+        task.result = None
     while crowd.later.jobs:
         crowd.later.finish_one()
+        crowd.blobs.settle()
     assert crowd.in_memory == 2
 
 

@@ -9,9 +9,10 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RoundRobinPolicy
-from farcall_endpoint.agent.tasks import Decisions, Stage, Task
+from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Progress
+from tests.support.agent import CoreDriver, Turn
 
 HASH = "f" * 64
 
@@ -49,79 +50,82 @@ def test_each_task_goes_where_its_time_is_enough() -> None:
     assert [(each.task_id, manager_id) for each, manager_id in placed] == [("long", "young"), ("short", "old")]
 
 
-def core_with(*, ends_at: float | None, **options: float) -> AgentCore:
+def core_with(*, ends_at: float | None, **options: float) -> CoreDriver:
     none = PrefetchPolicy(horizon_s=0.0, limit=0)
-    core = AgentCore(
-        endpoint_id="e",
-        policy=RoundRobinPolicy(),
-        slots_hint=1,
-        prefetch=none,
-        window=none,
-        max_window=8,
-        **options,  # type: ignore[arg-type]
+    core = CoreDriver(
+        AgentCore(
+            endpoint_id="e",
+            policy=RoundRobinPolicy(),
+            slots_hint=1,
+            prefetch=none,
+            window=none,
+            max_window=8,
+            **options,  # type: ignore[arg-type]
+        )
     )
-    core.opened(())
-    core.know(HASH)
+    core.opened()
+    core.accept(functions=[HASH])
     if ends_at is not None:
         core.manager_registered("m", slots=4, ends_at=ends_at)
-        core.progress("m", Progress(workers=4), [], now=0.0)
+        core.progress("m", Progress(workers=4))
     return core
 
 
-def orders(decisions: Decisions) -> list[str]:
-    return [each.task_id for tasks in decisions.orders.values() for each in tasks]
+def orders(turn: Turn) -> list[str]:
+    return [each.task_id for tasks in turn.orders.values() for each in tasks]
 
 
-def error_of(decisions: Decisions) -> ErrorRecord:
-    [ended] = decisions.ended
-    assert ended.end is not None
-    assert ended.end.error is not None
-    assert ended.end.state is TaskState.FAILED
-    return ErrorRecord.from_json(ended.end.error)
+def error_of(turn: Turn) -> ErrorRecord:
+    [ended] = turn.finished
+    assert ended.result is not None
+    assert ended.result.error is not None
+    assert ended.result.state is TaskState.FAILED
+    return ErrorRecord.from_json(ended.result.error)
 
 
 def test_what_has_no_time_here_waits_and_is_overtaken_by_what_has() -> None:
     core = core_with(ends_at=30.0)
     for name, walltime_s in (("a", 60.0), ("b", 10.0), ("c", 60.0), ("d", 10.0)):
-        core.accept(spec(name, walltime_s), b"", now=0.0)
+        core.accept(spec(name, walltime_s))
     assert orders(core.decide(now=0.0)) == ["b", "d"]
     core.manager_registered("new", slots=4, ends_at=100.0)
-    core.progress("new", Progress(workers=4), [], now=0.0)
+    core.progress("new", Progress(workers=4))
     assert orders(core.decide(now=1.0)) == ["a", "c"]
 
 
 def test_a_task_that_no_block_has_time_for_fails_at_once() -> None:
     core = core_with(ends_at=None, block_s=100.0)
-    core.accept(spec("a", 101.0), b"", now=0.0)
+    core.accept(spec("a", 101.0))
     assert error_of(core.decide(now=0.0)).code == "LIMIT_INVALID"
 
 
 def test_without_nodes_what_waits_fails_and_what_comes_too() -> None:
     core = core_with(ends_at=None)
-    core.accept(spec("a"), b"", now=0.0)
+    core.accept(spec("a"))
     core.nodes(refusal="3 blocks ended: invalid account", problem="")
     record = error_of(core.decide(now=0.0))
     assert record.code == "NODES_UNAVAILABLE"
     assert record.retryable
     assert "invalid account" in record.message
-    core.accept(spec("b"), b"", now=1.0)
+    core.accept(spec("b"))
     assert error_of(core.decide(now=1.0)).code == "NODES_UNAVAILABLE"
     core.nodes(refusal="", problem="")
-    core.accept(spec("c"), b"", now=2.0)
-    assert not core.decide(now=2.0).ended
+    core.accept(spec("c"))
+    assert not core.decide(now=2.0).finished
 
 
 def test_what_blocks_wait_for_is_in_the_report() -> None:
     core = core_with(ends_at=None)
     core.nodes(refusal="", problem="job 7 PENDING (Resources)")
+    core.decide(now=0.0)
     assert core.report().detail["problem"] == "job 7 PENDING (Resources)"
 
 
 def test_demand_names_who_has_tasks() -> None:
     core = core_with(ends_at=1000.0)
     core.manager_registered("idle", slots=1)
-    core.progress("idle", Progress(workers=1), [], now=0.0)
-    core.accept(spec("a", 10.0), b"", now=0.0)
+    core.progress("idle", Progress(workers=1))
+    core.accept(spec("a", 10.0))
     core.decide(now=0.0)
     demand = core.demand()
     assert demand.tasks == 1

@@ -16,9 +16,11 @@ from farcall_common import wire
 from farcall_common.errors import ConfigurationError
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint.agent.actions import WriteSpool
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
-from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
+from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
 from farcall_endpoint.shared_memory import Frame, bytes_of
+from tests.support.agent import load
 
 
 def make_task(seq: int, *, payload: bytes | None = b"p", function_hash: str = "h") -> Task:
@@ -35,15 +37,15 @@ def test_a_task_keeps_its_submitter() -> None:
         task_id="t1", attempt=1, function_id="f", function_hash="h", options=TaskOptions(), payload=0, submitter="alice"
     )
     task = Task(1, spec, 1, Stage.QUEUED, 12.5, payload=b"p")
-    spool.commit(Decisions(accepted=[task]))
-    assert [loaded.spec.submitter for loaded in spool.load()[0]] == ["alice"]
-    spool.commit(Decisions(ended=[finish(task)]))
-    assert [loaded.spec.submitter for loaded in spool.load()[0]] == ["alice"]
+    spool.commit(WriteSpool(accepted=[task]))
+    assert [loaded.spec.submitter for loaded in load(spool)[0]] == ["alice"]
+    spool.commit(WriteSpool(finished=[finish(task)]))
+    assert [loaded.spec.submitter for loaded in load(spool)[0]] == ["alice"]
 
 
 def finish(task: Task, body: bytes | None = b"r") -> Task:
-    task.stage = Stage.ENDED
-    task.end = End(TaskState.SUCCESS, size_bytes=len(body or b""), started_at=1.0, ended_at=2.0, body=body)
+    task.stage = Stage.FINISHED
+    task.result = TaskResult(TaskState.SUCCESS, size_bytes=len(body or b""), started_at=1.0, ended_at=2.0, body=body)
     return task
 
 
@@ -51,10 +53,10 @@ def test_tasks_come_back_in_order_with_their_counts() -> None:
     spool = Spool(None)
     first, second, third = make_task(1), make_task(2, payload=None), make_task(3)
     first.starts = 1
-    spool.commit(Decisions(accepted=[first, second, third], starts=[first]))
+    spool.commit(WriteSpool(accepted=[first, second, third], starts=[first]))
     third.starts, third.attempt = 2, 5
-    spool.commit(Decisions(starts=[third], redelivered=[third]))
-    tasks, _ = spool.load()
+    spool.commit(WriteSpool(starts=[third], redelivered=[third]))
+    tasks, _ = load(spool)
     assert [(task.seq, task.task_id, task.starts, task.attempt, task.stage) for task in tasks] == [
         (1, "t1", 1, 1, Stage.QUEUED),
         (2, "t2", 0, 1, Stage.FETCHING),
@@ -67,10 +69,10 @@ def test_tasks_come_back_in_order_with_their_counts() -> None:
 def test_a_fetched_payload_is_kept() -> None:
     spool = Spool(None)
     task = make_task(1, payload=None)
-    spool.commit(Decisions(accepted=[task]))
+    spool.commit(WriteSpool(accepted=[task]))
     task.payload = b"fetched"
-    spool.commit(Decisions(fetched=[task]))
-    [loaded], _ = spool.load()
+    spool.commit(WriteSpool(fetched=[task]))
+    [loaded], _ = load(spool)
     assert loaded.stage is Stage.QUEUED
     assert spool.payload(loaded) == b"fetched"
 
@@ -78,91 +80,91 @@ def test_a_fetched_payload_is_kept() -> None:
 def test_an_end_replaces_its_task_until_it_is_forgotten() -> None:
     spool = Spool(None)
     task = make_task(1)
-    spool.commit(Decisions(accepted=[task]))
-    spool.commit(Decisions(ended=[finish(task)]))
-    [loaded], _ = spool.load()
-    assert loaded.end is not None
-    assert (loaded.end.state, loaded.end.size_bytes, loaded.end.started_at) == (TaskState.SUCCESS, 1, 1.0)
-    assert loaded.end.body is None
+    spool.commit(WriteSpool(accepted=[task]))
+    spool.commit(WriteSpool(finished=[finish(task)]))
+    [loaded], _ = load(spool)
+    assert loaded.result is not None
+    assert (loaded.result.state, loaded.result.size_bytes, loaded.result.started_at) == (TaskState.SUCCESS, 1, 1.0)
+    assert loaded.result.body is None
     assert spool.body(loaded) == b"r"
     task.attempt = 2
-    spool.commit(Decisions(redelivered=[task]))
-    assert spool.load()[0][0].attempt == 2
-    spool.commit(Decisions(forgotten=[1]))
-    assert spool.load()[0] == []
+    spool.commit(WriteSpool(redelivered=[task]))
+    assert load(spool)[0][0].attempt == 2
+    spool.commit(WriteSpool(forgotten=[1]))
+    assert load(spool)[0] == []
 
 
 def test_an_end_says_whether_an_attempt_was_left() -> None:
     spool = Spool(None)
     tasks = [make_task(1), make_task(2)]
     for task, exhausted in zip(tasks, (True, False), strict=True):
-        task.end = End(TaskState.FAILED, {"code": "WORKER_DIED", "message": "it died"}, exhausted=exhausted)
-    spool.commit(Decisions(accepted=tasks, ended=tasks))
-    assert [task.end.exhausted for task in spool.load()[0] if task.end] == [True, False]
+        task.result = TaskResult(TaskState.FAILED, {"code": "WORKER_DIED", "message": "it died"}, exhausted=exhausted)
+    spool.commit(WriteSpool(accepted=tasks, finished=tasks))
+    assert [task.result.exhausted for task in load(spool)[0] if task.result] == [True, False]
 
 
 def test_forgetting_has_no_hurry_and_dropping_has(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     ended, unwanted = finish(make_task(1)), make_task(2)
-    spool.commit(Decisions(accepted=[make_task(1), unwanted], ended=[ended]))
-    spool.commit(Decisions(forgotten=[1]))
+    spool.commit(WriteSpool(accepted=[make_task(1), unwanted], finished=[ended]))
+    spool.commit(WriteSpool(forgotten=[1]))
     assert spool.body(ended) == b"r", "this turn had nothing else to write"
-    spool.commit(Decisions(dropped=[2]))
+    spool.commit(WriteSpool(dropped=[2]))
     with pytest.raises(TypeError):
         spool.body(ended)
-    spool.commit(Decisions(accepted=[make_task(3)], ended=[finish(make_task(3))]))
-    spool.commit(Decisions(forgotten=[3]))
+    spool.commit(WriteSpool(accepted=[make_task(3)], finished=[finish(make_task(3))]))
+    spool.commit(WriteSpool(forgotten=[3]))
     spool.close()
     again = Spool(tmp_path / "spool")
-    assert again.load()[0] == []
+    assert load(again)[0] == []
     again.close()
 
 
 def test_a_task_that_ends_in_the_turn_of_its_acceptance() -> None:
     spool = Spool(None)
     task = finish(make_task(1), None)
-    spool.commit(Decisions(accepted=[task], ended=[task]))
-    [loaded], _ = spool.load()
-    assert loaded.stage is Stage.ENDED
+    spool.commit(WriteSpool(accepted=[task], finished=[task]))
+    [loaded], _ = load(spool)
+    assert loaded.stage is Stage.FINISHED
 
 
 def test_a_second_end_wins() -> None:
     spool = Spool(None)
     task = finish(make_task(1))
-    spool.commit(Decisions(accepted=[task], ended=[task]))
-    task.end = End(TaskState.FAILED, {"code": "RESULT_UPLOAD_FAILED"})
-    spool.commit(Decisions(ended=[task]))
-    [loaded], _ = spool.load()
-    assert loaded.end is not None
-    assert loaded.end.error == {"code": "RESULT_UPLOAD_FAILED"}
+    spool.commit(WriteSpool(accepted=[task], finished=[task]))
+    task.result = TaskResult(TaskState.FAILED, {"code": "RESULT_UPLOAD_FAILED"})
+    spool.commit(WriteSpool(finished=[task]))
+    [loaded], _ = load(spool)
+    assert loaded.result is not None
+    assert loaded.result.error == {"code": "RESULT_UPLOAD_FAILED"}
 
 
 def test_functions_are_kept_while_they_are_needed() -> None:
     spool = Spool(None)
     functions = [(wire.FunctionSpec(function_hash=name, name="f", body=0), name.encode()) for name in ("h", "unused")]
-    spool.commit(Decisions(functions=functions, accepted=[make_task(1)]))
+    spool.commit(WriteSpool(functions=functions, accepted=[make_task(1)]))
     assert spool.function("unused") == b"unused"
-    assert spool.load()[1] == {"h"}
+    assert load(spool)[1] == {"h"}
     assert spool.function("h") == b"h"
 
 
 def test_a_turn_is_kept_as_a_whole_or_not_at_all() -> None:
     spool = Spool(None)
-    spool.commit(Decisions(accepted=[make_task(1)]))
+    spool.commit(WriteSpool(accepted=[make_task(1)]))
     with pytest.raises(Exception, match="UNIQUE"):
-        spool.commit(Decisions(accepted=[make_task(2), make_task(1)]))
-    assert [task.seq for task in spool.load()[0]] == [1]
-    spool.commit(Decisions(accepted=[make_task(2)]))
+        spool.commit(WriteSpool(accepted=[make_task(2), make_task(1)]))
+    assert [task.seq for task in load(spool)[0]] == [1]
+    spool.commit(WriteSpool(accepted=[make_task(2)]))
 
 
 def test_a_spool_keeps_its_id_and_a_new_one_has_another(tmp_path: Path) -> None:
     first = Spool(tmp_path / "a")
     spool_id = first.spool_id
-    first.commit(Decisions(accepted=[make_task(1)]))
+    first.commit(WriteSpool(accepted=[make_task(1)]))
     first.close()
     again = Spool(tmp_path / "a")
     assert again.spool_id == spool_id
-    assert [task.task_id for task in again.load()[0]] == ["t1"]
+    assert [task.task_id for task in load(again)[0]] == ["t1"]
     again.close()
     other = Spool(tmp_path / "b")
     assert other.spool_id != spool_id
@@ -176,11 +178,11 @@ def test_a_turn_that_starts_what_may_not_run_twice_is_flushed_and_counted(tmp_pa
         spool._database.set_trace_callback(said.append)
         often, once = make_task(1), make_task(2)
         once.spec = msgspec.structs.replace(once.spec, options=TaskOptions(idempotent=False))
-        spool.commit(Decisions(accepted=[often, once], starts=[often]))
+        spool.commit(WriteSpool(accepted=[often, once], starts=[often]))
         assert spool.generation == 0
         assert not [statement for statement in said if "PRAGMA" in statement]
         said.clear()
-        spool.commit(Decisions(starts=[once]))
+        spool.commit(WriteSpool(starts=[once]))
         assert spool.generation == 1
         kinds = [statement.split(" ")[0] if "PRAGMA" not in statement else statement for statement in said]
         assert (kinds[0], kinds[-1]) == ("PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL")
@@ -208,10 +210,10 @@ def test_a_spool_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
 def test_specs_of_later_versions_can_be_read() -> None:
     spool = Spool(None)
     task = make_task(1)
-    spool.commit(Decisions(accepted=[task]))
+    spool.commit(WriteSpool(accepted=[task]))
     newer = {**msgspec.to_builtins(task.spec), "field_of_tomorrow": 1}
     spool._database.execute("UPDATE tasks SET spec = ?", (msgspec.msgpack.encode(newer),))
-    assert spool.load()[0][0].task_id == "t1"
+    assert load(spool)[0][0].task_id == "t1"
 
 
 MEGABYTE = 2**20
@@ -225,9 +227,9 @@ def space_bytes(path: Path) -> int:
 
 def large_results(spool: Spool, count: int) -> None:
     tasks = [make_task(seq) for seq in range(1, count + 1)]
-    spool.commit(Decisions(accepted=tasks))
+    spool.commit(WriteSpool(accepted=tasks))
     for task in tasks:
-        spool.commit(Decisions(ended=[finish(task, bytes(MEGABYTE))]))
+        spool.commit(WriteSpool(finished=[finish(task, bytes(MEGABYTE))]))
 
 
 def test_space_of_results_that_are_recorded_is_given_back(tmp_path: Path) -> None:
@@ -235,11 +237,11 @@ def test_space_of_results_that_are_recorded_is_given_back(tmp_path: Path) -> Non
     spool = Spool(path)
     large_results(spool, 40)
     assert space_bytes(path) > 40 * MEGABYTE
-    spool.commit(Decisions(forgotten=list(range(1, 41))))
+    spool.commit(WriteSpool(forgotten=list(range(1, 41))))
     for _ in range(25):
         spool.give_back()
     assert space_bytes(path) < 20 * MEGABYTE
-    assert spool.load()[0] == []
+    assert load(spool)[0] == []
     spool.close()
 
 
@@ -253,7 +255,7 @@ def test_a_spool_of_an_earlier_version_gives_space_back_too(tmp_path: Path) -> N
         assert database.execute("PRAGMA auto_vacuum").fetchone() == (0,)
     spool = Spool(path)
     large_results(spool, 30)
-    spool.commit(Decisions(forgotten=list(range(1, 31))))
+    spool.commit(WriteSpool(forgotten=list(range(1, 31))))
     for _ in range(20):
         spool.give_back()
     assert space_bytes(path) < 20 * MEGABYTE
@@ -284,9 +286,9 @@ def files(path: Path) -> list[str]:
 
 def fetched(spool: Spool, seq: int, payload: bytes) -> Task:
     task = large_task(seq, payload)
-    spool.commit(Decisions(accepted=[task]))
+    spool.commit(WriteSpool(accepted=[task]))
     task.payload = payload
-    spool.commit(Decisions(fetched=[task]))
+    spool.commit(WriteSpool(fetched=[task]))
     return task
 
 
@@ -295,11 +297,11 @@ def test_a_start_and_a_new_attempt_rewrite_no_body(tmp_path: Path, payload_bytes
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:
         task = make_task(1, payload=b"p" * payload_bytes)
-        spool.commit(Decisions(accepted=[task]))
+        spool.commit(WriteSpool(accepted=[task]))
         log = Path(f"{path}-wal")
         spool._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         task.starts, task.attempt = 1, 2
-        spool.commit(Decisions(starts=[task], redelivered=[task]))
+        spool.commit(WriteSpool(starts=[task], redelivered=[task]))
         assert 0 < log.stat().st_size < 20_000
         assert value(spool.payload(task)) == b"p" * payload_bytes
 
@@ -309,14 +311,14 @@ def test_a_large_body_is_a_file_for_as_long_as_it_is_needed(tmp_path: Path) -> N
     with contextlib.closing(Spool(path)) as spool:
         task = fetched(spool, 1, b"p" * LARGE)
         assert files(path) == ["1.payload"]
-        spool.commit(Decisions(ended=[finish(task, b"r" * LARGE)]))
+        spool.commit(WriteSpool(finished=[finish(task, b"r" * LARGE)]))
         assert files(path) == ["1.result"]
         assert value(spool.body(task)) == b"r" * LARGE
         assert path.stat().st_size + Path(f"{path}-wal").stat().st_size < LARGE
-        spool.commit(Decisions(forgotten=[1]))
+        spool.commit(WriteSpool(forgotten=[1]))
         assert files(path) == [], "its space is given back at once"
         fetched(spool, 2, b"p" * LARGE)
-        spool.commit(Decisions(dropped=[2]))
+        spool.commit(WriteSpool(dropped=[2]))
         assert files(path) == []
 
 
@@ -326,8 +328,8 @@ def test_the_files_of_a_turn_that_cannot_be_written_give_back_their_room(
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:
         tasks = [make_task(seq) for seq in (1, 2)]
-        spool.commit(Decisions(accepted=tasks))
-        ends = Decisions(ended=[finish(task, b"r" * LARGE) for task in tasks])
+        spool.commit(WriteSpool(accepted=tasks))
+        ends = WriteSpool(finished=[finish(task, b"r" * LARGE) for task in tasks])
         with monkeypatch.context() as disk:
             disk.setattr("farcall_endpoint.agent.spool.Spool._write", full)
             with pytest.raises(SpoolUnwritable):
@@ -348,7 +350,7 @@ def test_files_that_nothing_refers_to_are_deleted(tmp_path: Path) -> None:
         kept = fetched(spool, 1, b"p" * LARGE)
         (path.with_suffix(".bodies") / "7.result.x").write_bytes(b"stray")
     with contextlib.closing(Spool(path)) as spool:
-        assert [task.seq for task in spool.load()[0]] == [1]
+        assert [task.seq for task in load(spool)[0]] == [1]
         assert files(path) == ["1.payload"]
         assert value(spool.payload(kept)) == b"p" * LARGE
 
@@ -359,7 +361,7 @@ def test_what_cannot_be_deleted_from_the_folder_does_not_keep_the_agent_from_sta
     with contextlib.closing(Spool(path)) as spool:
         (path.with_suffix(".bodies") / ".nfs0001").mkdir()
         (path.with_suffix(".bodies") / "7.result.x").write_bytes(b"stray")
-        assert spool.load() == ([], set())
+        assert load(spool) == ([], set())
         assert files(path) == [".nfs0001"]
 
 
@@ -368,12 +370,12 @@ def test_a_backup_without_large_bodies_is_told(tmp_path: Path, caplog: pytest.Lo
     with contextlib.closing(Spool(path)) as spool:
         tasks = [fetched(spool, seq, b"p" * LARGE) for seq in (1, 2)]
         tasks[1].starts = 1
-        spool.commit(Decisions(starts=[tasks[1]]))
-        spool.load()
+        spool.commit(WriteSpool(starts=[tasks[1]]))
+        load(spool)
         assert caplog.text == ""
     shutil.rmtree(path.with_suffix(".bodies"))
     with contextlib.closing(Spool(path)) as spool:
-        assert [(task.seq, task.stage) for task in spool.load()[0]] == [(1, Stage.FETCHING)]
+        assert [(task.seq, task.stage) for task in load(spool)[0]] == [(1, Stage.FETCHING)]
     assert "2 large arguments or results are missing or damaged" in caplog.text
     assert "1 tasks are given back" in caplog.text
 
@@ -387,10 +389,10 @@ def test_a_body_that_is_there_and_cannot_be_read_is_not_given_up(tmp_path: Path)
         file.unlink()
         file.mkdir()
         with pytest.raises(ConfigurationError, match="cannot be read"):
-            spool.load()
+            load(spool)
         file.rmdir()
         file.write_bytes(b"p" * LARGE)
-        assert [task.stage for task in spool.load()[0]] == [Stage.QUEUED]
+        assert [task.stage for task in load(spool)[0]] == [Stage.QUEUED]
 
 
 @pytest.mark.parametrize("loss", ["gone", "short", "zeros"])
@@ -398,14 +400,14 @@ def test_what_a_power_cut_takes_from_files_is_fetched_or_delivered_again(tmp_pat
     path = tmp_path / "spool.sqlite3"
     payload = b"p" * LARGE
     with contextlib.closing(Spool(path)) as spool:
-        spool.load()
+        load(spool)
         tasks = [fetched(spool, seq, payload) for seq in (1, 2, 3, 4)]
         tasks[1].starts = 1
-        spool.commit(Decisions(starts=[tasks[1]]))
+        spool.commit(WriteSpool(starts=[tasks[1]]))
         finish(tasks[2], payload)
-        assert tasks[2].end is not None
-        tasks[2].end.sha256 = hashlib.sha256(payload).hexdigest()
-        spool.commit(Decisions(ended=[tasks[2]]))
+        assert tasks[2].result is not None
+        tasks[2].result.sha256 = hashlib.sha256(payload).hexdigest()
+        spool.commit(WriteSpool(finished=[tasks[2]]))
         spool._database.execute("UPDATE meta SET value = 'an earlier one' WHERE key = 'boot_id'")
     for name in ("1.payload", "2.payload", "3.result"):
         [file] = path.with_suffix(".bodies").glob(f"{name}.*")
@@ -418,7 +420,7 @@ def test_what_a_power_cut_takes_from_files_is_fetched_or_delivered_again(tmp_pat
                 file.write_bytes(bytes(LARGE))
     for _ in range(2):  # and it stays so
         with contextlib.closing(Spool(path)) as spool:
-            stages = {task.seq: task.stage for task in spool.load()[0]}
+            stages = {task.seq: task.stage for task in load(spool)[0]}
             # The second had started: the cloud decides about it, as about the third, whose result is lost.
             assert stages == {1: Stage.FETCHING, 4: Stage.QUEUED}
             assert value(spool.payload(tasks[3])) == payload
@@ -428,12 +430,12 @@ def test_what_a_power_cut_takes_from_files_is_fetched_or_delivered_again(tmp_pat
 def test_files_are_read_after_a_new_start_of_the_machine_only(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:
-        spool.load()
+        load(spool)
         fetched(spool, 1, b"p" * LARGE)
     [file] = path.with_suffix(".bodies").iterdir()
     file.write_bytes(bytes(LARGE))
     with contextlib.closing(Spool(path)) as spool:
-        assert [task.stage for task in spool.load()[0]] == [Stage.QUEUED]
+        assert [task.stage for task in load(spool)[0]] == [Stage.QUEUED]
 
 
 FORMER_SCHEMA = """
@@ -478,13 +480,13 @@ def test_a_spool_of_the_former_format_is_taken_over(tmp_path: Path) -> None:
     for _ in range(2):
         with contextlib.closing(Spool(path)) as spool:
             assert (spool.spool_id, spool.generation) == ("the-same", 3)
-            tasks, functions = spool.load()
+            tasks, functions = load(spool)
             assert functions == {"h"}
             assert [(task.seq, task.attempt, task.starts, task.stage) for task in tasks] == [
                 (1, 2, 1, Stage.QUEUED),
                 (2, 1, 0, Stage.QUEUED),
                 (3, 1, 0, Stage.FETCHING),
-                (4, 1, 0, Stage.ENDED),
+                (4, 1, 0, Stage.FINISHED),
             ]
             assert [value(spool.payload(task)) for task in tasks[:2]] == [b"small", b"L" * LARGE]
             assert value(spool.body(tasks[3])) == b"result"
@@ -495,8 +497,8 @@ def test_a_spool_of_the_former_format_is_taken_over(tmp_path: Path) -> None:
 def test_tasks_of_format_2_keep_their_options(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:
-        spool.commit(Decisions(accepted=[make_task(1), make_task(2), make_task(3)]))
-        spool.commit(Decisions(ended=[finish(make_task(3))]))
+        spool.commit(WriteSpool(accepted=[make_task(1), make_task(2), make_task(3)]))
+        spool.commit(WriteSpool(finished=[finish(make_task(3))]))
     many = {
         "idempotent": False,
         "max_attempts": 7,
@@ -513,7 +515,7 @@ def test_tasks_of_format_2_keep_their_options(tmp_path: Path) -> None:
         database.execute("UPDATE results SET spec = ?", (former_spec(3),))
     for _ in range(2):
         with contextlib.closing(Spool(path)) as spool:
-            first, second, ended = spool.load()[0]
+            first, second, ended = load(spool)[0]
             assert (first.spec.task_id, first.spec.submitter, value(spool.payload(first))) == ("t1", "alice", b"p")
             assert first.spec.options == TaskOptions(
                 idempotent=False,
@@ -547,12 +549,12 @@ def test_what_tasks_do_to_the_folder_of_bodies_stops_no_endpoint(tmp_path: Path)
     spool = Spool(path)
     shutil.rmtree(path.with_suffix(".bodies"))
     task, body = make_task(1), b"r" * 100_000
-    spool.commit(Decisions(accepted=[task]))
-    spool.commit(Decisions(ended=[finish(task, body)]))
+    spool.commit(WriteSpool(accepted=[task]))
+    spool.commit(WriteSpool(finished=[finish(task, body)]))
     spool.close()
     (path.with_suffix(".bodies") / "folder").mkdir()
     spool = Spool(path)
-    [loaded], _ = spool.load()
+    [loaded], _ = load(spool)
     assert bytes(bytes_of(spool.body(loaded))) == body
     spool.close()
 
@@ -561,17 +563,17 @@ def test_a_copy_of_a_spool_never_takes_the_bodies_of_others_for_its_own(tmp_path
     """The database of some time ago, put back over a spool that has used the same numbers for other tasks since."""
     path, backup = tmp_path / "spool.sqlite3", tmp_path / "backup"
     with contextlib.closing(Spool(path)) as spool:
-        spool.load()
+        load(spool)
         fetched(spool, 1, b"1" * LARGE)
     shutil.copy(path, backup)
     with contextlib.closing(Spool(path)) as spool:
-        spool.load()
-        spool.commit(Decisions(dropped=[1]))
+        load(spool)
+        spool.commit(WriteSpool(dropped=[1]))
         fetched(spool, 2, b"2" * LARGE)
-        spool.commit(Decisions(dropped=[2]))
+        spool.commit(WriteSpool(dropped=[2]))
     with contextlib.closing(Spool(path)) as spool:
-        spool.load()
+        load(spool)
         fetched(spool, 1, b"3" * LARGE)
     shutil.copy(backup, path)
     with contextlib.closing(Spool(path)) as spool:
-        assert [task.stage for task in spool.load()[0]] == [Stage.FETCHING]
+        assert [task.stage for task in load(spool)[0]] == [Stage.FETCHING]

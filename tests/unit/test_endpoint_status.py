@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from farcall_endpoint.agent.rate import Rate
+from farcall_endpoint.agent.service import Rate
 from farcall_endpoint.daemon import State
 from farcall_endpoint.directory import AgentProcess
 from farcall_endpoint.status import facts_of, render

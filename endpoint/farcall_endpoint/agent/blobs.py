@@ -9,12 +9,13 @@ import logging
 from collections.abc import Callable
 from typing import Final, Literal, Protocol
 
+from farcall_common.event_log import UserBytes
 from farcall_common.wire import BlobGrant, BlobLocation, BlobPiece, BlobTaken, Message
-from farcall_endpoint.agent.background import Background
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.relay import Relay
-from farcall_endpoint.agent.tasks import End, Stage, Task
-from farcall_endpoint.agent.transfers import TransferFailed, Transfers
+from farcall_endpoint.agent import events as ev
+from farcall_endpoint.agent.events import Event
+from farcall_endpoint.agent.relay import Relay, TransferFailed
+from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
+from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.shared_memory import Frame, bytes_of
 
 _logger = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ _DOWN: Final = "download"
 
 class _Clock(Protocol):
     def monotonic(self) -> float: ...
-    def epoch(self) -> float: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +43,15 @@ class _Transfer:
 
 
 class Blobs:
-    """Carries blobs for an agent; its core hears how it went.
+    """Carries blobs for an agent; the outcomes are events for its core.
 
     Payloads and results are in memory only while they are on their way. Further ones wait, payloads in the blob store
     and results in the spool, until those are through, so that memory is bounded however many there are.
 
     :param mode: ``direct`` by URL only, ``relay`` by the forwarder only, ``auto`` by the forwarder while the blob store
         cannot be reached.
-    :param say: sends a message to the forwarder.
+    :param send: sends a message to the forwarder.
+    :param emit: takes the events for the core, during a turn and before :meth:`settle`.
     :param memory_bytes: what all transfers may take together; a single one is always let through.
     """
 
@@ -58,24 +59,24 @@ class Blobs:
         self,
         mode: BlobsMode,
         *,
-        core: AgentCore,
         background: Background,
         transfers: Transfers,
         clock: _Clock,
-        say: Callable[[Message, tuple[bytes, ...]], None],
+        send: Callable[[Message, tuple[bytes, ...]], None],
+        emit: Callable[[Event], None],
         memory_bytes: int,
     ) -> None:
         self._mode = mode
-        self._core = core
         self._background = background
         self._transfers = transfers
         self._clock = clock
-        self._relay = Relay(say)
+        self._relay = Relay(send)
+        self._emit = emit
         self._memory_bytes = memory_bytes
         self._waiting: collections.deque[_Transfer] = collections.deque()
         self._under_way: dict[tuple[str, str], int] = {}  # bytes in memory, by kind and task
         self._relayed_uploads: set[tuple[str, str]] = set()
-        self._fetched_keys: list[tuple[str, str]] = []  # in memory until they are in the spool
+        self._over: list[tuple[str, str]] = []  # their memory is free at the end of the turn
         self._relayed_until = 0.0
         self._unreachable = ""  # why, as long as it counts
 
@@ -94,7 +95,7 @@ class Blobs:
             self._release(key)
 
     def received(self, message: BlobPiece | BlobTaken, frames: tuple[bytes, ...]) -> None:
-        """The forwarder says something about a blob on its way."""
+        """A message of the forwarder about a relayed blob."""
         self._relay.received(message, frames, now=self._clock.monotonic())
 
     def tick(self) -> None:
@@ -105,7 +106,7 @@ class Blobs:
         """The monotonic second at which :meth:`tick` may have something to do."""
         return self._relay.next_deadline()
 
-    # -- what the core wants -------------------------------------------------------------------------------------------
+    # -- actions of the core -------------------------------------------------------------------------------------------
 
     def fetch(self, task: Task) -> None:
         """Get a payload, as soon as there is memory for it."""
@@ -116,16 +117,16 @@ class Blobs:
 
     def upload(self, task: Task, grant: BlobGrant, body: Callable[[], Frame]) -> None:
         """Put a result where it was granted, as soon as there is memory for it; only then ``body`` is called."""
-        end = task.end
-        assert end is not None
-        start = functools.partial(self._upload, task, grant, end, body)
-        is_wanted = functools.partial(self._core.wants_upload, task)
-        self._enqueue(_Transfer((_UP, task.task_id), end.size_bytes, is_wanted, start))
+        result = task.result
+        assert result is not None
+        start = functools.partial(self._upload, task, grant, result, body)
+        is_wanted = functools.partial(_needs_upload, task)
+        self._enqueue(_Transfer((_UP, task.task_id), result.size_bytes, is_wanted, start))
 
     def settle(self) -> None:
-        """The payloads that have come are in the spool now: their memory is free for others."""
-        fetched, self._fetched_keys = self._fetched_keys, []
-        for key in fetched:
+        """A turn has ended, and what it brought is in the spool: free the memory for other transfers."""
+        over, self._over = self._over, []
+        for key in over:
             self._release(key)
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -171,9 +172,9 @@ class Blobs:
 
         self._background.submit(job)
 
-    def _upload(self, task: Task, grant: BlobGrant, end: End, read: Callable[[], Frame]) -> None:
+    def _upload(self, task: Task, grant: BlobGrant, result: TaskResult, read: Callable[[], Frame]) -> None:
         body = read()
-        location = BlobLocation(blob_key=grant.blob_key, size_bytes=end.size_bytes, sha256=end.sha256)
+        location = BlobLocation(blob_key=grant.blob_key, size_bytes=result.size_bytes, sha256=result.sha256)
         if self._is_relayed:
             self._push(task, location, body)
             return
@@ -183,8 +184,8 @@ class Blobs:
                 self._transfers.upload(grant.upload_url, body, headers=grant.headers)
             except TransferFailed as failure:
                 if self._may_relay(failure):
-                    go_on = functools.partial(self._push, task, location, body)
-                    return functools.partial(self._fall_back, str(failure), go_on)
+                    proceed = functools.partial(self._push, task, location, body)
+                    return functools.partial(self._fall_back, str(failure), proceed)
                 return self._not_uploaded(task, failure)
             return functools.partial(self._stored, task, location)
 
@@ -195,20 +196,20 @@ class Blobs:
         self._fetched(task, payload)
 
     def _fetched(self, task: Task, payload: bytes) -> None:
-        self._fetched_keys.append((_DOWN, task.task_id))
-        self._core.fetched(task, payload)
+        self._emit(ev.PayloadFetched(task.task_id, task.seq, UserBytes([payload])))
+        self._over.append((_DOWN, task.task_id))
 
     def _not_fetched(self, task: Task, reason: str) -> None:
-        self._core.fetch_failed(task, reason)
-        self._release((_DOWN, task.task_id))
+        self._emit(ev.FetchFailed(task.task_id, task.seq, reason))
+        self._over.append((_DOWN, task.task_id))
 
     def _stored(self, task: Task, location: BlobLocation) -> None:
         self._unreachable = ""
         self._uploaded(task, location)
 
     def _uploaded(self, task: Task, location: BlobLocation) -> None:
-        self._core.uploaded(task, location)
-        self._release((_UP, task.task_id))
+        self._emit(ev.ResultUploaded(task.task_id, task.seq, location))
+        self._over.append((_UP, task.task_id))
 
     # -- by the forwarder ----------------------------------------------------------------------------------------------
 
@@ -219,12 +220,12 @@ class Blobs:
     def _may_relay(self, failure: TransferFailed) -> bool:
         return self._mode == "auto" and failure.is_unreachable
 
-    def _fall_back(self, reason: str, go_on: Callable[[], None]) -> None:
+    def _fall_back(self, reason: str, proceed: Callable[[], None]) -> None:
         if reason and not self._unreachable:
             _logger.warning("the blob store cannot be reached (%s): blobs go by the forwarder from now on", reason)
         self._unreachable = reason
         self._relayed_until = self._clock.monotonic() + _REMEMBER_S
-        go_on()
+        proceed()
 
     def _why(self, failure: TransferFailed) -> str:
         return (
@@ -256,8 +257,12 @@ class Blobs:
     def _not_uploaded(self, task: Task, failure: TransferFailed) -> Callable[[], None]:
         reason, retryable = self._why(failure), failure.retryable
 
-        def tell() -> None:
-            self._core.upload_failed(task, reason, retryable=retryable, now=self._clock.epoch())
-            self._release((_UP, task.task_id))
+        def report() -> None:
+            self._emit(ev.UploadFailed(task.task_id, task.seq, reason, retryable))
+            self._over.append((_UP, task.task_id))
 
-        return tell
+        return report
+
+
+def _needs_upload(task: Task) -> bool:
+    return task.stage is Stage.FINISHED and task.result is not None and task.result.needs_upload

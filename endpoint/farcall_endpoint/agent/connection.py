@@ -1,15 +1,15 @@
-"""How an agent gets, keeps and regains its session with a forwarder. No I/O; events and time in, actions out.
+"""Connection to a forwarder: opens, keeps and reopens the agent's session. No I/O; events and time in, actions out.
 
 ::
 
-    ASKING ──addresses──▶ DIALLING ──handshake──▶ GREETING ──Welcome──▶ OPEN ──Redirect──▶ (drains) ──┐
+    ASKING ──addresses──▶ CONNECTING ─handshake─▶ GREETING ──Welcome──▶ OPEN ──Redirect──▶ (drains) ──┐
       ▲                      │ all tried, or our key refused  │ Refused     │ lost                  │
       └────── WAITING ◀──────┴────────────────────────────────┴─────────────┴───────────────────────┘
 
-Waiting is full jitter (M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015), so that the agents
-of a dead forwarder do not come back all at once. What failed before a session counts no more behind it; sessions that
-end at once, one after the other, do. While the ticket is good, forwarders that are known are tried before the API is
-asked again. Instants are monotonic seconds.
+The waits have full jitter (M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015), so that the
+agents of a dead forwarder do not reconnect all at once. Failures before a session do not count after it; sessions that
+end at once, one after the other, do. While the ticket is valid, known forwarders are tried before the next request to
+the API. Instants are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import random
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from farcall_common.backoff import Backoff
@@ -27,9 +28,10 @@ from farcall_common.errors import (
     ProtocolError,
     SessionRefused,
     TicketInvalid,
+    Unavailable,
     error_from_record,
 )
-from farcall_common.wire import Message, Phase, Redirect, Refused, Role, Session, Welcome
+from farcall_common.wire import Envelope, Heartbeat, Message, Phase, Redirect, Refused, Role, Session, Welcome
 
 _FIRST_WAIT_S: Final = 0.4
 _LONGEST_WAIT_S: Final = 30.0
@@ -50,72 +52,163 @@ class Address:
     server_key: str
 
 
-@dataclasses.dataclass(frozen=True)
-class AskApi:
-    """Ask where the forwarders are. Answered by ``answered`` or ``unanswered``."""
+# -- events ------------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Dial:
-    """Open a socket. Answered by ``shaken`` or ``lost``."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """Base class of all events."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The agent starts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ApiAnswered(Event):
+    """The API named forwarders, and issued a ticket that is valid for so many seconds."""
+
+    forwarders: tuple[Address, ...]
+    ticket: str
+    ticket_ttl_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ApiFailed(Event):
+    """The API named no forwarder."""
+
+    error: ErrorRecord
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HandshakeDone(Event):
+    """The forwarder's socket accepted the endpoint's key."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConnectionLost(Event):
+    """The socket failed, or was closed by the other side."""
+
+    reason: str
+    key_refused: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Received(Event):
+    """A message of the forwarder."""
+
+    envelope: Envelope
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MalformedReceived(Event):
+    """Bytes of the forwarder that are not a valid envelope."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sent(Event):
+    """A message was sent. Only what :meth:`Connection.may_send` permits may be sent."""
+
+    message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """The next deadline may have come."""
+
+
+EVENTS: Final[Mapping[str, type[Event]]] = {kind.__name__: kind for kind in Event.__subclasses__()}
+"""The kinds of events by name, to read a log."""
+
+
+# -- actions -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Action:
+    """Base class of all actions."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AskApi(Action):
+    """Request the forwarders' addresses. Answered by ApiAnswered or ApiFailed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenSocket(Action):
+    """Open a socket. Answered by HandshakeDone or ConnectionLost."""
 
     to: Address
 
 
-@dataclasses.dataclass(frozen=True)
-class Greet:
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendHello(Action):
     """Send a Hello with this ticket."""
 
     ticket: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Opened:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opened(Action):
     """The session is open."""
 
     welcome: Welcome
 
 
-@dataclasses.dataclass(frozen=True)
-class Beat:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deliver(Action):
+    """Handle a message about tasks, which is legal in this session."""
+
+    envelope: Envelope
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendHeartbeat(Action):
     """Send a heartbeat."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Close:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Close(Action):
     """Close the socket; ``politely``: after a Goodbye."""
 
     politely: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Closed:
-    """There is no session any more; another will be sought."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Closed(Action):
+    """The session has ended; another will be opened."""
 
     reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class GiveUp:
-    """Trying again cannot help."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Log(Action):
+    """Write an error to the log."""
+
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GiveUp(Action):
+    """Retrying cannot help."""
 
     error: FarcallError
-
-
-Action = AskApi | Dial | Greet | Opened | Beat | Close | Closed | GiveUp
 
 
 class _Phase(enum.Enum):
     WAITING = enum.auto()
     ASKING = enum.auto()
-    DIALLING = enum.auto()
+    CONNECTING = enum.auto()
     GREETING = enum.auto()
     OPEN = enum.auto()
     OVER = enum.auto()
 
 
 class Connection:
-    """One per agent. Each method returns what is to be done, in order."""
+    """All decisions of one agent about its session."""
 
     def __init__(self, *, heartbeat_s: float, rng: random.Random) -> None:
         self._heartbeat_s = heartbeat_s
@@ -136,107 +229,20 @@ class Connection:
         #: Why there is no session, for people; empty while there is one.
         self.trouble = "not connected yet"
 
-    # -- events --------------------------------------------------------------------------------------------------------
+    # -- the shell's side ----------------------------------------------------------------------------------------------
 
-    def start(self) -> list[Action]:
-        """Begin."""
-        return self._ask()
-
-    def answered(
-        self, forwarders: tuple[Address, ...], *, ticket: str, ticket_ttl_s: float, now: float
-    ) -> list[Action]:
-        """The API named forwarders, and gave a ticket that is good for so many seconds."""
-        if self._phase is not _Phase.ASKING:
-            return []
-        self._known, self._ticket, self._ticket_until = forwarders, ticket, now + ticket_ttl_s
-        self._fresh = True
-        return self._dial_known(now)
-
-    def unanswered(self, error: FarcallError, *, now: float) -> list[Action]:
-        """The API did not help."""
-        if self._phase is not _Phase.ASKING:
-            return []
-        if not error.record.retryable:
-            return self._give_up(error)
-        return self._wait(str(error), now, at_least_s=error.record.retry_after_s or 0.0)
-
-    def shaken(self, *, now: float) -> list[Action]:
-        """The forwarder's socket accepted our key."""
-        if self._phase is not _Phase.DIALLING:
-            return []
-        self._phase = _Phase.GREETING
-        self._session = Session(Role.AGENT, heartbeat_s=self._heartbeat_s, now=now)
-        return [Greet(self._ticket)]
-
-    def lost(self, reason: str, *, key_refused: bool = False, now: float) -> list[Action]:
-        """The socket failed, or was closed by the other side."""
-        match self._phase:
-            case _Phase.OPEN:
-                return self._reconnect(reason, now)
-            case _Phase.DIALLING | _Phase.GREETING:
-                self._session = None
-                if key_refused:
-                    self._ticket_until = 0.0  # the API makes our key known to the forwarders
-                    self._untried.clear()
-                return [Close(), *self._dial_next(reason, now)]
-            case _:
-                return []
-
-    def received(self, message: Message, *, now: float) -> list[Action]:
-        """A message came in. What is not about the session itself is the caller's.
-
-        :raises ProtocolError: if the forwarder may not say this now.
-        """
-        if self._session is None:
-            raise ProtocolError(f"{type(message).__name__} outside of a session")
-        self._session.received(message, now=now)
-        match message:
-            case Welcome():
-                self._phase, self._opened_at, self._due_at = _Phase.OPEN, now, None
-                self._ticket_doubted, self._fresh, self.trouble = False, False, ""
-                self._in_use_since = None
-                return [Opened(message)]
-            case Refused(error=error):
-                return self._refused(ErrorRecord.from_json(error), now)
-            case Redirect(reason=reason, retry_after_s=retry_after_s):
-                self.trouble = f"the forwarder drains: {reason}"
-                self._due_at = now + retry_after_s
-                return []
-            case _:
-                return []
+    def handle(self, events: Iterable[Event], now: float) -> list[Action]:
+        """Handle events in order; the actions to perform."""
+        return [action for event in events for action in self._decide(event, now)]
 
     def may_send(self, kind: type[Message]) -> bool:
         """Whether the session, if there is one, permits such a message now."""
         return self._session is not None and self._session.may_send(kind)
 
-    def sent(self, message: Message, *, now: float) -> None:
-        """Note that a message is sent.
-
-        :raises ProtocolError: if it may not be.
-        """
-        if self._session is None:
-            raise ProtocolError(f"{type(message).__name__} outside of a session")
-        self._session.sent(message, now=now)
-
     @property
     def is_open(self) -> bool:
         """Whether there is a session that is not draining."""
         return self._session is not None and self._session.phase is Phase.OPEN
-
-    def tick(self, *, now: float) -> list[Action]:
-        """Time has passed."""
-        if self._phase is _Phase.WAITING and self._due_at is not None and now >= self._due_at:
-            return self._dial_known(now) if self._ticket_until - _TICKET_MARGIN_S > now else self._ask()
-        if self._phase in (_Phase.DIALLING, _Phase.GREETING) and self._due_at is not None and now >= self._due_at:
-            return self.lost("the forwarder did not answer in time", now=now)
-        if self._phase is not _Phase.OPEN or self._session is None:
-            return []
-        if self._session.is_dead(now=now):
-            return self.lost("the forwarder has been silent for too long", now=now)
-        if self._due_at is not None and now >= self._due_at:
-            self._count_session(now)
-            return [Close(politely=True), Closed(self.trouble), *self._ask()]
-        return [Beat()] if self._session.heartbeat_due(now=now) else []
 
     def next_deadline(self) -> float | None:
         """The monotonic second at which :meth:`tick` may have something to do."""
@@ -245,22 +251,127 @@ class Connection:
             deadlines.append(self._session.next_deadline())
         return min(deadlines, default=None)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _decide(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case Tick():
+                return self._tick(now)
+            case Received(envelope=envelope):
+                return self._received(envelope, now)
+            case Sent(message=message):
+                if self._session is None:
+                    raise ProtocolError(f"{type(message).__name__} outside of a session")
+                self._session.sent(message, now=now)
+                return []
+            case Started():
+                return self._ask()
+            case ApiAnswered():
+                return self._answered(event, now)
+            case ApiFailed(error=error):
+                return self._api_failed(error, now)
+            case HandshakeDone():
+                return self._greet(now)
+            case ConnectionLost(reason=reason, key_refused=key_refused):
+                return self._lost(reason, now, key_refused=key_refused)
+            case MalformedReceived(reason=reason):
+                return self._illegal(reason, now)
+            case _:
+                raise TypeError(f"no rule for {event}")
+
+    def _answered(self, event: ApiAnswered, now: float) -> list[Action]:
+        if self._phase is not _Phase.ASKING:
+            return []
+        self._known, self._ticket, self._ticket_until = event.forwarders, event.ticket, now + event.ticket_ttl_s
+        self._fresh = True
+        return self._open_known(now)
+
+    def _api_failed(self, record: ErrorRecord, now: float) -> list[Action]:
+        if self._phase is not _Phase.ASKING:
+            return []
+        error = error_from_record(record, default=Unavailable)
+        if not record.retryable:
+            return self._give_up(error)
+        return self._wait(str(error), now, at_least_s=record.retry_after_s or 0.0)
+
+    def _greet(self, now: float) -> list[Action]:
+        if self._phase is not _Phase.CONNECTING:
+            return []
+        self._phase = _Phase.GREETING
+        self._session = Session(Role.AGENT, heartbeat_s=self._heartbeat_s, now=now)
+        return [SendHello(self._ticket)]
+
+    def _lost(self, reason: str, now: float, *, key_refused: bool = False) -> list[Action]:
+        match self._phase:
+            case _Phase.OPEN:
+                return self._reconnect(reason, now)
+            case _Phase.CONNECTING | _Phase.GREETING:
+                self._session = None
+                if key_refused:
+                    self._ticket_until = 0.0  # the API makes the endpoint's key known to the forwarders
+                    self._untried.clear()
+                return [Close(), *self._open_next(reason, now)]
+            case _:
+                return []
+
+    def _illegal(self, reason: str, now: float) -> list[Action]:
+        return [Log(f"the forwarder broke the protocol: {reason}"), *self._lost(reason, now)]
+
+    def _received(self, envelope: Envelope, now: float) -> list[Action]:
+        message = envelope.message
+        if self._session is None:  # the socket was closed after an earlier message
+            return []
+        try:
+            self._session.received(message, now=now)
+        except ProtocolError as error:
+            return self._illegal(str(error), now)
+        match message:
+            case Welcome():
+                self._phase, self._opened_at, self._due_at = _Phase.OPEN, now, None
+                self._ticket_doubted, self._fresh, self.trouble = False, False, ""
+                self._in_use_since = None
+                return [Opened(message)]
+            case Refused(error=error_fields):
+                return self._refused(ErrorRecord.from_json(error_fields), now)
+            case Redirect(reason=reason, retry_after_s=retry_after_s):
+                self.trouble = f"the forwarder drains: {reason}"
+                self._due_at = now + retry_after_s
+                return []
+            case Heartbeat():
+                return []
+            case _:
+                return [Deliver(envelope)]
+
+    def _tick(self, now: float) -> list[Action]:
+        if self._phase is _Phase.WAITING and self._due_at is not None and now >= self._due_at:
+            return self._open_known(now) if self._ticket_until - _TICKET_MARGIN_S > now else self._ask()
+        if self._phase in (_Phase.CONNECTING, _Phase.GREETING) and self._due_at is not None and now >= self._due_at:
+            return self._lost("the forwarder did not answer in time", now)
+        if self._phase is not _Phase.OPEN or self._session is None:
+            return []
+        if self._session.is_dead(now=now):
+            return self._lost("the forwarder has been silent for too long", now)
+        if self._due_at is not None and now >= self._due_at:
+            self._count_session(now)
+            return [Close(politely=True), Closed(self.trouble), *self._ask()]
+        return [SendHeartbeat()] if self._session.heartbeat_due(now=now) else []
+
+    # -- transitions ---------------------------------------------------------------------------------------------------
 
     def _ask(self) -> list[Action]:
         self._phase, self._due_at = _Phase.ASKING, None
         return [AskApi()]
 
-    def _dial_known(self, now: float) -> list[Action]:
+    def _open_known(self, now: float) -> list[Action]:
         self._untried = self._rng.sample(self._known, len(self._known))
-        return self._dial_next("the API named no forwarder", now)
+        return self._open_next("the API named no forwarder", now)
 
-    def _dial_next(self, reason: str, now: float) -> list[Action]:
+    def _open_next(self, reason: str, now: float) -> list[Action]:
         if not self._untried:
             self._ticket_until = 0.0  # each known forwarder failed; the API may know others
             return self._wait(reason, now) if self._fresh else self._ask()
-        self._phase, self._due_at = _Phase.DIALLING, now + _GREETING_LIMIT_S
-        return [Dial(self._untried.pop())]
+        self._phase, self._due_at = _Phase.CONNECTING, now + _GREETING_LIMIT_S
+        return [OpenSocket(self._untried.pop())]
 
     def _wait(self, reason: str, now: float, *, at_least_s: float = 0.0) -> list[Action]:
         self.trouble = reason

@@ -1,54 +1,126 @@
-"""What an agent decides about its tasks. No I/O: told what happened, :meth:`AgentCore.decide` says what to do.
+"""The agent's core: routes events to the parts that handle them, and returns the actions. No I/O.
 
-Every task that the spool holds is here, from acceptance until the cloud has recorded its end. Instants named ``now``
-are epoch seconds.
+Every task that the spool holds is here, from acceptance until the cloud has recorded its result. Instants are epoch
+seconds.
 """
 
 from __future__ import annotations
 
-import collections
-import hashlib
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.wire import (
     BlobGrant,
-    BlobLocation,
     EndpointReport,
+    FunctionSpec,
     HeldTask,
-    RunTasks,
     TaskRef,
     TaskSpec,
     TaskState,
+    TaskTransition,
 )
 from farcall_endpoint import outcomes
-from farcall_endpoint.agent import admission
-from farcall_endpoint.agent.credit import Credit
-from farcall_endpoint.agent.ends import Ends
-from farcall_endpoint.agent.retries import UploadRetries
-from farcall_endpoint.agent.roster import Roster
-from farcall_endpoint.agent.scheduling import Lifetime, SchedulingPolicy
-from farcall_endpoint.agent.states import States
-from farcall_endpoint.agent.tasks import Decisions, Demand, End, Stage, Task
-from farcall_endpoint.agent.waiting import Waiting
+from farcall_endpoint.agent import actions as do
+from farcall_endpoint.agent import events as ev
+from farcall_endpoint.agent.actions import Action
+from farcall_endpoint.agent.events import Event
+from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
+from farcall_endpoint.agent.scheduling import Lifetime, Managers, SchedulingPolicy, TaskQueue
+from farcall_endpoint.agent.spool_space import SpoolSpace
+from farcall_endpoint.agent.tasks import Demand, ResultFactory, Stage, Task, TaskResult, refusal
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Died, Finished, Progress
+from farcall_endpoint.protocol import Died, Finished
 from farcall_endpoint.shared_memory import Bytes
+
+_KEEP_BYTES: Final = 16 * 1024
+"""Payloads up to here stay in memory until they are sent to a manager; larger ones are read from the spool again."""
+
+
+_NOTHING: Final = do.WriteSpool()
+
+
+@dataclasses.dataclass(slots=True)
+class _Turn:
+    """What the next actions are made of."""
+
+    # to the spool
+    functions: list[tuple[FunctionSpec, bytes]] = dataclasses.field(default_factory=list)
+    accepted: list[Task] = dataclasses.field(default_factory=list)
+    redelivered: list[Task] = dataclasses.field(default_factory=list)
+    fetched: list[Task] = dataclasses.field(default_factory=list)
+    starts: list[Task] = dataclasses.field(default_factory=list)
+    finished: list[Task] = dataclasses.field(default_factory=list)
+    dropped: list[int] = dataclasses.field(default_factory=list)
+    forgotten: list[int] = dataclasses.field(default_factory=list)
+    # to managers
+    orders: dict[str, list[Task]] = dataclasses.field(default_factory=dict)
+    cancels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    # to the blob store
+    fetches: list[Task] = dataclasses.field(default_factory=list)
+    uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)
+    # to the cloud
+    acknowledged: list[Task] = dataclasses.field(default_factory=list)
+    transitions: list[TaskTransition] = dataclasses.field(default_factory=list)
+    results: list[Task] = dataclasses.field(default_factory=list)
+    upload_requests: list[Task] = dataclasses.field(default_factory=list)
+    credit: int = 0
+
+    def spool_write(self) -> do.WriteSpool | None:
+        """The part of the spool; None if that is empty."""
+        write = do.WriteSpool(
+            tuple(self.functions),
+            tuple(self.accepted),
+            tuple(self.redelivered),
+            tuple(self.fetched),
+            tuple(self.starts),
+            tuple(self.finished),
+            tuple(self.dropped),
+            tuple(self.forgotten),
+        )
+        return None if write == _NOTHING else write
+
+    def cancel_actions(self) -> list[Action]:
+        """The cancels of the turn, which need not wait for the spool."""
+        actions: list[Action] = [do.CancelTasks(manager_id, tuple(ids)) for manager_id, ids in self.cancels.items()]
+        self.cancels.clear()
+        return actions
+
+    def other_actions(self) -> list[Action]:
+        """The actions that wait for the spool."""
+        actions: list[Action] = [do.RunTasks(manager_id, tuple(tasks)) for manager_id, tasks in self.orders.items()]
+        if self.fetches:
+            actions.append(do.FetchPayloads(tuple(self.fetches)))
+        if self.uploads:
+            actions.append(do.UploadResults(tuple(self.uploads)))
+        if self.acknowledged:
+            actions.append(do.AcknowledgeTasks(tuple(self.acknowledged)))
+        if self.credit:
+            actions.append(do.GiveCredit(self.credit))
+        if self.transitions:
+            actions.append(do.ReportTransitions(tuple(self.transitions)))
+        if self.results:
+            actions.append(do.ReportResults(tuple(self.results)))
+        if self.upload_requests:
+            actions.append(do.RequestUploads(tuple(self.upload_requests)))
+        return actions
 
 
 class AgentCore:
-    """One per agent.
+    """All decisions of one agent about its tasks.
 
-    :param endpoint_id, max_inline_bytes: as :class:`Ends`.
+    :param endpoint_id, max_inline_bytes: see :class:`ResultFactory`.
     :param slots_hint: workers to expect before a manager has registered.
     :param prefetch: tasks to keep at a manager behind each running one.
-    :param window: tasks to hold here for each slot, so that the way to the cloud is hidden; at most ``max_window``.
-    :param tells_states: whether anybody wants to know in which state a task is before it ends.
-    :param block_s: seconds that a block of managers lives; None if it has no end.
-    :param drain_s: in the last seconds of a block no task starts whose length nobody knows.
-    :param max_walltime_s: what every attempt may run at most, whatever its task asks for; None is no limit.
+    :param window: tasks to hold here for each slot, to hide the way to the cloud; at most ``max_window``.
+    :param has_cloud: False for an engine in the program's own process: nothing is written to a spool, and a result is
+        final once it is reported.
+    :param block_s: seconds that a block of managers lives; None if it has no limit.
+    :param drain_s: in the last seconds of a block no task starts whose length is unknown.
+    :param max_walltime_s: limit of every attempt, whatever its task requests; None is no limit.
     :param weights: by submitter, how many of its tasks run for each one of another; 1 for those not named.
     """
 
@@ -62,400 +134,464 @@ class AgentCore:
         window: PrefetchPolicy,
         max_window: int,
         max_inline_bytes: int = MAX_INLINE_BYTES,
-        tells_states: bool = True,
+        has_cloud: bool = True,
         block_s: float | None = None,
         drain_s: float = 0.0,
         max_walltime_s: float | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> None:
-        self._ends = Ends(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
+        self._results = ResultFactory(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
         self._policy = policy
         self._slots_hint = slots_hint
         self._prefetch = prefetch
         self._window = window
-        self._credit = Credit(window, limit=max_window)
-        self._states = States(are_told=tells_states)
+        self._credit = CreditWindow(window, limit=max_window)
+        self._has_cloud = has_cloud
+        self._transitions = Transitions(is_enabled=has_cloud)
+        self._space = SpoolSpace()
         self._block_s = block_s
         self._drain_s = drain_s
         self._max_walltime_s = max_walltime_s
         self._tasks: dict[str, Task] = {}
         #: By submitter; see :class:`farcall_common.fairness.FairQueue`.
         self.weights: Mapping[str, int] = weights or {}
-        self._queue = Waiting(self.weights)
+        self._queue = TaskQueue(self.weights)
         self._functions: set[str] = set()
-        self._roster = Roster()
-        self._ended = 0
-        #: Ends since the start, of whatever kind.
+        self._managers = Managers()
+        self._held_results = 0
+        #: Results since the start, of any state.
         self.finished_tasks = 0
         self._next_seq = itertools.count(1)
         self._uploads = UploadRetries()
-        self._connected = False
+        self._is_connected = not has_cloud
         #: Tasks of a former process that may not run twice: they wait until the cloud has seen that the spool is no old
         #: copy, in which they may have started since.
         self._unconfirmed: list[Task] = []
-        self._draining = False
-        self._spool_problem = ""
+        self._is_draining = False
         self._nodes_problem = ""
         self._no_nodes = ""
-        self._decisions = Decisions()
+        self._turn = _Turn()
+        #: The last turn, while the spool does not have it.
+        self._unwritten: _Turn | None = None
 
-    # -- start and end -------------------------------------------------------------------------------------------------
+    # -- the shell's side ----------------------------------------------------------------------------------------------
 
-    def restore(self, tasks: Sequence[Task], functions: Iterable[str], *, now: float) -> None:
-        """Go on with what the spool holds, oldest first, after the agent's process was ended in whatever way."""
-        self._functions.update(functions)
+    def handle(self, events: Iterable[Event], now: float) -> list[Action]:
+        """Handle events in order; the actions to perform."""
+        for event in events:
+            self._apply(event, now)
+        retry_at = self._space.retry_at
+        if retry_at is not None and now < retry_at:
+            return self._turn.cancel_actions()
+        return self._finish_turn(now)
+
+    def next_deadline(self) -> float | None:
+        """The epoch second at which :meth:`handle` may return actions without an event."""
+        if self._space.retry_at is not None:
+            return self._space.retry_at
+        deadlines = (self._transitions.next_deadline(), self._uploads.next_deadline())
+        return min((at for at in deadlines if at is not None), default=None)
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the last write to the spool succeeded."""
+        return self._space.retry_at is None
+
+    @property
+    def spool_problem(self) -> str:
+        """Why no more tasks are requested; empty when the spool has room."""
+        return self._space.problem
+
+    def held(self) -> tuple[HeldTask, ...]:
+        """For the Hello: every task of the spool."""
+        unwritten = {task.seq for task in self._turn.finished}
+        return tuple(
+            HeldTask(
+                task_id=task.task_id,
+                attempt=task.attempt,
+                finished=task.result is not None and task.seq not in unwritten,
+            )
+            for task in self._tasks.values()
+        )
+
+    def demand(self) -> Demand:
+        """Unfinished tasks, and the managers that have some."""
+        return Demand(len(self._tasks) - self._held_results, self._managers.busy)
+
+    def report(self) -> EndpointReport:
+        """The numbers for a heartbeat."""
+        problem = self._space.problem or self._nodes_problem or self._managers.problem
+        unfinished = len(self._tasks) - self._held_results
+        return EndpointReport(
+            managers=len(self._managers),
+            total_workers=self._managers.workers,
+            idle_workers=self._managers.idle_workers,
+            pending_tasks=max(0, unfinished - self._managers.outstanding),
+            outstanding_tasks=unfinished,
+            detail={"problem": problem} if problem else {},
+        )
+
+    def _apply(self, event: Event, now: float) -> None:
+        match event:
+            case ev.ManagerProgress():
+                self._on_progress(event, now)
+            case ev.TasksReceived():
+                self._on_tasks(event, now)
+            case ev.ResultsRecorded(tasks=refs):
+                self._forget(refs)
+            case ev.SpoolWritten():
+                self._on_written()
+            case ev.SpoolWriteFailed(reason=reason):
+                self._on_write_failed(reason, now)
+            case ev.CancelRequested(task_ids=task_ids):
+                self._cancel(task_ids)
+            case ev.BlobGranted(grant=grant):
+                self._on_grant(grant, now)
+            case ev.PayloadFetched():
+                self._on_payload(event)
+            case ev.FetchFailed():
+                self._on_fetch_failed(event)
+            case ev.ResultUploaded():
+                self._on_uploaded(event)
+            case ev.UploadFailed():
+                task = self._find(event.task_id, event.seq)
+                if task is not None:
+                    self._upload_failed(task, event.reason, retryable=event.retryable, now=now)
+            case ev.NodesChanged():
+                self._on_nodes(event)
+            case ev.ManagerRegistered():
+                ends_at = event.ends_at
+                lifetime = None if ends_at is None else Lifetime(ends_at, self._drain_s, self._max_walltime_s)
+                self._managers.add(event.manager_id, slots=event.slots, lifetime=lifetime)
+            case ev.ManagerLost():
+                self._on_manager_lost(event, now)
+            case ev.SessionOpened(forget=refs):
+                self._on_opened(refs)
+            case ev.SessionClosed():
+                self._on_closed()
+            case ev.SpoolMeasured(room=room):
+                self._space.measured(room)
+            case ev.SpoolRetryOrdered():
+                self._space.retry(now=now)
+            case ev.Restored():
+                self._restore(event, now)
+            case ev.DrainOrdered():
+                self._is_draining = True
+            case _:
+                raise TypeError(f"no rule for {event}")
+
+    def _finish_turn(self, now: float) -> list[Action]:
+        """Place tasks and give credit; the actions of all events since the last turn."""
+        if not self._is_draining:
+            self._dispatch(now)
+            self._give_credit()
+        turn = self._turn
+        turn.transitions += self._transitions.due(now=now, connected=self._is_connected)
+        for task in self._uploads.due(now=now):
+            if self._is_connected and task.result is not None and task.result.needs_upload:
+                turn.upload_requests.append(task)
+        if turn.forgotten:  # reports of these in the same turn are obsolete
+            turn.results = [task for task in turn.results if task.task_id in self._tasks]
+            turn.upload_requests = [task for task in turn.upload_requests if task.task_id in self._tasks]
+            turn.uploads = [(task, grant) for task, grant in turn.uploads if task.task_id in self._tasks]
+        self._turn = _Turn()
+        actions = turn.cancel_actions()
+        if not self._has_cloud:
+            for task in turn.results:
+                del self._tasks[task.task_id]
+            self._held_results -= len(turn.results)
+        elif (write := turn.spool_write()) is not None:
+            actions.append(write)
+            self._unwritten = turn
+        else:
+            self._space.written()
+        return actions + turn.other_actions()
+
+    # -- spool ---------------------------------------------------------------------------------------------------------
+
+    def _restore(self, event: ev.Restored, now: float) -> None:
+        """Continue with the tasks of the spool, oldest first, however the last process ended."""
+        self._functions.update(event.function_hashes)
         dispatched = []
-        for task in tasks:
+        for task in (spooled.to_task() for spooled in event.tasks):
             former = self._tasks.get(task.task_id)
-            if former is not None and former.end is not None:
-                self._ended -= 1  # recorded and delivered anew before the spool came to forget it
-                self._decisions.forgotten.append(former.seq)
+            if former is not None and former.result is not None:
+                self._held_results -= 1  # recorded and delivered again before the spool forgot it
+                self._turn.forgotten.append(former.seq)
             self._tasks[task.task_id] = task
-            if task.end is not None:
-                self._ended += 1
+            if task.result is not None:
+                self._held_results += 1
             elif task.starts:
                 dispatched.append(task)
             elif not task.spec.options.idempotent:
                 self._unconfirmed.append(task)
             elif task.stage is Stage.FETCHING:
-                self._decisions.fetches.append(task)
+                self._turn.fetches.append(task)
             else:
                 self._queue.add(task)
-        self._next_seq = itertools.count(max((task.seq for task in tasks), default=0) + 1)
+        self._next_seq = itertools.count(max((task.seq for task in event.tasks), default=0) + 1)
         self._reconsider(dispatched, self._slots_hint, "the endpoint was stopped or died while it had the task", now)
 
-    def drain(self) -> None:
-        """Start nothing and accept nothing any more."""
-        self._draining = True
+    def _on_written(self) -> None:
+        """The spool has the last turn: what can be read from there leaves the memory."""
+        self._space.written()
+        turn, self._unwritten = self._unwritten, None
+        if turn is None:
+            return
+        for task in itertools.chain(turn.accepted, turn.fetched):
+            if task.payload is not None and len(task.payload) > _KEEP_BYTES:
+                task.payload = None
+        for tasks in turn.orders.values():
+            for task in tasks:
+                task.payload = None
+        for task in turn.finished:
+            if task.result is not None:
+                task.result.body = None
+
+    def _on_write_failed(self, reason: str, now: float) -> None:
+        """Keep the last turn until it can be written. Only placing and credit are undone: tasks are queued again."""
+        self._space.failed(reason, now=now)
+        turn, self._unwritten = self._unwritten, None
+        if turn is None:
+            return
+        placed = sum(map(len, turn.orders.values()))
+        again = turn.starts[len(turn.starts) - placed :]  # placing comes last in a turn
+        del turn.starts[len(turn.starts) - placed :]
+        turn.orders.clear()
+        self._turn = turn
+        for task in again:
+            assert task.manager_id is not None
+            self._managers.release(task.manager_id, task.task_id)
+            self._queue.done(task)
+            task.starts -= 1
+        self._requeue(again, now)
+        self._credit.used(turn.credit)
+        turn.credit = 0
 
     # -- cloud ---------------------------------------------------------------------------------------------------------
 
-    def held(self) -> tuple[HeldTask, ...]:
-        """For the greeting: every task that is in the spool."""
-        unwritten = {task.seq for task in self._decisions.ended}
-        return tuple(
-            HeldTask(
-                task_id=task.task_id,
-                attempt=task.attempt,
-                finished=task.end is not None and task.seq not in unwritten,
-            )
-            for task in self._tasks.values()
-        )
-
-    def opened(self, forget: Iterable[TaskRef]) -> None:
-        """A session is open. What has ended is reported (again), apart from what the cloud wants forgotten."""
-        self.recorded(forget)
-        self._connected = True
+    def _on_opened(self, forget: Iterable[TaskRef]) -> None:
+        """Report all results again, apart from those that the cloud does not need."""
+        self._forget(forget)
+        self._is_connected = True
         self._credit.restart()
         self._queue.put_back([task for task in self._unconfirmed if task.stage is Stage.QUEUED])
-        self._decisions.fetches += [task for task in self._unconfirmed if task.stage is Stage.FETCHING]
+        self._turn.fetches += [task for task in self._unconfirmed if task.stage is Stage.FETCHING]
         self._unconfirmed.clear()
         for task in self._tasks.values():
-            if task.end is not None:
-                self._report_end(task)
+            if task.result is not None:
+                self._report_result(task)
 
-    def closed(self) -> None:
-        """The session is gone; everything goes on without it, except for what was never acknowledged in it."""
-        self._connected = False
-        self._disown()
-        for waiting in (
-            self._decisions.acknowledged,
-            self._decisions.transitions,
-            self._decisions.results,
-            self._decisions.blob_requests,
-        ):
-            waiting.clear()  # the next greeting names them all
-
-    def _disown(self) -> None:
-        """Drop what was accepted and is not in the spool yet: the cloud still has it, and delivers it again."""
-        decisions = self._decisions
-        disowned = {task.seq for task in decisions.accepted}
-        for task in decisions.accepted:
+    def _on_closed(self) -> None:
+        """Continue without a session, except for tasks that were never acknowledged in it."""
+        self._is_connected = False
+        turn = self._turn
+        unwritten = {task.seq for task in turn.accepted}
+        for task in turn.accepted:  # the cloud still has them, and delivers them again
             if self._tasks.pop(task.task_id, None) is None:
                 continue  # recorded meanwhile
-            self._ended -= task.end is not None
-            task.stage = Stage.ENDED
-        decisions.accepted.clear()
-        decisions.ended = [task for task in decisions.ended if task.seq not in disowned]
-        decisions.fetches = [task for task in decisions.fetches if task.seq not in disowned]
+            self._held_results -= task.result is not None
+            task.stage = Stage.FORGOTTEN
+        turn.accepted.clear()
+        turn.finished = [task for task in turn.finished if task.seq not in unwritten]
+        turn.fetches = [task for task in turn.fetches if task.seq not in unwritten]
+        for reports in (turn.acknowledged, turn.transitions, turn.results, turn.upload_requests):
+            reports.clear()  # the next Hello names all tasks
 
-    def run_tasks(self, message: RunTasks, frames: Sequence[bytes], *, now: float) -> None:
-        """Accept tasks. One that is here already gets its new attempt number, and is not started again."""
-        self._credit.used(len(message.tasks))
-        for function in message.functions:
-            body = frames[function.body]
-            known = function.function_hash in self._functions
-            if not known and hashlib.sha256(body).hexdigest() == function.function_hash:
+    def _on_tasks(self, event: ev.TasksReceived, now: float) -> None:
+        self._credit.used(len(event.tasks))
+        for function, body in zip(event.functions, event.bodies.bodies, strict=True):
+            if function.function_hash not in self._functions:
                 self._functions.add(function.function_hash)
-                self._decisions.functions.append((function, body))
-        for spec in message.tasks:
-            self.accept(spec, frames[spec.payload] if spec.payload is not None else None, now=now)
+                self._turn.functions.append((function, bytes(body or b"")))
+        for spec, payload in zip(event.tasks, event.payloads.bodies, strict=True):
+            held = self._tasks.get(spec.task_id)
+            if held is None:
+                self._accept(spec, payload, now)
+            else:
+                self._redeliver(held, spec.attempt)
 
-    def know(self, function_hash: str) -> None:
-        """The body of a function is at hand."""
-        self._functions.add(function_hash)
-
-    def accept(self, spec: TaskSpec, payload: bytes | None, *, now: float) -> None:
-        """Accept one task. None for a payload that must be fetched first."""
-        held = self._tasks.get(spec.task_id)
-        if held is not None:
-            self._redeliver(held, spec.attempt)
-            return
+    def _accept(self, spec: TaskSpec, payload: Bytes | None, now: float) -> None:
+        """Accept one task. ``payload`` is None if it must be fetched first."""
+        turn = self._turn
         stage = Stage.QUEUED if payload is not None else Stage.FETCHING
         task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload)
         self._tasks[task.task_id] = task
-        self._decisions.accepted.append(task)
-        self._decisions.acknowledged.append(task)
-        refusal = admission.refusal(
+        turn.accepted.append(task)
+        turn.acknowledged.append(task)
+        refused = refusal(
             spec, knows_function=spec.function_hash in self._functions, block_s=self._block_s, no_nodes=self._no_nodes
         )
-        if refusal is not None:
-            self._end(task, self._ends.failed(task, refusal))
+        if refused is not None:
+            self._finish(task, self._results.failed(task, refused))
             return
         if stage is Stage.QUEUED:
             self._queue.add(task)
         else:
-            self._decisions.fetches.append(task)
-        self._states.watch(task, now)
+            turn.fetches.append(task)
+        self._transitions.watch(task, now)
 
-    def cancel(self, task_ids: Iterable[str]) -> None:
-        """Stop tasks, running or not; a task that has ended keeps its end."""
+    def _redeliver(self, task: Task, attempt: int) -> None:
+        """A task that is here already gets its new attempt number, and is not started again."""
+        task.attempt = max(task.attempt, attempt)
+        self._turn.redelivered.append(task)
+        self._turn.acknowledged.append(task)
+        if task.result is not None:
+            self._report_result(task)
+
+    def _cancel(self, task_ids: Iterable[str]) -> None:
+        """Stop tasks, running or not; a finished task keeps its result."""
         for task_id in task_ids:
             task = self._tasks.get(task_id)
-            if task is None or task.end is not None:
+            if task is None or task.result is not None:
                 continue
             if task.stage is Stage.DISPATCHED and task.manager_id is not None:
                 task.cancelling = True
-                self._decisions.cancels[task.manager_id].append(task_id)
+                self._turn.cancels.setdefault(task.manager_id, []).append(task_id)
             else:
-                self._end(task, self._ends.cancelled(running=False))
+                self._finish(task, self._results.cancelled(running=False))
 
-    def recorded(self, refs: Iterable[TaskRef]) -> None:
-        """The cloud has an end for these: forget them, and stop those that still run."""
+    def _forget(self, refs: Iterable[TaskRef]) -> None:
+        """The cloud has results of these tasks, or does not need them: stop those that still run."""
         for ref in refs:
             task = self._tasks.pop(ref.task_id, None)
             if task is None:
                 continue
-            if task.end is not None:
-                self._ended -= 1
-                self._decisions.forgotten.append(task.seq)
-                continue
-            self._decisions.dropped.append(task.seq)
-            if task.stage is Stage.DISPATCHED and task.manager_id is not None:
-                self._decisions.cancels[task.manager_id].append(task.task_id)
-            task.stage = Stage.ENDED
-
-    # -- spool ---------------------------------------------------------------------------------------------------------
-
-    def spool_problem(self, problem: str) -> None:
-        """Why the spool cannot hold more; while there is such a reason, the cloud is asked for no more tasks."""
-        self._spool_problem = problem
-
-    def take_back(self, decisions: Decisions, *, now: float) -> None:
-        """The latest decisions could not be made durable. They stand for the next turn that can; only what depends on
-        nothing but that turn is undone: tasks go back into the queue as if never placed, and credit was not given."""
-        placed = sum(map(len, decisions.orders.values()))
-        again = decisions.starts[len(decisions.starts) - placed :]  # placing comes last in a turn
-        del decisions.starts[len(decisions.starts) - placed :]
-        decisions.orders.clear()
-        for task in again:
-            assert task.manager_id is not None
-            self._roster.release(task.manager_id, task.task_id)
-            self._queue.done(task)
-            task.starts -= 1
-        self._requeue(again, now)
-        self._credit.used(decisions.credit)
-        decisions.credit = 0
-        self._decisions = decisions
-
-    def urgent(self) -> dict[str, list[str]]:
-        """Cancels, by manager, which need not wait for the spool: what they lead to is written when it comes."""
-        cancels, self._decisions.cancels = self._decisions.cancels, collections.defaultdict(list)
-        return cancels
+            if task.result is not None:
+                self._held_results -= 1
+                self._turn.forgotten.append(task.seq)
+            else:
+                self._turn.dropped.append(task.seq)
+                if task.stage is Stage.DISPATCHED and task.manager_id is not None:
+                    self._turn.cancels.setdefault(task.manager_id, []).append(task.task_id)
+            task.stage = Stage.FORGOTTEN
 
     # -- blobs ---------------------------------------------------------------------------------------------------------
 
-    def fetched(self, task: Task, payload: bytes) -> None:
-        """A payload was downloaded and is what was promised."""
-        if task.stage is Stage.FETCHING:
-            task.stage, task.payload = Stage.QUEUED, payload
-            self._decisions.fetched.append(task)
+    def _find(self, task_id: str, seq: int) -> Task | None:
+        task = self._tasks.get(task_id)
+        return task if task is not None and task.seq == seq else None
+
+    def _on_payload(self, event: ev.PayloadFetched) -> None:
+        task = self._find(event.task_id, event.seq)
+        if task is not None and task.stage is Stage.FETCHING:
+            [task.payload] = event.payload.bodies
+            task.stage = Stage.QUEUED
+            self._turn.fetched.append(task)
             self._queue.add(task)
 
-    def fetch_failed(self, task: Task, reason: str) -> None:
-        """A payload cannot be had."""
-        if task.stage is Stage.FETCHING:
-            self._end(task, self._ends.failed(task, outcomes.payload_unavailable(reason)))
+    def _on_fetch_failed(self, event: ev.FetchFailed) -> None:
+        task = self._find(event.task_id, event.seq)
+        if task is not None and task.stage is Stage.FETCHING:
+            self._finish(task, self._results.failed(task, outcomes.payload_unavailable(event.reason)))
 
-    def granted(self, grant: BlobGrant, *, now: float) -> None:
-        """The answer to a blob request."""
+    def _on_grant(self, grant: BlobGrant, now: float) -> None:
         task = self._tasks.get(grant.task_id)
-        if task is None or task.end is None or not task.end.needs_upload or grant.attempt != task.attempt:
+        if task is None or task.result is None or not task.result.needs_upload or grant.attempt != task.attempt:
             return
         if grant.error is None:
-            self._decisions.uploads.append((task, grant))
+            self._turn.uploads.append((task, grant))
         else:
             record = ErrorRecord.from_json(grant.error)
-            self.upload_failed(task, record.message, retryable=record.retryable, now=now)
+            self._upload_failed(task, record.message, retryable=record.retryable, now=now)
 
-    def wants_upload(self, task: Task) -> bool:
-        """Whether the result of a task is here and has yet to be uploaded."""
-        return self._tasks.get(task.task_id) is task and task.end is not None and task.end.needs_upload
+    def _on_uploaded(self, event: ev.ResultUploaded) -> None:
+        task = self._find(event.task_id, event.seq)
+        if task is not None and task.result is not None:
+            task.result.blob = event.location
+            self._report_result(task)
 
-    def uploaded(self, task: Task, location: BlobLocation) -> None:
-        """A result is in the blob store."""
-        if task.end is not None and task.task_id in self._tasks:
-            task.end.blob = location
-            self._report_end(task)
-
-    def upload_failed(self, task: Task, reason: str, *, retryable: bool, now: float) -> None:
-        """A result could not be uploaded; after some tries the task fails with that."""
-        end = task.end
-        if end is None or not end.needs_upload or task.task_id not in self._tasks:
+    def _upload_failed(self, task: Task, reason: str, *, retryable: bool, now: float) -> None:
+        """After some retries the task fails."""
+        result = task.result
+        if result is None or not result.needs_upload or (retryable and self._uploads.add(task, now=now)):
             return
-        if retryable and self._uploads.add(task, now=now):
-            return
-        record = outcomes.result_not_uploaded(reason, size_bytes=end.size_bytes)
-        self._ended -= 1
-        self._end(task, self._ends.failed(task, record, started_at=end.started_at, ended_at=end.ended_at))
+        record = outcomes.result_not_uploaded(reason, size_bytes=result.size_bytes)
+        self._held_results -= 1
+        self._finish(task, self._results.failed(task, record, started_at=result.started_at, ended_at=result.ended_at))
 
     # -- managers ------------------------------------------------------------------------------------------------------
 
-    def nodes(self, *, refusal: str, problem: str) -> None:
-        """How it stands with blocks. While there is a ``refusal`` no manager can be had: what waits fails with it."""
-        self._nodes_problem, self._no_nodes = problem, refusal
-        if refusal:
+    def _on_nodes(self, event: ev.NodesChanged) -> None:
+        self._nodes_problem, self._no_nodes = event.problem, event.refusal
+        if event.refusal:
             for task in self._queue.clear():
-                self._end(task, self._ends.failed(task, outcomes.nodes_unavailable(refusal)))
+                self._finish(task, self._results.failed(task, outcomes.nodes_unavailable(event.refusal)))
 
-    def demand(self) -> Demand:
-        """What there is to do, and who does it."""
-        return Demand(len(self._tasks) - self._ended, self._roster.busy)
-
-    def manager_registered(self, manager_id: str, *, slots: int, ends_at: float | None = None) -> None:
-        """A manager is there; ``ends_at``: when its time is over, where that is known."""
-        lifetime = None if ends_at is None else Lifetime(ends_at, self._drain_s, self._max_walltime_s)
-        self._roster.add(manager_id, slots=slots, lifetime=lifetime)
-
-    def progress(self, manager_id: str, progress: Progress, bodies: Sequence[Bytes], *, now: float) -> None:
-        """A manager reports. A result counts even if the manager was given up meanwhile."""
-        self._roster.note(
+    def _on_progress(self, event: ev.ManagerProgress, now: float) -> None:
+        manager_id, progress = event.manager_id, event.progress
+        self._managers.note(
             manager_id, workers=progress.workers, idle_workers=progress.idle_workers, problem=progress.problem
         )
+        bodies = event.results.bodies
         for finished in progress.finished:
             task = self._release(manager_id, finished.task_id)
             if task is not None:
-                self._end(task, self._ends.finished(task, finished, bodies))
+                self._finish(task, self._results.finished(task, finished, bodies))
         self._observe(progress.finished)
         for died in progress.died:
-            self._died(manager_id, died, now)
+            self._on_death(manager_id, died, now)
         for started in progress.started:
             task = self._tasks.get(started.task_id)
             if task is not None and task.stage is Stage.DISPATCHED:
-                self._states.enter(task, TaskState.RUNNING, started.at)
+                self._transitions.enter(task, TaskState.RUNNING, started.at)
 
-    def manager_lost(
-        self, manager_id: str, reason: str, *, expected: bool = False, unstarted: bool = False, now: float
-    ) -> None:
-        """A manager is gone with all that it had. If that was ``expected``, no start is held against a task.
-        ``unstarted``: it started none of these tasks."""
-        manager = self._roster.remove(manager_id)
+    def _on_manager_lost(self, event: ev.ManagerLost, now: float) -> None:
+        manager = self._managers.remove(event.manager_id)
         if manager is not None:
-            suspects = 0 if expected or unstarted else manager.slots
+            suspects = 0 if event.expected or event.unstarted else manager.slots
             for task in manager.outstanding.values():
                 self._queue.done(task)
-            self._reconsider(list(manager.outstanding.values()), suspects, reason, now, unstarted=unstarted)
-
-    # -- time and decisions --------------------------------------------------------------------------------------------
-
-    def next_deadline(self) -> float | None:
-        """The epoch second at which :meth:`decide` may have something to do although nothing happened."""
-        deadlines = (self._states.next_deadline(), self._uploads.next_deadline())
-        return min((at for at in deadlines if at is not None), default=None)
-
-    def decide(self, *, now: float) -> Decisions:
-        """Everything that follows from what happened since the last time."""
-        if not self._draining:
-            self._dispatch(now)
-            self._give_credit()
-        self._decisions.transitions += self._states.due(now=now, connected=self._connected)
-        for task in self._uploads.due(now=now):
-            if self._connected and task.end is not None and task.end.needs_upload:
-                self._decisions.blob_requests.append(task)
-        decisions, self._decisions = self._decisions, Decisions()
-        if decisions.forgotten:  # what was to be said of these in the same turn has nothing to stand on any more
-            decisions.results = [task for task in decisions.results if task.task_id in self._tasks]
-            decisions.blob_requests = [task for task in decisions.blob_requests if task.task_id in self._tasks]
-            decisions.uploads = [(task, grant) for task, grant in decisions.uploads if task.task_id in self._tasks]
-        return decisions
-
-    def report(self) -> EndpointReport:
-        """The numbers for a heartbeat."""
-        problem = self._spool_problem or self._nodes_problem or self._roster.problem
-        unfinished = len(self._tasks) - self._ended
-        return EndpointReport(
-            managers=len(self._roster),
-            total_workers=self._roster.workers,
-            idle_workers=self._roster.idle_workers,
-            pending_tasks=max(0, unfinished - self._roster.outstanding),
-            outstanding_tasks=unfinished,
-            detail={"problem": problem} if problem else {},
-        )
+            tasks = list(manager.outstanding.values())
+            self._reconsider(tasks, suspects, event.reason, now, unstarted=event.unstarted)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _redeliver(self, task: Task, attempt: int) -> None:
-        task.attempt = max(task.attempt, attempt)
-        self._decisions.redelivered.append(task)
-        self._decisions.acknowledged.append(task)
-        if task.end is not None:
-            self._report_end(task)
-
     def _dispatch(self, now: float) -> None:
-        if not (self._queue and self._roster):
+        if not (self._queue and self._managers):
             return
-        placed = self._queue.place(self._policy, self._roster.loads, depth=self._prefetch.depth, now=now)
+        placed = self._queue.place(self._policy, self._managers.loads, depth=self._prefetch.depth, now=now)
         for task, manager_id in placed:
             task.stage, task.manager_id = Stage.DISPATCHED, manager_id
             task.starts += 1
-            self._roster.assign(manager_id, task)
-            self._decisions.starts.append(task)
-            self._decisions.orders[manager_id].append(task)
-            self._states.enter(task, TaskState.WAITING_FOR_LAUNCH, now)
+            self._managers.assign(manager_id, task)
+            self._turn.starts.append(task)
+            self._turn.orders.setdefault(manager_id, []).append(task)
+            self._transitions.enter(task, TaskState.WAITING_FOR_LAUNCH, now)
 
     def _give_credit(self) -> None:
-        if not self._connected or self._spool_problem:
+        if not self._is_connected or not self._has_cloud or self._space.problem:
             return
-        slots = self._roster.slots or self._slots_hint
-        self._decisions.credit += self._credit.grant(slots=slots, held=len(self._tasks) - self._ended)
+        slots = self._managers.slots or self._slots_hint
+        self._turn.credit += self._credit.grant(slots=slots, held=len(self._tasks) - self._held_results)
 
-    def _observe(self, ends: Sequence[Finished]) -> None:
-        """Learn from how long tasks ran."""
-        durations = [e.ended_at - e.started_at for e in ends if e.started_at is not None and e.ended_at is not None]
+    def _observe(self, finished: Sequence[Finished]) -> None:
+        """Learn the duration of tasks."""
+        durations = [f.ended_at - f.started_at for f in finished if f.started_at is not None and f.ended_at is not None]
         if durations:
             mean_s = sum(durations) / len(durations)
             self._prefetch.observe(mean_s, count=len(durations))
             self._window.observe(mean_s, count=len(durations))
 
-    def _died(self, manager_id: str, died: Died, now: float) -> None:
+    def _on_death(self, manager_id: str, died: Died, now: float) -> None:
         task = self._release(manager_id, died.task_id)
         if task is None or task.manager_id != manager_id:
             return
         if task.cancelling:
-            self._end(task, self._ends.cancelled(running=True))
+            self._finish(task, self._results.cancelled(running=True))
         elif task.may_start_again:
             task.deaths += (died.reason,)
             self._requeue([task], now)
         else:
             tails = {"stdout_tail": died.stdout_tail, "stderr_tail": died.stderr_tail}
-            self._end(task, self._ends.given_up(task, died.reason, **tails))
+            self._finish(task, self._results.given_up(task, died.reason, **tails))
 
     def _release(self, manager_id: str, task_id: str) -> Task | None:
-        """Note that a manager has done with a task; None if its end is known already."""
-        if (released := self._roster.release(manager_id, task_id)) is not None:
+        """A manager does not have a task any more; None if its result is known already."""
+        if (released := self._managers.release(manager_id, task_id)) is not None:
             self._queue.done(released)
         task = self._tasks.get(task_id)
-        return None if task is None or task.end is not None else task
+        return None if task is None or task.result is not None else task
 
     def _reconsider(
         self, tasks: Sequence[Task], suspects: int, reason: str, now: float, *, unstarted: bool = False
@@ -469,37 +605,37 @@ class AgentCore:
         again = []
         for index, task in enumerate(tasks):
             if task.cancelling:
-                self._end(task, self._ends.cancelled(running=True))
+                self._finish(task, self._results.cancelled(running=True))
             elif not (task.spec.options.idempotent or unstarted):
-                self._end(task, self._ends.lost(task, reason))
+                self._finish(task, self._results.lost(task, reason))
             elif index >= suspects:
                 task.starts -= 1
-                self._decisions.starts.append(task)
+                self._turn.starts.append(task)
                 again.append(task)
             elif task.may_start_again:
                 task.deaths += (reason,)
                 again.append(task)
             else:
-                self._end(task, self._ends.given_up(task, reason))
+                self._finish(task, self._results.given_up(task, reason))
         self._requeue(again, now)
 
     def _requeue(self, tasks: Sequence[Task], now: float) -> None:
         self._queue.put_back(tasks)
         for task in tasks:
             task.stage, task.manager_id = Stage.QUEUED, None
-            self._states.enter(task, TaskState.WAITING_FOR_NODES, now)
+            self._transitions.enter(task, TaskState.WAITING_FOR_NODES, now)
 
-    def _end(self, task: Task, end: End) -> None:
-        task.end, task.stage, task.payload, task.manager_id = end, Stage.ENDED, None, None
-        self._ended += 1
+    def _finish(self, task: Task, result: TaskResult) -> None:
+        task.result, task.stage, task.payload, task.manager_id = result, Stage.FINISHED, None, None
+        self._held_results += 1
         self.finished_tasks += 1
-        self._decisions.ended.append(task)
-        self._report_end(task)
+        self._turn.finished.append(task)
+        self._report_result(task)
 
-    def _report_end(self, task: Task) -> None:
-        if not self._connected or task.end is None:
+    def _report_result(self, task: Task) -> None:
+        if not self._is_connected or task.result is None:
             return
-        if task.end.needs_upload:
-            self._decisions.blob_requests.append(task)
+        if task.result.needs_upload:
+            self._turn.upload_requests.append(task)
         else:
-            self._decisions.results.append(task)
+            self._turn.results.append(task)

@@ -18,16 +18,15 @@ import zmq
 from farcall_common.credentials import Credentials
 from farcall_common.payload import STRATEGIES
 from farcall_common.wire import Capabilities
-from farcall_endpoint.agent.background import Background
 from farcall_endpoint.agent.connection import Connection
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet, Limits
+from farcall_endpoint.agent.links import Uplink
 from farcall_endpoint.agent.nodes import expect_workers, make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.scheduling import POLICIES
 from farcall_endpoint.agent.service import Agent, Clock, FleetMaker
 from farcall_endpoint.agent.spool import Spool
-from farcall_endpoint.agent.transfers import Transfers
-from farcall_endpoint.agent.uplink import Uplink
+from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, EngineConfig
 from farcall_endpoint.directory import EndpointDirectory

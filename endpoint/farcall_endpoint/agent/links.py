@@ -1,24 +1,32 @@
-"""The ways between an agent and its managers: a pipe to each on its own machine, one socket for all others.
+"""Connections of the agent: a pipe to each manager on its own machine, one socket for all others, one to a forwarder.
 
-Messages over the network are numbered in either direction (see :mod:`farcall_endpoint.protocol`).
+Messages to and from managers on other machines are numbered in either direction (see
+:mod:`farcall_endpoint.protocol`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
+from farcall_common.sockets import CONNECTION_LOST, client_socket
+from farcall_common.wire import Envelope, decode, encode
 from farcall_endpoint import protocol
+from farcall_endpoint.agent.connection import Address
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Bytes, Frame
-from farcall_endpoint.transport import FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
+from farcall_endpoint.transport import CurveKeys, FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
 
 _logger = logging.getLogger(__name__)
 
+HANDSHAKE_DONE: Final = "handshake succeeded"
+_CONNECTION_EVENTS: Final[Mapping[int, str]] = {zmq.EVENT_HANDSHAKE_SUCCEEDED: HANDSHAKE_DONE, **CONNECTION_LOST}
 _MOST_PER_TURN: Final = 64
 
 
@@ -182,3 +190,76 @@ class Links:
         if descriptor in self._pipes and pipe.is_congested != (descriptor in self._congested):
             self._congested.symmetric_difference_update({descriptor})
             self._poller.modify(descriptor, zmq.POLLIN | zmq.POLLOUT if pipe.is_congested else zmq.POLLIN)
+
+
+class Uplink:
+    """The socket to a forwarder with its monitor; at most one at a time."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys, poller: zmq.Poller) -> None:
+        self._context = context
+        self._keys = keys
+        self._poller = poller
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What the poller may find readable."""
+        return () if self._socket is None or self._monitor is None else (self._socket, self._monitor)
+
+    def open_socket(self, to: Address) -> None:
+        """Open a socket to a forwarder.
+
+        :raises zmq.ZMQError: if the address or the key cannot be one.
+        """
+        self._socket = client_socket(
+            self._context, server_key=to.server_key, public_key=self._keys.public, secret_key=self._keys.secret
+        )
+        self._monitor = self._socket.get_monitor_socket(sum(_CONNECTION_EVENTS))
+        self._monitor.linger = 0
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._socket.connect(to.address)
+
+    def close(self, *, linger_ms: int = 0) -> None:
+        """Close the socket, if there is one; what was sent before gets ``linger_ms`` to leave."""
+        if self._socket is None or self._monitor is None:
+            return
+        self._poller.unregister(self._socket)
+        self._poller.unregister(self._monitor)
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close(linger=linger_ms)
+        self._socket = self._monitor = None
+
+    def send(self, envelope: Envelope) -> None:
+        """Send; never blocks. Lost if the connection has ended, which :meth:`connection_events` reports next."""
+        assert self._socket is not None
+        with contextlib.suppress(zmq.Again):  # a socket that has lost its one connection takes nothing any more
+            send_frames(self._socket, encode(envelope), flags=int(zmq.NOBLOCK))
+
+    def receive(self) -> Iterator[Envelope]:
+        """The messages that have arrived, up to a limit for one turn.
+
+        :raises ProtocolError: if a message cannot be decoded.
+        """
+        for _ in range(_MOST_PER_TURN):
+            if self._socket is None:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield decode(frames)
+
+    def connection_events(self) -> Iterator[str]:
+        """Events of the connection: HANDSHAKE_DONE, KEY_REFUSED, or another reason why it ended."""
+        while self._monitor is not None:
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            name = _CONNECTION_EVENTS.get(event["event"])
+            if name is not None:
+                _logger.debug("forwarder %s: %s", event["endpoint"].decode(), name)
+                yield name

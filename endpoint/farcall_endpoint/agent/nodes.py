@@ -1,22 +1,40 @@
-"""From a configuration to what a fleet is made of: the provider, the plan for its blocks, the way to its nodes."""
+"""Nodes of an endpoint: the provider, the plan for its blocks, and the addresses at which nodes reach the agent."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from farcall_common.wire import new_id
-from farcall_endpoint.agent.addresses import own_addresses
-from farcall_endpoint.agent.blocks import Blocks
+from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.links import Network
-from farcall_endpoint.agent.scaling import SimpleScaling
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.manager.node import discover_node
 from farcall_endpoint.manager.slots import Sharing, partition
 from farcall_endpoint.providers import LocalProvider, Provider
 from farcall_endpoint.transport import FleetKeys, new_curve_keys
+
+
+def own_addresses(given: str | None) -> Sequence[str]:
+    """The given name or address; else this machine's name and the IPv4 addresses of its interfaces, the most likely
+    first. Whoever wants to reach it tries them in turn."""
+    if given is not None:
+        return [given]
+    active = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    addresses = [
+        address.address
+        for name, entries in psutil.net_if_addrs().items()
+        if name in active
+        for address in entries
+        if address.family is socket.AF_INET and not address.address.startswith("127.")
+    ]
+    return [socket.gethostname(), *addresses]
+
 
 SECRETS: Final = frozenset({"FARCALL_TOKEN"})
 """Variables that no manager, and so no task, gets to see."""

@@ -16,7 +16,6 @@ from typing import Final
 from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, Message
-from farcall_endpoint.agent.transfers import TransferFailed
 from farcall_endpoint.shared_memory import Frame, piece_of
 
 _AT_ONCE: Final = 2
@@ -27,7 +26,17 @@ _LONGEST_WAIT_S: Final = 4.0
 _PATIENCE_S: Final = 120.0
 _TOO_OLD: Final = "the forwarder passes no blobs on; it is older than this endpoint"
 
-Say = Callable[[Message, tuple[bytes, ...]], None]
+
+class TransferFailed(Exception):
+    """A transfer did not work. ``retryable`` with a fresh URL; ``is_unreachable`` if no connection could be made."""
+
+    def __init__(self, reason: str, *, retryable: bool, is_unreachable: bool = False) -> None:
+        super().__init__(reason)
+        self.retryable = retryable
+        self.is_unreachable = is_unreachable
+
+
+Send = Callable[[Message, tuple[bytes, ...]], None]
 Done = Callable[[Frame | TransferFailed], None]
 
 
@@ -60,11 +69,11 @@ class _Upload:
 class Relay:
     """All relayed transfers of an agent. Instants are monotonic seconds.
 
-    :param say: sends a message to the forwarder; called while a session is open only.
+    :param send: sends a message to the forwarder; called while a session is open only.
     """
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self._piece_bytes: int | None = None  # None without a session
         self._waiting: deque[_Download | _Upload] = deque()
         self._active: dict[tuple[str, bool], _Download | _Upload] = {}
@@ -74,7 +83,7 @@ class Relay:
     def opened(self, piece_bytes: int, *, now: float) -> None:
         """A session is open, in which pieces may have so many bytes; 0: the forwarder relays nothing."""
         self._piece_bytes = piece_bytes
-        self._go_on(now)
+        self._continue(now)
 
     def closed(self) -> None:
         """The session is gone."""
@@ -102,12 +111,12 @@ class Relay:
     def download(self, task_id: str, attempt: int, blob: BlobLocation, done: Done, *, now: float) -> None:
         """Get a payload; ``done`` gets its bytes, or why it cannot be had."""
         self._waiting.append(_Download(task_id, attempt, blob, done))
-        self._go_on(now)
+        self._continue(now)
 
     def upload(self, task_id: str, attempt: int, blob: BlobLocation, body: Frame, done: Done, *, now: float) -> None:
         """Put a result; ``done`` gets its bytes back, or why they cannot be stored."""
         self._waiting.append(_Upload(task_id, attempt, blob, done, body))
-        self._go_on(now)
+        self._continue(now)
 
     def tick(self, *, now: float) -> None:
         """Time has passed."""
@@ -123,7 +132,7 @@ class Relay:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _go_on(self, now: float) -> None:
+    def _continue(self, now: float) -> None:
         while self._piece_bytes is not None and self._waiting and len(self._active) < _AT_ONCE:
             transfer = self._waiting.popleft()
             key = (transfer.task_id, isinstance(transfer, _Upload))
@@ -139,7 +148,7 @@ class Relay:
 
     def _pull(self, download: _Download, now: float) -> None:
         download.is_asked, download.due_at = True, now + _PATIENCE_S
-        self._say(
+        self._send(
             BlobPull(task_id=download.task_id, attempt=download.attempt, offset_bytes=len(download.data)),
             (),
         )
@@ -156,13 +165,13 @@ class Relay:
         if len(data) != download.blob.size_bytes or hashlib.sha256(data).hexdigest() != download.blob.sha256:
             self._failed(download, "what came is not what was uploaded (length or SHA-256 differ)", now, retryable=True)
             return
-        self._say(BlobPull(task_id=download.task_id, attempt=download.attempt, offset_bytes=len(data)), ())
+        self._send(BlobPull(task_id=download.task_id, attempt=download.attempt, offset_bytes=len(data)), ())
         self._end(download, data, now)
 
     def _push(self, upload: _Upload, now: float, *, at_bytes: int | None = None) -> None:
         upload.due_at = now + _PATIENCE_S
         piece = None if at_bytes is None else piece_of(upload.body, at_bytes, self._piece_bytes or 0)
-        self._say(
+        self._send(
             BlobPush(
                 task_id=upload.task_id,
                 attempt=upload.attempt,
@@ -201,4 +210,4 @@ class Relay:
     def _end(self, transfer: _Download | _Upload, outcome: Frame | TransferFailed, now: float) -> None:
         self._active.pop((transfer.task_id, isinstance(transfer, _Upload)), None)
         transfer.done(outcome)
-        self._go_on(now)
+        self._continue(now)

@@ -1,13 +1,17 @@
-"""Which manager gets which task: a seam. A policy is a pure class; it sees loads and tasks, and gives back pairs."""
+"""Scheduling: the managers and their loads, the queue of tasks, and the policies that place tasks on managers.
+
+A policy is a pure class: it reads loads and tasks, and returns pairs of task and manager.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-from farcall_endpoint.agent.tasks import Task
+from farcall_common.fairness import FairQueue
+from farcall_endpoint.agent.tasks import Stage, Task
 
 _MOST_OVERTAKEN: Final = 1000
 """So that a long queue is not read to its end in every turn."""
@@ -147,3 +151,162 @@ POLICIES: Final[Mapping[str, Callable[[], SchedulingPolicy]]] = {
     "random": lambda: RandomPolicy(random.Random()),  # noqa: S311 - nothing secret
     "round-robin": RoundRobinPolicy,
 }
+
+
+@dataclasses.dataclass(slots=True)
+class Member:
+    """A manager. ``load`` counts the workers that are there, ``slots`` those that there should be; ``outstanding`` are
+    its tasks in the order in which it got them."""
+
+    slots: int
+    load: ManagerLoad
+    outstanding: dict[str, Task] = dataclasses.field(default_factory=dict)
+    workers: int = 0
+    idle_workers: int = 0
+
+
+class Managers:
+    """All managers of an agent."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._problems: dict[str, str] = {}
+        #: Sums over all managers.
+        self.slots = self.workers = self.idle_workers = self.outstanding = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def loads(self) -> Sequence[ManagerLoad]:
+        """What a policy sees; it counts them down, and :meth:`assign` does not."""
+        return [member.load for member in self._members.values()]
+
+    @property
+    def busy(self) -> Collection[str]:
+        """The ids of managers that have tasks."""
+        return [manager_id for manager_id, member in self._members.items() if member.outstanding]
+
+    @property
+    def problem(self) -> str:
+        """What one of them complains of; empty if none does."""
+        return next(iter(self._problems.values()), "")
+
+    def add(self, manager_id: str, *, slots: int, lifetime: Lifetime | None) -> None:
+        """A manager is there; its workers are not yet."""
+        self._members[manager_id] = Member(slots, ManagerLoad(manager_id, 0, 0, lifetime))
+        self.slots += slots
+
+    def remove(self, manager_id: str) -> Member | None:
+        """A manager is gone; it as it was."""
+        self.note(manager_id, workers=0, idle_workers=0, problem="")
+        member = self._members.pop(manager_id, None)
+        if member is not None:
+            self.slots -= member.slots
+            self.outstanding -= len(member.outstanding)
+        return member
+
+    def note(self, manager_id: str, *, workers: int, idle_workers: int, problem: str) -> None:
+        """How a manager is, in its own words. It gets tasks for workers that are there."""
+        member = self._members.get(manager_id)
+        if member is None:
+            return
+        load = member.load
+        load.free += workers - load.slots
+        load.slots = workers
+        self.workers += workers - member.workers
+        self.idle_workers += idle_workers - member.idle_workers
+        member.workers, member.idle_workers = workers, idle_workers
+        if problem:
+            self._problems[manager_id] = problem
+        else:
+            self._problems.pop(manager_id, None)
+
+    def assign(self, manager_id: str, task: Task) -> None:
+        """A manager gets a task for which its load was counted down."""
+        self._members[manager_id].outstanding[task.task_id] = task
+        self.outstanding += 1
+
+    def release(self, manager_id: str, task_id: str) -> Task | None:
+        """A manager has done with a task; None if it did not have it."""
+        member = self._members.get(manager_id)
+        task = member.outstanding.pop(task_id, None) if member is not None else None
+        if member is not None and task is not None:
+            member.load.free += 1
+            self.outstanding -= 1
+        return task
+
+
+class TaskQueue:
+    """A queue, fair between submitters and oldest first for each of them. What ended while it waited is passed over,
+    and taken out when it comes to the front.
+
+    :param weights: by submitter, as :class:`FairQueue` takes them.
+    """
+
+    def __init__(self, weights: Mapping[str, int] | None = None) -> None:
+        self._tasks: FairQueue[Task] = FairQueue(weights)
+
+    def __bool__(self) -> bool:
+        """Whether any task waits."""
+        for task in self._following([]):
+            self._tasks.undo(*task)
+            return True
+        return False
+
+    def add(self, task: Task) -> None:
+        """Put a task behind the others of its submitter."""
+        self._tasks.add(task.spec.submitter, task)
+
+    def put_back(self, tasks: Sequence[Task]) -> None:
+        """Put tasks before the others, in their order."""
+        for task in reversed(tasks):
+            self._tasks.put_back(task.spec.submitter, task)
+
+    def done(self, task: Task) -> None:
+        """A manager has done with a task that it got from here."""
+        self._tasks.done(task.spec.submitter)
+
+    def place(
+        self, policy: SchedulingPolicy, managers: Sequence[ManagerLoad], *, depth: int, now: float
+    ) -> list[tuple[Task, str]]:
+        """Take out tasks for which the policy has managers, each with its manager, in the order in which they leave.
+        Others that they overtake keep their places."""
+        seen: list[tuple[str, Task, int]] = []
+        placed = policy.place((task for _, task, _ in self._following(seen)), managers, depth=depth, now=now)
+        if len(placed) < len(seen):
+            leaving = {task for task, _ in placed}
+            for found in reversed(seen):
+                if found[1] not in leaving:
+                    self._tasks.undo(*found)
+        return [*placed, *self._squeeze_in(managers, now=now)]
+
+    def _squeeze_in(self, managers: Sequence[ManagerLoad], *, now: float) -> Iterator[tuple[Task, str]]:
+        """Where more tasks wait at managers than should, since short ones were expected: a manager takes turns too, so
+        that a submitter that has nothing there need not wait until all of those have run."""
+        full = [manager for manager in managers if manager.free < 0]
+        while full and (found := self._tasks.take(newcomers_only=True)) is not None:
+            task = found[1]
+            lasting = [manager for manager in full if manager.lasts(task.spec.options.walltime_s, now=now)]
+            if task.stage is not Stage.QUEUED:
+                self._tasks.done(found[0])
+            elif not lasting or not task.spec.options.idempotent:
+                self._tasks.undo(*found)
+                return
+            else:
+                manager = max(lasting, key=lambda each: each.free)
+                manager.free -= 1
+                yield task, manager.manager_id
+
+    def clear(self) -> list[Task]:
+        """Take out all that wait."""
+        return [task for task in self._tasks.clear() if task.stage is Stage.QUEUED]
+
+    def _following(self, seen: list[tuple[str, Task, int]]) -> Iterator[tuple[str, Task, int]]:
+        """Take tasks one after the other, and note them down."""
+        while (found := self._tasks.take()) is not None:
+            if found[1].stage is Stage.QUEUED:
+                seen.append(found)
+                yield found
+            else:
+                self._tasks.done(found[0])

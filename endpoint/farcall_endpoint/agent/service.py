@@ -1,20 +1,22 @@
-"""The agent's shell: one loop around the pure parts, the sockets, the spool and the threads for HTTP.
+"""The agent's shell: one loop that feeds events to the cores and performs their actions.
 
-A turn takes in all that is there, lets the core decide once, makes that durable in one transaction, and only then tells
-anybody. So batches form by themselves under load, and a single task waits for nothing.
+A turn collects all events that are there, gives them to the core at once, writes the spool in one transaction, and only
+then sends anything. So batches form under load, and a single task waits for nothing.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 import zmq
 
 from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
+from farcall_common.event_log import UserBytes
 from farcall_common.sockets import KEY_REFUSED
 from farcall_common.waking import WakeNotices
 from farcall_common.wire import (
@@ -34,31 +36,29 @@ from farcall_common.wire import (
     new_id,
 )
 from farcall_endpoint import protocol
+from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import connection as c
-from farcall_endpoint.agent.background import Background
+from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
-from farcall_endpoint.agent.messages import messages_to_cloud
-from farcall_endpoint.agent.pressure import Pressure
-from farcall_endpoint.agent.rate import Rate
+from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
+from farcall_endpoint.agent.reports import messages_of, tasks_received
 from farcall_endpoint.agent.spool import MAX_ROW_BYTES, Spool, SpoolUnwritable
-from farcall_endpoint.agent.tasks import Decisions, Demand, Task
-from farcall_endpoint.agent.transfers import Transfers
-from farcall_endpoint.agent.uplink import SHAKEN, Uplink
+from farcall_endpoint.agent.tasks import Demand, Task
+from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import ConnectAnswer
 from farcall_endpoint.shared_memory import Frame, bytes_of
 
 _logger = logging.getLogger(__name__)
 
-_KEEP_BYTES: Final = 16 * 1024
-"""Payloads up to here stay in memory until they are dispatched; larger ones are read from the spool again."""
 _STATUS_PERIOD_S: Final = 1.0
 _FAREWELL_S: Final = 5.0
 _RESERVE: Final = 16
 """Tasks that the cloud may send although others have used up the credit: of submitters that have none here."""
 _MOST_NODES: Final = 100
 """So many are shown one by one in the status."""
+_RATE_WINDOW_S: Final = 10.0
 
 
 class Clock:
@@ -74,6 +74,21 @@ class Clock:
     def epoch(self) -> float:
         """For whatever others read, and for the core."""
         return time.monotonic() + self._offset_s
+
+
+class Rate:
+    """From a count that only grows, looked at every now and then. Instants are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[tuple[float, int]] = collections.deque()
+
+    def per_s(self, count: int, *, now: float) -> float:
+        """How fast the count has grown over the last ten seconds, as far as it was looked at."""
+        self._seen.append((now, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
+            self._seen.popleft()
+        since, former = self._seen[0]
+        return (count - former) / (now - since) if now > since else 0.0
 
 
 class FleetMaker(Protocol):
@@ -96,8 +111,8 @@ class Agent:
     :param transfer_memory_bytes: what large payloads and results on their way may take.
     :param ask_api: blocks; where the forwarders are. Raises FarcallError.
     :param on_connected: called with every session that opens.
-    :param owner_id: the identity of the endpoint's owner as far as it is known; the API tells ``on_owner``.
-    :param on_status: called at most once a second with numbers and troubles.
+    :param owner_id: the identity of the endpoint's owner as far as it is known; the API reports it to ``on_owner``.
+    :param on_status: called at most once a second with numbers and problems.
     """
 
     def __init__(
@@ -127,6 +142,7 @@ class Agent:
         self._heartbeat_s = heartbeat_s
         self._capabilities = capabilities
         self._core = core
+        self._events: list[ev.Event] = []  # of this turn
         self._connection = connection
         self._spool = spool
         self._uplink = uplink
@@ -142,11 +158,11 @@ class Agent:
         self._transfer_memory_bytes = transfer_memory_bytes
         self._blobs = Blobs(
             blobs,
-            core=core,
             background=background,
             transfers=transfers,
             clock=clock,
-            say=self._say,
+            send=self._send,
+            emit=self._events.append,
             memory_bytes=transfer_memory_bytes,
         )
         self._on_connected = on_connected
@@ -155,10 +171,10 @@ class Agent:
         self._waking = WakeNotices()
         self._on_status = on_status
         self._instance_id = new_id()
-        self._told_generation = 0
+        self._reported_generation = 0
         self._functions: dict[str, bytes] = {}
-        self._pressure = Pressure()
-        self._under_pressure = False
+        self._nodes = ev.NodesChanged("", "")
+        self._has_spool_problem = False
         self._status_at = 0.0
         self._stop_wanted: float | None = None
         self._kill_at: float | None = None
@@ -174,22 +190,23 @@ class Agent:
         """
         tasks, functions = self._spool.load()
         if tasks:
-            _logger.info(
-                "the spool holds %d tasks, %d of them finished", len(tasks), sum(t.end is not None for t in tasks)
-            )
-        self._core.restore(tasks, functions, now=self._clock.epoch())
+            finished = sum(task.result is not None for task in tasks)
+            _logger.info("the spool holds %d tasks, %d of them finished", len(tasks), finished)
+        self._events.append(ev.Restored(tasks, sorted(functions)))
         try:
+            self._handle(self._clock.monotonic())
             self._fleet.tend(now=self._clock.monotonic())
-            self._follow(self._connection.start())
+            self._connect(c.Started())
             while not (self._kill_at is not None and self._fleet.is_empty):
                 self._turn()
-            self._decide(self._clock.monotonic(), self._clock.epoch(), patient=False)
-            if self._pressure.retry_at is not None and self._fatal is None:
+            self._events.append(ev.SpoolRetryOrdered())
+            self._handle(self._clock.monotonic())
+            if not self._core.can_write and self._fatal is None:
                 self._fatal = SpoolUnwritable(
-                    "The endpoint was stopped while its spool could not be written. The ends of tasks that came since "
-                    "are not kept: those tasks run again where they may, and count as lost where they may not."
+                    "The endpoint was stopped while its spool could not be written. Results since then are not kept: "
+                    "those tasks run again where they may, and count as lost where they may not."
                 )
-            self._follow([c.Close(politely=True)])
+            self._perform_connection(c.Close(politely=True))
         finally:
             self._fleet.kill()
             self._uplink.close()
@@ -205,30 +222,34 @@ class Agent:
 
     def _turn(self) -> None:
         ready = {source for source, _ in self._poller.poll(self._timeout_ms())}
-        now, epoch = self._clock.monotonic(), self._clock.epoch()
+        now = self._clock.monotonic()
         if self._background.fileno() in ready:
             self._background.finish()
-        self._hear_managers(ready, now, epoch)
+        self._receive_from_managers(ready, now)
         if not ready.isdisjoint(self._uplink.sockets):
-            self._hear_cloud(now, epoch)
+            self._receive_from_cloud()
         for lost in self._fleet.tend(now=now, ready=ready):
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.INFO if expected else logging.ERROR, "%s: %s", lost.manager_id, lost.reason)
             reason = "the endpoint was stopped while it ran" if self._kill_at else lost.reason
-            self._core.manager_lost(lost.manager_id, reason, expected=expected, unstarted=lost.unstarted, now=epoch)
-        self._core.nodes(refusal=self._fleet.refusal, problem=self._fleet.problem)
-        self._follow(self._connection.tick(now=now))
+            self._events.append(ev.ManagerLost(lost.manager_id, reason, expected, lost.unstarted))
+        nodes = ev.NodesChanged(self._fleet.refusal, self._fleet.problem)
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self._events.append(nodes)
+        self._connect(c.Tick())
         self._blobs.tick()
-        self._decide(now, epoch)
+        self._handle(now)
         self._wind_down(now)
         if now >= self._status_at:
             self._status_at = now + _STATUS_PERIOD_S
             self._spool.give_back()
-            self._pressure.measured(self._spool.room())
-            self._heed_pressure()
+            self._events.append(ev.SpoolMeasured(self._spool.room()))
+            self._handle(now)
+            self._report_spool_problem()
             try:
                 self._on_status(self._status())
-            except OSError as error:  # what nobody can read now is no reason to end
+            except OSError as error:  # no reason to stop
                 _logger.debug("the status cannot be written: %s", error)
 
     def _timeout_ms(self) -> int:
@@ -242,9 +263,7 @@ class Agent:
         )
         wait_s = min(deadline for deadline in deadlines if deadline is not None) - now
         due = self._core.next_deadline()
-        if self._pressure.retry_at is not None:
-            wait_s = min(wait_s, self._pressure.retry_at - now)
-        elif due is not None:
+        if due is not None:
             wait_s = min(wait_s, due - epoch)
         return max(0, int(wait_s * 1000) + 1)
 
@@ -252,7 +271,7 @@ class Agent:
         if self._stop_wanted is not None:
             grace_s, self._stop_wanted = self._stop_wanted, None
             _logger.info("stopping; running tasks get %g s to finish", grace_s)
-            self._core.drain()
+            self._events.append(ev.DrainOrdered())
             self._fleet.stop(grace_s=grace_s)
             self._kill_at = now + grace_s + _FAREWELL_S
         elif self._kill_at is not None and now >= self._kill_at:
@@ -280,46 +299,55 @@ class Agent:
 
     # -- connection ----------------------------------------------------------------------------------------------------
 
-    def _follow(self, actions: Iterable[c.Action]) -> None:
-        now = self._clock.monotonic()
-        for action in actions:
-            match action:
-                case c.AskApi():
-                    self._background.submit(self._ask)
-                case c.Dial(to=to):
-                    self._dial(to, now)
-                case c.Greet(ticket=ticket):
-                    self._greet(ticket)
-                case c.Opened(welcome=welcome):
-                    _logger.info("connected to forwarder %s", welcome.forwarder_id)
-                    if news := self._waking.on_awake(now=now):
-                        _logger.info(news)
-                    self._core.opened(welcome.forget)
-                    self._blobs.opened(welcome.relay_piece_bytes)
-                    self._status_at = now
-                    self._on_connected()
-                case c.Beat():
-                    self._say(Heartbeat(at=self._clock.epoch(), report=self._core.report()))
-                case c.Close(politely=politely):
-                    if politely and self._connection.may_send(Goodbye):
-                        self._say(Goodbye(reason="the endpoint was stopped"))
-                    self._uplink.close(linger_ms=1000 if politely else 0)
-                case c.Closed(reason=reason):
-                    _logger.warning("not connected any more: %s", reason)
-                    self._core.closed()
-                    self._blobs.closed()
-                    self._status_at = now
-                case c.GiveUp(error=error):
-                    _logger.error("giving up: %s", error)
-                    self._fatal = error
-                    self.stop(grace_s=0)
+    def _connect(self, event: c.Event) -> None:
+        """Give an event to the connection, and perform its actions."""
+        for action in self._connection.handle([event], self._clock.monotonic()):
+            self._perform_connection(action)
+
+    def _perform_connection(self, action: c.Action) -> None:
+        match action:
+            case c.Deliver(envelope=envelope):
+                self._deliver(envelope)
+            case c.AskApi():
+                self._background.submit(self._ask)
+            case c.OpenSocket(to=to):
+                self._open_socket(to)
+            case c.SendHello(ticket=ticket):
+                self._send_hello(ticket)
+            case c.Opened(welcome=welcome):
+                _logger.info("connected to forwarder %s", welcome.forwarder_id)
+                if notice := self._waking.on_awake(now=self._clock.monotonic()):
+                    _logger.info(notice)
+                self._events.append(ev.SessionOpened(welcome.forget))
+                self._blobs.opened(welcome.relay_piece_bytes)
+                self._status_at = self._clock.monotonic()
+                self._on_connected()
+            case c.SendHeartbeat():
+                self._send(Heartbeat(at=self._clock.epoch(), report=self._core.report()))
+            case c.Close(politely=politely):
+                if politely and self._connection.may_send(Goodbye):
+                    self._send(Goodbye(reason="the endpoint was stopped"))
+                self._uplink.close(linger_ms=1000 if politely else 0)
+            case c.Closed(reason=reason):
+                _logger.warning("not connected any more: %s", reason)
+                self._events.append(ev.SessionClosed())
+                self._blobs.closed()
+                self._status_at = self._clock.monotonic()
+            case c.Log(message=message):
+                _logger.error(message)
+            case c.GiveUp(error=error):
+                _logger.error("giving up: %s", error)
+                self._fatal = error
+                self.stop(grace_s=0)
+            case _:
+                raise TypeError(f"no rule for {action}")
 
     def _ask(self) -> Callable[[], None]:
-        """In a thread: ask the API."""
+        """In a thread: request the forwarders' addresses."""
         try:
             answer = self._ask_api()
         except FarcallError as error:
-            return lambda error=error: self._unanswered(error)  # type: ignore[misc]
+            return lambda error=error: self._api_failed(error)  # type: ignore[misc]
         return lambda: self._answered(answer)
 
     def _answered(self, answer: ConnectAnswer) -> None:
@@ -328,28 +356,26 @@ class Agent:
             self._on_owner(answer.owner_id)
         forwarders = tuple(c.Address(address, key) for address, key in answer.forwarders)
         ttl_s = answer.ticket_expires_at - time.time()
-        now = self._clock.monotonic()
-        self._follow(self._connection.answered(forwarders, ticket=answer.ticket, ticket_ttl_s=ttl_s, now=now))
+        self._connect(c.ApiAnswered(forwarders, answer.ticket, ttl_s))
 
-    def _unanswered(self, error: FarcallError) -> None:
-        now = self._clock.monotonic()
+    def _api_failed(self, error: FarcallError) -> None:
         if not isinstance(error, ForwarderWaking):
-            _logger.warning("the API gave no forwarder: %s", error)
-        elif news := self._waking.on_waking(now=now):  # not at each of the next tries
-            _logger.warning("[%s] %s", error.record.code, news)
-        self._follow(self._connection.unanswered(error, now=now))
+            _logger.warning("the API named no forwarder: %s", error)
+        elif notice := self._waking.on_waking(now=self._clock.monotonic()):  # not at each retry
+            _logger.warning("[%s] %s", error.record.code, notice)
+        self._connect(c.ApiFailed(error.record))
 
-    def _dial(self, to: c.Address, now: float) -> None:
+    def _open_socket(self, to: c.Address) -> None:
         self._forwarder = to.address
         _logger.info("connecting to %s", to.address)
         try:
-            self._uplink.dial(to)
+            self._uplink.open_socket(to)
         except zmq.ZMQError as error:
-            self._follow(self._connection.lost(f"{to.address}: {error}", now=now))
+            self._connect(c.ConnectionLost(f"{to.address}: {error}"))
 
-    def _greet(self, ticket: str) -> None:
-        self._told_generation = self._spool.generation
-        self._say(
+    def _send_hello(self, ticket: str) -> None:
+        self._reported_generation = self._spool.generation
+        self._send(
             Hello(
                 endpoint_id=self._endpoint_id,
                 ticket=ticket,
@@ -365,47 +391,45 @@ class Agent:
             )
         )
 
-    def _hear_cloud(self, now: float, epoch: float) -> None:
-        for fate in self._uplink.fates():
-            if fate is SHAKEN:
-                self._follow(self._connection.shaken(now=now))
+    def _receive_from_cloud(self) -> None:
+        for event in self._uplink.connection_events():
+            if event is HANDSHAKE_DONE:
+                self._connect(c.HandshakeDone())
             else:
-                self._hear_forwarder(now, epoch)  # its last words
-                _logger.warning("the way to the forwarder failed: %s", fate)
-                self._follow(self._connection.lost(fate, key_refused=fate is KEY_REFUSED, now=now))
-        self._hear_forwarder(now, epoch)
+                self._receive_messages()  # those that came before the end
+                _logger.warning("the connection to the forwarder failed: %s", event)
+                self._connect(c.ConnectionLost(event, key_refused=event is KEY_REFUSED))
+        self._receive_messages()
 
-    def _hear_forwarder(self, now: float, epoch: float) -> None:
+    def _receive_messages(self) -> None:
         try:
             for envelope in self._uplink.receive():
-                self._follow(self._connection.received(envelope.message, now=now))
-                self._obey(envelope, epoch)
+                self._connect(c.Received(envelope))
         except ProtocolError as error:
-            _logger.error("the forwarder broke the protocol: %s", error)
-            self._follow(self._connection.lost(str(error), now=now))
+            self._connect(c.MalformedReceived(str(error)))
 
-    def _obey(self, envelope: Envelope, epoch: float) -> None:
+    def _deliver(self, envelope: Envelope) -> None:
         match envelope.message:
             case RunTasks() as message:
-                self._core.run_tasks(message, envelope.frames, now=epoch)
+                self._events.append(tasks_received(message, envelope.frames))
             case CancelTasks(task_ids=task_ids):
-                self._core.cancel(task_ids)
+                self._events.append(ev.CancelRequested(task_ids))
             case ResultsRecorded(tasks=refs):
-                self._core.recorded(refs)
+                self._events.append(ev.ResultsRecorded(refs))
             case BlobGrant() as grant:
-                self._core.granted(grant, now=epoch)
+                self._events.append(ev.BlobGranted(grant))
             case BlobPiece() | BlobTaken() as message:
                 self._blobs.received(message, envelope.frames)
-            case _:
-                pass  # the session's own affair
+            case message:
+                raise TypeError(f"no rule for {type(message).__name__}")
 
-    def _say(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
-        self._connection.sent(message, now=self._clock.monotonic())
+    def _send(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
+        self._connect(c.Sent(message))
         self._uplink.send(Envelope(message, frames))
 
     # -- managers ------------------------------------------------------------------------------------------------------
 
-    def _hear_managers(self, ready: Collection[object], now: float, epoch: float) -> None:
+    def _receive_from_managers(self, ready: Collection[object], now: float) -> None:
         size_bytes = 0
         for manager_id, message, bodies in self._fleet.receive(ready=ready, now=now):
             match message:
@@ -413,11 +437,11 @@ class Agent:
                     _logger.info(
                         "%s on %s, pid %d: %d slots", manager_id, registered.hostname, registered.pid, registered.slots
                     )
-                    self._core.manager_registered(manager_id, slots=registered.slots, ends_at=registered.ends_at)
+                    self._events.append(ev.ManagerRegistered(manager_id, registered.slots, registered.ends_at))
                 case protocol.Progress() as progress:
                     if progress.problem:
                         _logger.warning("%s: %s", manager_id, progress.problem)
-                    self._core.progress(manager_id, progress, bodies, now=epoch)
+                    self._events.append(ev.ManagerProgress(manager_id, progress, UserBytes(bodies)))
             size_bytes += sum(map(len, bodies))
             if size_bytes > self._transfer_memory_bytes:
                 return  # these go into the spool first; the rest waits where it is
@@ -426,78 +450,77 @@ class Agent:
         return self._spool.function(function_hash)
 
     def _payload(self, task: Task) -> Frame:
-        payload, task.payload = task.payload, None  # with the manager now; should that die, the spool has it
+        payload = task.payload
         if payload is None or len(payload) > MAX_ROW_BYTES:
             return self._spool.payload(task)  # a file, which a worker on this machine reads where it is
         return payload
 
-    # -- decisions -----------------------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, now: float, epoch: float, *, patient: bool = True) -> None:
-        """Make durable what follows from this turn, then do it. What cannot be made durable now waits in the core."""
-        retry_at = self._pressure.retry_at
-        if retry_at is None or now >= retry_at or not patient:
-            decisions = self._core.decide(now=epoch)
-            try:
-                self._spool.commit(decisions)
-            except SpoolUnwritable as error:
-                _logger.log(logging.ERROR if retry_at is None else logging.DEBUG, "%s", error)
-                self._core.take_back(decisions, now=epoch)
-                self._pressure.failed(str(error), now=now)
-            else:
-                self._pressure.written()
-                if retry_at is not None:
-                    _logger.info("the spool can be written again")
-                self._act(decisions)
-            if (retry_at is None) != (self._pressure.retry_at is None):
-                self._status_at = now
-        if self._pressure.retry_at is not None:
-            self._cancel(self._core.urgent())
+    def _handle(self, now: float) -> None:
+        """Give the events of this turn to the core and perform its actions. Outcomes of the spool are events, too."""
+        events = self._events.copy()
+        self._events.clear()
+        could_write = self._core.can_write
+        while (answer := self._perform(self._core.handle(events, self._clock.epoch()))) is not None:
+            events = [answer]
+        if self._core.can_write:  # nothing waits in memory
+            self._blobs.settle()
+            self._fleet.take()
+        if self._core.can_write is not could_write:
+            self._status_at = now
+            if not could_write:
+                _logger.info("the spool can be written again")
 
-    def _heed_pressure(self) -> None:
-        problem = self._pressure.problem
-        news = bool(problem) != self._under_pressure
-        self._under_pressure = bool(problem)
-        self._core.spool_problem(problem)
-        if news:
+    def _perform(self, actions: Sequence[do.Action]) -> ev.SpoolWritten | ev.SpoolWriteFailed | None:
+        """Perform actions in order, none after a failed write. The outcome of the write, if there is one."""
+        answer = None
+        for action in actions:
+            match action:
+                case do.WriteSpool():
+                    try:
+                        self._spool.commit(action)
+                    except SpoolUnwritable as error:
+                        _logger.log(logging.ERROR if self._core.can_write else logging.DEBUG, "%s", error)
+                        return ev.SpoolWriteFailed(str(error))
+                    answer = ev.SpoolWritten()
+                    self._report_generation()
+                case do.RunTasks(manager_id=manager_id, tasks=tasks):
+                    self._fleet.order(manager_id, tasks)
+                case do.CancelTasks(manager_id=manager_id, task_ids=task_ids):
+                    self._fleet.cancel(manager_id, task_ids)
+                case do.FetchPayloads(tasks=tasks):
+                    for task in tasks:
+                        self._blobs.fetch(task)
+                case do.UploadResults(uploads=uploads):
+                    for task, grant in uploads:
+                        self._blobs.upload(task, grant, functools.partial(self._body, task))
+                case _:
+                    self._send_reports(action)
+        return answer
+
+    def _report_generation(self) -> None:
+        """Before tasks start that may not run twice: the cloud then refuses older copies of the spool."""
+        if self._spool.generation != self._reported_generation and self._connection.may_send(Heartbeat):
+            self._reported_generation = self._spool.generation
+            self._send(Heartbeat(at=self._clock.epoch(), spool_generation=self._reported_generation))
+
+    def _send_reports(self, action: do.Action) -> None:
+        for envelope in messages_of(action, body=self._inline_body):
+            if self._connection.may_send(type(envelope.message)):
+                self._send(envelope.message, envelope.frames)
+
+    def _report_spool_problem(self) -> None:
+        problem = self._core.spool_problem
+        if bool(problem) is not self._has_spool_problem:
+            self._has_spool_problem = bool(problem)
             _logger.warning("%s", problem or "there is room in the file system again")
             if self._connection.may_send(Heartbeat):
-                self._follow([c.Beat()])
-
-    def _cancel(self, cancels: Mapping[str, list[str]]) -> None:
-        for manager_id, task_ids in cancels.items():
-            self._fleet.cancel(manager_id, task_ids)
-
-    def _act(self, decisions: Decisions) -> None:
-        self._cancel(decisions.cancels)
-        if self._spool.generation != self._told_generation and self._connection.may_send(Heartbeat):
-            # Before those tasks start: an old copy of the spool, which does not know of it, is refused from then on.
-            self._told_generation = self._spool.generation
-            self._say(Heartbeat(at=self._clock.epoch(), spool_generation=self._told_generation))
-        for manager_id, tasks in decisions.orders.items():
-            self._fleet.order(manager_id, tasks)
-        for task in (*decisions.accepted, *decisions.fetched):
-            if task.payload is not None and len(task.payload) > _KEEP_BYTES:
-                task.payload = None
-        for task in decisions.fetches:
-            self._blobs.fetch(task)
-        for task, grant in decisions.uploads:
-            self._blobs.upload(task, grant, functools.partial(self._body, task))
-        self._blobs.settle()
-        self._tell(decisions)
-        for task in decisions.ended:
-            if task.end is not None:
-                task.end.body = None
-        self._fleet.take()
-
-    def _tell(self, decisions: Decisions) -> None:
-        for envelope in messages_to_cloud(decisions, body=self._inline_body):
-            if self._connection.may_send(type(envelope.message)):
-                self._say(envelope.message, envelope.frames)
+                self._perform_connection(c.SendHeartbeat())
 
     def _body(self, task: Task) -> Frame:
-        end = task.end
-        return self._spool.body(task) if end is None or end.body is None else bytes(end.body)
+        result = task.result
+        return self._spool.body(task) if result is None or result.body is None else bytes(result.body)
 
     def _inline_body(self, task: Task) -> bytes:
         return bytes(bytes_of(self._body(task)))

@@ -13,7 +13,7 @@ where the file takes 10 (ext4, 2 cores under load). A worker maps the file as it
 Files are not flushed: after a power cut each one is checked (:meth:`Spool.load`).
 
 A file system that is full, over its quota or broken makes a commit fail as a whole. Nothing is lost by that: what was
-to be written is still in memory, and :class:`farcall_endpoint.agent.pressure.Pressure` says when to try again.
+to be written is still in memory, and :class:`farcall_endpoint.agent.spool_space.SpoolSpace` decides when to retry.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ import msgspec
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, Unavailable
 from farcall_common.task_options import take_former
-from farcall_common.wire import BlobLocation, TaskSpec, TaskState, new_id
-from farcall_endpoint.agent.tasks import Decisions, End, Stage, Task
+from farcall_common.wire import BlobLocation, TaskSpec, new_id
+from farcall_endpoint.agent.actions import WriteSpool
+from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task, TaskResult
 from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes
 
 _logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ CREATE TABLE IF NOT EXISTS results (
 );
 CREATE TABLE IF NOT EXISTS bodies (seq INTEGER PRIMARY KEY, size_bytes INTEGER NOT NULL, file TEXT, body BLOB);
 """
-"""A body is the payload of a task that has not ended, the result of one that has; NULL if it is a file. A task without
+"""A body is the payload of an unfinished task, the result of a finished one; NULL if it is a file. A task without
 one has yet to fetch it. Names of files are never used again, so that a copy of a spool finds its own or none."""
 _BEGIN_TAKE_OVER: Final = """
 BEGIN IMMEDIATE;
@@ -102,17 +103,6 @@ class SpoolUnwritable(Unavailable):
     default_hint = "Make room where the endpoint's directory is, or raise the quota."
 
 
-class _StoredEnd(msgspec.Struct, frozen=True, array_like=True):
-    state: TaskState
-    error: dict[str, Any] | None
-    size_bytes: int
-    sha256: str
-    started_at: float | None
-    ended_at: float | None
-    exhausted: bool = False  # spools of the time before do not have it, nor the next
-    details: dict[str, Any] | None = None
-
-
 class _FormerSpec(msgspec.Struct):
     """A task as releases before ADR 0046 wrote it into the spool, each option in a field of its own."""
 
@@ -135,7 +125,7 @@ class _FormerSpec(msgspec.Struct):
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_former: Final = msgspec.msgpack.Decoder(_FormerSpec).decode
 _decode_spec: Final = msgspec.msgpack.Decoder(TaskSpec).decode
-_decode_end: Final = msgspec.msgpack.Decoder(_StoredEnd).decode
+_decode_result: Final = msgspec.msgpack.Decoder(StoredResult).decode
 
 
 class Spool:
@@ -225,7 +215,7 @@ class Spool:
             return None
         return disk.f_bavail * disk.f_frsize, min(_RESERVE_BYTES, disk.f_blocks * disk.f_frsize // _RESERVE_SHARE)
 
-    def load(self) -> tuple[list[Task], set[str]]:
+    def load(self) -> tuple[list[SpooledTask], set[str]]:
         """All tasks, oldest first, without their user bytes; and the hashes of the functions that are here.
 
         What a power cut has taken from files is given up: arguments are fetched again if their task has not started,
@@ -235,36 +225,35 @@ class Spool:
         """
         if self._forget(self._forgotten):
             self._forgotten.clear()
-        tasks: list[Task] = []
+        tasks: list[SpooledTask] = []
         gone: list[tuple[int]] = []  # bodies
-        dropped: list[tuple[int]] = []  # tasks and results that are nothing without theirs
+        dropped: list[tuple[int]] = []  # tasks and results that are useless without theirs
         self._names.clear()
         was_cut = self._meta().get("boot_id", "") != (boot_id := _boot_id())
         query = "SELECT seq, attempt, starts, at, spec, size_bytes, file FROM tasks LEFT JOIN bodies USING (seq)"
-        for seq, attempt, starts, at, spec, size_bytes, file in self._database.execute(query).fetchall():
-            task = Task(seq, _decode_spec(spec), attempt, Stage.QUEUED, at, starts=starts)
-            blob = task.spec.payload_blob
-            if size_bytes is None:
-                task.stage = Stage.FETCHING
-            elif file and not self._is_whole(file, size_bytes, blob.sha256 if blob and was_cut else ""):
+        for seq, attempt, starts, at, encoded, size_bytes, file in self._database.execute(query).fetchall():
+            spec = _decode_spec(encoded)
+            blob = spec.payload_blob
+            is_fetched = size_bytes is not None
+            if file and not self._is_whole(file, size_bytes, blob.sha256 if blob and was_cut else ""):
                 gone.append((seq,))
                 if starts:
                     dropped.append((seq,))
                     continue
-                task.stage = Stage.FETCHING
+                is_fetched = False
             elif file:
                 self._names[_payload_of(seq)] = file
-            tasks.append(task)
+            tasks.append(SpooledTask(seq, spec, attempt, at, starts, is_fetched))
         query = "SELECT seq, attempt, at, spec, end, size_bytes, file FROM results LEFT JOIN bodies USING (seq)"
-        for seq, attempt, at, spec, stored, size_bytes, file in self._database.execute(query).fetchall():
-            end = End(**msgspec.structs.asdict(_decode_end(stored)))
+        for seq, attempt, at, encoded, stored, size_bytes, file in self._database.execute(query).fetchall():
+            result = _decode_result(stored)
             if file:
-                if not self._is_whole(file, size_bytes, end.sha256 if was_cut else ""):
+                if not self._is_whole(file, size_bytes, result.sha256 if was_cut else ""):
                     gone.append((seq,))
                     dropped.append((seq,))
                     continue
                 self._names[_result_of(seq)] = file
-            tasks.append(Task(seq, _decode_spec(spec), attempt, Stage.ENDED, at, end=end))
+            tasks.append(SpooledTask(seq, _decode_spec(encoded), attempt, at, result=result))
         tasks.sort(key=lambda task: task.seq)
         if gone:
             _logger.warning(
@@ -287,11 +276,11 @@ class Spool:
         return tasks, {row[0] for row in self._database.execute("SELECT hash FROM functions")}
 
     def payload(self, task: Task) -> Frame:
-        """The arguments of a task that has not ended."""
+        """The arguments of an unfinished task."""
         return self._body(task.seq)
 
     def body(self, task: Task) -> Frame:
-        """The result of a task that has ended well."""
+        """The result of a task that succeeded."""
         return self._body(task.seq)
 
     def function(self, function_hash: str) -> bytes:
@@ -299,17 +288,17 @@ class Spool:
         row = self._database.execute("SELECT body FROM functions WHERE hash = ?", (function_hash,)).fetchone()
         return bytes(row[0])
 
-    def commit(self, decisions: Decisions) -> None:
+    def commit(self, write: WriteSpool) -> None:
         """Make the spool's part of a turn durable, all of it or nothing.
 
-        :raises SpoolUnwritable: if the file system takes nothing more. Then nothing was written, and the same decisions
-            may be given again, with others added to them.
+        :raises SpoolUnwritable: if the file system takes nothing more. Then nothing was written, and the same turn
+            may be written again, with more in it.
         """
-        d = decisions
+        d = write
         self._remove([_result_of(seq) for seq in d.forgotten])  # and the rows with the next commit
         forgotten = [*self._forgotten, *[(seq,) for seq in d.forgotten]]
         once_only = any(not task.spec.options.idempotent for task in d.starts)
-        matters = d.functions or d.accepted or d.redelivered or d.fetched or d.starts or d.ended or d.dropped
+        matters = d.functions or d.accepted or d.redelivered or d.fetched or d.starts or d.finished or d.dropped
         if not matters and len(forgotten) < _MOST_FORGOTTEN:
             self._forgotten = forgotten
             return  # what a process that dies did not come to forget is reported and recorded once more
@@ -332,7 +321,7 @@ class Spool:
             raise
         self._forgotten = []
         self.generation += once_only
-        self._remove([_payload_of(seq) for seq in (*[task.seq for task in d.ended], *d.dropped)])
+        self._remove([_payload_of(seq) for seq in (*[task.seq for task in d.finished], *d.dropped)])
 
     @contextlib.contextmanager
     def _durable(self) -> Iterator[None]:
@@ -345,7 +334,7 @@ class Spool:
                 self._database.execute("ROLLBACK")
             self._database.execute("PRAGMA synchronous=NORMAL")
 
-    def _write_files(self, d: Decisions) -> None:
+    def _write_files(self, d: WriteSpool) -> None:
         """The large bodies. Those of a commit that fails are written again with the next one."""
         for _, which, body in _bodies(d):
             if self._is_file(body):
@@ -360,14 +349,14 @@ class Spool:
     def _is_file(self, body: Bytes) -> bool:
         return len(body) > MAX_ROW_BYTES and self._files is not None
 
-    def _write(self, d: Decisions, forgotten: list[tuple[int]]) -> None:
+    def _write(self, d: WriteSpool, forgotten: list[tuple[int]]) -> None:
         many = self._database.executemany
-        ended = {task.seq for task in d.ended}
+        finished = {task.seq for task in d.finished}
         if d.functions:
             functions = [(function.function_hash, function.name, body) for function, body in d.functions]
             many("INSERT OR IGNORE INTO functions VALUES (?, ?, ?)", functions)
         if d.accepted:
-            many("INSERT INTO tasks VALUES (?, ?, ?, ?, ?)", [_row(t) for t in d.accepted if t.seq not in ended])
+            many("INSERT INTO tasks VALUES (?, ?, ?, ?, ?)", [_row(t) for t in d.accepted if t.seq not in finished])
         new = {task.seq for task in d.accepted}
         if starts := [(task.starts, task.seq) for task in d.starts if task.seq not in new]:
             many("UPDATE tasks SET starts = ? WHERE seq = ?", starts)
@@ -375,11 +364,11 @@ class Spool:
             attempts = [(task.attempt, task.seq) for task in d.redelivered]
             many("UPDATE tasks SET attempt = ? WHERE seq = ?", attempts)
             many("UPDATE results SET attempt = ? WHERE seq = ?", attempts)
-        if d.ended:
-            many("DELETE FROM tasks WHERE seq = ?", [(seq,) for seq in ended])
-            ends = [_result_row(task, task.end) for task in d.ended if task.end is not None]
-            many("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", ends)
-            if bodiless := [(task.seq,) for task in d.ended if task.end is not None and task.end.body is None]:
+        if d.finished:
+            many("DELETE FROM tasks WHERE seq = ?", [(seq,) for seq in finished])
+            results = [_result_row(task, task.result) for task in d.finished if task.result is not None]
+            many("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", results)
+            if bodiless := [(task.seq,) for task in d.finished if task.result is not None and task.result.body is None]:
                 many("DELETE FROM bodies WHERE seq = ?", bodiless)
         bodies = [
             (seq, len(body), *((self._names[which], None) if self._is_file(body) else (None, body)))
@@ -453,8 +442,8 @@ class Spool:
     def _forget(self, keys: Sequence[tuple[int]]) -> bool:
         return all(self._tidy(f"DELETE FROM {table} WHERE seq = ?", keys) for table in ("results", "bodies"))  # noqa: S608
 
-    def _drop_unused_functions(self, tasks: Iterable[Task]) -> None:
-        needed = {task.spec.function_hash for task in tasks if task.end is None}
+    def _drop_unused_functions(self, tasks: Iterable[SpooledTask]) -> None:
+        needed = {task.spec.function_hash for task in tasks if task.result is None}
         known = {row[0] for row in self._database.execute("SELECT hash FROM functions")}
         self._tidy("DELETE FROM functions WHERE hash = ?", [(unused,) for unused in known - needed])
 
@@ -504,23 +493,30 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _bodies(d: Decisions) -> Iterator[tuple[int, str, Bytes]]:
+def _bodies(d: WriteSpool) -> Iterator[tuple[int, str, Bytes]]:
     """The bodies of a turn: the task's number, which of its bodies it is, its bytes."""
-    ended = {task.seq for task in d.ended}
+    finished = {task.seq for task in d.finished}
     for task in (*d.accepted, *d.fetched):
-        if task.payload is not None and task.seq not in ended:
+        if task.payload is not None and task.seq not in finished:
             yield task.seq, _payload_of(task.seq), task.payload
-    for task in d.ended:
-        if task.end is not None and task.end.body is not None:
-            yield task.seq, _result_of(task.seq), task.end.body
+    for task in d.finished:
+        if task.result is not None and task.result.body is not None:
+            yield task.seq, _result_of(task.seq), task.result.body
 
 
 def _row(task: Task) -> tuple[object, ...]:
     return task.seq, task.attempt, task.starts, task.at, _encode(task.spec)
 
 
-def _result_row(task: Task, end: End) -> tuple[object, ...]:
-    stored = _StoredEnd(
-        end.state, end.error, end.size_bytes, end.sha256, end.started_at, end.ended_at, end.exhausted, end.details
+def _result_row(task: Task, result: TaskResult) -> tuple[object, ...]:
+    stored = StoredResult(
+        result.state,
+        result.error,
+        result.size_bytes,
+        result.sha256,
+        result.started_at,
+        result.ended_at,
+        result.exhausted,
+        result.details,
     )
     return task.seq, task.attempt, task.at, _encode(task.spec), _encode(stored)

@@ -1,15 +1,21 @@
-"""Tasks as an agent knows them, and what it decides about them in one turn."""
+"""Tasks of an agent: their stages, their results, and the reasons to refuse them."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
-from collections.abc import Collection
+import hashlib
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import msgspec
+
 from farcall_common.backoff import Backoff
-from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskSpec, TaskState, TaskTransition
+from farcall_common.errors import ErrorRecord
+from farcall_common.wire import BlobLocation, TaskSpec, TaskState
+from farcall_endpoint import outcomes
+from farcall_endpoint.protocol import Finished
+from farcall_endpoint.shared_memory import Bytes
 
 
 class Stage(enum.Enum):
@@ -18,16 +24,31 @@ class Stage(enum.Enum):
     FETCHING = enum.auto()
     QUEUED = enum.auto()
     DISPATCHED = enum.auto()
-    ENDED = enum.auto()
+    FINISHED = enum.auto()
+    #: The cloud has its result, or does not need it.
+    FORGOTTEN = enum.auto()
+
+
+class StoredResult(msgspec.Struct, frozen=True, array_like=True):
+    """A result as the spool has it, without its body. Fields with defaults are missing in older spools."""
+
+    state: TaskState
+    error: dict[str, Any] | None
+    size_bytes: int
+    sha256: str
+    started_at: float | None
+    ended_at: float | None
+    exhausted: bool = False
+    details: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(slots=True)
-class End:
-    """How a task ended. ``body`` is the result while it is at hand; the spool has it in any case.
+class TaskResult:
+    """The result of a task. ``body`` is in memory until the spool has it.
 
     ``sha256`` is set (in hex) for results that are too large to travel inline, ``blob`` once they are uploaded,
     ``upload_backoff`` once an upload failed.
-    ``exhausted``: the last permitted attempt, too, took down what ran it.
+    ``exhausted``: the last permitted attempt ended its worker, too.
     """
 
     state: TaskState
@@ -44,7 +65,7 @@ class End:
 
     @property
     def needs_upload(self) -> bool:
-        """Whether the result has to be in the blob store before the end can be reported."""
+        """Whether it has to be in the blob store before it can be reported."""
         return bool(self.sha256) and self.blob is None
 
 
@@ -52,10 +73,9 @@ class End:
 class Task:
     """A task that the spool holds, under the number ``seq``.
 
-    ``starts`` counts how often it was given to a manager and may have been started, ``deaths`` says why these came to
-    nothing, as far as this agent has seen it. ``payload`` is there while it is at
-    hand; the spool has it in any case. ``state`` was entered ``at`` (epoch seconds), ``reported`` is what the cloud
-    knows.
+    ``starts`` counts how often it was sent to a manager and may have been started, ``deaths`` are the reasons why these
+    attempts failed, as far as this agent has seen them. ``payload`` is None while only the spool has it. ``state`` was
+    entered ``at`` (epoch seconds), ``reported`` is the last state that was reported to the cloud.
     """
 
     seq: int
@@ -68,10 +88,10 @@ class Task:
     watched: bool = False
     starts: int = 0
     deaths: tuple[str, ...] = ()
-    payload: bytes | None = None
+    payload: Bytes | None = None
     manager_id: str | None = None
     cancelling: bool = False
-    end: End | None = None
+    result: TaskResult | None = None
 
     @property
     def task_id(self) -> str:
@@ -80,7 +100,7 @@ class Task:
 
     @property
     def may_start_again(self) -> bool:
-        """Whether an attempt is left. What was delivered elsewhere before, and did not come back, counts as well."""
+        """Whether an attempt is left. Attempts at other endpoints, or in earlier sessions, count as well."""
         return self.spec.options.idempotent and self.spec.attempt - 1 + self.starts < self.spec.options.max_attempts
 
 
@@ -92,28 +112,93 @@ class Demand:
     busy: Collection[str]
 
 
-@dataclasses.dataclass
-class Decisions:
-    """What the shell has to do after a turn: first all of the spool's part in one transaction, then the rest."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpooledTask:
+    """A task that was read from the spool. ``is_fetched``: the spool has its payload."""
 
-    # the spool's part
-    functions: list[tuple[FunctionSpec, bytes]] = dataclasses.field(default_factory=list)
-    accepted: list[Task] = dataclasses.field(default_factory=list)
-    redelivered: list[Task] = dataclasses.field(default_factory=list)
-    fetched: list[Task] = dataclasses.field(default_factory=list)
-    starts: list[Task] = dataclasses.field(default_factory=list)
-    ended: list[Task] = dataclasses.field(default_factory=list)
-    dropped: list[int] = dataclasses.field(default_factory=list)  # unfinished, and not wanted any more
-    forgotten: list[int] = dataclasses.field(default_factory=list)  # ended and recorded: there is no hurry
-    # to managers
-    orders: dict[str, list[Task]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
-    cancels: dict[str, list[str]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
-    # to the blob store
-    fetches: list[Task] = dataclasses.field(default_factory=list)
-    uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)
-    # to the cloud
-    acknowledged: list[Task] = dataclasses.field(default_factory=list)
-    transitions: list[TaskTransition] = dataclasses.field(default_factory=list)
-    results: list[Task] = dataclasses.field(default_factory=list)
-    blob_requests: list[Task] = dataclasses.field(default_factory=list)
-    credit: int = 0
+    seq: int
+    spec: TaskSpec
+    attempt: int
+    at: float
+    starts: int = 0
+    is_fetched: bool = True
+    result: StoredResult | None = None
+
+    def to_task(self) -> Task:
+        """The task as a core continues with it."""
+        stage = Stage.QUEUED if self.is_fetched else Stage.FETCHING
+        task = Task(self.seq, self.spec, self.attempt, stage, self.at, starts=self.starts)
+        if self.result is not None:
+            task.stage, task.result = Stage.FINISHED, TaskResult(**msgspec.structs.asdict(self.result))
+        return task
+
+
+class ResultFactory:
+    """Makes the results of tasks.
+
+    :param endpoint_id: for error records.
+    :param max_inline_bytes: larger results must be uploaded before they are reported.
+    """
+
+    def __init__(self, *, endpoint_id: str, max_inline_bytes: int) -> None:
+        self._endpoint_id = endpoint_id
+        self._max_inline_bytes = max_inline_bytes
+
+    def finished(self, task: Task, finished: Finished, bodies: Sequence[Bytes | None]) -> TaskResult:
+        """From the report of a manager."""
+        result = TaskResult(
+            finished.state, started_at=finished.started_at, ended_at=finished.ended_at, details=finished.details
+        )
+        if finished.error is not None:
+            result.error = {"attempt": task.attempt, "endpoint_id": self._endpoint_id, **finished.error}
+        if finished.result is not None:
+            body = bodies[finished.result]
+            assert body is not None
+            result.body, result.size_bytes = body, len(body)
+            if result.size_bytes > self._max_inline_bytes:
+                result.sha256 = hashlib.sha256(body).hexdigest()
+        return result
+
+    def failed(
+        self, task: Task, record: ErrorRecord, *, started_at: float | None = None, ended_at: float | None = None
+    ) -> TaskResult:
+        """Failed for a reason of the endpoint."""
+        return TaskResult(TaskState.FAILED, self._located(record, task), started_at=started_at, ended_at=ended_at)
+
+    def given_up(self, task: Task, reason: str, *, stdout_tail: str = "", stderr_tail: str = "") -> TaskResult:
+        """Failed: no attempt is left, and the last one ended its worker or manager."""
+        elsewhere = min(task.spec.attempt - 1, task.spec.options.max_attempts)
+        reasons = ("the endpoint that had it went away",) * elsewhere + (*task.deaths, reason)
+        record = outcomes.worker_died(
+            reason, starts=task.starts, reasons=reasons, stdout_tail=stdout_tail, stderr_tail=stderr_tail
+        )
+        return dataclasses.replace(self.failed(task, record), exhausted=task.spec.options.idempotent)
+
+    def lost(self, task: Task, reason: str) -> TaskResult:
+        """Lost: it may have run when its manager was lost, and may not run twice."""
+        return TaskResult(TaskState.LOST, self._located(outcomes.lost(reason), task))
+
+    def cancelled(self, *, running: bool) -> TaskResult:
+        """Cancelled by its submitter."""
+        return TaskResult(TaskState.CANCELLED, outcomes.cancelled(running=running).to_json())
+
+    def _located(self, record: ErrorRecord, task: Task) -> dict[str, object]:
+        return dataclasses.replace(record, attempt=task.attempt, endpoint_id=self._endpoint_id).to_json()
+
+
+def refusal(spec: TaskSpec, *, knows_function: bool, block_s: float | None, no_nodes: str) -> ErrorRecord | None:
+    """Why a task fails before it is queued; None if it is accepted.
+
+    :param block_s: seconds that a block of managers lives; None if it has no result.
+    :param no_nodes: why no manager can be had; empty if one can.
+    """
+    if not knows_function:
+        return outcomes.function_missing(spec.function_hash)
+    options = spec.options
+    if options.container is not None:
+        return outcomes.containers_unsupported(options.container)
+    if options.resource_specification and (wrong := options.untranslatable()):
+        return outcomes.limit_invalid(*wrong)
+    if block_s is not None and (options.walltime_s or 0.0) > block_s:
+        return outcomes.walltime_too_long(options.walltime_s or 0.0, block_s=block_s)
+    return outcomes.nodes_unavailable(no_nodes) if no_nodes else None

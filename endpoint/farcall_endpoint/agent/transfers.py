@@ -1,8 +1,12 @@
-"""User bytes between the endpoint and the blob store, over pre-signed URLs."""
+"""Transfers of user bytes over pre-signed URLs, and the threads for blocking HTTP requests."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -10,6 +14,7 @@ from typing import Final
 import httpx
 
 from farcall_common.backoff import Backoff
+from farcall_endpoint.agent.relay import TransferFailed
 from farcall_endpoint.shared_memory import Frame, piece_of
 
 _TRIES: Final = 4
@@ -18,15 +23,6 @@ _LONGEST_WAIT_S: Final = 1.6
 _PIECE_BYTES: Final = 256 * 1024
 _MOST_ANSWER_BYTES: Final = 1024 * 1024
 _TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)
-
-
-class TransferFailed(Exception):
-    """A transfer did not work. ``retryable`` with a fresh URL; ``is_unreachable`` if no connection could be made."""
-
-    def __init__(self, reason: str, *, retryable: bool, is_unreachable: bool = False) -> None:
-        super().__init__(reason)
-        self.retryable = retryable
-        self.is_unreachable = is_unreachable
 
 
 class Transfers:
@@ -128,3 +124,63 @@ def _in_pieces(content: Frame) -> Iterator[bytes]:
     while start < len(content):
         yield (piece := piece_of(content, start, _PIECE_BYTES))
         start += len(piece)
+
+
+Job = Callable[[], Callable[[], None]]
+"""Runs in a thread; what it returns runs in the loop's thread afterwards."""
+
+_THREADS: Final = 4
+
+
+class Background:
+    """Threads are daemons: an agent that ends does not wait for a server that does not answer."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[Callable[[], None] | BaseException] = queue.SimpleQueue()
+        self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(_THREADS)]
+        for thread in self._threads:
+            thread.start()
+
+    def fileno(self) -> int:
+        """Readable when :meth:`finish` has something to do."""
+        return self._readable
+
+    def submit(self, job: Job) -> None:
+        """Run a job when a thread is free."""
+        self._jobs.put(job)
+
+    def wake(self) -> None:
+        """Make the descriptor readable. May be called from anywhere, also from a signal handler."""
+        with contextlib.suppress(BlockingIOError):  # full: it is readable already
+            os.write(self._writable, b"!")
+
+    def finish(self) -> None:
+        """Run what finished jobs left to be done.
+
+        :raises Exception: what a job raised; jobs handle what they expect, so that is a defect.
+        """
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._readable, 4096)
+        while True:
+            try:
+                finished = self._finished.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(finished, BaseException):
+                raise finished
+            finished()
+
+    def close(self) -> None:
+        """Let the threads end when they are done. The descriptor stays open for those that are not."""
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._finished.put(job())
+            except BaseException as error:  # noqa: BLE001 - raised again in the loop's thread
+                self._finished.put(error)
+            self.wake()

@@ -21,21 +21,25 @@ from typing import Any, Final, Literal
 import zmq
 
 from farcall_common.errors import DeserializationError, ErrorRecord, TaskError, TaskFailed, TaskLost, original_of
+from farcall_common.event_log import UserBytes
 from farcall_common.payload import load_user_data, task_error
 from farcall_common.payload.native import load_native
-from farcall_common.wire import TaskRef, TaskSpec, TaskState, new_id
+from farcall_common.wire import FunctionSpec, TaskSpec, TaskState, new_id
 from farcall_endpoint import protocol
+from farcall_endpoint.agent import actions as do
+from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.nodes import make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.scheduling import POLICIES
-from farcall_endpoint.agent.tasks import Decisions, End, Task
+from farcall_endpoint.agent.tasks import Task, TaskResult
 from farcall_endpoint.config import ProviderConfig
 from farcall_endpoint.engine.functions import Function
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.manager.slots import Sharing
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
+from farcall_endpoint.shared_memory import Bytes
 
 _logger = logging.getLogger(__name__)
 
@@ -107,6 +111,8 @@ class EngineLoop:
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Not before: a late call would write into whatever has the number next.
         weakref.finalize(self, os.close, self._waker).atexit = False
+        self._events: list[ev.Event] = []  # of this turn
+        self._nodes = ev.NodesChanged("", "")
         self._core = AgentCore(
             endpoint_id="",
             policy=POLICIES[options.scheduling](),
@@ -115,7 +121,7 @@ class EngineLoop:
             window=PrefetchPolicy(horizon_s=0.0, limit=0),
             max_window=0,
             max_inline_bytes=sys.maxsize,
-            tells_states=False,
+            has_cloud=False,
             block_s=options.provider.walltime_s,
         )
         self._thread = threading.Thread(target=self._run, name="farcall-engine", daemon=True)
@@ -173,7 +179,6 @@ class EngineLoop:
         fleet = self._fleet
         with self._belongings:
             try:
-                self._core.opened(())
                 while not (self._kill_at is not None and fleet.is_empty):
                     self._turn(self._poller, fleet)
             except BaseException as error:
@@ -227,19 +232,23 @@ class EngineLoop:
     def _turn(self, poller: zmq.Poller, fleet: Fleet) -> None:
         ready = {source for source, _ in poller.poll(self._timeout_ms(fleet))}
         self._asleep = False
-        now, epoch = time.monotonic(), time.time()
+        now = time.monotonic()
         if self._waker in ready:
             os.eventfd_read(self._waker)
-        self._take_in(epoch)
-        self._hear_managers(fleet, ready, now, epoch)
+        self._take_submissions()
+        self._receive_from_managers(fleet, ready, now)
         for lost in fleet.tend(now=now, ready=ready):
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.DEBUG if expected else logging.WARNING, "%s: %s", lost.manager_id, lost.reason)
-            self._core.manager_lost(
-                lost.manager_id, lost.reason, expected=expected, unstarted=lost.unstarted, now=epoch
-            )
-        self._core.nodes(refusal=fleet.refusal, problem=fleet.problem)
-        self._act(fleet, self._core.decide(now=epoch))
+            self._events.append(ev.ManagerLost(lost.manager_id, lost.reason, expected, lost.unstarted))
+        nodes = ev.NodesChanged(fleet.refusal, fleet.problem)
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self._events.append(nodes)
+        events, self._events = self._events, []
+        for action in self._core.handle(events, time.time()):
+            self._perform(fleet, action)
+        fleet.take()
         self._wind_down(fleet, now)
         self._report(fleet)
 
@@ -254,8 +263,11 @@ class EngineLoop:
             deadlines.append(due - epoch)
         return max(0, int(min(deadlines, default=60.0) * 1000) + 1)
 
-    def _take_in(self, epoch: float) -> None:
+    def _take_submissions(self) -> None:
         inbox = self._inbox
+        tasks: list[TaskSpec] = []
+        payloads: list[bytes] = []
+        functions: list[Function] = []
         for _ in range(min(len(inbox), _MOST_PER_TURN)):
             submission = inbox.popleft()
             future, function = submission.future, submission.function
@@ -264,47 +276,53 @@ class EngineLoop:
             self._open[submission.spec.task_id] = future
             if function.hash not in self._functions:
                 self._functions[function.hash] = function
-                self._core.know(function.hash)
-            self._core.accept(submission.spec, submission.payload, now=epoch)
+                functions.append(function)
+            tasks.append(submission.spec)
+            payloads.append(submission.payload)
+        if tasks:
+            specs = [FunctionSpec(function_hash=each.hash, name=each.name, body=0) for each in functions]
+            bodies = UserBytes([each.body for each in functions])
+            self._events.append(ev.TasksReceived(tasks, UserBytes(payloads), specs, bodies))
         if self._cancels:
             wanted = [self._cancels.popleft() for _ in range(len(self._cancels))]
-            self._core.cancel([task_id for task_id in wanted if task_id in self._open])
+            self._events.append(ev.CancelRequested([task_id for task_id in wanted if task_id in self._open]))
 
-    def _hear_managers(self, fleet: Fleet, ready: Collection[object], now: float, epoch: float) -> None:
+    def _receive_from_managers(self, fleet: Fleet, ready: Collection[object], now: float) -> None:
         for manager_id, message, bodies in fleet.receive(ready=ready, now=now):
             match message:
                 case protocol.Registered() as registered:
                     _logger.debug("%s, pid %d: %d slots", manager_id, registered.pid, registered.slots)
-                    self._core.manager_registered(manager_id, slots=registered.slots, ends_at=registered.ends_at)
+                    self._events.append(ev.ManagerRegistered(manager_id, registered.slots, registered.ends_at))
                 case protocol.Progress() as progress:
-                    self._core.progress(manager_id, progress, bodies, now=epoch)
+                    self._events.append(ev.ManagerProgress(manager_id, progress, UserBytes(bodies)))
 
-    def _act(self, fleet: Fleet, decisions: Decisions) -> None:
-        for manager_id, task_ids in decisions.cancels.items():
-            fleet.cancel(manager_id, task_ids)
-        for manager_id, tasks in decisions.orders.items():
-            fleet.order(manager_id, tasks)
-        if decisions.results:
-            for task in decisions.results:
-                self._settle(task)
-            self._core.recorded([TaskRef(task.task_id, task.attempt) for task in decisions.results])
-        fleet.take()
+    def _perform(self, fleet: Fleet, action: do.Action) -> None:
+        match action:
+            case do.CancelTasks(manager_id=manager_id, task_ids=task_ids):
+                fleet.cancel(manager_id, task_ids)
+            case do.RunTasks(manager_id=manager_id, tasks=tasks):
+                fleet.order(manager_id, tasks)
+            case do.ReportResults(tasks=tasks):
+                for task in tasks:
+                    self._settle(task)
+            case _:
+                pass  # reports to a cloud
 
     def _settle(self, task: Task) -> None:
-        future, end = self._open.get(task.task_id), task.end
-        if future is None or end is None:
+        future, result = self._open.get(task.task_id), task.result
+        if future is None or result is None:
             return
-        if end.state is TaskState.SUCCESS:
+        if result.state is TaskState.SUCCESS:
             try:
-                value = load_user_data(lambda: load_native(end.body or b""))
+                value = load_user_data(lambda: load_native(result.body or b""))
             except DeserializationError as error:
                 future.settle(None, error.with_traceback(None))
             else:
                 future.settle(value)
-        elif end.state is TaskState.CANCELLED:
+        elif result.state is TaskState.CANCELLED:
             future.cancel()
         else:
-            failure = _error(end)
+            failure = _error(result)
             future.settle(None, original_of(failure) if future.raise_original else failure)
         del self._open[task.task_id]  # not before: whatever ends this thread ends the futures that are open
 
@@ -317,7 +335,7 @@ class EngineLoop:
                 future.cancel()
         if self._kill_at is None:
             if not (self._open or self._inbox or self._cancels):
-                self._core.drain()
+                self._events.append(ev.DrainOrdered())
                 fleet.stop(grace_s=0.0)
                 self._kill_at = now + _FAREWELL_S
         elif now >= self._kill_at:
@@ -349,14 +367,14 @@ class EngineLoop:
             future.settle(None, failure)
 
 
-def _payload_of(task: Task) -> bytes:
-    assert task.payload is not None  # kept until the task has ended: what died may have had it
+def _payload_of(task: Task) -> Bytes:
+    assert task.payload is not None  # until the task is finished, for it may run again
     return task.payload
 
 
-def _error(end: End) -> BaseException:
+def _error(result: TaskResult) -> BaseException:
     """What a task that did not succeed ended with."""
-    record = ErrorRecord.from_json(end.error or {"code": TaskError.code, "message": "The task failed."})
-    body = end.body
-    expected = TaskFailed if end.state is TaskState.FAILED else TaskError
+    record = ErrorRecord.from_json(result.error or {"code": TaskError.code, "message": "The task failed."})
+    body = result.body
+    expected = TaskFailed if result.state is TaskState.FAILED else TaskError
     return task_error(record, expected=expected, load_original=(lambda: load_native(body)) if body else None)

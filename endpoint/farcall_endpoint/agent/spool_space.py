@@ -1,9 +1,9 @@
-"""Whether the spool takes what the agent decides; if not, when to try again and what to say meanwhile. No I/O.
+"""Spool space: whether the spool can be written; if not, when to retry, and the problem to report meanwhile.
 
-Two steps, so that the second is seldom reached. Below its reserve of free space the agent asks for no more tasks, and
-the room that is left goes to the ends of those it has. When a commit fails all the same, nothing that was decided
-happens: nothing is started, acknowledged or reported, and what comes in stays in memory until a commit works. Instants
-are monotonic seconds.
+Two steps, so that the second is rare. Below its reserve of free space the agent requests no more tasks, and the room
+that is left is for the results of those it has. When a commit fails all the same, none of the turn's actions is
+performed: nothing is started, acknowledged or reported, and events wait in memory until a commit succeeds. Instants are
+epoch seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 5.0
 
 
-class Pressure:
+class SpoolSpace:
     """One per spool."""
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class Pressure:
 
     @property
     def problem(self) -> str:
-        """Why the cloud is asked for no more tasks; empty when there is room."""
+        """Why no more tasks are requested; empty when there is room."""
         return self._unwritable or self._scarce
 
     @property
     def retry_at(self) -> float | None:
-        """When to try again to write; None when the last attempt worked."""
+        """When to retry; None when the last commit succeeded."""
         return self._retry_at
 
     def failed(self, reason: str, *, now: float) -> None:
@@ -40,13 +40,18 @@ class Pressure:
         self._retry_at = now + self._backoff.next_s()
         self._unwritable = f"{reason} Until there is room, nothing is started or reported, and nothing is lost."
 
+    def retry(self, *, now: float) -> None:
+        """Retry now."""
+        if self._retry_at is not None:
+            self._retry_at = now
+
     def written(self) -> None:
-        """A commit worked."""
+        """A commit succeeded."""
         self._retry_at, self._unwritable = None, ""
         self._backoff.reset()
 
     def measured(self, room: tuple[int, int] | None) -> None:
-        """So many bytes are free, and so many of them are the reserve."""
+        """``room``: free bytes, and how many of them are the reserve; None if unknown."""
         self._scarce = ""
         if room is not None and room[0] < room[1]:
             free_mib, reserve_mib = (round(size_bytes / 2**20) for size_bytes in room)

@@ -1,0 +1,128 @@
+"""Event log: the last events of a core with their times, for bug reports. The same events replay in a new core.
+
+A log keeps no user bytes: of arguments and results it has the lengths. It is bounded by the number of turns and by the
+number of tasks that their events name, and costs nothing per task while it is not written.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+E = TypeVar("E")
+
+Body = bytes | memoryview
+
+_MAX_TURNS: Final = 1000
+_MAX_TASKS: Final = 5000
+
+
+class UserBytes:
+    """Arguments, results or functions of an event, in order; None for one that has to be fetched first."""
+
+    __slots__ = ("_bodies", "_sizes")
+
+    def __init__(self, bodies: Sequence[Body | None] = (), *, sizes: Sequence[int | None] | None = None) -> None:
+        self._bodies = bodies
+        self._sizes = sizes
+
+    @property
+    def bodies(self) -> Sequence[Body | None]:
+        """The bytes; zeros of the same lengths if they come from a log."""
+        return self._bodies if self._sizes is None else [None if size is None else bytes(size) for size in self._sizes]
+
+    @property
+    def sizes(self) -> Sequence[int | None]:
+        """The lengths."""
+        if self._sizes is not None:
+            return self._sizes
+        return [None if body is None else len(body) for body in self._bodies]
+
+    def without_bytes(self) -> UserBytes:
+        """The lengths alone."""
+        return UserBytes(sizes=self.sizes)
+
+
+class EventLog(Generic[E]):
+    """The events of one core, oldest turns dropped first.
+
+    :param for_log: returns an event without user bytes and secrets, and the number of tasks that it names.
+    :param max_turns, max_tasks: most turns, and most tasks in their events.
+    """
+
+    def __init__(
+        self, for_log: Callable[[E], tuple[E, int]], *, max_turns: int = _MAX_TURNS, max_tasks: int = _MAX_TASKS
+    ) -> None:
+        self._for_log = for_log
+        self._max_turns = max_turns
+        self._max_tasks = max_tasks
+        self._turns: collections.deque[tuple[float, list[E], int]] = collections.deque()
+        self._tasks = 0
+        #: Turns that were dropped. A replay gives the same actions only if there are none.
+        self.dropped_turns = 0
+
+    def __iter__(self) -> Iterator[tuple[float, list[E]]]:
+        """Time and events of each turn, oldest first."""
+        return ((now, events) for now, events, _ in self._turns)
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def add(self, events: Iterable[E], now: float) -> None:
+        """Add a turn."""
+        kept: list[E] = []
+        tasks = 0
+        for event in events:
+            logged, count = self._for_log(event)
+            kept.append(logged)
+            tasks += count
+        self._turns.append((now, kept, tasks))
+        self._tasks += tasks
+        while len(self._turns) > self._max_turns or (self._tasks > self._max_tasks and len(self._turns) > 1):
+            self._tasks -= self._turns.popleft()[2]
+            self.dropped_turns += 1
+
+    def to_json(self, *, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
+        """One line of JSON for the log itself, then one for each turn.
+
+        :param enc_hook: encodes values that msgspec does not know, as ``msgspec.json.encode`` takes it.
+        """
+
+        def encode_other(value: object) -> object:
+            if isinstance(value, UserBytes):
+                return value.sizes
+            if enc_hook is not None:
+                return enc_hook(value)
+            raise NotImplementedError
+
+        head = {"dropped_turns": self.dropped_turns}
+        turns = [{"at": now, "events": [[type(e).__name__, e] for e in events]} for now, events in self]
+        return b"".join(msgspec.json.encode(line, enc_hook=encode_other) + b"\n" for line in (head, *turns))
+
+
+def read_events(
+    data: bytes, kinds: Mapping[str, type[E]], *, dec_hook: Callable[[type, Any], Any] | None = None
+) -> Iterator[tuple[float, list[E]]]:
+    """Time and events of each turn of a log's JSON.
+
+    :param kinds: the classes of events by name.
+    :param dec_hook: the opposite of ``enc_hook``.
+    :raises msgspec.DecodeError: if it is not a log, or not one of this version.
+    """
+
+    def decode_other(kind: type, value: Any) -> object:
+        if kind is UserBytes:
+            return UserBytes(sizes=value)
+        if dec_hook is not None:
+            return dec_hook(kind, value)
+        raise NotImplementedError
+
+    for line in data.splitlines()[1:]:
+        turn = msgspec.json.decode(line)
+        yield (
+            turn["at"],
+            [msgspec.convert(fields, kinds[name], dec_hook=decode_other) for name, fields in turn["events"]],
+        )

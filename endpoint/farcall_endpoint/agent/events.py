@@ -1,0 +1,248 @@
+"""Events: the inputs of the agent's core, from the cloud, managers, the spool and the blob store."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from farcall_common.event_log import UserBytes
+from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskRef, TaskSpec
+from farcall_endpoint.agent.tasks import SpooledTask
+from farcall_endpoint.protocol import Progress
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """Base class of all events."""
+
+
+# -- from the process --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restored(Event):
+    """The spool was read at the start: its tasks, oldest first, and the hashes of its functions."""
+
+    tasks: Sequence[SpooledTask]
+    function_hashes: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DrainOrdered(Event):
+    """The process ends soon: no task starts any more."""
+
+
+# -- from the cloud ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionOpened(Event):
+    """A session is open. The cloud does not need the tasks in ``forget``."""
+
+    forget: Sequence[TaskRef] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionClosed(Event):
+    """The session has ended."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TasksReceived(Event):
+    """Tasks to run, with their ``payloads``, and functions whose ``bodies`` have the right hash, each in order."""
+
+    tasks: Sequence[TaskSpec]
+    payloads: UserBytes
+    functions: Sequence[FunctionSpec] = ()
+    bodies: UserBytes = dataclasses.field(default_factory=UserBytes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CancelRequested(Event):
+    """Submitters do not need these tasks any more."""
+
+    task_ids: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResultsRecorded(Event):
+    """The cloud has results of these tasks."""
+
+    tasks: Sequence[TaskRef]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlobGranted(Event):
+    """Answer to a request to upload a result."""
+
+    grant: BlobGrant
+
+
+# -- from the blob store -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PayloadFetched(Event):
+    """A payload was downloaded and verified."""
+
+    task_id: str
+    seq: int
+    payload: UserBytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FetchFailed(Event):
+    """A payload cannot be downloaded."""
+
+    task_id: str
+    seq: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResultUploaded(Event):
+    """A result is in the blob store."""
+
+    task_id: str
+    seq: int
+    location: BlobLocation
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UploadFailed(Event):
+    """A result could not be uploaded."""
+
+    task_id: str
+    seq: int
+    reason: str
+    retryable: bool
+
+
+# -- from managers -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodesChanged(Event):
+    """While there is a ``refusal``, no manager can be had; ``problem`` is for users."""
+
+    refusal: str
+    problem: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ManagerRegistered(Event):
+    """``ends_at``: epoch second at which the manager's time is over; None if it has no limit."""
+
+    manager_id: str
+    slots: int
+    ends_at: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ManagerProgress(Event):
+    """A manager reports. Its results count even if the manager was given up meanwhile."""
+
+    manager_id: str
+    progress: Progress
+    results: UserBytes = dataclasses.field(default_factory=UserBytes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ManagerLost(Event):
+    """A manager and its tasks are gone. ``expected``: no start counts against a task; ``unstarted``: it started none of
+    its tasks."""
+
+    manager_id: str
+    reason: str
+    expected: bool = False
+    unstarted: bool = False
+
+
+# -- from the spool ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpoolWritten(Event):
+    """The last turn is in the spool, and its actions were performed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpoolWriteFailed(Event):
+    """The last turn could not be written: nothing of it is in the spool, and no later action was performed."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpoolMeasured(Event):
+    """Free bytes of the spool's file system, and how many of them are a reserve; None if unknown."""
+
+    room: tuple[int, int] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpoolRetryOrdered(Event):
+    """Write the spool now, without waiting for the next retry."""
+
+
+EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
+"""The kinds of events by name, to read a log."""
+
+
+def for_log(event: Event) -> tuple[Event, int]:
+    """An event without user bytes, texts of user code and pre-signed URLs, and the number of tasks that it names."""
+    match event:
+        case TasksReceived(tasks=tasks):
+            if any(spec.payload_blob is not None for spec in tasks):
+                tasks = [_without_url(spec) for spec in tasks]
+            logged = TasksReceived(tasks, event.payloads.without_bytes(), event.functions, event.bodies.without_bytes())
+            return logged, len(tasks)
+        case ManagerProgress(progress=progress):
+            if any(f.error is not None or f.details is not None for f in progress.finished) or progress.died:
+                progress = _without_texts(progress)
+            logged_progress = ManagerProgress(event.manager_id, progress, event.results.without_bytes())
+            return logged_progress, len(progress.finished) + len(progress.died) + len(progress.started)
+        case BlobGranted(grant=grant):
+            return BlobGranted(msgspec.structs.replace(grant, upload_url="", headers={})), 1
+        case PayloadFetched():
+            return dataclasses.replace(event, payload=event.payload.without_bytes()), 1
+        case ResultUploaded(location=location):
+            return dataclasses.replace(event, location=msgspec.structs.replace(location, url=None)), 1
+        case Restored(tasks=restored):
+            return Restored([_copy(task) for task in restored], event.function_hashes), len(restored)
+        case ResultsRecorded(tasks=refs) | SessionOpened(forget=refs):
+            return event, len(refs)
+        case CancelRequested(task_ids=task_ids):
+            return event, len(task_ids)
+        case _:
+            return event, 0
+
+
+def _without_url(spec: TaskSpec) -> TaskSpec:
+    if spec.payload_blob is None:
+        return spec
+    return msgspec.structs.replace(spec, payload_blob=msgspec.structs.replace(spec.payload_blob, url=None))
+
+
+def _copy(task: SpooledTask) -> SpooledTask:
+    """A task without the texts of its result."""
+    result = task.result
+    if result is not None:
+        result = msgspec.structs.replace(result, error=_code_of(result.error), details=None)
+    return dataclasses.replace(task, spec=_without_url(task.spec), result=result)
+
+
+def _code_of(error: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if error is None else {"code": error.get("code", "")}
+
+
+def _without_texts(progress: Progress) -> Progress:
+    """Errors and output of user code removed; a finished task keeps the code of its error."""
+    finished = tuple(
+        msgspec.structs.replace(each, error=_code_of(each.error), details=None) for each in progress.finished
+    )
+    died = tuple(msgspec.structs.replace(each, stdout_tail="", stderr_tail="") for each in progress.died)
+    return msgspec.structs.replace(progress, finished=finished, died=died)

@@ -1,0 +1,222 @@
+"""Reports to the cloud: credit, state transitions, retries of uploads, and the messages of a turn."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from farcall_common.backoff import Backoff
+from farcall_common.event_log import UserBytes
+from farcall_common.wire import (
+    BlobRequest,
+    Credit,
+    Envelope,
+    ResultSpec,
+    RunTasks,
+    TaskRef,
+    TaskResults,
+    TasksAccepted,
+    TaskState,
+    TaskTransition,
+    TaskTransitions,
+)
+from farcall_endpoint.agent import actions as do
+from farcall_endpoint.agent.actions import Action
+from farcall_endpoint.agent.events import TasksReceived
+from farcall_endpoint.agent.tasks import Stage, Task
+from farcall_endpoint.prefetch import PrefetchPolicy
+
+
+class CreditWindow:
+    """Of one session at a time.
+
+    :param window: tasks to hold here for each slot, so that the way to the cloud is hidden; at most ``limit`` together,
+        but never less than two for each slot.
+    """
+
+    def __init__(self, window: PrefetchPolicy, *, limit: int) -> None:
+        self._window = window
+        self._limit = limit
+        self._given = 0
+        self._held = 0
+
+    def restart(self) -> None:
+        """A session has begun: nothing is given yet."""
+        self._given = 0
+
+    def used(self, count: int) -> None:
+        """So many tasks came, or that much credit was not given after all."""
+        self._given -= count
+        self._held += count
+
+    def grant(self, *, slots: int, held: int) -> int:
+        """Credit to give now, with so many slots and unfinished tasks here. Small change waits until it is worth a
+        message, unless the cloud has none left. It has less than none when tasks came from the reserve."""
+        window = min(slots * (2 + self._window.depth), max(self._limit, 2 * slots))
+        due = window - held - self._given
+        ended, self._held = max(0, self._held - held), held
+        if self._given < 0:  # the reserve is used: what ended gives it back, also while the window shrinks
+            due = max(due, min(ended, -self._given))
+        if due < max(1, window // 4) and not (due > 0 and self._given <= 0):
+            return 0
+        self._given += due
+        return due
+
+
+REPORT_AFTER_S: Final = 0.5
+"""A state that lasts for so long is worth a message."""
+
+
+class Transitions:
+    """The states to report: those that last; of a shorter task the result alone. Instants are epoch seconds.
+
+    :param is_enabled: whether transitions are reported at all.
+    """
+
+    def __init__(self, *, is_enabled: bool) -> None:
+        self._is_enabled = is_enabled
+        self._watched: collections.deque[tuple[float, Task]] = collections.deque()
+
+    def watch(self, task: Task, at: float) -> None:
+        """Check a task again when its present state, entered ``at``, has lasted."""
+        if self._is_enabled:
+            task.watched = True
+            self._watched.append((at + REPORT_AFTER_S, task))
+
+    def enter(self, task: Task, state: TaskState, at: float) -> None:
+        """A task changes its state."""
+        task.state, task.at = state, at
+        if not task.watched and task.reported is not state:
+            self.watch(task, at)
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`due` may have something next."""
+        return self._watched[0][0] if self._watched else None
+
+    def due(self, *, now: float, connected: bool) -> list[TaskTransition]:
+        """Transitions to report now; none without a session, for the next Hello names all tasks."""
+        transitions = []
+        while self._watched and self._watched[0][0] <= now:
+            task = self._watched.popleft()[1]
+            task.watched = False
+            if task.stage in (Stage.FINISHED, Stage.FORGOTTEN) or task.reported is task.state:
+                continue
+            if now < task.at + REPORT_AFTER_S:
+                self.watch(task, task.at)
+            elif connected:
+                task.reported = task.state
+                transitions.append(
+                    TaskTransition(task_id=task.task_id, attempt=task.attempt, state=task.state, at=task.at)
+                )
+        return transitions
+
+
+_TRIES: Final = 5
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 4.0
+
+
+class UploadRetries:
+    """Tasks whose results wait for their next try. Instants are epoch seconds."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Task]] = []
+
+    def add(self, task: Task, *, now: float) -> bool:
+        """Try the result of a task again, after twice as long each time. False when it was tried often enough."""
+        assert task.result is not None
+        if task.result.upload_backoff is None:
+            task.result.upload_backoff = Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S)
+        backoff = task.result.upload_backoff
+        if backoff.failures + 1 >= _TRIES:
+            return False
+        heapq.heappush(self._due, (now + backoff.next_s(), task.seq, task))
+        return True
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`due` may have something next."""
+        return self._due[0][0] if self._due else None
+
+    def due(self, *, now: float) -> Iterator[Task]:
+        """Those whose time has come."""
+        while self._due and self._due[0][0] <= now:
+            yield heapq.heappop(self._due)[2]
+
+
+_MAX_BATCH: Final = 1000
+_MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+
+
+def tasks_received(message: RunTasks, frames: Sequence[bytes]) -> TasksReceived:
+    """The event of a message. Functions with the wrong hash are left out: their tasks fail for want of them."""
+    functions = [
+        each for each in message.functions if hashlib.sha256(frames[each.body]).hexdigest() == each.function_hash
+    ]
+    payloads = [None if spec.payload is None else frames[spec.payload] for spec in message.tasks]
+    bodies = UserBytes([frames[function.body] for function in functions])
+    return TasksReceived(message.tasks, UserBytes(payloads), functions, bodies)
+
+
+def messages_of(action: Action, *, body: Callable[[Task], bytes]) -> Iterator[Envelope]:
+    """The messages of a report to the cloud: large enough to be cheap, small enough to be accepted.
+
+    :param body: returns the result of a task.
+    """
+    match action:
+        case do.AcknowledgeTasks(tasks=tasks):
+            yield Envelope(TasksAccepted(tasks=tuple(TaskRef(task_id=t.task_id, attempt=t.attempt) for t in tasks)))
+        case do.GiveCredit(tasks=credit):
+            yield Envelope(Credit(tasks=credit))
+        case do.ReportTransitions(transitions=transitions):
+            for start in range(0, len(transitions), _MAX_BATCH):
+                yield Envelope(TaskTransitions(transitions=tuple(transitions[start : start + _MAX_BATCH])))
+        case do.ReportResults(tasks=tasks):
+            yield from _results(tasks, body)
+        case do.RequestUploads(tasks=tasks):
+            for task in tasks:
+                result = task.result
+                assert result is not None
+                yield Envelope(
+                    BlobRequest(
+                        task_id=task.task_id,
+                        attempt=task.attempt,
+                        size_bytes=result.size_bytes,
+                        sha256=result.sha256,
+                    )
+                )
+
+
+def _results(tasks: Sequence[Task], body: Callable[[Task], bytes]) -> Iterator[Envelope]:
+    specs: list[ResultSpec] = []
+    frames: list[bytes] = []
+    size_bytes = 0
+    for task in tasks:
+        result = task.result
+        assert result is not None
+        frame = None
+        if result.size_bytes and result.blob is None:
+            frame = len(frames)
+            frames.append(body(task))
+            size_bytes += result.size_bytes
+        specs.append(
+            ResultSpec(
+                task_id=task.task_id,
+                attempt=task.attempt,
+                state=result.state,
+                result=frame,
+                result_blob=result.blob,
+                error=result.error,
+                started_at=result.started_at,
+                ended_at=result.ended_at,
+                exhausted=result.exhausted,
+                details=result.details or {},
+            )
+        )
+        if len(specs) >= _MAX_BATCH or size_bytes >= _MAX_BATCH_BYTES:
+            yield Envelope(TaskResults(results=tuple(specs)), tuple(frames))
+            specs, frames, size_bytes = [], [], 0
+    if specs:
+        yield Envelope(TaskResults(results=tuple(specs)), tuple(frames))
