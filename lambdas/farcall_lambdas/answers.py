@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, all in one shape."""
+"""Error answers: errors as HTTP statuses and one JSON shape."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _POWERTOOLS: Final[Mapping[type[Exception], int]] = {
     RequestValidationError: 422,
 }
 
-#: Of the place in a request that is wrong, so many characters are told.
-_PLACE_CHARACTERS: Final = 200
+#: Characters of the location of a validation error that a message shows.
+_LOCATION_CHARACTERS: Final = 200
 
 
 def status_of(error: Exception) -> int:
@@ -40,14 +40,14 @@ def status_of(error: Exception) -> int:
 
 
 def error_response(error: Exception, *, request_id: str) -> Response[str]:
-    """The answer to a request that failed with ``error``. What is our fault is logged and not shown."""
+    """The answer to a request that failed with ``error``. Internal errors are logged and not shown."""
     status = status_of(error)
     if status == 500:
         logger.error("request failed", exc_info=error, request_id=request_id)
         record = ErrorRecord(
             code="INTERNAL",
-            message=f"Something went wrong on our side (request {request_id}).",
-            hint="Try again; if it stays, give the request id to whoever runs this service.",
+            message=f"Internal error (request {request_id}).",
+            hint="Try again. If the error persists, report the request id to the operator of this service.",
             retryable=True,
         )
     else:
@@ -70,12 +70,12 @@ def error_response(error: Exception, *, request_id: str) -> Response[str]:
 
 
 def _without_cause(record: ErrorRecord, cause: BaseException | None, *, request_id: str) -> ErrorRecord:
-    """The record without the words of a driver: addresses and rows of tables are for the log."""
-    said = f": {cause}"
-    if cause is None or not record.message.endswith(said):
+    """The record without the driver's message: addresses and rows of tables are for the log."""
+    suffix = f": {cause}"
+    if cause is None or not record.message.endswith(suffix):
         return record
     logger.warning("request refused", reason=record.message, request_id=request_id)
-    return dataclasses.replace(record, message=f"{record.message.removesuffix(said)}.")
+    return dataclasses.replace(record, message=f"{record.message.removesuffix(suffix)}.")
 
 
 def _record(error: Exception) -> ErrorRecord:
@@ -85,12 +85,12 @@ def _record(error: Exception) -> ErrorRecord:
         return InvalidRequest(_validation_message(error)).record
     if isinstance(error, RequestUnsupportedContentType):
         return InvalidRequest("The body must be JSON.", hint="Send Content-Type: application/json.").record
-    return NotFound("There is no such route.", hint="Check the method and the path.").record
+    return NotFound("Unknown route.", hint="Check the method and the path.").record
 
 
 def _validation_message(error: RequestValidationError) -> str:
-    """Where the request is wrong, and how; never the value, which may be a payload. A place can have a key in it that
-    the caller made up, of any length."""
-    problems = [f"{'.'.join(map(str, each['loc']))[:_PLACE_CHARACTERS]}: {each['msg']}" for each in error.errors()]
+    """Locations and problems, without values, which may be payloads. A location may contain a key of any length that
+    the caller chose."""
+    problems = [f"{'.'.join(map(str, each['loc']))[:_LOCATION_CHARACTERS]}: {each['msg']}" for each in error.errors()]
     shown = "; ".join(problems[:5])
     return shown if len(problems) <= 5 else f"{shown}; and {len(problems) - 5} more"

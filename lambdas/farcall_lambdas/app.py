@@ -1,4 +1,4 @@
-"""The API, put together: routes on a resolver, and what stands behind them."""
+"""Application: routes on a resolver, over services and stores."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from farcall_lambdas.settings import ApiSettings
 
 logger = Logger(service=SERVICE, child=True)
 
-#: Of the path of a request, so many characters are in the access log.
+#: Characters of a request's path in the access log.
 _PATH_CHARACTERS: Final = 200
 
 
 class AdmittingResolver(ApiGatewayResolver):
-    """A resolver that looks at who is calling before it looks at the request: Powertools validates the whole body
-    before any code of a route, its dependencies included."""
+    """A resolver that admits the caller before it reads the request: Powertools validates the whole body before any
+    code of a route, its dependencies included."""
 
     def _resolve(self) -> ResponseBuilder[Any]:
         event, services = self.current_event, self.context["services"]
@@ -50,13 +50,13 @@ class _RestResolver(AdmittingResolver, APIGatewayRestResolver):
 
 
 class JsonReader:
-    """Reads bodies as JSON proper: no NaN, no overlong text, and one error for whatever is not JSON."""
+    """Strict JSON reader: no NaN, no overlong text, and one error for anything that is not JSON."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
 
     def __call__(self, text: str) -> Any:
-        """:raises InvalidRequest: for what is not JSON; its subclass RequestTooLarge for too much of it."""
+        """:raises InvalidRequest: for text that is not JSON (RequestTooLarge: for too much of it)."""
         if len(text) > self._max_bytes:
             raise RequestTooLarge(f"The request has {len(text)} bytes; {self._max_bytes} are allowed.")
         try:
@@ -66,12 +66,12 @@ class JsonReader:
 
 
 def assemble(resolver: ApiGatewayResolver) -> None:
-    """Put the routes and the error table on a resolver."""
+    """Add the routes and the error table to a resolver."""
 
     def on_error(error: Exception) -> Response[str]:
         event = resolver.current_event
         if isinstance(error, UnicodeDecodeError) and error.object == _binary_body(event):
-            # Powertools decodes the body before anything of ours sees it.
+            # Powertools decodes the body before our code runs.
             error = InvalidRequest("The body is not UTF-8 text.", hint="Send a JSON object.")
         return error_response(error, request_id=str(event["requestContext"].get("requestId", "")))
 
@@ -104,7 +104,7 @@ class Application:
         clock: Callable[[], float] = time.time,
         fleet: Fleet | None = None,
     ) -> Application:
-        """The API over stores. ``clock`` gives epoch seconds; ``fleet`` are forwarders that may sleep."""
+        """The API over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep."""
         return cls(rest_resolver(settings), Services.over(stores, settings, clock=clock, fleet=fleet), settings)
 
     def answer(self, event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
@@ -131,9 +131,9 @@ def _source_ip(context: Mapping[str, Any]) -> str:
 
 
 def _binary_body(event: Mapping[str, Any]) -> bytes | None:
-    """The body, if API Gateway took it for binary because it is not text."""
+    """The body, if API Gateway sent it as binary because it is not text."""
     return base64.b64decode(event["body"]) if event.get("isBase64Encoded") and event.get("body") else None
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")

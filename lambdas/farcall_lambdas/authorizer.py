@@ -1,4 +1,4 @@
-"""Deciding who is calling, before the API is reached."""
+"""Authentication: identifies the caller by a bearer token, in front of the API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farcall_lambdas.identity import Identity, IdentityProvider
 
 
 class Authorizer:
-    """Reads the Authorization header and asks the identity provider."""
+    """Authenticates the Authorization header with the identity provider."""
 
     def __init__(self, provider: IdentityProvider) -> None:
         self._provider = provider
@@ -18,17 +18,17 @@ class Authorizer:
         """The identity behind ``Bearer <token>``.
 
         :raises Unauthenticated: without a token, or with one that is not accepted.
-        :raises Unavailable: when the provider cannot tell at the moment.
+        :raises Unavailable: when the provider is unavailable.
         """
         scheme, _, token = (authorization or "").strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
-            raise Unauthenticated("The request carries no bearer token.")
+            raise Unauthenticated("The request has no bearer token.")
         return self._provider.authenticate(token)
 
 
 def policy(identity: Identity, method_arn: str) -> dict[str, Any]:
-    """The answer of a TOKEN authorizer: the caller may call the API, who it is goes along as context.
+    """The answer of a TOKEN authorizer: the caller may call the API; the identity is its context.
 
     API Gateway caches the answer by token alone, so it allows the whole stage and never only the path at hand.
     """

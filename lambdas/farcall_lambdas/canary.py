@@ -1,11 +1,11 @@
-"""The canary: one call through the whole cloud tier, and how long it took.
+"""Canary: one call through the whole cloud tier, with the time of each step.
 
-It is a user and an endpoint at once. As a user it registers a function, submits a task, opens a result stream and reads
+It acts as user and as endpoint. As a user it registers a function, submits a task, opens a result stream and reads
 the record; as an endpoint it connects to a forwarder by the real protocol, takes the task and reports its result. So
-the API, PostgreSQL, Valkey and a forwarder have to work, and nobody's endpoint has to be there. Nothing is run: the
-"result" is made up here.
+the API, PostgreSQL, Valkey and a forwarder have to work; no user's endpoint is needed. No function runs: the canary
+makes the result.
 
-``python -m farcall_lambdas.canary`` asks the deployment of ``FARCALL_API_URL`` with the token of ``FARCALL_TOKEN``.
+``python -m farcall_lambdas.canary`` tests the deployment of ``FARCALL_API_URL`` with the token of ``FARCALL_TOKEN``.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ Json = dict[str, Any]
 Ask = Callable[[str, str, Json | None], Any]
 M = TypeVar("M", bound=wire.Message)
 
-#: What the canary's function and endpoints are called.
+#: The name of the canary's function and endpoints.
 NAME: Final = "farcall-canary"
-#: An endpoint older than this was left behind by a round that did not come to its end.
-_CUT_SHORT_S: Final = 600.0
+#: An endpoint older than this was left by a round that was interrupted.
+_INTERRUPTED_S: Final = 600.0
 _SINCE: Final = "canary since "
 _HEARTBEAT_S: Final = 30.0
 _REACH_S: Final = 2.0
-#: A packed buffer that nobody opens.
+#: A packed buffer that is never opened.
 _CODE: Final = "01\nfarcall-canary"
 
 
 class Canary:
-    """Makes one round after the other.
+    """Runs rounds.
 
-    :param ask: how the API is reached.
-    :param within_s: seconds that each message may take to come.
+    :param ask: calls the API.
+    :param within_s: seconds to wait for each message.
     :param clock: epoch seconds.
     """
 
@@ -69,9 +69,9 @@ class Canary:
         self._step = ""
 
     def run(self) -> dict[str, float]:
-        """One round: seconds by step, and as ``canary_s`` those from the submit to the record of its end.
+        """One round: seconds by step, and as ``canary_s`` those from the submit to its recorded result.
 
-        :raises FarcallError: if a step fails; a note says which.
+        :raises FarcallError: if a step fails; a note names it.
         """
         try:
             with zmq.Context() as context, contextlib.ExitStack() as stack:
@@ -86,12 +86,12 @@ class Canary:
         with self._timed("register_s", took):
             function_id = self._function()
             endpoint_id = self._endpoint()
-        stack.callback(self._forget_endpoints, endpoint_id)
+        stack.callback(self._delete_endpoints, endpoint_id)
         with self._timed("connect_s", took):
-            agent = stack.enter_context(_Line.open(context, self._ask, f"/v3/endpoints/{endpoint_id}/connect"))
-            client = stack.enter_context(_Line.open(context, self._ask, "/v3/stream"))
+            agent = stack.enter_context(_Connection.open(context, self._ask, f"/v3/endpoints/{endpoint_id}/connect"))
+            client = stack.enter_context(_Connection.open(context, self._ask, "/v3/stream"))
             group_id = wire.new_id()
-            agent.say(
+            agent.send(
                 wire.Hello(
                     endpoint_id=endpoint_id,
                     ticket=agent.ticket,
@@ -101,7 +101,7 @@ class Canary:
                     heartbeat_s=_HEARTBEAT_S,
                 )
             )
-            client.say(
+            client.send(
                 wire.OpenStream(
                     ticket=client.ticket,
                     protocol_versions=(wire.PROTOCOL_VERSION,),
@@ -109,25 +109,25 @@ class Canary:
                     task_group_ids=(group_id,),
                 )
             )
-            agent.hear(wire.Welcome, within_s=self._within_s)
-            client.hear(wire.StreamOpened, within_s=self._within_s)
-            agent.say(wire.Credit(tasks=1))
+            agent.receive(wire.Welcome, within_s=self._within_s)
+            client.receive(wire.StreamOpened, within_s=self._within_s)
+            agent.send(wire.Credit(tasks=1))
         with self._timed("canary_s", took):
             with self._timed("submit_s", took):
                 body = {"tasks": {function_id: [payload]}, "task_group_id": group_id, "memoize": False}
                 [task_id] = self._ask("POST", f"/v3/endpoints/{endpoint_id}/submit", body)["tasks"][function_id]
             with self._timed("dispatch_s", took):
-                order, frames = agent.hear(wire.RunTasks, within_s=self._within_s)
+                order, frames = agent.receive(wire.RunTasks, within_s=self._within_s)
                 ref = _check_order(order, frames, task_id, payload)
             with self._timed("record_s", took):
-                agent.say(wire.TasksAccepted(tasks=(ref,)))
-                end = wire.ResultSpec(
+                agent.send(wire.TasksAccepted(tasks=(ref,)))
+                reported = wire.ResultSpec(
                     task_id=task_id, attempt=ref.attempt, state=wire.TaskState.SUCCESS, result=0, started_at=time.time()
                 )
-                agent.say(wire.TaskResults(results=(end,)), result)
-                agent.hear(wire.ResultsRecorded, within_s=self._within_s)
+                agent.send(wire.TaskResults(results=(reported,)), result)
+                agent.receive(wire.ResultsRecorded, within_s=self._within_s)
             with self._timed("push_s", took):
-                pushed, bodies = client.hear(wire.ResultsReady, within_s=self._within_s)
+                pushed, bodies = client.receive(wire.ResultsReady, within_s=self._within_s)
                 _check(
                     "the stream", [(each.task_id, each.state) for each in pushed.results], task_id, bodies[0], result
                 )
@@ -135,8 +135,8 @@ class Canary:
                 task = self._ask("GET", f"/v2/tasks/{task_id}", None)
                 state = [(task["task_id"], wire.TaskState(task["status"]))]
                 _check("the API", state, task_id, str(task.get("result")).encode(), result)
-        agent.say(wire.Goodbye(reason="done"))
-        client.say(wire.Goodbye(reason="done"))
+        agent.send(wire.Goodbye(reason="done"))
+        client.send(wire.Goodbye(reason="done"))
         return {name: round(seconds, 4) for name, seconds in took.items()}
 
     @contextlib.contextmanager
@@ -147,7 +147,7 @@ class Canary:
         took[step] = time.monotonic() - began
 
     def _function(self) -> str:
-        """The canary's function; the one of the last round, if it is still there."""
+        """The canary's function, registered by the first round."""
         known = self._ask("GET", f"/v3/functions?search={NAME}", None)["functions"]
         for each in known:
             if each["function_name"] == NAME:
@@ -156,28 +156,28 @@ class Canary:
         return str(registered["function_uuid"])
 
     def _endpoint(self) -> str:
-        """An endpoint of this round's own: rounds at once do not share one. Its name says since when it is."""
+        """An endpoint of this round: concurrent rounds do not share one. Its name has the time of registration."""
         body = {"endpoint_name": NAME, "display_name": f"{_SINCE}{self._clock():.0f}"}
         return str(self._ask("POST", "/v3/endpoints", body)["endpoint_id"])
 
-    def _forget_endpoints(self, own_id: str) -> None:
-        """Forget the endpoint of this round, and those of rounds that were cut short: no round lasts so long."""
+    def _delete_endpoints(self, own_id: str) -> None:
+        """Delete the endpoint of this round, and those of rounds that were interrupted: no round lasts so long."""
         for each in self._ask("GET", "/v2/endpoints", None):
-            is_old = self._clock() - _since(each["display_name"] or "") > _CUT_SHORT_S
+            is_old = self._clock() - _since(each["display_name"] or "") > _INTERRUPTED_S
             if each["uuid"] == own_id or (each["name"] == NAME and is_old):
-                with contextlib.suppress(EndpointUnknown):  # a round beside this one was faster
+                with contextlib.suppress(EndpointUnknown):  # a concurrent round was faster
                     self._ask("DELETE", f"/v2/endpoints/{each['uuid']}", None)
 
 
 def _since(display_name: str) -> float:
-    """The epoch second at which a round's endpoint was registered, as its name says; long ago if it does not."""
+    """The epoch second at which a round's endpoint was registered, by its name; 0 without one."""
     with contextlib.suppress(ValueError):
         return float(display_name.removeprefix(_SINCE))
     return 0.0
 
 
 def _reachable(forwarders: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
-    """The first that takes a connection: one that was killed is named for some seconds after.
+    """The first that accepts a connection: a killed one stays registered for some seconds.
 
     :raises Unavailable: if none does.
     """
@@ -186,11 +186,11 @@ def _reachable(forwarders: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
         with contextlib.suppress(OSError):
             socket.create_connection((address.hostname or "", address.port or 0), timeout=_REACH_S).close()
             return forwarder
-    raise Unavailable("no forwarder takes a connection")
+    raise Unavailable("no forwarder accepts a connection")
 
 
-class _Line:
-    """One connection to a forwarder. ``ticket`` lets in whoever shows it on this line."""
+class _Connection:
+    """One connection to a forwarder. ``ticket`` is valid for its key."""
 
     def __init__(self, socket: zmq.Socket[bytes], ticket: str) -> None:
         self._socket = socket
@@ -198,8 +198,8 @@ class _Line:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, context: zmq.Context[zmq.Socket[bytes]], ask: Ask, path: str) -> Iterator[_Line]:
-        """A line with a key of its own, by the way that the API tells."""
+    def open(cls, context: zmq.Context[zmq.Socket[bytes]], ask: Ask, path: str) -> Iterator[_Connection]:
+        """A connection with a new key, to a forwarder that the API names."""
         public_key, secret_key = map(bytes.decode, zmq.curve_keypair())
         way = ask("POST", path, {"public_key": public_key})
         forwarder = _reachable(way["forwarders"])
@@ -210,18 +210,18 @@ class _Line:
             dealer.connect(forwarder["address"])
             yield cls(dealer, way["ticket"])
 
-    def say(self, message: wire.Message, *frames: bytes) -> None:
+    def send(self, message: wire.Message, *frames: bytes) -> None:
         """Send a message."""
         try:
             self._socket.send_multipart(wire.encode(wire.Envelope(message, frames)))
         except zmq.Again:
-            raise Unavailable("the forwarder takes no message") from None
+            raise Unavailable("the forwarder accepts no message") from None
 
-    def hear(self, kind: type[M], *, within_s: float) -> tuple[M, Sequence[bytes]]:
-        """Wait for a message of this kind; others but a refusal are passed over.
+    def receive(self, kind: type[M], *, within_s: float) -> tuple[M, Sequence[bytes]]:
+        """Wait for a message of this kind; others except a refusal are skipped.
 
-        :raises Unavailable: if none comes in time.
-        :raises FarcallError: the forwarder's, if it refuses.
+        :raises Unavailable: if none arrives in time.
+        :raises FarcallError: the forwarder's refusal.
         """
         give_up_at = time.monotonic() + within_s
         while (left_s := give_up_at - time.monotonic()) > 0:
@@ -232,25 +232,25 @@ class _Line:
                 return envelope.message, envelope.frames
             if isinstance(envelope.message, wire.Refused):
                 raise error_from_record(ErrorRecord.from_json(envelope.message.error))
-        raise Unavailable(f"no {kind.__name__} came from the forwarder within {within_s:g} s")
+        raise Unavailable(f"no {kind.__name__} arrived from the forwarder within {within_s:g} s")
 
 
 def _check_order(order: wire.RunTasks, frames: Sequence[bytes], task_id: str, payload: str) -> wire.TaskRef:
     [spec] = order.tasks
     if spec.task_id != task_id or spec.payload is None or frames[spec.payload] != payload.encode():
-        raise ProtocolError("the forwarder sent something else than was submitted")
+        raise ProtocolError("the forwarder sent a different task than was submitted")
     if hashlib.sha256(frames[order.functions[0].body]).hexdigest() != spec.function_hash:
-        raise ProtocolError("the forwarder sent another function than was registered")
+        raise ProtocolError("the forwarder sent a different function than was registered")
     return wire.TaskRef(task_id=task_id, attempt=spec.attempt)
 
 
-def _check(where: str, ends: Sequence[tuple[str, wire.TaskState]], task_id: str, got: bytes, expected: bytes) -> None:
-    if list(ends) != [(task_id, wire.TaskState.SUCCESS)] or got != expected:
-        raise ProtocolError(f"{where} has another end of the task than was reported")
+def _check(where: str, states: Sequence[tuple[str, wire.TaskState]], task_id: str, got: bytes, expected: bytes) -> None:
+    if list(states) != [(task_id, wire.TaskState.SUCCESS)] or got != expected:
+        raise ProtocolError(f"{where} has a different result than was reported")
 
 
 def http_caller(api_url: str, token: str, *, timeout_s: float = 30.0) -> Ask:
-    """The API over HTTP, as its users reach it."""
+    """Calls the API over HTTP, as users do."""
 
     def ask(method: str, path: str, body: Json | None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -261,8 +261,8 @@ def http_caller(api_url: str, token: str, *, timeout_s: float = 30.0) -> Ask:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
-                asked = f"{method} {request.full_url.partition('?')[0]}"
-                raise error_from_response(error.code, dict(error.headers), error.read(), request=asked) from None
+                called = f"{method} {request.full_url.partition('?')[0]}"
+                raise error_from_response(error.code, dict(error.headers), error.read(), request=called) from None
         except OSError as error:
             raise Unavailable(f"the API at {api_url} does not answer: {error}") from error
 
@@ -270,7 +270,7 @@ def http_caller(api_url: str, token: str, *, timeout_s: float = 30.0) -> Ask:
 
 
 def main(environ: Mapping[str, str]) -> int:
-    """One round, told on standard output; 1 if it failed."""
+    """One round, printed as JSON; 1 if it failed."""
     try:
         ask = http_caller(environ["FARCALL_API_URL"], environ["FARCALL_TOKEN"])
     except KeyError as error:

@@ -1,6 +1,6 @@
-"""Where a page of a list ends: the time and the id of its last entry, as text that callers pass back unread.
+"""Pagination cursors: time and id of the last entry of a page, as opaque text.
 
-The shapes of the API let nothing else in (:data:`~farcall_lambdas.models.fields.Cursor`).
+The shapes of the API accept nothing else (:data:`~farcall_lambdas.models.fields.Cursor`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def encode(at: dt.datetime, entry_id: str | int) -> str:
 
 
 def decode(cursor: str | None) -> tuple[dt.datetime, str] | None:
-    """Time and id of the entry that a page starts behind; None at the beginning."""
+    """Time and id of the entry after which a page starts; None for the first page."""
     if cursor is None:
         return None
     microseconds, _, entry_id = cursor.partition(":")

@@ -1,12 +1,12 @@
-"""The forwarders as something that can be woken and put to sleep: their ECS service, scaled up from nothing and back.
+"""Forwarder fleet: wakes and stops idle forwarders by the size of their ECS service.
 
 =============================  =========================================================================================
 variable                       meaning
 =============================  =========================================================================================
-``FARCALL_FLEET_CLUSTER``      the ECS cluster of the forwarders; without it they never sleep, and nobody wakes them
+``FARCALL_FLEET_CLUSTER``      the ECS cluster of the forwarders; without it they never sleep
 ``FARCALL_FLEET_SERVICE``      their service in it
 ``FARCALL_FLEET_TASKS``        how many of them run while they are awake
-``FARCALL_FLEET_IDLE_S``       how long nobody has been connected, in seconds, when they are put to sleep
+``FARCALL_FLEET_IDLE_S``       seconds without a connection after which they sleep
 =============================  =========================================================================================
 """
 
@@ -22,21 +22,21 @@ _TIMEOUT_S: Final = 5.0  # API Gateway waits for 29 s at most
 
 
 class Fleet(Protocol):
-    """``idle_s`` is how long nobody has been connected, in seconds, when the forwarders may sleep."""
+    """``idle_s``: seconds without a connection after which the forwarders may sleep."""
 
     @property
     def idle_s(self) -> float: ...
 
     def wake(self) -> None:
-        """Let the forwarders start; harmless while they do, or run.
+        """Start the forwarders; harmless while they start or run.
 
-        :raises Unavailable: if they cannot be woken now.
+        :raises Unavailable: if the service cannot be scaled now.
         """
 
     def sleep(self) -> None:
-        """Let the forwarders end; they drain first.
+        """Stop the forwarders; they drain first.
 
-        :raises Unavailable: if they cannot be told now.
+        :raises Unavailable: if the service cannot be scaled now.
         """
 
 
@@ -66,7 +66,8 @@ class EcsFleet:
             )
         except (KeyError, ValueError) as error:
             raise ConfigurationError(
-                f"FARCALL_FLEET_CLUSTER is set, but of its companions one is wrong: {error}"
+                "FARCALL_FLEET_CLUSTER is set, and one of FARCALL_FLEET_SERVICE, FARCALL_FLEET_TASKS and "
+                f"FARCALL_FLEET_IDLE_S is wrong: {error}"
             ) from error
 
     def wake(self) -> None:
@@ -78,7 +79,7 @@ class EcsFleet:
         self._scale(0)
 
     def _scale(self, tasks: int) -> None:
-        import boto3  # imported by the few calls that need it: it takes longer than they do
+        import boto3  # imported by the few calls that need it: the import is slow
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -87,4 +88,4 @@ class EcsFleet:
             ecs = boto3.client("ecs", config=config)
             ecs.update_service(cluster=self.cluster, service=self.service, desiredCount=tasks)
         except (BotoCoreError, ClientError) as error:
-            raise Unavailable(f"The forwarders cannot be told to {'wake' if tasks else 'sleep'}: {error}") from error
+            raise Unavailable(f"The forwarders cannot be {'started' if tasks else 'stopped'}: {error}") from error

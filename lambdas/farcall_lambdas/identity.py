@@ -1,4 +1,4 @@
-"""An identity as the API sees it, and the seam behind which tokens are checked."""
+"""Identities of callers, and the port of identity providers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Identity:
     """A caller. ``identity_set`` holds every identity of that person, the primary one included.
 
     What the caller makes belongs to ``identity_id``; what any identity of the set owns, the caller owns.
-    ``expires_at`` (epoch seconds) is when the token ends, None when it does not say. ``provider`` names who vouches for
-    the identity. ``source_ip`` is where the request came from, as far as API Gateway says.
+    ``expires_at`` (epoch seconds) is when the token expires, None if unknown. ``provider`` names the identity
+    provider. ``source_ip`` is the client's address, if API Gateway reports it.
     """
 
     identity_id: str
@@ -46,10 +46,10 @@ class Identity:
     def from_context(cls, context: Mapping[str, Any] | None, *, source_ip: str = "") -> Identity:
         """Read what :meth:`to_context` wrote.
 
-        :raises Unauthenticated: if no authorizer has run.
+        :raises Unauthenticated: without an authorizer's context.
         """
         if not context or not context.get("identity_id"):
-            raise Unauthenticated("The request carries no identity.")
+            raise Unauthenticated("The request has no identity.")
         identities = frozenset(str(context.get("identity_set", "")).split())
         return cls(
             str(context["identity_id"]),
@@ -62,11 +62,11 @@ class Identity:
 
 
 class IdentityProvider(Protocol):
-    """Knows whom a bearer token belongs to."""
+    """Authenticates bearer tokens."""
 
     def authenticate(self, token: str) -> Identity:
         """The identity behind a token.
 
-        :raises Unauthenticated: when the token is not good (any more).
-        :raises Unavailable: when the provider cannot tell at the moment.
+        :raises Unauthenticated: when the token is not valid (any more).
+        :raises Unavailable: when the provider is unavailable.
         """

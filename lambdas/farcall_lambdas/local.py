@@ -1,4 +1,4 @@
-"""The API as a process of its own: the same routes and the same authorizer under uvicorn.
+"""Local API server: the same routes and the same authorizer under uvicorn.
 
 Powertools' ``HttpResolverLocal`` turns ASGI requests into proxy events, each with its own state. Out of the box it
 runs plain (not async) routes on the event loop, where one slow query would hold up every other request, and its
@@ -64,7 +64,7 @@ class LocalResolver(AdmittingResolver, HttpResolverLocal):
         self.context.update(services=services, settings=settings)
 
     def close(self) -> None:
-        """Wait for the requests that are being answered, and end the threads."""
+        """Wait for the requests that are being answered, and stop the threads."""
         self._threads.shutdown()
 
     async def __call__(  # type: ignore[override]
@@ -80,12 +80,12 @@ class LocalResolver(AdmittingResolver, HttpResolverLocal):
                 await super().__call__(scope, _replay(body), send)
         except UnicodeDecodeError:
             await self._refuse(InvalidRequest("The request is not UTF-8 text."), send)
-        except Exception as error:  # noqa: BLE001  # the last resort: the error table answers, and logs what is a bug
+        except Exception as error:  # noqa: BLE001  # the last resort: the error table answers, and logs bugs
             await self._refuse(error, send)
 
     async def _read(self, receive: Callable[[], Any]) -> bytes | None:
-        """The whole body, or None when the client went away. What is too much is read and dropped: a client that is
-        still writing would not see our answer."""
+        """The whole body, or None when the client disconnected. A body over the limit is read and dropped: a client
+        that is still writing would not see the answer."""
         parts: list[bytes] = []
         size = 0
         while True:
@@ -125,7 +125,7 @@ class LocalResolver(AdmittingResolver, HttpResolverLocal):
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens once it does."""
+    """Writes its port to a file when it serves."""
 
     def __init__(self, config: uvicorn.Config, port: int, port_file: Path | None) -> None:
         super().__init__(config)
@@ -157,7 +157,7 @@ async def serve(
     )
     server = _Server(config, listener.getsockname()[1], port_file)
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn raises the signal again when it has shut down; with this handler that is not the end of the process.
+        # uvicorn raises the signal again when it has shut down; with this handler the process survives that.
         signal.signal(number, server.handle_exit)
     async with asyncio.TaskGroup() as group:
         reconciling = group.create_task(_reconcile(reconciler, period_s=period_s))
@@ -166,7 +166,7 @@ async def serve(
 
 
 async def _reconcile(reconciler: Reconciler, *, period_s: float) -> None:
-    """In the cloud a schedule does this. An outage is waited out; any other error ends the process."""
+    """In the cloud a schedule does this. An outage is waited out; any other error stops the process."""
     while True:
         started = time.monotonic()
         try:
@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
 
 
 def _listener(options: argparse.Namespace) -> socket.socket:
-    """:raises ConfigurationError: if the port cannot be had."""
+    """:raises ConfigurationError: if the port cannot be used."""
     if options.listener is not None:
         return socket.socket(fileno=options.listener)
     try:
@@ -219,7 +219,7 @@ def _listener(options: argparse.Namespace) -> socket.socket:
     except OSError as error:
         raise ConfigurationError(
             f"Port {options.port} of {options.host} cannot be used: {error.strerror}.",
-            hint="End the program that uses it, or choose another port.",
+            hint="Stop the program that uses it, or choose another port.",
         ) from error
 
 

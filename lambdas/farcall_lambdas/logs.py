@@ -1,4 +1,4 @@
-"""The log: JSON lines on stderr. Never a payload, a token or an environment."""
+"""Logging: JSON lines on stderr. Never a payload, a token or an environment."""
 
 from __future__ import annotations
 

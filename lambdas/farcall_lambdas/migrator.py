@@ -1,4 +1,4 @@
-"""Brings the database to the newest schema: ``python -m farcall_lambdas.migrator``."""
+"""Migrator command: ``python -m farcall_lambdas.migrator`` upgrades the database to the newest schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the OpenAPI document of the API: ``python -m farcall_lambdas.openapi [PATH]``."""
+"""OpenAPI document of the API: ``python -m farcall_lambdas.openapi [PATH]`` writes it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.version import API_VERSION
 
 _DESCRIPTION: Final = (
-    "Globus Compute's /v2 and /v3 routes and shapes, and beside them what Farcall adds. Every error answers in the "
-    "shape ErrorAnswer."
+    "Globus Compute's /v2 and /v3 routes and shapes, with Farcall's additions. Every error answer has the shape "
+    "ErrorAnswer."
 )
 
-#: How any operation can fail, how one can that names something, and how one can that takes a body.
+#: Failures of any operation, of one with parameters, of one with a path, of one with a body.
 _FAILURES: Final = {
-    "401": "No token, or one that is not accepted",
-    "429": "Too much at once: wait as long as Retry-After says",
-    "500": "An error of ours",
-    "503": "A part of the service cannot be reached; Retry-After may say when to try again",
+    "401": "No token, or an invalid one",
+    "429": "Too many requests: wait for Retry-After",
+    "500": "Internal error",
+    "503": "A part of the service is unavailable; Retry-After may say when to try again",
 }
-_FAILURES_WITH_PARAMETERS: Final = {"422": "A parameter or field is wrong; the message says which"}
-_FAILURES_WITH_PATH: Final = {"403": "It belongs to somebody else", "404": "There is no such thing"}
-_FAILURES_OF_ACTIONS: Final = {"409": "It is in a state in which that cannot be done"}
-_FAILURES_OF_REFUSALS: Final = {"400": "There is no such operation here; the message says what to use"}
+_FAILURES_WITH_PARAMETERS: Final = {"422": "A parameter or field is wrong; the message names it"}
+_FAILURES_WITH_PATH: Final = {"403": "It belongs to another user", "404": "It does not exist"}
+_FAILURES_OF_ACTIONS: Final = {"409": "Its state does not allow this"}
+_FAILURES_OF_REFUSALS: Final = {"400": "Not supported; the message names the alternative"}
 _FAILURES_WITH_BODY: Final = {
     "400": "The request contradicts itself, or is not JSON",
-    "403": "It refers to something that belongs to somebody else",
+    "403": "It refers to something that belongs to another user",
     "404": "It refers to something that does not exist",
     "409": "It contradicts what is stored",
     "413": "It is over a limit on bytes",
     "415": "Its content type is not application/json",
-    "422": "A parameter or field is wrong; the message says which",
+    "422": "A parameter or field is wrong; the message names it",
 }
 
 
@@ -55,7 +55,7 @@ def document() -> str:
 
 
 def _with_our_errors(spec: dict[str, Any]) -> dict[str, Any]:
-    """Powertools describes its own error answers; what is sent is what the error table makes."""
+    """Powertools describes its own error answers; the API sends those of the error table."""
     schemas = spec["components"]["schemas"]
     for name in ("HTTPValidationError", "ResponseValidationError", "ValidationError"):
         schemas.pop(name, None)
@@ -70,7 +70,7 @@ def _with_our_errors(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _failures(method: str, operation: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The statuses of an operation's errors, and what each means."""
+    """The statuses of an operation's errors with their descriptions."""
     parameters = operation.get("parameters", ())
     in_path = any(parameter["in"] == "path" for parameter in parameters)
     failures = (

@@ -1,4 +1,4 @@
-"""Requests as API Gateway hands them to a function."""
+"""Proxy events: requests as API Gateway sends them to a function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def proxy_event(
 ) -> dict[str, Any]:
     """A REST API (v1) proxy event as API Gateway sends it, after its authorizer let ``caller`` through.
 
-    A body of bytes is one that API Gateway took for binary.
+    A body of bytes is sent as binary.
     """
     bare_path, _, query = path.partition("?")
     queries = parse_qs(query, keep_blank_values=True)

@@ -1,4 +1,4 @@
-"""The settings of the API and its authorizer, read once from the environment.
+"""API settings: of the API and its authorizer, read once from the environment.
 
 ======================================  ==============================================================================
 variable                                meaning (default)
@@ -29,15 +29,15 @@ variable                                meaning (default)
 ``FARCALL_RATE_BURST``                  requests of one identity at once (2,000)
 ``FARCALL_KEY_RATE_PER_S``              new keys of agents and clients of one identity per second, in the long run (1)
 ``FARCALL_KEY_BURST``                   such keys at once (10,000)
-``FARCALL_HEARTBEAT_S``                 what agents and clients are told to keep to (30)
+``FARCALL_HEARTBEAT_S``                 heartbeat interval of agents and clients (30)
 ``FARCALL_ONLINE_WINDOW_S``             how old the last heartbeat of an online endpoint may be (120)
 ``FARCALL_TICKET_TTL_S``                how long a ticket lets a peer in (86400)
 ``FARCALL_URL_TTL_S``                   how long a pre-signed URL works (3600)
 ``FARCALL_SETTLE_S``                    see :class:`ApiSettings` (10)
 ``FARCALL_RECONCILE_PERIOD_S``          see :class:`ApiSettings` (60)
-``FARCALL_RETENTION_DAYS``              how long a task is kept after its end (30)
+``FARCALL_RETENTION_DAYS``              how long a finished task is kept (30)
 ``FARCALL_MAX_WAIT_DAYS``               how long after its submission a task may start (30)
-``FARCALL_PURGE_BATCH``                 tasks that one statement forgets (500)
+``FARCALL_PURGE_BATCH``                 tasks that one statement deletes (500)
 ``FARCALL_PURGE_UNTIL_S``               see :class:`ApiSettings` (20)
 ``FARCALL_REPAIR_UNTIL_S``              see :class:`ApiSettings` (45)
 ``FARCALL_AUDIT_DAYS``                  how long the audit is kept (400)
@@ -62,7 +62,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclasses.dataclass(frozen=True)
 class ApiSettings:
-    """What bounds the API.
+    """Limits and periods of the API.
 
     A payload over ``max_payload_bytes`` is refused, one over ``max_inline_bytes`` goes to the blob store instead of
     the database. ``max_response_bytes`` bounds the results in one answer (a Lambda answers 6 MB at most).
@@ -70,15 +70,15 @@ class ApiSettings:
     identity owns ``max_functions``, each version counted (with as many aliases, and ``max_versions`` of each) of
     ``max_function_bytes`` together, ``max_endpoints`` and ``max_containers`` at most. Nothing is added while the
     database has 85 % of ``database_bytes``. An identity may make ``rate_per_s``
-    requests per second, and ``rate_burst`` after a silence; and so it is with ``key_rate_per_s`` and ``key_burst`` for
-    keys of agents and clients.
-    ``online_window_s`` is how old an endpoint's last heartbeat may be. ``settle_s`` is how long a submit or a
-    forwarder is left to finish its own work before the reconciler takes an interest, ``reconcile_period_s`` is how
-    often it looks where no schedule runs it. A task is forgotten ``retention_days`` after its end: ``purge_batch`` in
-    one short transaction, and again until none is left or the round is ``purge_until_s`` old. So it is with what the
-    audit tells, ``audit_days`` after it happened. What a round repairs after that, it does until it is
-    ``repair_until_s`` old, and the next one goes on from there. A task that has not started ``max_wait_days`` after its
-    submission ends; the blobs of payloads have to be kept for longer than that.
+    requests per second, and ``rate_burst`` at once after a pause; ``key_rate_per_s`` and ``key_burst`` are the same for
+    new keys of agents and clients.
+    ``online_window_s`` is how old an endpoint's last heartbeat may be. ``settle_s`` is how long the
+    reconciler leaves a submit or a forwarder to finish its work, ``reconcile_period_s`` is the period of its rounds
+    where no schedule runs it. A finished task is deleted after ``retention_days``: ``purge_batch`` in one short
+    transaction, repeated until none is left or the round is ``purge_until_s`` old; audit entries likewise after
+    ``audit_days``. Then a round repairs until it is ``repair_until_s`` old, and the next one continues there. A task
+    that has not started ``max_wait_days`` after its submission fails; the blobs of payloads have to be kept for
+    longer than that.
     """
 
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
@@ -127,7 +127,7 @@ class ApiSettings:
 
 @dataclasses.dataclass(frozen=True)
 class AuthSettings:
-    """Which identity provider to ask, and what it needs. Nothing here is ever printed: ``repr`` hides the secrets."""
+    """The identity provider and its settings; ``repr`` hides the secrets."""
 
     provider: Literal["dev", "globus", "oidc"]
     dev_identities: Mapping[str, Identity] = dataclasses.field(default_factory=dict, repr=False)
@@ -140,7 +140,7 @@ class AuthSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> AuthSettings:
-        """Read FARCALL_AUTH_PROVIDER and what that provider needs.
+        """Read FARCALL_AUTH_PROVIDER and the settings of that provider.
 
         :raises ConfigurationError: when something is missing or malformed.
         """
@@ -177,8 +177,7 @@ def _dev_identities(text: str) -> Mapping[str, Identity]:
 
 
 def is_safe_address(text: str) -> bool:
-    """Whether keys may be fetched from there. Keys that anybody on the way could replace prove nothing: the way must be
-    encrypted, or not leave the machine."""
+    """Whether keys may be fetched from an address: over TLS, or from this machine."""
     address = urlsplit(text)
     return address.scheme == "https" or (address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1"))
 

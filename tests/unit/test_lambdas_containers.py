@@ -90,7 +90,7 @@ def test_an_endpoint_that_cannot_run_the_container_is_refused_at_once(api: Memor
     refused = submit(api, "xtal", runs)
     assert (refused.status, refused.body["code"]) == (400, "ENDPOINT_INCOMPATIBLE")
     said = "runs docker" if runs == ["docker"] else "runs no containers"
-    assert refused.body["message"] == f"The tasks ask for container xtal (singularity), and endpoint e {said}."
+    assert refused.body["message"] == f"The tasks require container xtal (singularity), and endpoint e {said}."
     assert api.call("GET", "/v3/tasks").body["tasks"] == []
 
 

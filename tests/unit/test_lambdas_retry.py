@@ -190,7 +190,7 @@ def test_big_arguments_are_kept_by_the_blob_store() -> None:
     lab.api.stores.blobs.expire()
     answer = lab.retry(ids[0])
 
-    assert (answer.status, answer.body["message"]) == (409, f"The arguments of task {ids[0]} are not kept any more.")
+    assert (answer.status, answer.body["message"]) == (409, f"The arguments of task {ids[0]} have been deleted.")
 
 
 def test_a_discarded_dead_letter_is_gone_from_the_list_with_its_arguments(lab: Lab) -> None:

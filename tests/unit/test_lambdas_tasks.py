@@ -175,7 +175,7 @@ class TestBlobs:
 
         results = lab.api.call("POST", "/v2/batch_status", {"task_ids": [gone, fine]}).body["results"]
 
-        assert "gone" in results[gone]["reason"]
+        assert "expired" in results[gone]["reason"]
         assert results[fine]["result"] == "00\nr"
 
     def test_with_the_blob_store_away_the_read_can_be_retried(self, lab: Lab) -> None:

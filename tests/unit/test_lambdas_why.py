@@ -121,7 +121,7 @@ def test_no_workers_and_busy_ones(lab: WhyLab) -> None:
     lab.lease(1)
     lab.move(first, TaskState.WAITING_FOR_NODES)
     answer = lab.why(first)
-    assert answer["text"].endswith("all 4 workers are busy; the task is there, beside 6 tasks that wait.")
+    assert answer["text"].endswith("all 4 workers are busy; the task is there, with 6 tasks that wait.")
     assert answer["queue_position"] is None
     lab.seen(managers=1, total_workers=1)
     assert "its worker is busy" in lab.why(first)["text"]
@@ -200,9 +200,7 @@ def test_a_task_that_waits_for_too_long_is_told_when_it_ends(lab: WhyLab) -> Non
 
     lab.api.clock.now += 24 * 86_400
     expires_at = dt.datetime.fromtimestamp(submitted_at + 30 * 86_400, dt.UTC)
-    assert lab.why(waiting)["text"].endswith(
-        f"If it has not started by {expires_at:%Y-%m-%d %H:%M} UTC, it ends as failed."
-    )
+    assert lab.why(waiting)["text"].endswith(f"If it has not started by {expires_at:%Y-%m-%d %H:%M} UTC, it fails.")
     lab.end(waiting, TaskState.CANCELLED)
     ended = lab.why(waiting)
     assert ended["expires_at"] is None

@@ -430,7 +430,7 @@ class RecordsSuite:
         records.functions.add_function(make_function(body=b"12345"))
         quota = Quota(Quotable.FUNCTION, "alice", 9, more_bytes=5, most_bytes=10)
         records.functions.audited(quota=quota).add_function(make_function(version=2, body=b"67890"))
-        with pytest.raises(QuotaExceeded, match=r"10 bytes; with 5 more it would be over 10"):
+        with pytest.raises(QuotaExceeded, match=r"10 bytes; 5 more exceed the limit of 10"):
             records.functions.audited(quota=quota).add_function(make_function("f2", body=b"12345"))
 
     def test_a_batch_of_tasks_leaves_one_entry(self, records: Records) -> None:

@@ -1,9 +1,7 @@
-"""The cloud side's stores: PostgreSQL for the record, Valkey for the queue, S3 (or a directory) for what is too big to
-travel inline.
+"""Stores of the cloud: PostgreSQL for the records, Valkey for the queue, S3 (or a directory) for large bytes.
 
-:mod:`~farcall_common.store.ports` says what each promises, :mod:`~farcall_common.store.model` what passes through them.
-:mod:`~farcall_common.store.migrate` brings a database up to date; :mod:`~tests.support.stores` stand in for all
-of it in tests.
+:mod:`~farcall_common.store.ports` has their interfaces, :mod:`~farcall_common.store.model` their values.
+:mod:`~farcall_common.store.migrate` upgrades a database; :mod:`~tests.support.stores` has fakes for tests.
 """
 
 from __future__ import annotations

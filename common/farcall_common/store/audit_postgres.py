@@ -35,7 +35,7 @@ _WITHIN: Final = """
     (%(since)s::timestamptz IS NULL OR at >= %(since)s) AND (%(until)s::timestamptz IS NULL OR at < %(until)s)
     AND (%(after_at)s::timestamptz IS NULL OR (at, audit_id) > (%(after_at)s, %(after_id)s))
 """
-#: Two halves that share nothing, each by an index of its own.
+#: Two disjoint halves, each by its own index.
 _LIST: Final = f"""
     SELECT * FROM (
         (SELECT {_ENTRY} FROM audit WHERE identity_id = ANY(%(ids)s) AND {_WITHIN}
@@ -52,7 +52,7 @@ _PURGE: Final = """
 """
 
 
-#: What counts of each kind, of an owner, and its bytes.
+#: The rows of an owner that count, by kind.
 _OWNED: Final = {
     Quotable.ALIAS: "function_alias WHERE owner_id = %(owner_id)s AND name <> %(but)s",
     Quotable.CONTAINER: "container WHERE owner_id = %(owner_id)s",
@@ -69,7 +69,7 @@ def _check_quota(quota: Quota, connection: psycopg.Connection[DictRow]) -> None:
     """
     values = {"kind": str(quota.kind), "owner_id": quota.owner_id, "but": quota.but}
     connection.execute(_LOCK_OWNER, values)
-    # A statement of its own, to see what others committed before it got the lock; long values are not read for it.
+    # A separate statement sees what others committed before it got the lock; it reads no long values.
     size = "coalesce(sum(octet_length(body)), 0)" if quota.most_bytes else "0"
     counted = f"SELECT count(*) AS count, ({size})::bigint AS size FROM {_OWNED[quota.kind]}"  # noqa: S608 - of constants
     row = connection.execute(counted.encode(), values).fetchone()

@@ -1,7 +1,7 @@
 """Blobs in a directory, behind signed addresses: the blob store of the local tier.
 
 The API and the forwarder read and write the files; clients and agents go through an HTTP server on the same directory
-(:mod:`farcall_local.blobs`), which does what an address says if this deployment signed it.
+(:mod:`farcall_local.blobs`), which serves an address if this deployment signed it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNFINISHED: Final = ".new-"
 #: A disk or a user's part of it is full; and when it is worth another try.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_RETRY_S: Final = 10.0
-#: What an address is signed for, besides its method and its blob.
+#: What an address is signed for, in addition to its method and its blob.
 _TERMS: Final = {"GET": {"expires_at"}, "PUT": {"expires_at", "size_bytes", "sha256"}}
 
 

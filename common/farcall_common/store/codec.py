@@ -1,7 +1,7 @@
-"""What the queue holds, as bytes: MessagePack of the model's values.
+"""Encoding of the queue's values: MessagePack.
 
 A newer writer's extra fields are ignored and a missing optional field gets its default, so that forwarders and Lambdas
-of neighbouring releases share one queue. What says something that this release has no word for, such as a state, is
+of neighbouring releases share one queue. A value that this release does not know, such as a state, is
 left alone (:func:`if_known`). User bytes pass through as they are.
 """
 
@@ -27,7 +27,7 @@ _Value = TypeVar("_Value")
 
 
 class _FormerTask(msgspec.Struct):
-    """A queued task as releases before ADR 0046 wrote it, each option in a field of its own."""
+    """A queued task as releases before ADR 0046 wrote it, with a field per option."""
 
     task_id: str
     task_group_id: str
@@ -53,7 +53,7 @@ _unpack_former: Final = msgspec.msgpack.Decoder(_FormerTask).decode
 
 
 def unpack_task(data: bytes) -> QueuedTask:
-    """A queued task; also as a release before ADR 0046 left it in the queue."""
+    """A queued task, also one of a release before ADR 0046."""
     try:
         return _unpack_task(data)
     except msgspec.ValidationError:
@@ -63,9 +63,9 @@ def unpack_task(data: bytes) -> QueuedTask:
 
 
 def if_known(unpack: Callable[[bytes], _Value], data: bytes) -> _Value | None:
-    """What these bytes say, or None when a later release wrote something into them that this one does not know."""
+    """The decoded value, or None when a later release wrote something into it that this one does not know."""
     try:
         return unpack(data)
     except msgspec.ValidationError as error:
-        _logger.warning("left alone what a later release wrote: %s", error)
+        _logger.warning("left alone a value of a later release: %s", error)
         return None

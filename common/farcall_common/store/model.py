@@ -1,4 +1,4 @@
-"""The values that pass between the cloud's services and its stores. No I/O, no SQL, no Redis.
+"""Values of the stores' ports. No I/O, no SQL, no Redis.
 
 Tasks are structures of msgspec, because there are many of them: a frozen dataclass takes a dozen times as long to make.
 """
@@ -28,7 +28,7 @@ class BlobRef:
 
 
 class Quotable(enum.StrEnum):
-    """What an identity may have so many of; of functions, each version counts."""
+    """Objects whose number per owner is limited; of functions, each version counts."""
 
     ALIAS = "aliases"
     CONTAINER = "containers"
@@ -38,8 +38,8 @@ class Quotable(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Quota:
-    """What must hold before one more thing of an owner is added. ``most_bytes`` and ``more_bytes``, of the new one, are
-    for functions; ``but`` is the name of an alias that is not counted, because it is about to be replaced."""
+    """A limit to check before an object of an owner is added. ``most_bytes``, and ``more_bytes`` of the new one, are
+    for functions; ``but`` is the name of an alias that is not counted, because it is replaced."""
 
     kind: Quotable
     owner_id: str
@@ -49,20 +49,19 @@ class Quota:
     but: str = ""
 
     def check(self, count: int, size_bytes: int = 0) -> None:
-        """:raises QuotaExceeded: if an owner with ``count`` things of ``size_bytes`` may not add this one."""
+        """:raises QuotaExceeded: if an owner with ``count`` objects of ``size_bytes`` may not add this one."""
         if count >= self.limit:
             raise QuotaExceeded(f"You have {count} {self.kind} already; {self.limit} are allowed.")
         if self.most_bytes and size_bytes + self.more_bytes > self.most_bytes:
             raise QuotaExceeded(
-                f"Your functions have {size_bytes} bytes; with {self.more_bytes} more it would be over "
-                f"{self.most_bytes}."
+                f"Your functions have {size_bytes} bytes; {self.more_bytes} more exceed the limit of {self.most_bytes}."
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenTask:
-    """What the reconciler sees of a task that has not ended. ``added_in`` is the transaction that added it: a later
-    one has a greater number, whatever any clock says."""
+    """An open task as the reconciler reads it. ``added_in`` is the transaction that added it: later ones have greater
+    numbers, independent of clocks."""
 
     task_id: str
     endpoint_id: str
@@ -74,7 +73,8 @@ class OpenTask:
 
 @dataclasses.dataclass(frozen=True)
 class AuditEntry:
-    """Who did what, when: ``action`` (like ``function.delete``) by ``identity_id``, to the object of ``owner_id``.
+    """An entry of the audit log: ``action`` (like ``function.delete``) by ``identity_id``, on an object of
+    ``owner_id``.
 
     ``detail`` is small and JSON, and never holds user bytes. ``audit_id`` is given by the store.
     """
@@ -91,7 +91,8 @@ class AuditEntry:
 @dataclasses.dataclass(frozen=True)
 class Function:
     """A version of a registered function. ``body`` is the packed function buffer, opaque to the cloud, ``body_hash``
-    its SHA-256. Name, description and sharing are the function's; body and metadata are the version's, for good."""
+    its SHA-256. Name, description and sharing belong to the function; body and metadata to the version, which never
+    changes."""
 
     function_id: str
     owner_id: str
@@ -107,7 +108,7 @@ class Function:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionAlias:
-    """An owner's name for a function: for one version of it, or with None for whichever is the newest."""
+    """An owner's name for a function: for one version of it, or with None for the newest."""
 
     owner_id: str
     name: str
@@ -130,7 +131,7 @@ class Container:
 
 @dataclasses.dataclass(frozen=True)
 class EndpointStatus:
-    """What an agent last reported: numbers of managers, workers and tasks, and what is wrong, if something is."""
+    """The last report of an agent: numbers of managers, workers and tasks, and its problem, if it has one."""
 
     managers: int = 0
     total_workers: int = 0
@@ -142,7 +143,7 @@ class EndpointStatus:
 
 @dataclasses.dataclass(frozen=True)
 class SpoolMark:
-    """The spool of an endpoint's agent that was heard last, and the highest generation that was heard of it."""
+    """The last known spool of an endpoint's agent, and its highest known generation."""
 
     spool_id: str
     generation: int
@@ -150,7 +151,7 @@ class SpoolMark:
 
 @dataclasses.dataclass(frozen=True)
 class Presence:
-    """Whether an endpoint is there, as its forwarder knew it. The store notes when it was told."""
+    """Whether an endpoint is online, as its forwarder reports it. The store adds the time."""
 
     endpoint_id: str
     online: bool
@@ -171,7 +172,7 @@ class Endpoint:
     allowed_functions: Sequence[str] | None = None
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     created_at: dt.datetime | None = None
-    #: The last heartbeat that reached the database, and what it said.
+    #: The last heartbeat that reached the database.
     seen_at: dt.datetime | None = None
     #: The age of that at the time of reading, by the store's clock; only :meth:`Endpoints.get_endpoint` knows it.
     silent_s: float | None = dataclasses.field(default=None, compare=False)
@@ -180,7 +181,7 @@ class Endpoint:
 
 
 class PeerKind(enum.StrEnum):
-    """What a CURVE key may connect as."""
+    """Role of a CURVE key."""
 
     AGENT = "agent"
     CLIENT = "client"
@@ -188,7 +189,7 @@ class PeerKind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class PeerKey:
-    """A CURVE public key (Z85) and whom it speaks for: an endpoint id (agent) or an owner id (client)."""
+    """A CURVE public key (Z85) and its subject: an endpoint id (agent) or an owner id (client)."""
 
     public_key: str
     kind: PeerKind
@@ -196,10 +197,10 @@ class PeerKey:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A task as the database knows it: the write-ahead record, and later its end.
+    """A task in the database: the write-ahead record, and later its result.
 
     Exactly one of ``payload`` and ``payload_ref`` is set, none after a dead letter was discarded. ``result`` and
-    ``result_ref`` are set by success, ``error`` by any other end. ``attempt`` counts dispatches to the endpoint, from
+    ``result_ref`` are set by success, ``error`` otherwise. ``attempt`` counts dispatches to the endpoint, from
     1; 0 = never dispatched.
     """
 
@@ -224,13 +225,13 @@ class Task(msgspec.Struct, frozen=True):
     #: submitted_at, enqueued_at. Forwarder clock: leased_at, accepted_at (the agent's receipt), returned_at (its
     #: result), recorded_at. Worker clock: started_at, ended_at. Only differences within one clock mean anything.
     timings: Mapping[str, float] = msgspec.field(default_factory=dict)
-    #: What makes two calls the same call. Set on a task that ran, or will, and whose success answers later calls.
+    #: Equal for equal calls. Set on a task that ran, or will run, and whose success is memoized.
     memo_key: str | None = None
-    #: The span of whoever submitted it, as W3C's trace context writes one; the function runs below it.
+    #: The submitter's span in W3C trace context; the parent of the function's span.
     traceparent: str | None = None
     #: Of the function; ``function_hash`` is this version's.
     function_version: int = 1
-    #: The task that this one is tried again for.
+    #: The task that this one retries.
     retry_of: str | None = None
 
 
@@ -259,8 +260,8 @@ MAX_QUEUED_BYTES: Final = 4 * 1024
 
 
 class QueuedTask(msgspec.Struct, frozen=True):
-    """What the queue must hold to dispatch a task: with its payload if that is small, so that the database need not be
-    asked. It is in memory, and as many tasks as may wait for one endpoint have to fit."""
+    """A task in the queue: all that dispatching needs, with its payload if that is small, so that most dispatches read
+    no database. It is in memory, which limits its size."""
 
     task_id: str
     task_group_id: str
@@ -271,7 +272,7 @@ class QueuedTask(msgspec.Struct, frozen=True):
     payload: bytes | None
     options: TaskOptions
     payload_ref: BlobRef | None = None
-    #: Dispatches that the database already knows of; a rebuilt queue goes on counting from here.
+    #: Dispatches that the database already knows; a rebuilt queue continues the count.
     attempt: int = 0
     submitted_at: float | None = None
     traceparent: str | None = None
@@ -312,7 +313,7 @@ class LeasedTask(msgspec.Struct, frozen=True):
 
 
 class QueueState(enum.StrEnum):
-    """What the queue knows of a task."""
+    """State of a task in the queue."""
 
     QUEUED = "queued"
     LEASED = "leased"
@@ -341,8 +342,8 @@ class QueuePosition:
 
 @dataclasses.dataclass(frozen=True)
 class HeldLeases:
-    """What the owner of an endpoint holds under ``fence``: the agent with this spool (empty when none is heard), and
-    leases to be prolonged."""
+    """Leases to renew of an endpoint that is owned under ``fence``, and the spool of its agent (empty when
+    disconnected)."""
 
     fence: int
     spool_id: str
@@ -350,7 +351,7 @@ class HeldLeases:
 
 
 class TaskResult(msgspec.Struct, frozen=True):
-    """The end of a task as reported. Exactly one of result, result_ref and error is set."""
+    """The reported result of a task. Exactly one of result, result_ref and error is set."""
 
     task_id: str
     endpoint_id: str
@@ -368,8 +369,8 @@ class TaskResult(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class MaintenanceResult:
-    """What an upkeep of an endpoint's queue found: leases that have expired and leave their tasks to be ended, and ends
-    that may not have reached the database."""
+    """Result of an endpoint's maintenance: expired leases whose tasks the caller has to end, and results that may not
+    have reached the database."""
 
     reaped: Sequence[LeasedTask]
     outbox: Sequence[TaskResult]
@@ -386,12 +387,12 @@ class SharedResults:
 
 
 class CancelOutcome(enum.StrEnum):
-    """What cancelling found in the queue."""
+    """Outcome of a cancellation in the queue."""
 
     REMOVED = "removed"
-    """The task was waiting and is out of the queue: it never runs."""
+    """The task was waiting and is removed: it never runs."""
     REQUESTED = "requested"
-    """The task is with its endpoint, which is told to stop it."""
+    """The endpoint has the task, and is asked to stop it."""
     FINISHED = "finished"
     UNKNOWN = "unknown"
 
@@ -400,7 +401,7 @@ class CancelOutcome(enum.StrEnum):
 class ForwarderInfo:
     """A live forwarder as it announces itself. ``address`` is ``tcp://host:port``, ``server_key`` Z85.
 
-    ``idle_s`` is for how many seconds it has had no connection, by its own monotonic clock; None while it has one.
+    ``idle_s`` is the number of seconds without a connection, by its monotonic clock; None while it has one.
     """
 
     forwarder_id: str

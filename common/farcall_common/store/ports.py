@@ -1,9 +1,9 @@
-"""The stores as the services see them. Each port has a real adapter and an in-memory fake; one test suite runs on both.
+"""Ports of the stores. Each has a real adapter and an in-memory fake; one test suite runs on both.
 
 Every call blocks: Lambda handlers call them directly, the forwarder from a small pool of threads. All calls may raise
 :class:`~farcall_common.errors.Unavailable` when the store cannot be reached. No call of
-:class:`Queue` takes the time: its clock is the server's, so that callers' clocks may differ. Others are given epoch
-seconds, so that a test owns the clock.
+:class:`Queue` takes the time: its clock is the server's, so that callers' clocks may differ. Other calls take it as an
+argument, so that a test controls the clock.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ class Functions(Audited, Protocol):
     """Functions with their versions and aliases, and containers."""
 
     def add_function(self, function: Function) -> None:
-        """Add a function, or a version of one. Versions never change; what is the function's becomes what this says.
+        """Add a function, or a version of one. Versions never change; name, description and sharing of the function are
+        replaced.
 
-        :raises Conflict: if it has that version already, or belongs to somebody else.
+        :raises Conflict: if it has that version already, or belongs to another owner.
         """
 
     def get_functions(self, function_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Function]:
@@ -104,12 +105,12 @@ class Functions(Audited, Protocol):
         """How many functions an owner has, each version counted; counting stops at ``limit``."""
 
     def delete_function(self, function_id: str) -> bool:
-        """Forget a function, all its versions and the aliases for it."""
+        """Delete a function, all its versions and its aliases."""
 
     def put_alias(self, alias: FunctionAlias) -> None:
-        """Add an alias, or let it name something else.
+        """Add or replace an alias.
 
-        :raises FunctionUnknown: if there is no such function.
+        :raises FunctionUnknown: if the function does not exist.
         """
 
     def get_alias(self, owner_id: str, name: str) -> FunctionAlias | None: ...
@@ -120,7 +121,7 @@ class Functions(Audited, Protocol):
 
     # containers
     def add_container(self, container: Container) -> None:
-        """:raises Conflict: if its owner has one of that name already."""
+        """:raises Conflict: if its owner has one with that name already."""
 
     def get_container(self, container_id: str) -> Container | None: ...
     def find_container(self, owner_id: str, name: str) -> Container | None: ...
@@ -140,8 +141,7 @@ class Endpoints(Audited, Protocol):
         """Insert, or update what the owner may change; ownership never changes."""
 
     def change_endpoint(self, endpoint_id: str, changes: Mapping[str, object]) -> None:
-        """Set these of the fields that the owner may change, and leave the others as they are by now. An endpoint that
-        is gone stays gone."""
+        """Set these of the fields that the owner may change, and no others. A deleted endpoint stays deleted."""
 
     def get_endpoint(self, endpoint_id: str) -> Endpoint | None: ...
     def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
@@ -152,32 +152,31 @@ class Endpoints(Audited, Protocol):
 
     def delete_endpoint(self, endpoint_id: str) -> bool: ...
     def set_presence(self, presences: Sequence[Presence]) -> None:
-        """Record who is there, in one transaction. Of an endpoint that comes twice the last one counts; endpoints that
-        there are not are left out."""
+        """Record presence, in one transaction. The last of an endpoint counts; unknown endpoints are skipped."""
 
     # keys
     def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
-        """Let a CURVE key speak for an endpoint. Adding a known key again is harmless."""
+        """Assign a CURVE key to an endpoint. Repeating it is harmless."""
 
     def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
-        """The CURVE public keys (Z85) that speak for an endpoint."""
+        """The CURVE public keys (Z85) of an endpoint."""
 
     def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
-        """The endpoints that CURVE public keys belong to, by key."""
+        """The endpoints of CURVE public keys (Z85), by key."""
 
     # spools
     def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:
-        """Of those of these endpoints that are registered, what was heard of their spools."""
+        """The last known spools of these endpoints, without those that are not registered."""
 
     def claim_spools(self, marks: Mapping[str, SpoolMark]) -> None:
-        """The agents of these endpoints have these spools now. The generation of a spool never falls."""
+        """Record the spools of the agents of these endpoints. The generation of a spool never falls."""
 
     def raise_spools(self, marks: Mapping[str, SpoolMark]) -> None:
-        """The generations of these spools have risen, where they are still those of their endpoints."""
+        """Record higher generations of these spools, where they are still those of their endpoints."""
 
     # grants
     def has_grant(self, identity_id: str, object_id: str) -> bool:
-        """Whether an identity was given the use of a function or endpoint that it does not own."""
+        """Whether an identity may use a function or endpoint of another owner."""
 
     def add_grant(self, identity_id: str, object_id: str) -> None: ...
 
@@ -194,11 +193,11 @@ class Tasks(Audited, Protocol):
     ) -> Mapping[str, Task]:
         """Write tasks ahead, all or none, in one transaction, each with its RECEIVED event.
 
-        ``memoized`` names, by task id, tasks whose success is theirs too: those are written as ended, with the
-        result and details of the other and a SUCCESS event of the API. They are nobody's to run.
+        ``memoized`` has, by task id, earlier tasks whose success is theirs too: those are written as finished, with the
+        result and details of the earlier one and a SUCCESS event of the API. They are not queued.
         ``audit`` is appended, with the number of new ``tasks`` in its detail, unless there are none.
-        A task id that exists already is left as it is. Returns the existing tasks by id (empty in the usual case),
-        so that the caller can tell a repeated submit from a reused id.
+        A task id that exists already stays as it is. Returns the existing tasks by id (usually none), so that the
+        caller can distinguish a repeated submit from a reused id.
         """
 
     def read_for_submit(
@@ -208,7 +207,7 @@ class Tasks(Audited, Protocol):
         exist already. One round trip, if none of them does."""
 
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
-        """For each key the owner's newest task with it that succeeded, if there is one."""
+        """For each key the owner's newest successful task with it, if there is one."""
 
     def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
         """Tasks by id. Without bodies, ``payload`` and ``result`` are None."""
@@ -225,26 +224,26 @@ class Tasks(Audited, Protocol):
         limit: int = 100,
     ) -> Sequence[Task]:
         """Tasks of an owner, or of an endpoint, submitted from ``since`` to before ``until``, newest first; with
-        ``before``, those behind the task of that submission and id. Without payloads and results.
+        ``before``, those before the task of that time and id. Without payloads and results.
 
         In the state DEAD_LETTERED, those that were not discarded. An endpoint's tasks are listed in that state only.
         """
 
     def discard_tasks(self, task_ids: Sequence[str]) -> Sequence[str]:
-        """Take dead letters off the list, and free their payloads. Returns the ids of those that were listed."""
+        """Remove dead letters from the list, and delete their payloads. Returns the ids of those that were listed."""
 
     def get_group(
         self, task_group_id: str, *, owner_ids: Collection[str] | None = None, limit: int | None = None
     ) -> Sequence[Task]:
-        """Tasks of a group, of these owners only, in submission order; without what they were given and came to."""
+        """Tasks of a group, of these owners only, in submission order; without payloads and results."""
 
     def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
         """Task groups of an owner, newest first; with ``before``, those older than the group with that id."""
 
     # transitions and results
     def record_transitions(self, events: Sequence[TaskEvent]) -> Sequence[str]:
-        """Append events and move the tasks; a move that is not legal any more (the task ended, is further, or is at a
-        later attempt) only leaves its event. ``event.attempt`` raises the task's attempt.
+        """Append events and change the tasks' states; a transition that is not legal any more (the task is finished,
+        further, or at a later attempt) only leaves its event. ``event.attempt`` raises the task's attempt.
 
         Returns the ids of the tasks whose attempt rose. For a task with ``idempotent=False`` that is the permit to
         dispatch it: without it, some forwarder had it before, and it may have started.
@@ -253,7 +252,7 @@ class Tasks(Audited, Protocol):
         """
 
     def record_results(self, results: Sequence[TaskResult], *, at: dt.datetime) -> Mapping[str, TaskResult]:
-        """End tasks: the first terminal state wins, in one transaction. ``at`` becomes the timing ``recorded_at``.
+        """Record results: the first one of a task counts. One transaction; ``at`` becomes the timing ``recorded_at``.
 
         A result of another endpoint than the task's is ignored. Returns those that were first, by task id, completed
         with the task's group and owner.
@@ -265,7 +264,7 @@ class Tasks(Audited, Protocol):
 
     # open and old tasks
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
-        """Tasks of an endpoint that have not ended, by task id, starting after ``after``: to rebuild the queue."""
+        """Open tasks of an endpoint, by task id, after ``after``: to rebuild the queue."""
 
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         """Those of these endpoints that have open tasks."""
@@ -274,22 +273,22 @@ class Tasks(Audited, Protocol):
         """Endpoints that have open tasks. The work is in proportion to them, however many tasks each has."""
 
     def list_open_ids(self, *, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Sequence[OpenTask]:
-        """Open tasks of all endpoints, those that were added first before the others, starting behind the one with this
+        """Open tasks of all endpoints, in the order of the transactions that added them, after the one with this
         ``added_in`` and id. Reads no payload, and no more rows than it returns."""
 
     def first_unfinished_transaction(self) -> int:
-        """Every task that was added in a transaction before this one can be seen by now, or never will be."""
+        """Every task of a transaction before this one is visible now, or never will be."""
 
     def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:
-        """Forget up to ``limit`` tasks that ended before a time, those that ended first before the others, with their
-        events, and groups that have no task any more. Returns how many tasks. May run many times at once."""
+        """Delete up to ``limit`` tasks that were finished before a time, oldest first, with their events, and groups
+        without tasks. Returns how many tasks. Concurrent calls share the work."""
 
 
 class Audit(Protocol):
     """The audit log: who changed what."""
 
     def add_entries(self, entries: Sequence[AuditEntry]) -> None:
-        """Append entries about what happened elsewhere."""
+        """Append entries about changes outside of the database."""
 
     def list_entries(
         self,
@@ -300,8 +299,8 @@ class Audit(Protocol):
         after: tuple[dt.datetime, int] | None = None,
         limit: int = 100,
     ) -> Sequence[AuditEntry]:
-        """What these identities did, and what others did to theirs, from ``since`` to before ``until``, oldest first;
-        with ``after``, what comes behind the entry of that time and id."""
+        """Entries by these identities, and by others on their objects, from ``since`` to before ``until``, oldest
+        first; with ``after``, those after the entry of that time and id."""
 
     def purge_entries(self, *, before: dt.datetime, limit: int) -> int:
         """Delete up to ``limit`` older entries. Returns how many."""
@@ -507,7 +506,7 @@ class WakeUps(Protocol):
 
 
 class Blobs(Protocol):
-    """S3: payloads and results too big to travel inline."""
+    """S3: large payloads and results."""
 
     def ping(self) -> None: ...
     def upload_url(self, ref: BlobRef, *, ttl_s: int) -> tuple[str, Mapping[str, str]]:
@@ -515,7 +514,7 @@ class Blobs(Protocol):
 
     def download_url(self, blob_key: str, *, ttl_s: int) -> str: ...
     def size_bytes(self, blob_key: str) -> int | None:
-        """None when there is no such blob."""
+        """The size of a blob; None when it does not exist."""
 
     def renew(self, blob_key: str, *, older_than_s: float) -> int | None:
         """:meth:`size_bytes`; a blob that was written longer ago is written again, because lifecycle rules count from
@@ -524,7 +523,7 @@ class Blobs(Protocol):
     def read_part(self, blob_key: str, *, offset_bytes: int, length_bytes: int) -> bytes:
         """Bytes of a blob from an offset within it; fewer than asked for at its end.
 
-        :raises BlobUnknown: if there is none.
+        :raises BlobUnknown: if it does not exist.
         """
 
     def read(self, blob_key: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: a pool, values to columns and back, errors of the driver to ours."""
+"""PostgreSQL connections: pool, conversion of values, mapping of the driver's errors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from farcall_common.errors import Conflict, DatabaseUntrusted, InvalidRequest, Unavailable
 
-#: How a connection finds out that the server is gone, in milliseconds or seconds, instead of waiting for ever.
+#: Detection of a lost server, in milliseconds or seconds.
 _SOCKET: Final = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
 
-#: How long a connection that worked is lent again without a look, in seconds.
+#: How long a connection that worked is lent again without a check, in seconds.
 _TRUSTED_S: Final = 5.0
 
 #: The table of tasks grows from nothing to millions of rows between two looks of the statistics collector: a plan that
@@ -35,8 +35,8 @@ _PLANNER: Final = "-c plan_cache_mode=force_custom_plan -c random_page_cost=1.1"
 _PLANS: Final = {True: ("force_generic_plan", "off"), False: ("force_custom_plan", "on")}
 _SET_PLANS: Final = b"SELECT set_config('plan_cache_mode', %s, false), set_config('enable_seqscan', %s, false)"
 
-#: Nobody waits longer than API Gateway, whose 29 s are over then; what is asked for must not go on without anybody.
-_PATIENCE: Final = "-c statement_timeout=28000"
+#: API Gateway gives up after 29 s: no statement must run longer.
+_TIMEOUT: Final = "-c statement_timeout=28000"
 
 
 #: For so long after the server has refused a connection because there are too many, in seconds, none is tried again:
@@ -44,7 +44,7 @@ _PATIENCE: Final = "-c statement_timeout=28000"
 _REFUSED_S: Final = 1.0
 _RETRY_AFTER_S: Final = 2.0
 
-#: What the server says then, and when it does not accept a password.
+#: Messages of the server then, and for a wrong password.
 _REFUSED: Final = re.compile(r"too many (?:connections|clients)|remaining connection slots")
 _WRONG_PASSWORD: Final = "password authentication failed"  # noqa: S105 - a message
 
@@ -52,17 +52,17 @@ _WRONG_PASSWORD: Final = "password authentication failed"  # noqa: S105 - a mess
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 1.0
 
-#: Where a connection string comes from: with True, from its source again, because the password in it was not accepted.
+#: Source of a connection string; with True, it is read again, because the password was not accepted.
 ConnectionString = Callable[[bool], str]
 
 
-#: What the driver says, after the address, when it does not go on because of whom it would speak to.
+#: Messages of the driver, after the address, when it does not trust the server.
 _DISTRUST: Final = re.compile(r".* failed: (.*(?:certificate|does not support SSL).*)")
 
 
 @dataclasses.dataclass
 class _Attempts:
-    """Why the newest attempt to connect failed, None if it did not: the pool says no more than that it has waited."""
+    """The failure of the newest attempt to connect, if it failed: the pool reports only that it has waited."""
 
     failure: psycopg.OperationalError | None = None
     #: When the server last had too many connections of ours, in monotonic seconds.
@@ -150,7 +150,7 @@ class PostgresDatabase:
             connection_class=_Connection,
             kwargs={
                 **_SOCKET,
-                "options": f"{_PLANNER} {_PATIENCE}",
+                "options": f"{_PLANNER} {_TIMEOUT}",
                 "autocommit": True,
                 "row_factory": dict_row,
                 "attempts": self._attempts,
@@ -166,7 +166,7 @@ class PostgresDatabase:
         self._last: _Step | None = None
 
     def between(self, first: _Step | None, last: _Step) -> PostgresDatabase:
-        """The same database, where what is done with a connection begins and ends with these, as one transaction."""
+        """The same database; each use of a connection starts and finishes with these steps, as one transaction."""
         between = copy.copy(self)
         between._first, between._last = first, last
         return between
@@ -189,10 +189,10 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def connection(self, *, by_keys: bool = False) -> Iterator[psycopg.Connection[DictRow]]:
-        """Lend a connection. Each statement commits by itself; ``connection.transaction()`` makes several one.
+        """Lend a connection. Each statement commits; ``connection.transaction()`` combines several.
 
         :param by_keys: the statements do nothing but find rows by their keys, or add some.
-        :raises Unavailable: when the database cannot be reached, or goes away meanwhile (DatabaseUntrusted: what is
+        :raises Unavailable: when the database cannot be reached, or fails meanwhile (DatabaseUntrusted: what is
             reached is not accepted as the database).
         :raises InvalidRequest: for values that a column cannot hold, such as a NUL in a text.
         :raises Conflict: when the values contradict what is stored.
@@ -277,10 +277,10 @@ def unavailable(
 
 
 def _check(connection: _Connection) -> None:
-    """Look whether a connection still works, if there is a doubt: asking the server each time doubles every round trip.
+    """Check a connection, if in doubt: a call to the server each time would double every round trip.
 
-    A server that ended the connection has said so, and an idle connection is else never readable. One that vanished
-    has said nothing; the longer ago it worked, the likelier that is.
+    A connection that the server closed is readable; an idle one is not. A server that vanished leaves no trace; the
+    longer ago the connection worked, the likelier that is.
     """
     readable = select.poll()
     readable.register(connection.fileno(), select.POLLIN)

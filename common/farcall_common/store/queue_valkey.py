@@ -1,4 +1,4 @@
-"""The queue in Valkey: lists, a lease set and a hash per task, moved only by the scripts in ``lua/``.
+"""Queue in Valkey: lists, a lease set and a hash per task, changed only by the scripts in ``lua/``.
 
 All keys of an endpoint carry its id as hash tag, so that they share a slot and a script moves them in one step:
 
@@ -7,17 +7,17 @@ key                       type    content                                       
 ========================  ======  =====================================================================  =========
 ``own:{endpoint}``        hash    fence, forwarder, until, spool, epoch                                  none
 ``q:{endpoint}:<owner>``  list    waiting task ids of one submitter                                      none
-``r:{endpoint}``          zset    submitters with waiting tasks: whose turn it is                        none
+``r:{endpoint}``          zset    submitters with waiting tasks, in the order of their turns              none
 ``h:{endpoint}``          hash    leased tasks by submitter                                              none
 ``w:{endpoint}``          hash    weights of submitters                                                  none
 ``c:{endpoint}``          hash    waiting: how many tasks wait; turn: the last one given                 none
 ``l:{endpoint}``          zset    leased task ids by deadline                                            none
 ``x:{endpoint}``          set     leased tasks that should stop                                          none
-``o:{endpoint}``          list    ended tasks that may not have reached the database                     none
+``o:{endpoint}``          list    results that may not have reached the database                         none
 ``t:{endpoint}:<task>``   hash    the task, its state, attempt and result                                see below
 ``fwd:<forwarder>``       string  a live forwarder                                                       its own
 ``fwds``                  zset    forwarder ids by the time they count as dead                           none
-``zap:<public key>``      string  whom a CURVE key speaks for                                            its own
+``zap:<public key>``      string  subject of a CURVE key                                                 its own
 ``checkpoint:<name>``     string  how far the reconciler has come with the queue as it is                none
 ``rate:<bucket>``         hash    tokens, at: a token bucket as it was at a moment                       full again
 ``wake:<forwarder>``      channel endpoint ids with work or cancellations; lossy                         --
@@ -25,9 +25,9 @@ key                       type    content                                       
 ``results:<forwarder>``   channel results that other forwarders recorded; lossy                          --
 ========================  ======  =====================================================================  =========
 
-A task hash lives for ever until the database has the task's end; then a marker without payload and result stays for
+A task hash has no TTL until the database has the task's result; then a marker without payload and result stays for
 :data:`MARKER_TTL_S`. An eviction policy of ``volatile-*`` therefore never drops a task. Markers save work and keep
-no promise: a task that is queued again after its end is refused by the database, which has the end.
+no promise: a second result of a task is refused by the database, which has the first.
 
 **Losing everything.** A wipe takes ``own:{endpoint}`` with it. Its ``epoch`` field says that no open task of the
 endpoint is missing; without it every consuming call raises QueueDataLost, until one forwarder has claimed the endpoint,
@@ -81,15 +81,15 @@ from farcall_common.store.valkey import (
     texts,
 )
 
-#: How long an ended task is remembered, so that whoever saw it open in the database does not queue it again: twice as
-#: long as any of them lives between that look and its call (a round of the reconciler has 55 s, a request 29 s).
+#: TTL of the marker of an ended task, which keeps a process that saw it open in the database from queueing it again:
+#: twice the longest time between that read and its call (a round of the reconciler has 55 s, a request 29 s).
 MARKER_TTL_S: Final = 120
 
 #: The lease of a task that is enqueued although it may have started and must not start again (the queue had lost it):
-#: time for its endpoint to be heard of before reap gives the task up.
+#: time for its endpoint to connect before reap gives the task up.
 RESCUE_LEASE_S: Final = 60.0
 
-#: Expired leases, and ends that may not have reached the database, that one call returns.
+#: Expired leases, and results in the outbox, that one call returns.
 _REAPED: Final = 500
 _RESULTS: Final = 200
 
@@ -372,7 +372,7 @@ def _leased_tasks(rows: Iterable[Sequence[Any]]) -> list[LeasedTask]:
 
 
 def _results(rows: Iterable[Sequence[bytes]]) -> list[TaskResult]:
-    """Outbox entries; what their reporters did not know comes from the tasks."""
+    """Outbox entries, completed from their tasks."""
     found: list[TaskResult] = []
     for task_id, task, packed in rows:
         if result := codec.if_known(codec.unpack_result, packed):

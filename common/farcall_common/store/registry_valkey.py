@@ -91,7 +91,7 @@ class ValkeyRegistry:
 
 
 class ValkeyWakeUps:
-    """:class:`~farcall_common.store.ports.WakeUps` on a subscription of its own connection."""
+    """:class:`~farcall_common.store.ports.WakeUps` on its own connection."""
 
     def __init__(self, client: Any, forwarder_id: str) -> None:
         self._subscription: PubSub = client.pubsub()

@@ -1,7 +1,7 @@
-"""A database role for each program, with connections of its own: no program can take those of another.
+"""Database roles: one per program, each with its own limit of connections.
 
 The owner of the tables, who migrates them, makes the roles. They may read and write rows, and nothing else. They
-may add entries of the audit and read them; only the reconciler, which ends their retention, may delete them.
+may add entries of the audit and read them; only the reconciler may delete them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from psycopg import sql
 from farcall_common.errors import ConfigurationError
 from farcall_common.store.postgres import unavailable
 
-#: Of the connections that there are for programs, what part each role may have, in percent; and what it has at least.
+#: Share of each role in the connections for programs, in percent; and its minimum.
 _SHARES: Final = {"farcall_api": 60, "farcall_forwarder": 30, "farcall_reconciler": 5}
 _LEAST: Final = 4
 
 #: The role of the program that deletes old entries of the audit.
-_FORGETS_AUDIT: Final = "farcall_reconciler"
+_PURGES_AUDIT: Final = "farcall_reconciler"
 
-#: Connections that stay for the server itself, the migrator and an administrator.
+#: Connections reserved for the server, the migrator and an administrator.
 _KEPT: Final = 10
 
 
@@ -32,7 +32,7 @@ def connection_limit(role: str, max_connections: int) -> int:
     :raises ConfigurationError: for a role that no program has.
     """
     if role not in _SHARES:
-        raise ConfigurationError(f"There is no program for the database role {role!r}; there are {', '.join(_SHARES)}.")
+        raise ConfigurationError(f"Unknown database role {role!r}; known roles are {', '.join(_SHARES)}.")
     return max(_LEAST, (max_connections - _KEPT) * _SHARES[role] // 100)
 
 
@@ -65,7 +65,7 @@ def _prepare(connection: psycopg.Connection[tuple[str, ...]], role: str, passwor
         "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}",
         "GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}",
         "REVOKE INSERT, UPDATE, DELETE ON alembic_version FROM {role}",
-        f"REVOKE UPDATE{'' if role == _FORGETS_AUDIT else ', DELETE'} ON audit FROM {{role}}",
+        f"REVOKE UPDATE{'' if role == _PURGES_AUDIT else ', DELETE'} ON audit FROM {{role}}",
     ):
         parts = {"role": sql.Identifier(role), "verifier": sql.Literal(verifier), "limit": sql.Literal(limit)}
         connection.execute(sql.SQL(statement).format(**parts))

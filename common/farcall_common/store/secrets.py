@@ -1,4 +1,4 @@
-"""Secrets of AWS Secrets Manager, read again when they are old, so that a new value is used without a restart."""
+"""AWS secrets, read again when they are old, so that a new value is used without a restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 #: How old a value may be, in seconds.
 MAX_AGE_S: Final = 300.0
 
-#: A function is killed after 29 s, without a word: what cannot be reached must be said before. In seconds.
+#: Seconds. A function is killed after 29 s: an unreachable service must be reported before.
 _CONNECT_S: Final = 3
 _READ_S: Final = 5
 _ATTEMPTS: Final = 3
@@ -35,9 +35,9 @@ class Secret:
         self._good_until = float("-inf")
 
     def read(self, *, fresh: bool = False) -> Mapping[str, Any]:
-        """The value, asked for if it is old, or in any case if it has to be ``fresh``.
+        """The value, read again if it is old, and always if it has to be ``fresh``.
 
-        :raises Unavailable: when it cannot be read, unless there is an old value that will do.
+        :raises Unavailable: when it cannot be read, unless an old value may be used.
         """
         with self._lock:
             if fresh or self._clock() >= self._good_until:
@@ -67,9 +67,9 @@ def _fetch(arn: str) -> Mapping[str, Any]:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    patience = Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S, retries={"total_max_attempts": _ATTEMPTS})
+    config = Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S, retries={"total_max_attempts": _ATTEMPTS})
     try:
-        client = boto3.client("secretsmanager", config=patience)
+        client = boto3.client("secretsmanager", config=config)
     except BotoCoreError as error:  # no region, a profile that does not exist
         raise Unavailable(f"the secret {arn} cannot be read: {error}") from error
     try:
@@ -85,7 +85,7 @@ def _fetch(arn: str) -> Mapping[str, Any]:
 
 
 def _addresses(host: str) -> str:
-    """What a host's name stands for, by address family: in a network without NAT, only IPv6 leads out."""
+    """The addresses of a host, by family: in a network without NAT, only IPv6 leaves it."""
     name, _, port = host.rpartition(":")
     try:
         found = socket.getaddrinfo(name or port, None, type=socket.SOCK_STREAM)

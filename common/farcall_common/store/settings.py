@@ -51,7 +51,7 @@ _SWITCH: Final = {"true": True, "false": False}
 class DatabaseSettings:
     """The database: a whole ``url``, or an address without credentials and the secret that holds them.
 
-    With ``authorities``, a PEM file, it is spoken to only if one of them has signed a certificate for its host name.
+    With ``authorities``, a PEM file, its certificate must be signed by one of them and be for its host name.
     """
 
     url: str | None = dataclasses.field(default=None, repr=False)
@@ -81,7 +81,8 @@ class DatabaseSettings:
         return Secret(self.secret_arn)
 
     def source(self) -> ConnectionString:
-        """Where connection strings come from: the secret is read again when it is old, or when one is not accepted."""
+        """Source of connection strings: the secret is read again when it is old, or when its password is not
+        accepted."""
         secret = self.secret
         return lambda fresh: self.conninfo(secret, fresh=fresh)
 
@@ -185,7 +186,7 @@ def open_records(
 
 
 def open_stores(settings: StoreSettings, *, max_connections: int = 4, connection_wait_s: float = 10.0) -> Stores:
-    """Connect to the stores. They may still be away: calls raise Unavailable until they answer.
+    """Connect to the stores. They may be unavailable: calls raise Unavailable until they answer.
 
     :param max_connections: to the database; a Lambda environment needs one.
     :param connection_wait_s: how long a call waits for one of them before it is Unavailable.
@@ -194,7 +195,7 @@ def open_stores(settings: StoreSettings, *, max_connections: int = 4, connection
     """
     tickets = Tickets(settings.ticket_key or _ticket_key(settings.ticket_secret_arn))
     source = settings.database.source()
-    source(False)  # a secret that cannot be read is said now
+    source(False)  # fails now if the secret cannot be read
     records = open_records(source, max_connections=max_connections, timeout_s=connection_wait_s)
     return Stores(
         **vars(records),
@@ -219,7 +220,7 @@ def _authorities(environ: Mapping[str, str]) -> str:
     if not path.is_file():
         raise ConfigurationError(
             f"FARCALL_DATABASE_AUTHORITIES is {name!r}, and there is no file {path}",
-            hint="Bundles have it by themselves; put it into an image of your own, or give an absolute path.",
+            hint="Bundles contain it; add it to your image, or set an absolute path.",
         )
     return str(path)
 
@@ -230,19 +231,19 @@ def _queue_url(environ: Mapping[str, str]) -> str:
     host = _required(environ, "FARCALL_QUEUE_HOST", instead_of="FARCALL_QUEUE_URL")
     tls = environ.get("FARCALL_QUEUE_TLS", "true").lower()
     if tls not in _SWITCH:
-        raise ConfigurationError(f"FARCALL_QUEUE_TLS is {tls!r}; it is either true or false")
+        raise ConfigurationError(f"FARCALL_QUEUE_TLS is {tls!r}; it must be true or false")
     scheme = "rediss" if _SWITCH[tls] else "redis"
     return f"{scheme}://{host}:{environ.get('FARCALL_QUEUE_PORT', _VALKEY_PORT)}/0"
 
 
 def _ticket_key(arn: str) -> Callable[[], str]:
     secret = Secret(arn)
-    secret.read()  # one that cannot be read is said now
+    secret.read()  # fails now if it cannot be read
     return lambda: str(secret.latest()["key"])
 
 
 def read_roles(environ: Mapping[str, str]) -> Sequence[Mapping[str, str]]:
-    """User names and passwords of the programs' database roles; none where nothing is said of them.
+    """User names and passwords of the programs' database roles, if configured.
 
     :raises Unavailable: when one of the secrets cannot be read.
     """

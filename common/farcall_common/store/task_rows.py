@@ -1,4 +1,4 @@
-"""Tasks, their events and their ends as rows of PostgreSQL, and the batch statements that write them."""
+"""Task rows: tasks, events and results as rows of PostgreSQL, and the batch statements that write them."""
 
 # ruff: noqa: S608 - statements are put together from the column names in this file
 
@@ -24,7 +24,7 @@ from farcall_common.wire.states import Reporter, TaskState
 _TASK_COLUMNS: Final = Task.__struct_fields__
 WHOLE_TASK: Final = f"SELECT {', '.join(_TASK_COLUMNS)} FROM task"
 LIGHT_TASK: Final = WHOLE_TASK.replace(" payload,", " NULL AS payload,").replace(" result,", " NULL AS result,")
-#: What a list of tasks shows, and one of many: an endpoint may have said as much of each as a message holds.
+#: Columns of a list of tasks, and of a long one: details and errors may be as large as a message.
 _LISTED_TASK: Final = LIGHT_TASK.replace(" details,", " '{}'::json AS details,")
 _SHORT_TASK: Final = _LISTED_TASK.replace(" error,", " NULL AS error,")
 GROUP: Final = f"""
@@ -326,8 +326,8 @@ def task_from_row(row: Mapping[str, Any]) -> Task:
 
 
 def state_of(text: str, *, is_over: bool) -> TaskState:
-    """A state as this release knows it. One that a later release added is ``failed`` for a task that has ended, whose
-    error tells more, and ``running`` for another, from where nobody here takes it back."""
+    """A state as this release knows it. One that a later release added is ``failed`` for a finished task, whose error
+    has the details, and ``running`` for another, which no transition here takes back."""
     try:
         return TaskState(text)
     except ValueError:

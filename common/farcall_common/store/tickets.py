@@ -1,7 +1,7 @@
-"""Tickets: what ``connect`` and ``stream`` hand out, and forwarders check without asking anybody.
+"""Tickets: issued by ``connect`` and ``stream``, and verified by forwarders without a call to the API.
 
-A ticket is a JWT signed with HMAC-SHA-256 under a key that the API and the forwarders share. It says that a CURVE key
-may speak for an endpoint (``agent``) or for an owner (``client``) until a moment.
+A ticket is a JWT signed with HMAC-SHA-256 under a key that the API and the forwarders share. It admits a CURVE key for
+an endpoint (``agent``) or for an owner (``client``) until it expires.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ticket:
 class Tickets:
     """Issues and verifies tickets.
 
-    :param key: the shared secret, at least 32 bytes; or what knows it at any time, for one that may be replaced.
+    :param key: the shared secret, at least 32 bytes; or a function that returns it, for one that may be replaced.
     :raises ConfigurationError: for a shorter one.
     """
 
@@ -55,10 +55,10 @@ class Tickets:
     def verify(self, ticket: str, *, now: float) -> Ticket:
         """The ticket's content.
 
-        :raises Unauthenticated: when it is not ours, is damaged, or has expired.
+        :raises Unauthenticated: when its signature is wrong, it is damaged, or it has expired.
         """
         try:
-            # The library would ask the machine's clock whether the ticket has expired; ours is `now`.
+            # The library would use the machine's clock; ours is `now`.
             claims = jwt.decode(
                 ticket,
                 self._key,
@@ -68,7 +68,9 @@ class Tickets:
             peer = PeerKey(str(claims["key"]), PeerKind(claims["kind"]), str(claims["sub"]))
             expires_at = float(claims["exp"])
         except (jwt.InvalidTokenError, ValueError, TypeError) as error:
-            raise Unauthenticated("the ticket is not valid", hint="Ask the API for a new one.") from error
+            raise Unauthenticated("the ticket is not valid", hint="Request a new one from the API.") from error
         if now >= expires_at:
-            raise Unauthenticated(f"the ticket expired {now - expires_at:.0f} s ago", hint="Ask the API for a new one.")
+            raise Unauthenticated(
+                f"the ticket expired {now - expires_at:.0f} s ago", hint="Request a new one from the API."
+            )
         return Ticket(peer, expires_at)

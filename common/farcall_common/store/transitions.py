@@ -1,4 +1,4 @@
-"""State transitions of a task's record: what a report changes. Shared by the adapter and its fake."""
+"""State transitions of tasks: the effect of reports on the records. Shared by the adapter and its fake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farcall_common.wire.states import LEGAL_TRANSITIONS, REPORTERS, Reporter, T
 
 @dataclasses.dataclass(frozen=True)
 class TaskProgress:
-    """What of a task's record decides whether a report still counts."""
+    """The fields of a task's record that decide whether a report still counts."""
 
     state: TaskState
     attempt: int
@@ -25,10 +25,10 @@ class TaskProgress:
 
 
 def as_received(task: Task, memoized: Mapping[str, Task] | None, *, now: dt.datetime) -> Task:
-    """The record of a new task: no progress and no result, whatever it says, unless its result is memoized.
+    """The record of a new task: without progress and result, unless its result is memoized.
 
-    Its submission is ``now`` if it does not say otherwise. One that only repeats a result is not memoized itself:
-    however often a call is repeated, the index of memoized results does not grow.
+    It is submitted ``now`` by default. A task with a memoized result is not memoized itself: repeated calls do not
+    enlarge the index.
     """
     source = (memoized or {}).get(task.task_id)
     if source is None and _is_fresh(task):
@@ -59,7 +59,7 @@ def as_received(task: Task, memoized: Mapping[str, Task] | None, *, now: dt.date
 
 
 def _is_fresh(task: Task) -> bool:
-    """Whether a task says nothing that its record does not keep."""
+    """Whether a task has no field that its record would reset."""
     return (
         task.submitted_at is not None
         and task.state is TaskState.RECEIVED
@@ -119,27 +119,27 @@ def first_results(known: Mapping[str, TaskProgress], results: Sequence[TaskResul
 
 
 def completed(result: TaskResult, *, task_group_id: str, owner_id: str) -> TaskResult:
-    """A result with the group and the owner of its task, which whoever reports it usually knows."""
+    """A result with the group and the owner of its task, which its reporter usually knows."""
     if (result.task_group_id, result.owner_id) == (task_group_id, owner_id):
         return result
     return msgspec.structs.replace(result, task_group_id=task_group_id, owner_id=owner_id)
 
 
 def cancelled_before_dispatch(task_id: str, endpoint_id: str) -> TaskResult:
-    """The end of a task that was taken out of the queue before it was ever dispatched."""
+    """The result of a task that was removed from the queue before it was dispatched."""
     error = TaskCancelled("the task was cancelled before it started", hint="")
     return TaskResult(task_id, endpoint_id, 0, TaskState.CANCELLED, Reporter.API, error=error.record)
 
 
 def result_event(result: TaskResult, *, at: dt.datetime) -> TaskEvent:
-    """The event that a task's end leaves."""
+    """The event of a task's result."""
     return TaskEvent(
         result.task_id, result.state, result.reporter, at, attempt=result.attempt, detail=result_detail(result)
     )
 
 
 def result_detail(result: TaskResult) -> Mapping[str, object]:
-    """What the event of a task's end says beside its state."""
+    """The detail of that event."""
     error = result.error
     detail: dict[str, object] = {"code": error.code} if error else {}
     if error and error.reasons:

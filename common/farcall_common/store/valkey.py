@@ -1,4 +1,4 @@
-"""Connections to Valkey: the driver's client, our scripts of ``lua/``, errors of either to ours."""
+"""Valkey connections: the driver's client, the scripts of ``lua/``, mapping of their errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REFUSALS: Final = {"FENCED": Fenced, "DATALOST": QueueDataLost, "INUSE": Endpoi
 def connect(url: str, *, timeout_s: float) -> Any:
     """A client for ``redis://host:port/db``, or ``rediss://`` for TLS; ``timeout_s`` is for connecting and each answer.
 
-    A connection that died idle is replaced at once; a server that is away is the caller's to wait for. Sending a call
+    A connection that died idle is replaced at once; callers wait for an unavailable server. Sending a call
     twice because its first answer was lost does no harm: every script may be repeated.
     """
     # Any, because the driver's types mix the answers of its blocking and its asynchronous client.

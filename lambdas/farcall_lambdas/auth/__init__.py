@@ -1,4 +1,4 @@
-"""Who vouches for a caller: the identity providers, and the cache in front of a provider."""
+"""Identity providers, and the cache in front of them."""
 
 from farcall_lambdas.auth.cache import CachedProvider
 from farcall_lambdas.auth.oidc import OidcProvider

@@ -1,4 +1,4 @@
-"""Decisions about tokens, kept for a while so that not every request asks the provider."""
+"""Authentication cache: decisions about tokens, so that most requests need no call to the provider."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class _Decision:
 class CachedProvider:
     """An LRU of decisions in front of another provider.
 
-    A token that was accepted is accepted for ``ttl_s`` (or until it ends, if that is sooner): this is the time that a
-    revoked token goes on working. A refusal is kept for ``refusal_ttl_s``. Outages are never kept: a decision that is
+    A token that was accepted is accepted for ``ttl_s`` (or until it expires, if that is sooner): for this time a
+    revoked token still works. A refusal is kept for ``refusal_ttl_s``. Outages are never kept: a decision that is
     cached is served until it is too old, after that the provider's ``Unavailable`` reaches the caller. Tokens are kept
     as SHA-256 only.
     """
@@ -46,7 +46,7 @@ class CachedProvider:
 
     def authenticate(self, token: str) -> Identity:
         key = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
-        decision = self._look_up(key)
+        decision = self._read(key)
         if decision is None:
             decision = self._decide(token)
             self._keep(key, decision)
@@ -64,7 +64,7 @@ class CachedProvider:
             good_until = min(good_until, identity.expires_at)
         return _Decision(identity, good_until)
 
-    def _look_up(self, key: bytes) -> _Decision | None:
+    def _read(self, key: bytes) -> _Decision | None:
         with self._lock:
             decision = self._decisions.get(key)
             if decision is None or decision.good_until <= self._clock():

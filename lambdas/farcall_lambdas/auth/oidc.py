@@ -1,4 +1,4 @@
-"""Any OpenID Connect issuer: tokens are JWTs, whose signature is checked here with the keys the issuer publishes."""
+"""OpenID Connect provider: verifies JWTs of any issuer with the keys that the issuer publishes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farcall_common.errors import Unauthenticated, Unavailable
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import is_safe_address
 
-#: Signatures with a public key only: what anybody can verify, nobody but the issuer can make.
+#: Signatures with a public key only: everyone can verify them, only the issuer can make them.
 _ALGORITHMS: Final = ("RS256", "ES256")
 _REQUIRED: Final = ("exp", "iss", "aud", "sub")
 _LEEWAY_S: Final = 30.0
@@ -41,7 +41,7 @@ class OidcProvider:
         try:
             claims = self._claims(token)
         except jwt.ExpiredSignatureError as error:
-            raise Unauthenticated("The token has ended.", hint="Log in again: `farcall login`.") from error
+            raise Unauthenticated("The token has expired.", hint="Log in again: `farcall login`.") from error
         except jwt.InvalidAudienceError as error:
             raise Unauthenticated("The token is meant for another service.") from error
         except jwt.PyJWKClientConnectionError as error:
@@ -85,13 +85,13 @@ class OidcProvider:
             answer = requests.get(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration", timeout=_TIMEOUT_S)
             answer.raise_for_status()
             document = answer.json()
-            said, keys = document["issuer"], str(document["jwks_uri"])
+            name, keys = document["issuer"], str(document["jwks_uri"])
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
-            raise Unavailable("The issuer cannot be asked at the moment.", retry_after_s=_RETRY_S) from error
-        if said != self._issuer:
-            raise Unavailable("The issuer calls itself by another name than is configured.")
+            raise Unavailable("The issuer is unavailable.", retry_after_s=_RETRY_S) from error
+        if name != self._issuer:
+            raise Unavailable("The issuer's name differs from the configured one.")
         if not is_safe_address(keys):
-            raise Unavailable("The issuer's keys are at an address that anybody on the way could answer for.")
+            raise Unavailable("The issuer's keys are at an insecure address: it must be https.")
         return keys
 
 

@@ -1,5 +1,5 @@
-"""The identity providers: ``dev`` (tokens from the settings), ``globus`` (Globus Auth introspection), and which of them
-and of :mod:`~farcall_lambdas.auth.oidc` the settings mean."""
+"""Identity providers: ``dev`` (tokens from the settings) and ``globus`` (Globus Auth introspection), and the choice of
+one by the settings."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from farcall_lambdas.settings import AuthSettings
 
 
 class DevProvider:
-    """Knows the tokens that it was given. For tests and for a tier on one's own machine."""
+    """Accepts configured tokens. For tests and for local deployments."""
 
     def __init__(self, identities: Mapping[str, Identity]) -> None:
-        # Looking up by digest leaves nothing of the token to be learned from how long a comparison takes.
+        # A lookup by digest: its time reveals nothing about the token.
         self._identities = {_digest(token): identity for token, identity in identities.items()}
 
     def authenticate(self, token: str) -> Identity:
@@ -32,10 +32,10 @@ class DevProvider:
 
 
 class GlobusProvider:
-    """Asks Globus Auth about a token, with the client that ``client`` returns.
+    """Introspects tokens with Globus Auth, by the client that ``client`` returns.
 
     The token must be active, meant for this service (its client id is in ``aud``), carry the service's scope and not
-    have ended. An answer other than a decision (an error, no network) is :class:`Unavailable`, never a refusal.
+    have expired. An answer other than a decision (an error, no network) is :class:`Unavailable`, never a refusal.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GlobusProvider:
         try:
             answer = self._client().oauth2_token_introspect(token, include="identity_set").data
         except globus_sdk.GlobusError as error:
-            raise Unavailable("Globus Auth cannot be asked at the moment.", retry_after_s=5.0) from error
+            raise Unavailable("Globus Auth is unavailable.", retry_after_s=5.0) from error
         if not answer.get("active"):
             raise Unauthenticated("The token is not active: log in again.")
         if self._client_id not in answer.get("aud", ()):
@@ -64,7 +64,7 @@ class GlobusProvider:
             raise Unauthenticated(f"The token lacks the scope {self._scope}.")
         expires_at = float(answer.get("exp", 0))
         if expires_at <= self._clock():
-            raise Unauthenticated("The token has ended: log in again.")
+            raise Unauthenticated("The token has expired: log in again.")
         return Identity(
             identity_id=str(answer["sub"]),
             username=str(answer.get("username", "")),
@@ -77,7 +77,7 @@ class GlobusProvider:
 def provider_from_settings(
     settings: AuthSettings, *, clock: Callable[[], float] = time.time, secret_max_age_s: int = 300
 ) -> IdentityProvider:
-    """The provider that the settings name, with a cache in front of it where asking is expensive. A secret from Secrets
+    """The provider that the settings name, with a cache in front of it where a call is expensive. A secret from Secrets
     Manager is read again when it is ``secret_max_age_s`` old."""
     if settings.provider == "dev":
         return DevProvider(settings.dev_identities)

@@ -1,4 +1,4 @@
-"""The API behind API Gateway (REST API, one proxy route)."""
+"""API function behind API Gateway (REST API, one proxy route)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farcall_lambdas.fleet import EcsFleet
 from farcall_lambdas.logs import configure
 from farcall_lambdas.settings import ApiSettings
 
-#: While the database has no connection for us, requests must not pile up: they are answered soon, and come again.
+#: While the database has no free connection, requests must not pile up: they are refused soon, and repeated.
 _CONNECTION_WAIT_S: Final = 2.0
 
 

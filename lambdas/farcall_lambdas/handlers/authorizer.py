@@ -1,4 +1,4 @@
-"""The TOKEN authorizer of the API. It runs outside the VPC and needs no store."""
+"""TOKEN authorizer function of the API. It runs outside the VPC and needs no store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The canary, run by a schedule. Outside of the VPC, as users and endpoints are."""
+"""Canary function, run by a schedule, outside of the VPC."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from farcall_lambdas.proxy_event import proxy_event
 
 logger = Logger(service=SERVICE, child=True)
 
-#: Whoever may invoke the API's function may say who is calling. This is nobody's identity at a provider.
+#: A program that may invoke the API's function names the caller. No provider issues this identity.
 _IDENTITY: Final = Identity("fa2ca11c-0000-4000-8000-ca0a2700ca0a", NAME)
 
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, float]:  # noqa: ARG001  # Lambda's signature
-    """One round; the line that it writes becomes a metric, and a failure an error of the function."""
+    """One round; its log line becomes a metric, and a failure an error of the function."""
     try:
         took = _canary().run()
     except FarcallError as error:
@@ -47,7 +47,7 @@ def _canary() -> Canary:
 
 
 def _invoker(function: str) -> Ask:
-    """The API by way of its function, as API Gateway calls it: no token of anybody's is needed."""
+    """Calls the API's function as API Gateway does: no token is needed."""
     client = boto3.client("lambda", config=Config(read_timeout=30, retries={"total_max_attempts": 2}))
 
     def ask(method: str, path: str, body: dict[str, Any] | None) -> Any:

@@ -1,4 +1,4 @@
-"""The migrator, run once by every deployment before the new code serves."""
+"""Migrator function, run once by every deployment before the new code serves."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from farcall_lambdas.logs import configure, logger
 
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:  # noqa: ARG001  # Lambda's signature
-    """Bring the database to the newest schema. An error fails the deployment, which then rolls back."""
+    """Upgrade the database to the newest schema. An error fails the deployment, which then rolls back."""
     return migrate(os.environ)
 
 
 def migrate(environ: Mapping[str, str]) -> dict[str, Any]:
     """Upgrade the database that the environment names, and prepare the programs' roles in it.
 
-    Answers its revision, and whether anything was to do.
+    Returns its revision, and whether it changed.
     """
     configure(environ.get("FARCALL_LOG_LEVEL", "INFO"))
     database = DatabaseSettings.from_environment(environ).conninfo()

@@ -1,4 +1,4 @@
-"""The reconciler, run by a schedule every minute."""
+"""Reconciler function, run by a schedule every minute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farcall_lambdas.settings import ApiSettings
 
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, int]:  # noqa: ARG001  # Lambda's signature
-    """One round; answers what it did."""
+    """One round; returns what it did."""
     services = _services()
     return {**dataclasses.asdict(services.reconciler.run()), "slept": services.idle.run()}
 

@@ -1,1 +1,1 @@
-"""The shapes of requests and answers. Where Globus Compute has a shape, this is it."""
+"""Shapes of requests and answers: those of Globus Compute where it has one."""

@@ -13,7 +13,7 @@ class Quota(Shape):
 
 
 class Limits(Shape):
-    """What is in force for the caller: bytes, numbers of tasks, requests per second."""
+    """Limits of the caller: bytes, numbers of tasks, requests per second."""
 
     functions: Quota
     endpoints: Quota
@@ -30,7 +30,7 @@ class Limits(Shape):
 
 class WhoAmI(Shape):
     """``linked`` are the other identities of the same person; what belongs to one of them belongs to the caller.
-    ``provider`` is who vouches for it: dev, globus or oidc."""
+    ``provider`` is the identity provider: dev, globus or oidc."""
 
     identity_id: str
     username: str
@@ -49,7 +49,7 @@ class GroupEntry(Shape):
 
 
 class GroupList(Shape):
-    """``next`` is what to ask for as ``before`` to get those that are older, or null if there are none."""
+    """``next`` is the value of ``before`` for the next, older page, or null if there is none."""
 
     groups: list[GroupEntry]
     next: str | None
@@ -68,7 +68,7 @@ class AuditEntryShape(Shape):
 
 
 class AuditList(Shape):
-    """Oldest first. With ``next`` there may be more: ask again with that as ``after``."""
+    """Oldest first. With ``next`` there may be more: pass it as ``after``."""
 
     entries: list[AuditEntryShape]
     next: Maybe[str] = None

@@ -12,7 +12,7 @@ Technology = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,39}$")]
 
 
 class RegisterContainer(Shape):
-    """``type`` is docker, podman, apptainer, singularity or the like; ``location`` is what that calls the image.
+    """``type`` is docker, podman, apptainer, singularity or the like; ``location`` is the name of the image there.
     Without a ``name`` its id is its name."""
 
     name: Name | Literal[""] = ""

@@ -1,4 +1,4 @@
-"""Endpoints, and the way in for their agents and for clients that want a result stream."""
+"""Endpoint shapes, and the connections of agents and of result streams."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class EndpointEntry(Shape):
 
 
 class EndpointRuntime(Shape):
-    """What an agent said of its workers when it connected last: their Python version, packages with versions, the ids
+    """Workers of an endpoint, as its agent reported when it last connected: Python version, packages with versions, ids
     of the serialisation strategies that they read (left out by agents that read all), and the operating system."""
 
     python_version: str
@@ -87,8 +87,7 @@ class EndpointRuntime(Shape):
 
 
 class EndpointAnswer(Shape):
-    """What is known of an endpoint; most of it is what its agent said at registration. ``runtime`` is left out for one
-    that never connected."""
+    """An endpoint, mostly as its agent registered it. ``runtime`` is left out for one that never connected."""
 
     uuid: str
     name: str
@@ -130,7 +129,7 @@ class AllowedFunctions(Shape):
 
 
 class Connect(Shape):
-    """An agent asks for its way in."""
+    """An agent requests a connection to a forwarder."""
 
     public_key: PublicKey
     spool_id: Id | None = None
@@ -141,7 +140,7 @@ class Connect(Shape):
 
 
 class OpenStream(Shape):
-    """A client asks for a result stream."""
+    """A client requests a result stream."""
 
     public_key: PublicKey
 
@@ -152,8 +151,8 @@ class ForwarderEntry(Shape):
 
 
 class StreamAnswer(Shape):
-    """Where to connect (try them in order), the key to pin, and the ticket to show. ``ticket_expires_at`` is in epoch
-    seconds."""
+    """Forwarders to try in order, each with the key to pin, and the ticket to present. ``ticket_expires_at`` is in
+    epoch seconds."""
 
     forwarders: list[ForwarderEntry]
     ticket: str

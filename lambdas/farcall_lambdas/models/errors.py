@@ -1,4 +1,4 @@
-"""The one shape of every error answer."""
+"""Error shape of every error answer."""
 
 from __future__ import annotations
 

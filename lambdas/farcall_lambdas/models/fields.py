@@ -1,4 +1,4 @@
-"""Building blocks of the shapes: ids, text that every store can hold, fields that are left out when empty."""
+"""Field types of the shapes: ids, text that every store can hold, fields that are left out when empty."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_DEPTH: Final = 64
 MAX_SMALL_BYTES: Final = 4096
 #: How long free-form JSON about something that is registered may be.
 MAX_METADATA_BYTES: Final = 64 * 1024
-#: How long what something is called, and what is said of it, may be, in characters: lists of many must fit an answer.
+#: Length of names and descriptions, in characters: lists of many must fit an answer.
 MAX_TITLE: Final = 1000
 MAX_DESCRIPTION: Final = 10_000
 #: Functions on the list of what an endpoint runs, which every submit to it is compared with.
@@ -36,13 +36,12 @@ T = TypeVar("T")
 
 
 class Shape(BaseModel):
-    """A request or an answer. What a newer client adds is ignored."""
+    """A request or an answer. Unknown fields of newer clients are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        """Nothing of what is in it: Powertools writes each request down for its log, even if nobody wants to read that,
-        and there are user bytes in it."""
+        """No values: Powertools formats each request for its debug log, and it contains user bytes."""
         return ()
 
 
@@ -117,7 +116,7 @@ def _at_most(value: dict[str, Any], most_bytes: int) -> dict[str, Any]:
 
 
 def _few_functions(value: Any) -> Any:
-    """Looked at before the entries: each wrong one makes an error, and a request has room for hundreds of thousands."""
+    """Checked before the entries: each wrong one makes an error, and a request has room for hundreds of thousands."""
     if isinstance(value, dict) and len(value) > MAX_FUNCTIONS_PER_SUBMIT:
         raise ValueError(f"names more than {MAX_FUNCTIONS_PER_SUBMIT} functions")
     return value
@@ -148,7 +147,7 @@ FunctionReference = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"^{_CANONICAL_UUID.pattern}{_VERSION}$"}),
 ]
 
-#: Ids, of which the first that is wrong is told.
+#: Ids; the error names the first that is wrong.
 Ids = Annotated[list[Id], Field(fail_fast=True)]
 
 #: Text for people: names and descriptions.
@@ -174,12 +173,12 @@ NamedFunctions = Annotated[dict[FunctionKey, T], BeforeValidator(_few_functions)
 #: Epoch seconds, up to the last year that a date has.
 Instant = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
 
-#: Where a page of a list ended, as an answer gave it: microseconds, and the id or number of an entry.
+#: A pagination cursor from an answer: microseconds, and the id or number of an entry.
 Cursor = Annotated[str, Field(pattern="^[0-9]{1,17}:[0-9a-f-]{1,36}$")]
 NumberCursor = Annotated[str, Field(pattern="^[0-9]{1,17}:[0-9]{1,18}$")]
 
 #: A CURVE public key in Z85.
 PublicKey = Annotated[str, Field(pattern=_Z85)]
 
-#: A field of an answer that is left out, not null, when there is nothing to say.
+#: A field of an answer that is left out when it is null.
 Maybe = Annotated[T | None, Field(exclude_if=lambda value: value is None)]

@@ -13,7 +13,7 @@ Version = Annotated[int, Field(ge=1, lt=2**31)]
 
 class RegisterFunction(Shape):
     """``function_code`` is a packed buffer, or source text when ``serialized`` is false. With ``memoize``, calls of the
-    function are answered from memory unless they say otherwise."""
+    function are memoized unless they say otherwise."""
 
     function_name: Annotated[Title, Field(min_length=1)]
     function_code: Annotated[UserBytes, Field(min_length=1)]
@@ -27,8 +27,8 @@ class RegisterFunction(Shape):
 
 
 class UpdateFunction(Shape):
-    """What is to change; what is left out stays as it is. Other code or ``meta`` make a new version, which has the
-    ``meta`` given and no other."""
+    """Fields that are left out stay as they are. Other code or ``meta`` make a new version, which has the ``meta``
+    given and no other."""
 
     function_name: Annotated[Title, Field(min_length=1)] | None = None
     function_code: Annotated[UserBytes, Field(min_length=1)] | None = None
@@ -44,7 +44,7 @@ class FunctionRegistered(Shape):
 
 
 class FunctionUpdated(FunctionRegistered):
-    """``version`` is the newest one: a new one if code or ``meta`` are others than before."""
+    """``version`` is the newest one: a new one if code or ``meta`` changed."""
 
     version: int
 
@@ -76,7 +76,7 @@ class FunctionList(Shape):
 
 
 class FunctionFound(FunctionEntry):
-    """The version of a function that a reference means; ``reference`` is what to submit it by."""
+    """The version of a function that a reference names; submits name it by ``reference``."""
 
     reference: str
 

@@ -1,4 +1,4 @@
-"""Tasks: submitting, reading, cancelling; blobs; the version of the service."""
+"""Task shapes: submit, read, explain, cancel; uploads; the version of the service."""
 
 from __future__ import annotations
 
@@ -80,13 +80,12 @@ else:
 
 
 class _SubmitOptions(_PlainOptions):
-    """``user_runtime`` is taken and not needed. There is no message broker, so ``create_queue`` is refused from Globus
-    Compute's clients.
+    """``user_runtime`` is accepted and not needed. There is no message broker, so ``create_queue`` is refused from
+    Globus Compute's clients.
 
-    With ``memoize``, a task whose function and payload have the bytes of an earlier one of yours that succeeded ends at
-    once with the result of that one; null leaves it to the function. ``num_nodes``, ``ranks_per_node``, ``num_ranks``,
-    ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may stand in ``resource_specification`` instead.
-    """
+    With ``memoize``, a task whose function and payload have the bytes of an earlier one of yours that succeeded gets
+    its result at once; null leaves it to the function. ``num_nodes``, ``ranks_per_node``, ``num_ranks``,
+    ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may be in ``resource_specification`` instead."""
 
     task_group_id: Id | None = None
     create_queue: bool | None = None
@@ -103,7 +102,7 @@ class _SubmitOptions(_PlainOptions):
         return self
 
     def options(self) -> TaskOptions:
-        """The options of the tasks; what Globus Compute's programs say in the resource specification is translated.
+        """The options of the tasks; the resource specification of Globus Compute's programs is translated.
 
         :raises ValueError: for a value there that an option cannot have.
         """
@@ -122,8 +121,8 @@ class Submit(_SubmitOptions):
 
 
 class SubmitAnswer(Shape):
-    """``results`` are those of the tasks whose result was remembered; ``results_left_out`` says how many of them did
-    not fit, if any: ask for those as for any other task."""
+    """``results`` are those of memoized tasks; ``results_left_out`` is the number of them that did not fit, if any:
+    read those like other tasks."""
 
     request_id: str
     task_group_id: str
@@ -161,10 +160,11 @@ class ResultRefShape(BlobRefShape):
 
 
 class TaskAnswer(Shape):
-    """A task. Of ``result``, ``result_ref`` and ``exception`` at most one is there, and none before the task ended.
+    """A task. At most one of ``result``, ``result_ref`` and ``exception`` is there, and none before the task is
+    finished.
 
-    ``completion_t`` is epoch seconds as text; ``timings`` are epoch seconds at the stations of the task's way.
-    ``reason`` says why an ended task shows neither a result nor an exception; clients of Globus Compute see it as
+    ``completion_t`` is epoch seconds as text; ``timings`` are epoch seconds at the stages of the task.
+    ``reason`` is why a finished task shows neither a result nor an exception; clients of Globus Compute see it as
     ``exception`` too.
     """
 
@@ -191,7 +191,7 @@ class BatchStatus(Shape):
 
 
 class TaskBatchAnswer(Shape):
-    """Results that do not fit one answer are left out: ask again for the tasks that are missing."""
+    """Results that do not fit one answer are left out: request the missing tasks again."""
 
     response: str = "batch"
     results: dict[str, TaskAnswer]
@@ -209,7 +209,7 @@ class TaskGroupAnswer(Shape):
 
 
 class TaskEntry(Shape):
-    """A task in a list. Instants are epoch seconds. ``owner_id`` is there when the task is somebody else's."""
+    """A task in a list. Instants are epoch seconds. ``owner_id`` is there when the task belongs to another user."""
 
     task_id: str
     status: str
@@ -226,7 +226,7 @@ class TaskEntry(Shape):
 
 
 class TaskList(Shape):
-    """With ``next`` there may be more: ask again with that as ``before``."""
+    """With ``next`` there may be more: pass it as ``before``."""
 
     tasks: list[TaskEntry]
     next: Maybe[str] = None
@@ -248,8 +248,8 @@ class TaskEvents(Shape):
 
 
 class WhyEndpoint(Shape):
-    """The endpoint of a task. ``seen_at`` is its last heartbeat, in epoch seconds; ``problem`` is what is
-    wrong with it, in its own words."""
+    """The endpoint of a task. ``seen_at`` is its last heartbeat, in epoch seconds; ``problem`` is the one
+    that it reported."""
 
     endpoint_id: str
     name: str
@@ -261,7 +261,7 @@ class WhyEndpoint(Shape):
 
 class WhyAnswer(Shape):
     """``reason`` is for programs, ``text`` is for people. ``state_since`` is in epoch seconds, as is ``expires_at``: if
-    the task has not started by then, it ends as failed; null when it runs or has ended. ``queue_position`` is how many
+    the task has not started by then, it fails; null when it runs or is finished. ``queue_position`` is how many
     of the caller's own tasks leave the endpoint's queue before this one, null when it is not in the queue.
     ``queue_depth`` is how many tasks wait there, ``queue_submitters`` of how many submitters, who take turns.
     ``endpoint`` is left out when it is not registered any more."""
@@ -286,7 +286,8 @@ class TaskIds(Shape):
 
 class CancelAnswer(Shape):
     """What cancelling did. ``outcome``: "cancelled" (it will never run, or its result will be dropped), "requested"
-    (the endpoint was told to stop it; wait for its end), "finished" (too late) or "unknown" (no such task of yours).
+    (the endpoint was asked to stop it; wait for its result), "finished" (too late) or "unknown" (you have no task with
+    this id).
     ``status`` is the state of the task now."""
 
     task_id: str
@@ -331,8 +332,8 @@ class BlobGranted(Shape):
 
 
 class VersionAnswer(Shape):
-    """``min_ep_version`` and ``min_endpoint_version`` are the same: Globus Compute's client reads the one, its
-    published answers show the other."""
+    """``min_ep_version`` and ``min_endpoint_version`` are the same: Globus Compute's client reads the first, its
+    published answers show the second."""
 
     api: str
     min_sdk_version: str

@@ -1,6 +1,6 @@
-"""What every route gets: the caller, the services, and how the caller likes its answers.
+"""Call context of every route: the caller, the services, and the form of answers that the client reads.
 
-This and the modules of routes do without postponed annotations: Powertools would evaluate them for each request.
+This and the modules of routes use no postponed annotations: Powertools would evaluate them for each request.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 
-#: Where the resolver keeps the identity that it let in.
+#: Key of the admitted identity in the resolver's context.
 CALLER: Final = "caller"
 
 #: A client that sends ``X-Farcall-Accept: blob-ref`` fetches big results itself.
 ACCEPT_HEADER: Final = "x-farcall-accept"
-#: globus-sdk names itself in this header. Its clients know no ends but success and failed.
+#: globus-sdk sends this header. Its clients know no final states but success and failed.
 GLOBUS_HEADER: Final = "x-globus-client-info"
 
 
@@ -36,12 +36,12 @@ class Call:
     request_id: str
     takes_refs: bool
     knows_globus_states_only: bool
-    #: What the workers of an endpoint are, looked up once in a request.
+    #: The workers of an endpoint, read once per request.
     workers_of: Callable[[str], Mapping[str, str]]
 
 
 def current_call(request: Request) -> Call:
-    """The call that is being answered."""
+    """The call context of the current request."""
     event = request.resolved_event
     headers = event.headers
     services: Services = request.context["services"]
@@ -67,7 +67,7 @@ def new_router() -> APIGatewayRouter:
 def no_result_queue() -> Unsupported:
     """The error for a program that wants its results from a message broker."""
     return Unsupported(
-        "There is no message broker, so results cannot come from a queue: use farcall.Executor in the place of "
+        "There is no message broker, so results cannot come from a queue: use farcall.Executor instead of "
         "globus_compute_sdk.Executor.",
-        hint="globus_compute_sdk.Client works, too: it asks for its results.",
+        hint="globus_compute_sdk.Client works, too: it polls for results.",
     )

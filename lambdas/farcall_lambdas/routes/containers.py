@@ -1,4 +1,4 @@
-"""Routes of containers."""
+"""Container routes."""
 
 from typing import Annotated
 
@@ -37,13 +37,13 @@ def find_container(container: Reference, call: CurrentCall) -> ContainerEntry:
     return _entry(call.services.containers.get(call.identity, container))
 
 
-@router.delete("/v3/containers/<container>", summary="Forget a container of yours", tags=["containers"])
+@router.delete("/v3/containers/<container>", summary="Delete a container of yours", tags=["containers"])
 def delete_container(container: Reference, call: CurrentCall) -> Removed:
     call.services.containers.delete(call.identity, container)
     return Removed()
 
 
-@router.get("/v2/containers/build/<container_id>", summary="Whether a container's image is there", tags=["containers"])
+@router.get("/v2/containers/build/<container_id>", summary="The build status of a container", tags=["containers"])
 def get_build_status(container_id: Id, call: CurrentCall) -> BuildStatus:
     return BuildStatus(container_id=call.services.containers.get(call.identity, container_id).container_id)
 

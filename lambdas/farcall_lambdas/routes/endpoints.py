@@ -1,4 +1,4 @@
-"""Routes of endpoints, and the way in for agents and result streams."""
+"""Endpoint routes, and the connections of agents and result streams."""
 
 from typing import Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ from farcall_lambdas.models.endpoints import (
 from farcall_lambdas.models.fields import Id
 from farcall_lambdas.models.functions import Removed
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router, no_result_queue
-from farcall_lambdas.services.connect import WayIn
+from farcall_lambdas.services.connect import Admitted
 
 router = new_router()
 
@@ -65,28 +65,28 @@ def list_endpoints(
 @router.get("/v2/endpoints/<endpoint_id>", summary="Get an endpoint that you may use", tags=["endpoints"])
 def get_endpoint(endpoint_id: Id, call: CurrentCall) -> EndpointAnswer:
     endpoint = call.services.endpoints.get(call.identity, endpoint_id)
-    said = endpoint.metadata
+    reported = endpoint.metadata
     return EndpointAnswer(
         uuid=endpoint.endpoint_id,
         name=endpoint.name,
         display_name=endpoint.display_name,
         multi_user=endpoint.multi_user,
         public=endpoint.public,
-        endpoint_config=_text(said.get("endpoint_config", said.get("config"))) or "",
-        user_config_template=_text(said.get("user_config_template")) or "",
-        user_config_schema=schema if isinstance(schema := said.get("user_config_schema"), dict) else {},
+        endpoint_config=_text(reported.get("endpoint_config", reported.get("config"))) or "",
+        user_config_template=_text(reported.get("user_config_template")) or "",
+        user_config_schema=schema if isinstance(schema := reported.get("user_config_schema"), dict) else {},
         description=endpoint.description,
-        hostname=_text(said.get("hostname")),
-        local_user=_text(said.get("local_user")),
-        ip_address=_text(said.get("ip_address")),
-        endpoint_version=_text(said.get("endpoint_version")),
-        sdk_version=_text(said.get("sdk_version")),
-        subscription_uuid=_text(said.get("subscription_uuid")),
-        runtime=EndpointRuntime(**runtime) if isinstance(runtime := said.get("runtime"), dict) else None,
+        hostname=_text(reported.get("hostname")),
+        local_user=_text(reported.get("local_user")),
+        ip_address=_text(reported.get("ip_address")),
+        endpoint_version=_text(reported.get("endpoint_version")),
+        sdk_version=_text(reported.get("sdk_version")),
+        subscription_uuid=_text(reported.get("subscription_uuid")),
+        runtime=EndpointRuntime(**runtime) if isinstance(runtime := reported.get("runtime"), dict) else None,
     )
 
 
-@router.delete("/v2/endpoints/<endpoint_id>", summary="Forget an endpoint of yours", tags=["endpoints"])
+@router.delete("/v2/endpoints/<endpoint_id>", summary="Delete an endpoint of yours", tags=["endpoints"])
 def delete_endpoint(endpoint_id: Id, call: CurrentCall) -> Removed:
     call.services.endpoints.delete(call.identity, endpoint_id)
     return Removed()
@@ -101,21 +101,23 @@ def get_endpoint_status(endpoint_id: Id, call: CurrentCall) -> EndpointStatusAns
     )
 
 
-@router.get("/v3/endpoints/<endpoint_id>/allowed_functions", summary="What an endpoint runs", tags=["endpoints"])
+@router.get(
+    "/v3/endpoints/<endpoint_id>/allowed_functions", summary="The functions that an endpoint allows", tags=["endpoints"]
+)
 def get_allowed_functions(endpoint_id: Id, call: CurrentCall) -> AllowedFunctions:
     allowed = call.services.endpoints.get(call.identity, endpoint_id).allowed_functions
     return AllowedFunctions(endpoint_id=endpoint_id, restricted=allowed is not None, functions=list(allowed or ()))
 
 
-@router.post("/v3/endpoints/<endpoint_id>/connect", summary="Let the agent of an endpoint in", tags=["connections"])
+@router.post("/v3/endpoints/<endpoint_id>/connect", summary="Connect the agent of an endpoint", tags=["connections"])
 def connect_endpoint(endpoint_id: Id, body: Connect, call: CurrentCall) -> ConnectAnswer:
-    way_in = call.services.connect.connect(call.identity, endpoint_id, body)
-    return ConnectAnswer(endpoint_id=endpoint_id, owner_id=way_in.owner_id, **_way_in(way_in, call))
+    admitted = call.services.connect.connect(call.identity, endpoint_id, body)
+    return ConnectAnswer(endpoint_id=endpoint_id, owner_id=admitted.owner_id, **_connection(admitted, call))
 
 
-@router.post("/v3/stream", summary="Let a client in to hear of its results", tags=["connections"])
+@router.post("/v3/stream", summary="Connect a client to its result stream", tags=["connections"])
 def open_stream(body: OpenStream, call: CurrentCall) -> StreamAnswer:
-    return StreamAnswer(**_way_in(call.services.connect.stream(call.identity, body.public_key), call))
+    return StreamAnswer(**_connection(call.services.connect.stream(call.identity, body.public_key), call))
 
 
 def endpoint_details(endpoint: Endpoint) -> EndpointDetails:
@@ -138,17 +140,19 @@ def _registered(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def _way_in(way_in: WayIn, call: Call) -> dict[str, Any]:
+def _connection(admitted: Admitted, call: Call) -> dict[str, Any]:
     return {
-        "forwarders": [ForwarderEntry(address=each.address, server_key=each.server_key) for each in way_in.forwarders],
-        "ticket": way_in.ticket,
-        "ticket_expires_at": way_in.expires_at,
+        "forwarders": [
+            ForwarderEntry(address=each.address, server_key=each.server_key) for each in admitted.forwarders
+        ],
+        "ticket": admitted.ticket,
+        "ticket_expires_at": admitted.expires_at,
         "heartbeat_s": call.settings.heartbeat_s,
     }
 
 
 def _text(value: object) -> str | None:
-    """What an agent said of itself is free-form; only text is shown as text."""
+    """A text that an agent reported, which is free-form JSON; None for anything else."""
     return value if isinstance(value, str) else None
 
 

@@ -27,7 +27,7 @@ from farcall_lambdas.routes.call import CurrentCall, new_router
 
 router = new_router()
 
-#: What Globus Compute's clients find in each function's metadata; None where whoever registered it did not say.
+#: Keys that Globus Compute's clients read in each function's metadata; None where the registration had none.
 _GLOBUS_METADATA: Final[Mapping[str, None]] = {"python_version": None, "sdk_version": None}
 
 
@@ -63,7 +63,7 @@ def get_function(
     )
 
 
-@router.delete("/v2/functions/<function_id>", summary="Forget a function of yours", tags=["functions"])
+@router.delete("/v2/functions/<function_id>", summary="Delete a function of yours", tags=["functions"])
 def delete_function(function_id: Id, call: CurrentCall) -> Removed:
     call.services.functions.delete(call.identity, function_id)
     return Removed()
@@ -107,7 +107,7 @@ def list_aliases(call: CurrentCall) -> AliasList:
     return AliasList(aliases=[_alias(each) for each in call.services.functions.aliases(call.identity)])
 
 
-@router.delete("/v3/aliases/<name>", summary="Take an alias of yours away", tags=["functions"])
+@router.delete("/v3/aliases/<name>", summary="Delete an alias of yours", tags=["functions"])
 def delete_alias(name: Name, call: CurrentCall) -> Removed:
     call.services.functions.delete_alias(call.identity, name)
     return Removed()

@@ -34,14 +34,14 @@ def submit(endpoint_id: Id, body: Submit, call: CurrentCall) -> SubmitAnswer:
         endpoint_id=endpoint_id,
         tasks={function_id: list(task_ids) for function_id, task_ids in submitted.tasks.items()},
         results=results or None,
-        results_left_out=len(submitted.remembered) - len(results) or None,
+        results_left_out=len(submitted.memoized) - len(results) or None,
     )
 
 
 @router.post("/v2/submit", summary="Submit tasks to several endpoints (older form)", tags=["tasks"])
 def submit_v2(body: SubmitV2, call: CurrentCall) -> SubmitV2Answer:
-    """Tasks of one function for one endpoint are accepted or refused together; each task says which. They count as a
-    request of their own."""
+    """Tasks of one function for one endpoint are accepted or refused together; each task says which. They count as one
+    request."""
     check_count(len(body.tasks), call.settings)
     group_id = body.task_group_id or new_id()
     parts: dict[tuple[str, str], list[int]] = {}
@@ -60,14 +60,14 @@ def submit_v2(body: SubmitV2, call: CurrentCall) -> SubmitV2Answer:
     )
 
 
-@router.post("/v3/blobs", summary="Ask for the upload of a payload that is too big to go inline", tags=["blobs"])
+@router.post("/v3/blobs", summary="Request the upload of a large payload", tags=["blobs"])
 def grant_blob(body: RequestBlob, call: CurrentCall) -> BlobGranted:
     ref, url, headers = call.services.blobs.grant_upload(call.identity, size_bytes=body.size_bytes, sha256=body.sha256)
     return BlobGranted(blob_key=ref.blob_key, upload_url=url, headers=dict(headers))
 
 
 def _results(submitted: Submitted, call: Call) -> dict[str, TaskAnswer]:
-    views = call.services.results.views(submitted.remembered, takes_refs=call.takes_refs)
+    views = call.services.results.views(submitted.memoized, takes_refs=call.takes_refs)
     return {task_id: task_answer(view, call) for task_id, view in views.items()}
 
 

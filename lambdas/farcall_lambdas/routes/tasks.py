@@ -71,7 +71,8 @@ def list_tasks(
     until: Annotated[Instant | None, Query()] = None,
     before: Annotated[Cursor | None, Query()] = None,
 ) -> TaskList:
-    """``dead-lettered`` lists what was not discarded; with ``endpoint_id``, to the endpoint's owner, that of others."""
+    """``dead-lettered`` lists those that were not discarded; with ``endpoint_id``, the endpoint's owner sees those of
+    all users."""
     tasks, may_have_more = call.services.results.newest(
         call.identity,
         state=state,
@@ -117,14 +118,14 @@ def cancel_tasks(body: TaskIds, call: CurrentCall) -> CancelBatchAnswer:
     return CancelBatchAnswer(results={task_id: _cancelled(task_id, each) for task_id, each in cancelled.items()})
 
 
-@router.post("/v3/tasks/<task_id>/retry", summary="Run a task that has ended again, as a new task", tags=["tasks"])
+@router.post("/v3/tasks/<task_id>/retry", summary="Run a finished task again, as a new task", tags=["tasks"])
 def retry_task(task_id: Id, body: Retry, call: CurrentCall) -> RetryAnswer:
     submitted = call.services.retry.retry(call.identity, task_id, as_task_id=body.task_id)
     [[new_id]] = submitted.tasks.values()
     return RetryAnswer(task_id=new_id, retry_of=task_id, task_group_id=submitted.task_group_id)
 
 
-@router.post("/v3/tasks/<task_id>/discard", summary="Forget a dead letter and its arguments", tags=["tasks"])
+@router.post("/v3/tasks/<task_id>/discard", summary="Discard a dead letter and its arguments", tags=["tasks"])
 def discard_task(task_id: Id, call: CurrentCall) -> DiscardAnswer:
     call.services.retry.discard(call.identity, task_id)
     return DiscardAnswer(task_id=task_id)
@@ -134,7 +135,7 @@ def task_answer(view: TaskView, call: Call) -> TaskAnswer:
     """A task as an answer shows it."""
     task = view.task
     error = task.error
-    # Globus Compute's client knows no ends but results and exceptions: whatever else there is to say is one of these.
+    # Globus Compute's client knows results and exceptions only: other reasons become exceptions.
     otherwise = view.reason if call.knows_globus_states_only else None
     return TaskAnswer(
         task_id=task.task_id,
@@ -164,7 +165,7 @@ def _exception(error: ErrorRecord) -> str:
 
 
 def _status(state: TaskState, call: Call) -> str:
-    """A Globus client waits for ever for a task that ended in a state that it does not know."""
+    """A Globus client waits for ever for a task in a final state that it does not know."""
     if call.knows_globus_states_only and state.is_terminal and state is not TaskState.SUCCESS:
         return TaskState.FAILED.value
     return state.value
@@ -178,9 +179,9 @@ def _result_ref(view: TaskView) -> ResultRefShape | None:
 
 
 def _details(task: Task, call: Call) -> dict[str, Any]:
-    """What the worker said of itself, with Globus Compute's transitions. Its clients compare versions, and warn."""
-    stations = {"execution-start": "started_at", "execution-end": "ended_at"}
-    transitions = {name: task.timings[station] for name, station in stations.items() if station in task.timings}
+    """What the worker reported, with Globus Compute's transitions. Its clients compare versions, and warn."""
+    stages = {"execution-start": "started_at", "execution-end": "ended_at"}
+    transitions = {name: task.timings[stage] for name, stage in stages.items() if stage in task.timings}
     if not task.details and not transitions:
         return {}
     workers = call.workers_of(task.endpoint_id) if call.knows_globus_states_only else {}
@@ -219,7 +220,7 @@ def _cancelled(task_id: str, cancellation: Cancellation) -> CancelAnswer:
 
 
 def _globus_time(task: Task) -> str:
-    """UTC without saying so, in microseconds: Globus Compute's form."""
+    """UTC without a time zone, in microseconds: Globus Compute's form."""
     return task.submitted_at.strftime("%Y-%m-%dT%H:%M:%S.%f") if task.submitted_at else ""
 
 

@@ -1,4 +1,4 @@
-"""What the API does. Services know stores and identities, never HTTP; they raise domain errors."""
+"""Services of the API. They know stores and identities, never HTTP; they raise domain errors."""
 
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.audit import AuditService

@@ -1,8 +1,8 @@
-"""Who may use what: the one place where the API decides it.
+"""Authorization: which caller may use which object.
 
 A function or an endpoint may be used by its owner, by everyone when it is public, and by an identity with a grant.
-Being refused is said (403); ids are random, so that something exists is no secret worth a riddle. Tasks are their
-owner's alone, and someone else's task does not exist (404).
+A refusal is 403: ids are random, and that an object exists is not confidential. Tasks are their owner's alone: for
+other callers they do not exist (404).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from farcall_lambdas.identity import Identity
 
 
 class Access:
-    """Looks things up on behalf of a caller."""
+    """Reads objects that a caller may use."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -32,8 +32,8 @@ class Access:
     def submission(
         self, identity: Identity, endpoint_id: str, references: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[Endpoint, Mapping[str, Function], Mapping[str, Task]]:
-        """What a submit asks about together: an :meth:`endpoint`, :meth:`functions`, and those of the tasks that there
-        are already, whosever they are; the same errors."""
+        """Reads for a submit: an :meth:`endpoint`, :meth:`functions`, and those of the tasks that exist already, of any
+        owner; the same errors."""
         endpoint, found, tasks = self._records.tasks.read_for_submit(endpoint_id, _newest(references), task_ids)
         endpoint = self._usable(identity, endpoint_id, endpoint)
         return endpoint, self._runnable(identity, references, found, with_bodies=False), tasks
@@ -48,7 +48,7 @@ class Access:
     def functions(
         self, identity: Identity, references: Sequence[str], *, with_bodies: bool = False
     ) -> Mapping[str, Function]:
-        """Functions that the caller may run, by reference: an id, which means the newest version, or
+        """Functions that the caller may run, by reference: an id, which names the newest version, or
         ``<id>@<version>``. Without their bodies, which no decision needs.
 
         :raises FunctionUnknown: if one does not exist.
@@ -100,5 +100,5 @@ class Access:
 
 
 def _newest(references: Sequence[str]) -> Sequence[str]:
-    """Those that mean the newest version of a function."""
+    """Those that name the newest version of a function."""
     return [reference for reference in references if "@" not in reference]

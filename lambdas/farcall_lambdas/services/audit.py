@@ -1,4 +1,4 @@
-"""Who did what: the entries that services append to what they change, and reading them."""
+"""Audit log: entries for the changes of services, and reading them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _ADDRESS: Final = "source_ip"
 def entry(
     identity: Identity, action: str, object_id: str, *, at: float, owner_id: str = "", **detail: object
 ) -> AuditEntry:
-    """What the caller does at ``at`` (epoch seconds), to something of its own unless it says whose."""
+    """The audit entry of a change by the caller at ``at`` (epoch seconds). ``owner_id`` is the owner of the object, by
+    default the caller."""
     now = dt.datetime.fromtimestamp(at, dt.UTC)
     if identity.source_ip:
         detail[_ADDRESS] = identity.source_ip
@@ -25,7 +26,7 @@ def entry(
 
 
 class AuditService:
-    """What the caller did, and what others did to what is the caller's."""
+    """Changes by the caller, and changes by others to objects of the caller."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -39,8 +40,8 @@ class AuditService:
         after: tuple[dt.datetime, int] | None,
         limit: int,
     ) -> Sequence[AuditEntry]:
-        """Entries from ``since`` to before ``until`` and behind ``after``, oldest first. From which address others did
-        something is for the operator, who reads the table."""
+        """Entries from ``since`` to before ``until`` and after ``after``, oldest first. The addresses of
+        others are left out: only the operator may read them."""
         found = self._records.audit.list_entries(
             identity.identity_set, since=since, until=until, after=after, limit=limit
         )

@@ -1,4 +1,4 @@
-"""User bytes that are too big to travel inline: uploads, and the check of references to them."""
+"""Blobs: uploads of large payloads, and the check of references to them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from farcall_common.store.ports import Blobs
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
 
-#: A blob lives for the maximum wait, the retention and a day; one that is used again after that day begins once more.
+#: A blob lives for the maximum wait, the retention and a day; one that is used again after that day starts over.
 _RENEWED_AFTER_S: Final = 86_400.0
 
 
 def blob_key(owner_id: str, sha256: str) -> str:
-    """Where bytes of an owner live: equal bytes of one owner are one blob, and owners never share one."""
+    """The key of an owner's blob: equal bytes of one owner are one blob, and owners never share one."""
     return f"{owner_id}/{sha256}"
 
 
@@ -46,7 +46,7 @@ class BlobService:
             raise PayloadTooLarge(f"A payload has {size_bytes} bytes; {self._settings.max_payload_bytes} are allowed.")
 
     def check_references(self, identity: Identity, refs: Iterable[BlobRef]) -> None:
-        """Make sure that every reference is the caller's, was uploaded and has the size that it claims.
+        """Check that every reference is the caller's, was uploaded and has the size that it claims.
 
         :raises Forbidden: for someone else's blob.
         :raises BlobUnknown: for one that was never uploaded.
@@ -57,7 +57,7 @@ class BlobService:
             owner_id, _, sha256 = ref.blob_key.partition("/")
             if not identity.owns(owner_id):
                 raise Forbidden(f"Blob {ref.blob_key} is not yours.", hint="Refer to a blob that you uploaded.")
-            # Looked at first: nothing but an owner's id and a hash ever becomes part of an address.
+            # Checked first: nothing but an owner's id and a hash ever becomes part of an address.
             if sha256 != ref.sha256:
                 raise InvalidRequest(f"Blob {ref.blob_key} does not have the hash of the reference.")
             size_bytes = self._blobs.renew(ref.blob_key, older_than_s=_RENEWED_AFTER_S)
@@ -67,11 +67,11 @@ class BlobService:
                 raise InvalidRequest(f"Blob {ref.blob_key} does not have the size of the reference.")
 
     def reference(self, identity: Identity, data: bytes) -> BlobRef:
-        """How bytes of the caller will be referred to once they are kept."""
+        """The reference to bytes of the caller, once they are stored."""
         sha256 = hashlib.sha256(data).hexdigest()
         return BlobRef(blob_key(identity.identity_id, sha256), len(data), sha256)
 
-    def keep(self, uploads: Mapping[BlobRef, bytes]) -> None:
-        """Store bytes that came inline but are too big for the database."""
+    def store(self, uploads: Mapping[BlobRef, bytes]) -> None:
+        """Store payloads that were sent inline and are too large for the database."""
         for ref, data in uploads.items():
             self._blobs.write(ref.blob_key, data)

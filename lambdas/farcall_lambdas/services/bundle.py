@@ -1,4 +1,4 @@
-"""All services over one set of stores."""
+"""Services: all of them, over one set of stores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from farcall_lambdas.settings import ApiSettings
 
 @dataclasses.dataclass(frozen=True)
 class Services:
-    """What the routes call. Safe to share between threads as far as the stores are."""
+    """The services that routes call. Safe to share between threads as far as the stores are."""
 
     account: AccountService
     functions: FunctionService
@@ -54,7 +54,7 @@ class Services:
         clock: Callable[[], float] = time.time,
         fleet: Fleet | None = None,
     ) -> Services:
-        """Services over stores. ``clock`` gives epoch seconds; ``fleet`` are forwarders that may sleep."""
+        """Services over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep."""
         access = Access(stores)
         storage = Storage(stores, settings, clock=clock)
         endpoints = EndpointService(stores, access, settings, storage=storage, clock=clock)

@@ -1,12 +1,12 @@
 """Cancelling tasks.
 
-What happens depends on where the task is, and the queue knows that best:
+It depends on the task's state in the queue:
 
-* waiting in the queue: it is taken out and ends as cancelled, here and now;
-* with its endpoint: the endpoint is told, and reports the end;
-* ended: too late;
-* not in the queue at all (it was never queued, or the queue was wiped): it ends as cancelled in the database. Should
-  the endpoint hold it after all, the first end wins and its result will be dropped.
+* waiting: it is removed, and cancelled at once;
+* leased: the endpoint is asked to stop it, and reports its result;
+* finished: too late;
+* not in the queue (it was never queued, or the queue was wiped): it is cancelled in the database. If the endpoint
+  holds it after all, the first result counts and the endpoint's is dropped.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class CancelService:
         outcome |= {id_: Cancellation("finished", task.state) for id_, task in tasks.items() if task.state.is_terminal}
         open_tasks = [task for task in tasks.values() if not task.state.is_terminal]
         for endpoint_id in dict.fromkeys(task.endpoint_id for task in open_tasks):
-            there = [task for task in open_tasks if task.endpoint_id == endpoint_id]
-            outcome |= self._cancel_at(identity, endpoint_id, there)
+            tasks_there = [task for task in open_tasks if task.endpoint_id == endpoint_id]
+            outcome |= self._cancel_at(identity, endpoint_id, tasks_there)
         return outcome
 
     def _cancel_at(self, identity: Identity, endpoint_id: str, tasks: Sequence[Task]) -> Mapping[str, Cancellation]:
@@ -75,7 +75,7 @@ class CancelService:
                 case CancelOutcome.REQUESTED:
                     outcome[task.task_id] = Cancellation("requested", task.state)
                 case CancelOutcome.FINISHED:
-                    # The end is on its way into the database, which will say what it is.
+                    # The result is not in the database yet.
                     outcome[task.task_id] = Cancellation("finished")
                 case CancelOutcome.REMOVED | CancelOutcome.UNKNOWN:
                     never_run.append(task.task_id)
@@ -84,17 +84,17 @@ class CancelService:
         }
         requested = [id_ for id_, each in outcome.items() if each.outcome == "requested"]
         self._stores.audit.add_entries([done[id_] for id_ in requested])
-        return {**outcome, **self._end(endpoint_id, never_run, [done[id_] for id_ in never_run], now=now)}
+        return {**outcome, **self._finish(endpoint_id, never_run, [done[id_] for id_ in never_run], now=now)}
 
-    def _end(
+    def _finish(
         self, endpoint_id: str, task_ids: Sequence[str], entries: Sequence[AuditEntry], *, now: float
     ) -> Mapping[str, Cancellation]:
-        """Record the ends. Should we die before, those that the queue knows of are in its outbox."""
+        """Record the results. If this process dies before, those that the queue knows are in its outbox."""
         if not task_ids:
             return {}
-        ends = [cancelled_before_dispatch(task_id, endpoint_id) for task_id in task_ids]
+        results = [cancelled_before_dispatch(task_id, endpoint_id) for task_id in task_ids]
         tasks = self._stores.tasks.audited(*entries)
-        first = tasks.record_results(ends, at=dt.datetime.fromtimestamp(now, dt.UTC))
+        first = tasks.record_results(results, at=dt.datetime.fromtimestamp(now, dt.UTC))
         self._stores.queue.flushed({endpoint_id: task_ids})
         return {
             task_id: Cancellation("cancelled", TaskState.CANCELLED) if task_id in first else Cancellation("finished")

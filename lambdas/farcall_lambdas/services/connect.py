@@ -1,4 +1,4 @@
-"""The way in: which forwarders live, their keys, and the ticket to show them."""
+"""Connections of agents and clients: live forwarders, their keys, and the ticket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.audit import entry
 from farcall_lambdas.settings import ApiSettings
 
-#: How many forwarders a peer is told of: enough to survive the loss of two.
+#: Forwarders in an answer: enough to survive the loss of two.
 MAX_FORWARDERS: Final = 3
 RETRY_AFTER_S: Final = 2.0
 _KEEP_KEY: Final = "Use one key for one agent or client, also when it connects again."
@@ -28,7 +28,7 @@ WAKING_RETRY_AFTER_S: Final = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class WayIn:
+class Admitted:
     """Forwarders to try in order, and the ticket. ``expires_at`` in epoch seconds; ``owner_id``: of an endpoint."""
 
     forwarders: Sequence[ForwarderInfo]
@@ -38,7 +38,7 @@ class WayIn:
 
 
 class ConnectService:
-    """Lets agents and clients in. Forwarders of a ``fleet`` may sleep; who asks for one wakes them."""
+    """Admits agents and clients to forwarders. Forwarders of a ``fleet`` may sleep; a request for one wakes them."""
 
     def __init__(
         self,
@@ -56,19 +56,19 @@ class ConnectService:
         self._fleet = fleet
         self._woken_at = -math.inf
 
-    def connect(self, identity: Identity, endpoint_id: str, wanted: Connect) -> WayIn:
-        """Let the agent of an endpoint of the caller in, with this CURVE key.
+    def connect(self, identity: Identity, endpoint_id: str, wanted: Connect) -> Admitted:
+        """Admit the agent of an endpoint of the caller, with this CURVE key.
 
-        :raises Forbidden: if the endpoint is someone else's, or the key speaks for another endpoint already.
+        :raises Forbidden: if the endpoint is another user's, or the key belongs to another endpoint.
         :raises NoForwarder: if none is alive.
         """
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         peer = PeerKey(wanted.public_key, PeerKind.AGENT, endpoint_id)
-        speaks_for = self._stores.endpoints.find_endpoints_by_key([wanted.public_key]).get(wanted.public_key)
-        if speaks_for not in (None, endpoint_id):
+        key_owner = self._stores.endpoints.find_endpoints_by_key([wanted.public_key]).get(wanted.public_key)
+        if key_owner not in (None, endpoint_id):
             raise Forbidden(
                 "This key belongs to another endpoint.",
-                hint="Every endpoint has a key pair of its own; make a new one.",
+                hint="Make a new key pair: endpoints cannot share one.",
             )
         self._check_key(identity, peer)
         runtime: dict[str, Any] = {"python_version": wanted.python_version, "packages": wanted.packages}
@@ -77,10 +77,10 @@ class ConnectService:
         if wanted.platform:
             runtime["platform"] = wanted.platform
         if any(runtime.values()) and endpoint.metadata.get("runtime") != runtime:
-            # Nothing else of it: its owner may be making it private at this moment, or deleting it.
+            # Only this field: its owner may be changing or deleting the endpoint at this moment.
             self._stores.endpoints.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, "runtime": runtime}})
         now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
-        if speaks_for is None:
+        if key_owner is None:
             done = entry(
                 identity,
                 "endpoint.key",
@@ -90,25 +90,25 @@ class ConnectService:
                 public_key=wanted.public_key,
             )
             self._stores.endpoints.audited(done).add_endpoint_key(endpoint_id, wanted.public_key, at=now)
-        return dataclasses.replace(self._let_in(peer), owner_id=endpoint.owner_id)
+        return dataclasses.replace(self._admit(peer), owner_id=endpoint.owner_id)
 
-    def stream(self, identity: Identity, public_key: str) -> WayIn:
-        """Let a client of the caller in to hear of its results.
+    def stream(self, identity: Identity, public_key: str) -> Admitted:
+        """Admit a client of the caller to its result stream.
 
-        :raises Forbidden: if the key speaks for an endpoint.
+        :raises Forbidden: if the key belongs to an endpoint.
         :raises NoForwarder: if no forwarder is alive.
         """
         if self._stores.endpoints.find_endpoints_by_key([public_key]).get(public_key) is not None:
             raise Forbidden("This key belongs to an endpoint.", hint="Make a new key pair for the result stream.")
         peer = PeerKey(public_key, PeerKind.CLIENT, identity.identity_id)
         self._check_key(identity, peer)
-        return self._let_in(peer)
+        return self._admit(peer)
 
     def _check_key(self, identity: Identity, peer: PeerKey) -> None:
-        """Each key is kept for as long as its ticket is good: an identity makes so many, and nobody those of others.
+        """Each key is kept while its ticket is valid: new keys of an identity are limited.
 
-        :raises Forbidden: if the key speaks for somebody else.
-        :raises RateLimited: for one new key too many.
+        :raises Forbidden: if the key belongs to another peer.
+        :raises RateLimited: for too many new keys.
         """
         try:
             known = self._stores.queue.find_peers([peer.public_key]).get(peer.public_key)
@@ -121,13 +121,13 @@ class ConnectService:
                 burst=self._settings.key_burst,
             )
         except Unavailable:
-            return  # Then there is no forwarder to be told of either.
+            return  # Then no forwarder is known either.
         if known is not None:
-            raise Forbidden("This key belongs to somebody else.", hint="Make a new key pair.")
+            raise Forbidden("This key belongs to another user.", hint="Make a new key pair.")
         if not taken.tokens:
             raise RateLimited("You made too many new keys.", hint=_KEEP_KEY, retry_after_s=taken.wait_s)
 
-    def _let_in(self, peer: PeerKey) -> WayIn:
+    def _admit(self, peer: PeerKey) -> Admitted:
         now = self._clock()
         forwarders = rank(self._stores.queue.forwarders(), peer.subject)
         if not forwarders:
@@ -136,27 +136,25 @@ class ConnectService:
         ttl_s = self._settings.ticket_ttl_s
         self._stores.queue.admit(peer, ttl_s=ttl_s)
         ticket = self._stores.tickets.issue(peer, expires_at=now + ttl_s)
-        return WayIn(forwarders[:MAX_FORWARDERS], ticket, now + ttl_s)
+        return Admitted(forwarders[:MAX_FORWARDERS], ticket, now + ttl_s)
 
     def _wake(self, now: float) -> None:
-        """Wake the forwarders if they can sleep; not for everybody who asks while they are getting up.
+        """Wake the forwarders if they can sleep, once while they start.
 
-        :raises ForwarderWaking: when they have been told.
-        :raises Unavailable: if they cannot be told.
+        :raises ForwarderWaking: when they are starting.
+        :raises Unavailable: if they cannot be started.
         """
         if self._fleet is None:
             return
         if now - self._woken_at >= WAKING_RETRY_AFTER_S:
             self._fleet.wake()
             self._woken_at = now
-        raise ForwarderWaking(
-            "The forwarder sleeps while nobody uses it, and is being woken.", retry_after_s=WAKING_RETRY_AFTER_S
-        )
+        raise ForwarderWaking("The forwarder was idle and is starting.", retry_after_s=WAKING_RETRY_AFTER_S)
 
 
 def rank(forwarders: Sequence[ForwarderInfo], subject: str) -> Sequence[ForwarderInfo]:
-    """Rendezvous hashing (Thaler and Ravishankar, 1998): everyone who asks for a subject gets the same order, and the
-    loss of one forwarder moves only its own subjects."""
+    """Rendezvous hashing (Thaler and Ravishankar, 1998): every request for a subject gets the same order, and the loss
+    of one forwarder moves only its subjects."""
 
     def weight(forwarder: ForwarderInfo) -> bytes:
         return hashlib.sha256(f"{forwarder.forwarder_id} {subject}".encode()).digest()

@@ -1,4 +1,4 @@
-"""Registering containers, and finding them by id or name. Images are the caller's matter: none is built or fetched."""
+"""Containers: registration, and finding them by id or name. No image is built or fetched here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farcall_lambdas.settings import ApiSettings
 
 
 class ContainerService:
-    """Containers of the caller; someone else's do not exist."""
+    """Containers of the caller; those of others do not exist."""
 
     def __init__(
         self, records: Records, settings: ApiSettings, *, storage: Storage, clock: Callable[[], float]
@@ -28,17 +28,17 @@ class ContainerService:
         self._clock = clock
 
     def register(self, identity: Identity, wanted: RegisterContainer) -> Container:
-        """Register a container. Doing it again, all the same, gives the one that is there.
+        """Register a container. A repeated registration returns the existing one.
 
-        :raises Conflict: for a name that another container of the caller has.
-        :raises QuotaExceeded: for one container too many.
+        :raises Conflict: for the name of a different container of the caller.
+        :raises QuotaExceeded: over the number of containers.
         """
         owner_id, container_id = identity.identity_id, new_id()
         known = self._records.functions.find_container(owner_id, wanted.name) if wanted.name else None
         if known is not None:
             if (known.technology, known.image) != (wanted.type, wanted.location):
                 raise Conflict(
-                    f"You have a container named {known.name} already, and it is another one.",
+                    f"You have a different container named {known.name} already.",
                     hint="Choose another name, or delete that one first.",
                 )
             return known
@@ -59,7 +59,7 @@ class ContainerService:
         return container
 
     def get(self, identity: Identity, reference: str, *, technology: str | None = None) -> Container:
-        """A container of the caller by id or name; with ``technology``, only if it is of that.
+        """A container of the caller by id or name; with ``technology``, only one of that.
 
         :raises ContainerUnknown: if there is none.
         """
@@ -78,7 +78,7 @@ class ContainerService:
         return fitting(found, self._settings, shown=lambda each: (each.name, each.image, each.description))
 
     def delete(self, identity: Identity, reference: str) -> None:
-        """Forget a container of the caller. Tasks that were submitted still ask for it.
+        """Delete a container of the caller. Tasks that were submitted with it keep it.
 
         :raises ContainerUnknown: if there is none.
         """

@@ -1,4 +1,4 @@
-"""Registering, showing and forgetting endpoints."""
+"""Endpoints: registration, changes, deletion, status."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ logger = Logger(service=SERVICE, child=True)
 
 
 class EndpointService:
-    """Endpoints of the caller, and those that others let the caller use."""
+    """Endpoints of the caller, and those of others that the caller may use."""
 
     def __init__(
         self, stores: Stores, access: Access, settings: ApiSettings, *, storage: Storage, clock: Callable[[], float]
     ) -> None:
-        self._records = stores
-        self._queue = stores.queue
+        self._stores = stores
         self._access = access
         self._settings = settings
         self._storage = storage
@@ -43,7 +42,7 @@ class EndpointService:
     def register(self, identity: Identity, wanted: RegisterEndpoint) -> Endpoint:
         """Store a new endpoint of the caller.
 
-        :raises QuotaExceeded: for one endpoint too many.
+        :raises QuotaExceeded: over the number of endpoints.
         """
         _refuse_unenforceable(wanted)
         endpoint = Endpoint(
@@ -56,11 +55,11 @@ class EndpointService:
         done = entry(identity, "endpoint.register", endpoint.endpoint_id, at=self._clock(), name=endpoint.name)
         self._storage.check()
         quota = Quota(Quotable.ENDPOINT, identity.identity_id, self._settings.max_endpoints)
-        self._records.endpoints.audited(done, quota=quota).put_endpoint(endpoint)
+        self._stores.endpoints.audited(done, quota=quota).put_endpoint(endpoint)
         return endpoint
 
     def update(self, identity: Identity, endpoint_id: str, wanted: UpdateEndpoint) -> Endpoint:
-        """Change what was sent of an endpoint of the caller."""
+        """Change the fields that were sent, of an endpoint of the caller."""
         _refuse_unenforceable(wanted)
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         changes = self._changes(identity, wanted, endpoint)
@@ -72,7 +71,7 @@ class EndpointService:
             owner_id=endpoint.owner_id,
             changed=sorted(wanted.model_fields_set),
         )
-        self._records.endpoints.audited(done).change_endpoint(endpoint_id, changes)
+        self._stores.endpoints.audited(done).change_endpoint(endpoint_id, changes)
         return dataclasses.replace(endpoint, **changes)
 
     def get(self, identity: Identity, endpoint_id: str) -> Endpoint:
@@ -82,42 +81,42 @@ class EndpointService:
     def search(self, identity: Identity, *, role: str) -> Sequence[Endpoint]:
         """``role`` is "owner" (the caller's) or "any" (those that the caller may use). Newest first; as many as fit an
         answer."""
-        found = self._records.endpoints.list_endpoints(identity.identity_id, role=role)
+        found = self._stores.endpoints.list_endpoints(identity.identity_id, role=role)
         return fitting(found, self._settings, shown=lambda each: (each.name, each.display_name))
 
     def delete(self, identity: Identity, endpoint_id: str) -> None:
-        """Forget an endpoint of the caller, and show its agent out: its machine or its key may be in other hands."""
+        """Delete an endpoint of the caller, and disconnect its agent: its machine or its key may be compromised."""
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         done = entry(identity, "endpoint.delete", endpoint_id, at=self._clock(), owner_id=endpoint.owner_id)
-        keys = self._records.endpoints.list_endpoint_keys(endpoint_id)
-        self._records.endpoints.audited(done).delete_endpoint(endpoint_id)
+        keys = self._stores.endpoints.list_endpoint_keys(endpoint_id)
+        self._stores.endpoints.audited(done).delete_endpoint(endpoint_id)
         try:
-            self._queue.dismiss(keys)
-            self._queue.evict(endpoint_id)
+            self._stores.queue.dismiss(keys)
+            self._stores.queue.evict(endpoint_id)
         except Unavailable:
-            logger.warning("queue unavailable; an agent may stay until its ticket ends", endpoint_id=endpoint_id)
+            logger.warning("queue unavailable; an agent may stay until its ticket expires", endpoint_id=endpoint_id)
 
     def state(self, endpoint: Endpoint) -> EndpointState:
-        """Online while heartbeats come in: a forwarder that died cannot say that its endpoints are gone."""
+        """Online while heartbeats arrive: a forwarder that died cannot report its endpoints as offline."""
         if not endpoint.online or endpoint.silent_s is None:
             return EndpointState.OFFLINE
         fresh = endpoint.silent_s < self._settings.online_window_s
         return EndpointState.ONLINE if fresh else EndpointState.OFFLINE
 
     def workers(self, endpoint_id: str) -> Mapping[str, str]:
-        """What an endpoint said of its workers when it last connected, in Globus Compute's words."""
-        endpoint = self._records.endpoints.get_endpoint(endpoint_id)
+        """Workers of an endpoint as reported when it last connected, with Globus Compute's keys."""
+        endpoint = self._stores.endpoints.get_endpoint(endpoint_id)
         runtime = endpoint.metadata.get("runtime") if endpoint is not None else None
         if not isinstance(runtime, dict) or not runtime.get("python_version"):
             return {}
-        told = {"endpoint_id": endpoint_id, "python_version": str(runtime["python_version"])}
+        workers = {"endpoint_id": endpoint_id, "python_version": str(runtime["python_version"])}
         packages = runtime.get("packages") or {}
         others = {
             "dill_version": packages.get("dill"),
             "os": runtime.get("platform"),
             "globus_compute_sdk_version": (ours := packages.get("farcall-endpoint")) and f"farcall-endpoint {ours}",
         }
-        return told | {name: str(value) for name, value in others.items() if value}
+        return workers | {name: str(value) for name, value in others.items() if value}
 
     def _changes(
         self, identity: Identity, wanted: RegisterEndpoint | UpdateEndpoint, endpoint: Endpoint
@@ -128,16 +127,16 @@ class EndpointService:
         return changes
 
     def _pinned(self, identity: Identity, references: Sequence[str]) -> Sequence[str]:
-        """What is allowed to run must not become something else: of a function that belongs to somebody else, who can
-        change it at any time, the newest version of today is meant."""
+        """Allowed functions must not change: a function of another owner, who can change it at any time, is pinned to
+        its current newest version."""
         bare = [reference for reference in references if "@" not in reference]
-        found = self._records.functions.get_functions(bare, with_bodies=False) if bare else {}
+        found = self._stores.functions.get_functions(bare, with_bodies=False) if bare else {}
         others = {id_: f"{id_}@{each.version}" for id_, each in found.items() if not identity.owns(each.owner_id)}
         return [others.get(reference, reference) for reference in references]
 
 
 def _refuse_unenforceable(wanted: RegisterEndpoint | UpdateEndpoint) -> None:
-    """A protection that is asked for and not enforced would be worse than none."""
+    """A requested protection that is not enforced would be worse than none."""
     for name in ("authentication_policy", "high_assurance", "admins"):
         if getattr(wanted, name):
             raise InvalidRequest(f"{name} is not supported by this service.", hint=f"Leave {name} out.")
@@ -155,7 +154,7 @@ def _changes(wanted: RegisterEndpoint | UpdateEndpoint, endpoint: Endpoint) -> d
     if not wanted.metadata and "subscription_uuid" not in sent:
         return changes
     metadata = {**endpoint.metadata, **(wanted.metadata or {})}
-    if wanted.metadata and len(json.dumps(metadata)) > 2 * MAX_METADATA_BYTES:  # half of it is what the agent said
+    if wanted.metadata and len(json.dumps(metadata)) > 2 * MAX_METADATA_BYTES:  # half of it is the agent's
         raise InvalidRequest(f"The metadata of an endpoint has more than {MAX_METADATA_BYTES} bytes.")
     if "subscription_uuid" in sent:
         metadata["subscription_uuid"] = wanted.subscription_uuid

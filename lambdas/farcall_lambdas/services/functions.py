@@ -1,4 +1,4 @@
-"""Registering functions and versions of them, naming, showing and forgetting them. Their bodies are opaque."""
+"""Functions: registration, versions, aliases, deletion. Their bodies are opaque."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from farcall_lambdas.services.limits import Storage, check_quota, fitting
 from farcall_lambdas.services.memo import MEMOIZE
 from farcall_lambdas.settings import ApiSettings
 
-#: How often a version is numbered anew because another one was added at the same moment.
+#: Attempts to number a version, when another one is added at the same moment.
 _ATTEMPTS: Final = 5
 
 
 class FunctionService:
-    """Functions of the caller, and those that others let the caller run."""
+    """Functions of the caller, and those of others that the caller may run."""
 
     def __init__(
         self, records: Records, access: Access, settings: ApiSettings, *, storage: Storage, clock: Callable[[], float]
@@ -38,16 +38,16 @@ class FunctionService:
         self._clock = clock
 
     def register(self, identity: Identity, wanted: RegisterFunction) -> Function:
-        """Store a function for good under a new id.
+        """Register a function under a new id.
 
         :raises InvalidRequest: for sharing that could not be enforced.
         :raises PayloadTooLarge: for a body over the payload limit.
-        :raises QuotaExceeded: for one function too many.
+        :raises QuotaExceeded: over the number or bytes of functions.
         """
         if wanted.group or wanted.ha_endpoint_id:
             raise InvalidRequest(
                 "A function cannot be shared with a group or bound to a high-assurance endpoint here.",
-                hint="Leave out group and ha_endpoint_id; a function is its owner's alone, or public.",
+                hint="Leave out group and ha_endpoint_id: a function is private or public.",
             )
         body = self._body(wanted.function_name, wanted.function_code, serialized=wanted.serialized)
         function = Function(
@@ -67,11 +67,12 @@ class FunctionService:
         return function
 
     def update(self, identity: Identity, function_id: str, wanted: UpdateFunction) -> Function:
-        """Change a function of the caller. Other code or metadata make a new version; asking again changes nothing.
+        """Change a function of the caller. Other code or metadata make a new version; a repeated update changes
+        nothing.
 
         :raises FunctionUnknown, Forbidden: if the caller has no such function.
         :raises PayloadTooLarge: for a body over the payload limit.
-        :raises QuotaExceeded: for one version too many.
+        :raises QuotaExceeded: over the number or bytes of versions.
         """
         for _ in range(_ATTEMPTS):
             newest = self._access.own_function(identity, function_id)
@@ -102,9 +103,9 @@ class FunctionService:
 
     def find(self, identity: Identity, reference: str) -> tuple[Function, str]:
         """A function that the caller may run, by id, ``<id>@<version>`` or an alias of the caller, without its body;
-        and what to submit it by.
+        and the reference for submits.
 
-        :raises FunctionUnknown: if nothing is called that.
+        :raises FunctionUnknown: if nothing has that name.
         """
         if not is_uuid(reference.partition("@")[0]):
             alias = self._records.functions.get_alias(identity.identity_id, reference)
@@ -119,10 +120,10 @@ class FunctionService:
         return self._records.functions.list_versions(function_id, limit=limit)
 
     def put_alias(self, identity: Identity, wanted: PutAlias) -> FunctionAlias:
-        """Give a function, or a version of it, a name among those of the caller; it may have named another one before.
+        """Name a function of the caller, or a version of it; replaces an alias of that name.
 
         :raises FunctionUnknown: for a function or version that does not exist.
-        :raises QuotaExceeded: for one alias too many.
+        :raises QuotaExceeded: over the number of aliases.
         """
         alias = FunctionAlias(identity.identity_id, wanted.name, wanted.function_id, wanted.version)
         reference = wanted.function_id if wanted.version is None else f"{wanted.function_id}@{wanted.version}"
@@ -139,7 +140,7 @@ class FunctionService:
         return self._records.functions.list_aliases(identity.identity_id)
 
     def delete_alias(self, identity: Identity, name: str) -> None:
-        """Take a name away; what it named stays.
+        """Delete an alias; its function stays.
 
         :raises FunctionUnknown: if the caller has no such alias.
         """
@@ -154,7 +155,7 @@ class FunctionService:
         return fitting(found, self._settings, shown=lambda f: (f.name, f.description, f.metadata))
 
     def delete(self, identity: Identity, function_id: str) -> None:
-        """Forget a function of the caller."""
+        """Delete a function of the caller."""
         function = self._access.own_function(identity, function_id)
         done = entry(identity, "function.delete", function_id, at=self._clock(), owner_id=function.owner_id)
         self._records.functions.audited(done).delete_function(function_id)
@@ -182,12 +183,12 @@ class FunctionService:
         if len(body) > self._settings.max_payload_bytes:
             raise PayloadTooLarge(
                 f"The function has {len(body)} bytes; {self._settings.max_payload_bytes} are allowed.",
-                hint="Import big data inside the function instead of closing over it.",
+                hint="Read large data inside the function instead of capturing it.",
             )
         return body
 
     def _quota(self, version: Function) -> Quota:
-        """What bounds the functions of an owner who adds this version of one."""
+        """The quota for adding this version of a function."""
         settings = self._settings
         return Quota(
             Quotable.FUNCTION,

@@ -23,28 +23,28 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.account import Limits, Quota
 from farcall_lambdas.settings import ApiSettings
 
-#: How long a caller is told to wait for room in a queue, in seconds.
+#: Retry-After for a full queue, in seconds.
 QUEUE_RETRY_S: Final = 5.0
 
-#: Beside a queue up to this long others are not added up; their sum is believed for so many seconds. So is it that a
-#: queue is as short as this, and no more than a part of what it may be.
+#: For a queue up to this length, and up to this part of its limit, the other queues of its owner are not added up. Sums
+#: and short depths are valid for this many seconds.
 _SHORT_QUEUE: Final = 1000
 _SHORT_PART: Final = 10
 _WAITING_GOOD_S: Final = 1.0
 
-#: Each submitter may have this part of what may wait for an endpoint, even if others have filled the queue.
+#: Part of an endpoint's queue that each submitter may use even if others have filled it.
 _SHARE_PART: Final = 100
 
-#: Tokens are taken in advance, so many, and are lost if they are not used within so many seconds.
+#: Tokens that are taken in advance, and the seconds within which they must be used.
 _ADVANCE: Final = 20
 _ADVANCE_GOOD_S: Final = 1.0
 
-#: The part of the database's disk that may be in use when something is added: its log of changes needs some as well.
+#: Part of the database's disk that may be used when something is added: its write-ahead log needs room, too.
 _STORAGE_SHARE: Final = 0.85
-#: For how long a measured size counts, in seconds.
+#: How long a measured size is valid, in seconds.
 _SIZE_GOOD_S: Final = 60.0
 
-#: What an entry of a list takes beside texts, in bytes.
+#: Bytes of an entry of a list without its texts.
 _ENTRY_BYTES: Final = 500
 
 #: How far the clocks of issuers may be behind ours, in seconds.
@@ -63,14 +63,14 @@ def check_count(count: int, settings: ApiSettings) -> None:
 
 
 def check_quota(what: str, count: int, limit: int) -> None:
-    """:raises QuotaExceeded: if a caller with ``count`` of something may not have one more."""
+    """:raises QuotaExceeded: if ``count`` has reached the limit."""
     if count >= limit:
         raise QuotaExceeded(f"You have {count} {what} already; {limit} are allowed.")
 
 
 def fitting(items: Sequence[T], settings: ApiSettings, *, shown: Callable[[T], object]) -> Sequence[T]:
-    """As many of the first items as fit one answer, by what is ``shown`` of them beside ids and times; at least one if
-    there are any."""
+    """As many of the first items as fit one answer, by the texts that are ``shown`` of each; at least one if there are
+    any."""
     room = settings.max_response_bytes
     for count, item in enumerate(items):
         room -= _ENTRY_BYTES + len(json.dumps(shown(item)))
@@ -80,8 +80,8 @@ def fitting(items: Sequence[T], settings: ApiSettings, *, shown: Callable[[T], o
 
 
 class Storage:
-    """Whether there is room on the database's disk. What is on it must always find some: the results of what was
-    accepted, and the retention, which cannot delete anything on a disk that is full."""
+    """Room on the database's disk. Results of accepted tasks and the retention must always find some: nothing can be
+    deleted on a full disk."""
 
     def __init__(self, records: Records, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
         self._records = records
@@ -105,11 +105,11 @@ class Storage:
 
 
 class Room:
-    """How many tasks may wait for an endpoint, and for all endpoints of its owner: whoever registers endpoints makes
-    queues, and one that is never started is never emptied. Submits at the same moment do not see each other.
+    """Limits of waiting tasks, for an endpoint and for all endpoints of its owner: the queue of an endpoint that never
+    starts is never emptied. Concurrent submits do not see each other.
 
-    One submitter may fill a queue, and must not lock the others out: who has a few tasks there may always add some,
-    until the queue is twice as long as it may be.
+    One submitter may fill a queue, and must not lock the others out: a submitter with few tasks there may always add
+    some, until the queue is twice as long as its limit.
     """
 
     def __init__(self, queue: Queue, records: Records, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
@@ -118,9 +118,9 @@ class Room:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        #: Tasks that wait for all endpoints of an owner, and until when that is believed.
+        #: Tasks that wait for all endpoints of an owner, and until when the number is valid.
         self._waiting: dict[str, tuple[int, float]] = {}
-        #: The same of an endpoint, as the queue said when this process added to it.
+        #: The same for an endpoint, from the last enqueue of this process.
         self._depths: dict[str, tuple[int, float]] = {}
 
     def check(self, endpoint: Endpoint, count: int, *, submitter_id: str) -> None:
@@ -144,19 +144,19 @@ class Room:
             # Short queues are not added up: all that one identity may have hold no more than a few long ones.
             waiting = self._of_owner(endpoint.owner_id) if depth + count > _SHORT_QUEUE else 0
         except Unavailable:
-            return  # What is accepted now is queued when the queue is back.
-        for there, most, where in (
+            return  # Tasks that are accepted now are queued when the queue is back.
+        for waiting_now, most, where in (
             (depth, room, f"endpoint {endpoint.endpoint_id}"),
             (waiting, self._settings.max_waiting, "all endpoints of its owner"),
         ):
-            if there + count > most:
+            if waiting_now + count > most:
                 raise QueueFull(
-                    f"{there} tasks wait for {where}; with {count} more it would be over {most}.",
+                    f"{waiting_now} tasks wait for {where}; {count} more exceed the limit of {most}.",
                     retry_after_s=QUEUE_RETRY_S,
                 )
 
-    def seen(self, endpoint_id: str, depth: int) -> None:
-        """How many tasks wait for an endpoint now."""
+    def note(self, endpoint_id: str, depth: int) -> None:
+        """Remember how many tasks wait for an endpoint now."""
         with self._lock:
             if len(self._depths) >= _CALLERS:
                 self._depths.clear()
@@ -179,7 +179,7 @@ class Room:
 
 @dataclasses.dataclass
 class _Advance:
-    """Tokens that a process has in hand for a caller."""
+    """Tokens that a process holds for a caller."""
 
     tokens: int
     good_until: float
@@ -188,15 +188,15 @@ class _Advance:
 class RateLimit:
     """Requests per second of an identity, over all processes of the API: a token bucket in the queue's store.
 
-    Each process takes some tokens in advance, so that most requests ask nobody. While the store is away nobody is held
-    up: the limit protects what stands behind the API, it does not decide who may use it.
+    Each process takes some tokens in advance, so that most requests need no call. While the store is unavailable no
+    request is refused: the limit protects the stores, it is no authorization.
     """
 
     def __init__(self, queue: Queue, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
         self._queue = queue
         self._rate_per_s = settings.rate_per_s
         self._burst = settings.rate_burst
-        # Not more than a caller gets in a tenth of a second: what one process holds back must not be felt in another.
+        # At most the tokens of a tenth of a second: one process must not take them from the others.
         self._advance = max(1, min(_ADVANCE, int(settings.rate_per_s / 10)))
         self._clock = clock
         self._lock = threading.Lock()
@@ -205,7 +205,7 @@ class RateLimit:
     def spend(self, identity: Identity) -> None:
         """Count one request.
 
-        :raises RateLimited: when it is one too many; the error says when there is room again.
+        :raises RateLimited: over the limit; the error says when to try again.
         """
         if self._spend_in_hand(identity.identity_id):
             return
@@ -237,29 +237,29 @@ class RateLimit:
 
 
 class Admission:
-    """Lets callers in whose token is still good, as often as they may come. Requests that will turn out to be wrong
-    count like others: reading them is work, too."""
+    """Admits callers with a valid token, within their rate limit. Invalid requests count like others: reading them is
+    work, too."""
 
     def __init__(self, rate_limit: RateLimit, *, clock: Callable[[], float]) -> None:
         self._rate_limit = rate_limit
         self._clock = clock
 
     def admit(self, context: Mapping[str, Any] | None, *, source_ip: str = "") -> Identity:
-        """The caller, by what the authorizer said. API Gateway keeps that for minutes, a token may end before.
+        """The caller, from the authorizer's context. API Gateway caches it for minutes; the token may expire before.
 
-        :raises Unauthenticated: if no authorizer has run, or the token has ended since.
-        :raises RateLimited: if the request is one too many.
+        :raises Unauthenticated: without an authorizer's context, or if the token has expired since.
+        :raises RateLimited: over the limit.
         """
         identity = Identity.from_context(context, source_ip=source_ip)
         if identity.expires_at is not None and self._clock() > identity.expires_at + _LEEWAY_S:
-            raise Unauthenticated("The token has ended.", hint="Log in again: `farcall login`.")
+            raise Unauthenticated("The token has expired.", hint="Log in again: `farcall login`.")
         self.count(identity)
         return identity
 
     def count(self, identity: Identity) -> None:
         """Count one more request, such as a part of one that is as much work as a whole one.
 
-        :raises RateLimited: if it is one too many.
+        :raises RateLimited: over the limit.
         """
         self._rate_limit.spend(identity)
 
@@ -272,7 +272,7 @@ class AccountService:
         self._settings = settings
 
     def limits(self, identity: Identity) -> Limits:
-        """The limits in force, and how much of each quota is used up."""
+        """The limits of the caller, and how much of each quota is used."""
         owner_id, settings, records = identity.identity_id, self._settings, self._records
         functions, endpoints, containers = settings.max_functions, settings.max_endpoints, settings.max_containers
         return Limits(

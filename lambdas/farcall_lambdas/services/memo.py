@@ -1,7 +1,7 @@
-"""Remembered results: a call that was made before is answered before anything is queued (funcX, HPDC 2020).
+"""Memoization: a repeated call gets the result of the earlier one and is not queued (funcX, HPDC 2020).
 
-Only successes are remembered, and only those of the caller's own tasks: what somebody else's endpoint returned is not
-known to be true, however public the function is. Two calls are the same when the bytes of function and payload are.
+Only successes are memoized, and only those of the caller's own tasks: results of another user's endpoint cannot be
+trusted, however public the function is. Two calls are equal when the bytes of function and payload are.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 from farcall_common.store import Stores
 from farcall_common.store.model import Function, Task
 
-#: Where a function's metadata says that its results are remembered.
+#: Key in a function's metadata: its results are memoized.
 MEMOIZE: Final = "memoize"
 
 
 def is_memoized(function: Function, wanted: bool | None) -> bool:
-    """Whether a call is to be remembered, and may be answered from memory: what the call says, else the function."""
+    """Whether a call is memoized: as the call says, else as the function says."""
     return function.metadata.get(MEMOIZE) is True if wanted is None else wanted
 
 
@@ -33,7 +33,7 @@ class Memo:
     def marked(self, task: Task) -> Task:
         """The task with its key.
 
-        What the caller wants its result serialised with is part of it: another form of the result is another result.
+        The serialisation strategies of the result are part of it: another form of the result is another result.
         """
         payload = task.payload_ref.sha256 if task.payload_ref else hashlib.sha256(task.payload or b"").hexdigest()
         options = task.options
@@ -42,12 +42,12 @@ class Memo:
         return msgspec.structs.replace(task, memo_key=hashlib.sha256("\n".join(parts).encode()).hexdigest())
 
     def recall(self, owner_id: str, tasks: Sequence[Task]) -> Mapping[str, Task]:
-        """For each of the owner's new tasks whose result is remembered, by task id: the task that it came from."""
+        """For each of the owner's new tasks with a memoized result, by task id: the task that produced it."""
         keys = list(dict.fromkeys(task.memo_key for task in tasks if task.memo_key is not None))
         found = self._stores.tasks.find_memoized(owner_id, keys) if keys else {}
-        there = {key: task for key, task in found.items() if self._is_there(task)}
-        return {task.task_id: there[task.memo_key] for task in tasks if task.memo_key in there}
+        usable = {key: task for key, task in found.items() if self._has_result(task)}
+        return {task.task_id: usable[task.memo_key] for task in tasks if task.memo_key in usable}
 
-    def _is_there(self, task: Task) -> bool:
-        """A result in the blob store is gone when its time is over."""
+    def _has_result(self, task: Task) -> bool:
+        """Blobs of results expire."""
         return task.result_ref is None or self._stores.blobs.size_bytes(task.result_ref.blob_key) is not None

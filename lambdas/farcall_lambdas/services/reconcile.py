@@ -1,13 +1,13 @@
-"""The reconciler: retention, the maximum wait, and the repair of what a crash left between two stores.
+"""Reconciler: retention, the maximum wait, and the repair of tasks that a crash left between two stores.
 
-Two gaps are possible. A submit may have died between its commit and the queue: the task is in the database and nowhere
-else. A forwarder may have died between acknowledging an end in the queue and writing it to the database: the end is in
-the outbox. Both repairs may be made by any process at any time, also while a forwarder works: queueing skips what is
-queued, and the first recorded end wins. So the reconciler owns nothing and claims nothing. Leases that ran out are not
-its business: whoever serves the endpoint next reaps them.
+Two gaps are possible. A submit may have died between its commit and the queue: the task is in the database only. A
+forwarder may have died between acknowledging a result in the queue and writing it to the database: the result is in the
+outbox. Any process may repair both at any time, also while a forwarder works: queueing skips queued tasks, and the
+first recorded result counts. So the reconciler owns nothing and claims nothing. It leaves expired leases alone: the
+next owner of the endpoint reaps them. Also here: idle forwarders are put to sleep, where the deployment wants that.
 
-The work of a round is in proportion to what was submitted since the last one and to the endpoints that have open tasks,
-not to the number of tasks that wait: docs/adr/0041-reconciler-constant-work.md.
+The work of a round is in proportion to the tasks submitted since the last one and to the endpoints with open tasks, not
+to the number of waiting tasks: docs/adr/0041-reconciler-constant-work.md.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _PAGE: Final = 1000
 #: Tasks whose payloads are read at once.
 _BODIES: Final = 100
 
-#: A turn ends by itself a little before the next round begins, after this part of the period.
-_TURN: Final = 0.95
+#: The lock expires a little before the next round begins, after this part of the period.
+_LOCK_PART: Final = 0.95
 
 _DAY_S: Final = 86_400.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Reconciled:
-    """What one run did: endpoints with open tasks, tasks that the queue lacked and were queued, ends moved from
-    outboxes to the database, tasks ended because they waited for too long, tasks and entries of the audit forgotten
-    because they are old. ``tasks_waiting`` are those that were submitted a while ago and do not run yet, wherever they
-    wait; if more than a thousand are open, those that wait in queues. ``skipped`` is 1 if another run was under way."""
+    """Numbers of one round: endpoints with open tasks, tasks that the queue lacked and were queued, results moved from
+    outboxes to the database, tasks that exceeded the maximum wait, old tasks and audit entries deleted.
+    ``tasks_waiting`` were submitted a while ago and do not run yet, wherever they wait; if more than a thousand are
+    open, those that wait in queues. ``skipped`` is 1 if another round was under way."""
 
     endpoints: int = 0
     offered: int = 0
@@ -64,12 +64,12 @@ class Reconciled:
 
 
 class _Checkpoint(msgspec.Struct, frozen=True):
-    """How far the queue is known to have what is open. It is kept in the queue: a wipe takes it along.
+    """Up to where the queue is known to have all open tasks. It is stored in the queue: a wipe deletes it.
 
     The queue has every open task that was added before transaction ``checked``, and of that one those up to
     ``checked_id``: the tasks of an earlier release all have the same transaction. ``seen`` is the first transaction
-    that was unfinished in the last round. Behind ``swept``, a place in the order of transactions, the next sweep
-    begins.
+    that was unfinished in the last round. The next sweep begins
+    after ``swept``, a position in the order of transactions.
     """
 
     checked: int = 0
@@ -79,7 +79,7 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Reconciler:
-    """One round after the other; of two at the same time, the second does nothing."""
+    """Runs rounds; of two concurrent ones, the second does nothing."""
 
     def __init__(self, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
         self._stores = stores
@@ -91,20 +91,20 @@ class Reconciler:
 
         :raises Unavailable: when a store cannot be reached; the next round starts over.
         """
-        if not self._stores.database.try_lock(_NAME, ttl_s=_TURN * self._settings.reconcile_period_s):
+        if not self._stores.database.try_lock(_NAME, ttl_s=_LOCK_PART * self._settings.reconcile_period_s):
             logger.warning("another round is under way")
             return Reconciled(skipped=1)
         try:
             done = self._round()
         finally:
             self._stores.database.unlock(_NAME)
-        # A line in each round, for the metric TasksWaiting is made of it.
+        # One line per round: the metric TasksWaiting is made of it.
         logger.info("reconciled", **dataclasses.asdict(done))
         return done
 
     def _round(self) -> Reconciled:
         began_at = self._clock()
-        # First: it needs no queue, and whatever the repairs find to do must not keep the disk from being freed.
+        # First: it needs no queue, and repairs must not keep the disk from being freed.
         purged, audit_purged = self._purge(until=began_at + self._settings.purge_until_s)
         until = began_at + self._settings.repair_until_s
         expired = self._expire(until=until)
@@ -117,46 +117,47 @@ class Reconciler:
         return Reconciled(len(endpoint_ids), offered, recorded, expired, purged, audit_purged, waiting)
 
     def _record_outbox(self, endpoint_id: str, *, until: float) -> int:
-        """Write old ends to the database. A living forwarder does so within moments: what is old was left behind.
+        """Record old results. A live forwarder does so within moments: old ones were left behind.
 
-        The instants are those of the forwarder's clock: what it stamped in our future is not taken for young either.
-        To write down what a living forwarder is about to write does no harm, the first one counts.
+        Their times are by the forwarder's clock, which may be ahead of ours: a time far in the future counts as old.
+        Recording a result that a live forwarder is about to record is harmless: the first one counts.
         """
         recorded = 0
         while (now := self._clock()) < until:
-            ends = [
-                end
-                for end in self._stores.queue.outbox(endpoint_id)
-                if abs(now - _returned_at(end)) > self._settings.settle_s
+            results = [
+                result
+                for result in self._stores.queue.outbox(endpoint_id)
+                if abs(now - _returned_at(result)) > self._settings.settle_s
             ]
-            if not ends:
+            if not results:
                 break
             try:
-                self._stores.tasks.record_results(ends, at=_moment(now))
+                self._stores.tasks.record_results(results, at=_moment(now))
             except Unavailable:
                 raise
-            except Exception:  # what one endpoint has reported must not keep the others from being repaired
+            except Exception:  # one endpoint's results must not block the repair of the others
                 logger.exception("results cannot be recorded", endpoint_id=endpoint_id)
                 break
-            self._stores.queue.flushed({endpoint_id: [end.task_id for end in ends]})
-            recorded += len(ends)
+            self._stores.queue.flushed({endpoint_id: [result.task_id for result in results]})
+            recorded += len(results)
         return recorded
 
     def _repair(self, settled: dt.datetime, *, until: float) -> tuple[int, int | None]:
-        """Queue what the queue lacks: of what was added since the checkpoint, and of the next page of all open tasks.
+        """Queue the tasks that the queue lacks: of those added since the checkpoint, and of the next page of all open
+        tasks.
 
-        Returns how many tasks these are; and how many wait, if one page has all open tasks.
+        Returns how many were queued; and how many wait, if one page has all open tasks.
         """
         queue, records = self._stores.queue, self._stores
         text = queue.read_checkpoint(_NAME)
         known = msgspec.json.decode(text, type=_Checkpoint) if text else _Checkpoint()
         unfinished = records.tasks.first_unfinished_transaction()
-        if known.checked > unfinished:  # an older database in the place of the one that the checkpoint is about
+        if known.checked > unfinished:  # the database was replaced by an older one
             known = _Checkpoint()
 
         def is_due(task: OpenTask) -> bool:
-            """What was added before the last round is checked, whatever clock stamped it; what is newer, when its
-            submit has had the time to queue it."""
+            """Tasks that were added before the last round are checked, whatever their time says; newer ones when their
+            submit has had time to queue them."""
             return task.added_in < known.seen or task.submitted_at < settled
 
         began = reached = (known.checked, known.checked_id)
@@ -178,7 +179,7 @@ class Reconciler:
         swept = swept if is_whole else known.swept
         number, task_id = max(began, checked)
         now = _Checkpoint(checked=number, checked_id=task_id, seen=unfinished, swept=swept)
-        # It fails when the queue was wiped meanwhile: the next round begins at the beginning.
+        # It fails when the queue was wiped meanwhile: the next round starts from scratch.
         queue.write_checkpoint(_NAME, msgspec.json.encode(now).decode(), expected=text)
         has_all = known.swept == (0, "") and len(sweep) < _PAGE
         waiting = sum(task.state is not TaskState.RUNNING and task.submitted_at < settled for task in sweep)
@@ -190,9 +191,9 @@ class Reconciler:
             after = (page[-1].added_in, page[-1].task_id)
 
     def _offer(self, tasks: Sequence[OpenTask], *, until: float) -> tuple[int, bool]:
-        """Queue those of these tasks that were never dispatched and that the queue does not have, a few at a time: on a
-        disk that is busy, payloads take milliseconds each. At least the first ones are queued, whatever ``until`` says.
-        Returns how many, and whether those are all."""
+        """Queue those of these tasks that were never dispatched and that the queue lacks, a few at a time: on a busy
+        disk, payloads take milliseconds each. At least the first ones are queued, whatever ``until`` is. Returns how
+        many, and whether those are all."""
         by_endpoint = defaultdict(list)
         for task in tasks:
             if task.attempt == 0:
@@ -213,37 +214,37 @@ class Reconciler:
         return offered, True
 
     def _expire(self, *, until: float) -> int:
-        """End tasks that have not started ``max_wait_days`` after their submission: the blobs of their arguments are
+        """Fail tasks that have not started ``max_wait_days`` after their submission: the blobs of their arguments are
         only kept for that long. Returns how many."""
         days = self._settings.max_wait_days
         before = _moment(self._clock() - days * _DAY_S)
         expired = 0
         for page in self._pages(after=(0, "")):
             old = [t for t in page if t.submitted_at < before and t.state is not TaskState.RUNNING]
-            expired += self._end(old, WaitedTooLong(f"The task has not started within {days:g} days."))
+            expired += self._fail(old, WaitedTooLong(f"The task has not started within {days:g} days."))
             if page[-1].submitted_at >= before or self._clock() >= until:
                 break
         return expired
 
-    def _end(self, tasks: Sequence[OpenTask], error: WaitedTooLong) -> int:
-        """End tasks, then take them out of the queue: the database, which has the first end, refuses any other."""
+    def _fail(self, tasks: Sequence[OpenTask], error: WaitedTooLong) -> int:
+        """Fail tasks, then remove them from the queue: the database refuses any later result."""
         by_endpoint = defaultdict(list)
         for task in tasks:
             by_endpoint[task.endpoint_id].append(task.task_id)
-        ended = 0
+        failed = 0
         for endpoint_id, ids in by_endpoint.items():
-            ends = [
+            results = [
                 TaskResult(task_id, endpoint_id, 0, TaskState.FAILED, Reporter.RECONCILER, error=error.record)
                 for task_id in ids
             ]
-            ended += len(self._stores.tasks.record_results(ends, at=_moment(self._clock())))
+            failed += len(self._stores.tasks.record_results(results, at=_moment(self._clock())))
             outcomes = self._stores.queue.cancel(endpoint_id, ids)
             removed = [task_id for task_id, outcome in outcomes.items() if outcome is CancelOutcome.REMOVED]
             self._stores.queue.flushed({endpoint_id: removed})
-        return ended
+        return failed
 
     def _purge(self, *, until: float) -> tuple[int, int]:
-        """Forget old tasks and old entries, in batches that hold no lock for long, until ``until`` (epoch seconds)."""
+        """Delete old tasks and old entries, in batches that hold no lock for long, until ``until`` (epoch seconds)."""
         records, settings = self._stores, self._settings
         now = _moment(self._clock())
         ended_before = now - dt.timedelta(days=settings.retention_days)
@@ -252,7 +253,7 @@ class Reconciler:
         return tasks, self._repeat(lambda limit: records.audit.purge_entries(before=before, limit=limit), until)
 
     def _repeat(self, purge: Callable[[int], int], until: float) -> int:
-        """Batch after batch until one is not full, or it is late; at least one."""
+        """Batches until one is not full, or until ``until``; at least one."""
         limit = self._settings.purge_batch
         purged = count = purge(limit)
         while count == limit and self._clock() < until:
@@ -261,16 +262,20 @@ class Reconciler:
 
 
 class IdleWatch:
-    """Looks at what the forwarders say of themselves. Without a ``fleet`` they always run."""
+    """Puts idle forwarders to sleep. Without a ``fleet`` they always run.
+
+    It needs no lock: a peer that connects at this moment is redirected by the drain, requests a forwarder from the API,
+    and so wakes them again.
+    """
 
     def __init__(self, queue: Queue, fleet: Fleet | None) -> None:
         self._queue = queue
         self._fleet = fleet
 
     def run(self) -> int:
-        """One look; how many forwarders were put to sleep.
+        """One round; returns how many forwarders were put to sleep.
 
-        :raises Unavailable: when the queue or the fleet cannot be reached; the next look starts over.
+        :raises Unavailable: when the queue or the fleet cannot be reached; the next round starts over.
         """
         if self._fleet is None:
             return 0
@@ -287,5 +292,5 @@ def _moment(epoch_s: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(epoch_s, dt.UTC)
 
 
-def _returned_at(end: TaskResult) -> float:
-    return end.timings.get("returned_at", 0.0)
+def _returned_at(result: TaskResult) -> float:
+    return result.timings.get("returned_at", 0.0)

@@ -1,4 +1,4 @@
-"""Reading tasks. Reading never changes anything: a result can be read as often as one likes."""
+"""Results: reading tasks, their history and groups. Reading never changes anything."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.limits import check_count, fitting
 from farcall_lambdas.settings import ApiSettings
 
-#: What an entry of an answer takes beside its result, in bytes: ids, times, details, a pre-signed URL.
+#: Bytes of an entry of an answer without its result: ids, times, details, a pre-signed URL.
 _ENTRY_BYTES: Final = 2_000
-#: What an entry of a task group takes.
+#: Bytes of an entry of a task group.
 _GROUP_ENTRY_BYTES: Final = 100
 #: Tasks that are read from the database at once: a result there may have 64 KiB, and an error several of them.
 _READ_AT_ONCE: Final = 500
-_FOR_OURS: Final = (
-    "The result is in a format of Farcall's own, as its submitter asked for: read it with farcall.Client, or submit "
+_FARCALL_FORMAT: Final = (
+    "The result is in a format of Farcall, as its submitter requested: read it with farcall.Client, or submit "
     'such calls with result_serializers=["DillDataBase64"].'
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskView:
-    """A task as a caller sees it. A result is here as text, or as ``result_ref`` with ``url`` (a pre-signed GET) when
-    it does not fit an answer or the caller would rather have that; ``reason`` says why it is neither."""
+    """A task as a caller sees it. A result is text, or ``result_ref`` with ``url`` (a pre-signed GET) when it does not
+    fit an answer or the caller prefers that; ``reason`` says why it is neither."""
 
     task: Task
     result: str | None = None
@@ -42,7 +42,7 @@ class TaskView:
     reason: str | None = None
 
     def size_bytes(self) -> int:
-        """About what it takes in an answer."""
+        """Its approximate size in an answer."""
         record = self.task.error
         texts = [self.result]
         if record:
@@ -51,7 +51,7 @@ class TaskView:
 
 
 class ResultService:
-    """Tasks of the caller; someone else's do not exist."""
+    """Tasks of the caller; those of others do not exist."""
 
     def __init__(self, stores: Stores, settings: ApiSettings) -> None:
         self._stores = stores
@@ -70,13 +70,13 @@ class ResultService:
     ) -> Mapping[str, TaskView | None]:
         """Tasks by id, None for one that the caller does not have.
 
-        Tasks whose results do not fit one answer together are left out, to be asked for again; at least one is there.
+        Tasks whose results do not fit one answer are left out, to be requested again; at least one is there.
         """
         check_count(len(task_ids), self._settings)
         wanted = list(dict.fromkeys(task_ids))
         views: dict[str, TaskView | None] = {}
         room = self._settings.max_response_bytes
-        # Some after the other: of many tasks with big results most would be read in vain.
+        # In steps: of many tasks with big results most would not fit.
         for start in range(0, len(wanted), _READ_AT_ONCE):
             ids = wanted[start : start + _READ_AT_ONCE]
             found = self._stores.tasks.get_tasks(ids)
@@ -96,13 +96,13 @@ class ResultService:
         room = most if room is None else room
         for task in tasks:
             if not takes_refs and task.result_ref and room < task.result_ref.size_bytes <= most:
-                continue  # not now, and not worth fetching to find out
+                continue  # it does not fit now
             if room < _ENTRY_BYTES:
                 break
             view = self._view(task, takes_refs=takes_refs, room=most)
             size = view.size_bytes()
             if size > room and room < most:
-                break  # it was fetched in vain; the others would be, too
+                break  # it does not fit; the others would not either
             views[task.task_id] = view
             room -= size
         return views
@@ -120,11 +120,10 @@ class ResultService:
     ) -> tuple[Sequence[Task], bool]:
         """The caller's tasks, newest first, without results, as many as fit an answer; and whether there may be more.
 
-        The owner of an endpoint sees everybody's dead letters there, without what their code printed and raised.
+        The owner of an endpoint sees the dead letters of all users there, without output and exceptions of their code.
         """
-        records = self._stores
         sees_all = state is TaskState.DEAD_LETTERED and self._owns_endpoint(identity, endpoint_id)
-        tasks = records.tasks.list_tasks(
+        tasks = self._stores.tasks.list_tasks(
             None if sees_all else identity.identity_id,
             endpoint_id=endpoint_id,
             state=state,
@@ -144,7 +143,7 @@ class ResultService:
     def group(self, identity: Identity, task_group_id: str) -> Sequence[Task]:
         """The caller's tasks of a group, in the order of submission.
 
-        :raises TaskGroupUnknown: if the caller has none there.
+        :raises TaskGroupUnknown: if the caller has no task there.
         :raises TooManyTasks: if there are too many for one answer.
         """
         most = self._settings.max_response_bytes // _GROUP_ENTRY_BYTES
@@ -163,13 +162,13 @@ class ResultService:
 
     def events(self, identity: Identity, task_id: str) -> Sequence[TaskEvent]:
         """The history of a task; the same error."""
-        return self.story(identity, task_id)[1]
+        return self.history(identity, task_id)[1]
 
     def task(self, identity: Identity, task_id: str) -> Task:
         """A task as it is recorded; the same error."""
         return self._own(identity, task_id)
 
-    def story(self, identity: Identity, task_id: str) -> tuple[Task, Sequence[TaskEvent]]:
+    def history(self, identity: Identity, task_id: str) -> tuple[Task, Sequence[TaskEvent]]:
         """A task and its history; the same error."""
         return self._own(identity, task_id), self._stores.tasks.list_events(task_id)
 
@@ -181,18 +180,18 @@ class ResultService:
 
     def _view(self, task: Task, *, takes_refs: bool, room: int) -> TaskView:
         ref = task.result_ref
-        if ref is None and (task.result is None or takes_refs or not _is_for_ours(task.result)):
+        if ref is None and (task.result is None or takes_refs or not _is_farcall_format(task.result)):
             return TaskView(task, result=None if task.result is None else _text(task.result))
         if ref is None:
-            return TaskView(task, reason=_FOR_OURS)
+            return TaskView(task, reason=_FARCALL_FORMAT)
         reason = None if takes_refs else f"The result has {ref.size_bytes} bytes, too many for an answer: GET its url."
         if not takes_refs and ref.size_bytes <= room:
             try:
                 data = self._stores.blobs.read(ref.blob_key)
             except BlobUnknown:
-                return TaskView(task, reason="The result is gone: its time in the blob store is over.")
-            if _is_for_ours(data):
-                reason = _FOR_OURS
+                return TaskView(task, reason="The result has expired in the blob store.")
+            if _is_farcall_format(data):
+                reason = _FARCALL_FORMAT
             elif _json_bytes(text := _text(data)) <= room:
                 return TaskView(task, result=text)
         url = self._stores.blobs.download_url(ref.blob_key, ttl_s=self._settings.url_ttl_s)
@@ -200,20 +199,20 @@ class ResultService:
 
 
 def _for_the_endpoint(task: Task) -> Task:
-    """Somebody else's task, as far as it concerns the endpoint that ran it."""
+    """Another user's task, as the owner of the endpoint that ran it may see it."""
     error = task.error and dataclasses.replace(
         task.error, traceback=None, exception_data=None, stdout_tail=None, stderr_tail=None
     )
     return msgspec.structs.replace(task, error=error, details={})
 
 
-def _is_for_ours(result: bytes) -> bool:
-    """Whether a result begins with the id of one of Farcall's own strategies, which only its SDK reads."""
+def _is_farcall_format(result: bytes) -> bool:
+    """Whether a result begins with the id of one of Farcall's strategies, which only its SDK reads."""
     return result[:1] == b"f" and result[2:3] == b"\n"
 
 
 def _text(data: bytes) -> str:
-    """Results are text. Should one not be, its reader finds out when deserialising, and no other task suffers."""
+    """Results are text. One that is not fails when its reader deserialises it, without an effect on other tasks."""
     return data.decode(errors="backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""What can be done with a task that has ended: to run it again as a new one, and to forget a dead letter."""
+"""Retry: finished tasks run again as new ones; dead letters are discarded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farcall_lambdas.services.submit import SubmitService, Submitted
 
 
 class RetryService:
-    """Tasks of the caller after their end, which stays what it is."""
+    """Retries and discards finished tasks of the caller; their results stay."""
 
     def __init__(
         self, stores: Stores, results: ResultService, submit: SubmitService, *, clock: Callable[[], float]
@@ -28,19 +28,21 @@ class RetryService:
         self._clock = clock
 
     def retry(self, identity: Identity, task_id: str, *, as_task_id: str | None = None) -> Submitted:
-        """Submit a task that has ended again: the same version of the function, arguments, endpoint, group and options,
-        as a new task. Doing it again with the same ``as_task_id`` is harmless.
+        """Submit a finished task again as a new one, with the same version of the function, arguments, endpoint, group
+        and options. Repeating it with the same ``as_task_id`` is harmless.
 
         :raises TaskUnknown: if the caller has no such task.
-        :raises Conflict: while it has not ended, and when its arguments are not kept any more.
-        :raises FarcallError: whatever a submit raises.
+        :raises Conflict: while it is not finished, and when its arguments have been deleted.
+        :raises FarcallError: as a submit does.
         """
         task = self._results.task(identity, task_id)
         if not task.state.is_terminal:
-            hint = "Only a task that has ended can be retried: wait for its end, or cancel it."
+            hint = "Only a finished task can be retried: wait for it, or cancel it."
             raise Conflict(f"Task {task_id} is {task.state}.", hint=hint)
         if as_task_id == task_id:
-            raise InvalidRequest("A task that has ended stays ended.", hint="Choose a new id for the new task.")
+            raise InvalidRequest(
+                "The new task has the id of the finished one.", hint="Choose a new id for the new task."
+            )
         reference = f"{task.function_id}@{task.function_version}"
         wanted = Submit.model_validate(
             {
@@ -48,16 +50,16 @@ class RetryService:
                 "tasks": {reference: [self._payload(task)]},
                 "task_ids": {reference: [as_task_id or new_task_id()]},
                 **task.options.to_json(),
-                "memoize": False,  # whoever asks for it again wants it to run
+                "memoize": False,  # a retry always runs
             }
         )
         return self._submit.submit(identity, task.endpoint_id, wanted, retry_of=task_id)
 
     def discard(self, identity: Identity, task_id: str) -> None:
-        """Take a dead letter off the list and free its arguments; doing it again is harmless.
+        """Remove a dead letter from the list and delete its arguments; repeating it is harmless.
 
         :raises TaskUnknown: if the caller has no such task.
-        :raises Conflict: if it is no dead letter.
+        :raises Conflict: if it is not a dead letter.
         """
         task = self._results.task(identity, task_id)
         if task.state is not TaskState.DEAD_LETTERED:
@@ -73,7 +75,7 @@ class RetryService:
         if task.payload is not None:
             return task.payload.decode()
         raise Conflict(
-            f"The arguments of task {task.task_id} are not kept any more.",
+            f"The arguments of task {task.task_id} have been deleted.",
             hint="Submit the function again with its arguments.",
         )
 

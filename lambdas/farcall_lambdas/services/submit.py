@@ -1,7 +1,7 @@
-"""Submitting: validate everything, remember, write ahead, queue, wake.
+"""Submit: validate everything, memoize, write ahead, queue, wake.
 
-Nothing is stored before everything is known to be good. Once the transaction has committed the tasks exist for good,
-and the caller hears so even when the queue cannot be reached: the reconciler queues what is not queued.
+Nothing is stored before everything is valid. Once the transaction has committed the tasks are accepted, even when the
+queue cannot be reached: the reconciler queues them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from farcall_lambdas.settings import ApiSettings
 
 logger = Logger(service=SERVICE, child=True)
 
-#: Functions of a submit that its entry in the audit names.
-_FUNCTIONS_TOLD: Final = 20
+#: Functions of a submit that its audit entry names.
+_FUNCTIONS_AUDITED: Final = 20
 
 _Stored = bytes | BlobRef
 _Uploads = Mapping[BlobRef, bytes]
@@ -53,12 +53,12 @@ _Uploads = Mapping[BlobRef, bytes]
 
 @dataclasses.dataclass(frozen=True)
 class Submitted:
-    """An accepted submit: task ids by function, in the order of the request. ``remembered`` are the tasks whose result
-    was known and that have ended therefore, with that result."""
+    """An accepted submit: task ids by function, in the order of the request. ``memoized`` are the tasks that got the
+    result of an earlier call."""
 
     task_group_id: str
     tasks: Mapping[str, Sequence[str]]
-    remembered: Sequence[Task] = ()
+    memoized: Sequence[Task] = ()
 
 
 class SubmitService:
@@ -87,20 +87,19 @@ class SubmitService:
     def submit(self, identity: Identity, endpoint_id: str, wanted: Submit, *, retry_of: str | None = None) -> Submitted:
         """Accept tasks for an endpoint. Sending the same task ids again gives the same answer.
 
-        :param retry_of: the task that they are tried again for.
+        :param retry_of: the task that they retry.
         :raises InvalidRequest: for a request that contradicts itself; its subclass PayloadTooLarge over a limit.
         :raises NotFound: for an unknown function, endpoint or blob.
-        :raises InvalidRequest: also for a function that the endpoint's Python cannot run, or a container that the
-            endpoint cannot.
+        :raises InvalidRequest: also for a function or a container that the endpoint cannot run.
         :raises Forbidden: for what the caller may not use, or the endpoint does not allow.
         :raises TaskIdReused: for a task id that already names another task.
         :raises QueueFull: when too many tasks wait for the endpoint already.
         """
         options = wanted.options()
         ids = self._task_ids(wanted, options)
-        # Ids that we just made cannot exist; asking for the caller's own is what makes a repeated submit harmless.
-        asked = [task_id for of_function in ids.values() for task_id in of_function] if wanted.task_ids else []
-        endpoint, functions, existing = self._access.submission(identity, endpoint_id, list(wanted.tasks), asked)
+        # New ids cannot exist; a check of the caller's ids makes a repeated submit harmless.
+        given_ids = [task_id for of_function in ids.values() for task_id in of_function] if wanted.task_ids else []
+        endpoint, functions, existing = self._access.submission(identity, endpoint_id, list(wanted.tasks), given_ids)
         _check_allowed(endpoint, functions)
         _check_runnable(endpoint, functions)
         if options.container is not None:
@@ -127,17 +126,17 @@ class SubmitService:
         ]
         _check_repeats(tasks, existing)
 
-        memoized = {(f.function_id, f.version) for f in functions.values() if is_memoized(f, options.memoize)}
+        memoizing = {(f.function_id, f.version) for f in functions.values() if is_memoized(f, options.memoize)}
         sources: Mapping[str, Task] = {}
-        if memoized:
-            tasks = [self._memo.marked(task) if _function_of(task) in memoized else task for task in tasks]
+        if memoizing:
+            tasks = [self._memo.marked(task) if _function_of(task) in memoizing else task for task in tasks]
             sources = self._memo.recall(identity.identity_id, [task for task in tasks if task.task_id not in existing])
 
         if len(tasks) > len(existing):
             self._storage.check()
         self._room.check(endpoint, len(tasks) - len(existing) - len(sources), submitter_id=identity.identity_id)
-        self._blobs.keep(uploads)
-        # A repeat that raced this one got in between the two calls; such tasks are checked like those seen before.
+        self._blobs.store(uploads)
+        # Tasks of a concurrent repeat are checked like those that existed before.
         done = self._entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
         raced = self._stores.tasks.add_tasks(tasks, memoized=sources, audit=done)
         _check_repeats(tasks, raced)
@@ -147,11 +146,11 @@ class SubmitService:
         if known or sources:
             accepted = [known.get(task.task_id) or as_received(task, sources, now=now) for task in tasks]
         self._queue(endpoint_id, accepted)
-        # One line for all of them; the metric TasksAccepted is made of it.
+        # One line per submit: the metric TasksAccepted is made of it.
         count = len(tasks) - len(known)
         logger.info("tasks accepted", tasks_accepted=count, endpoint_id=endpoint_id, task_group_id=group_id)
-        remembered = [task for task in accepted if task.state is TaskState.SUCCESS and _function_of(task) in memoized]
-        return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, remembered=remembered)
+        memoized = [task for task in accepted if task.state is TaskState.SUCCESS and _function_of(task) in memoizing]
+        return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, memoized=memoized)
 
     def _task_ids(self, wanted: Submit, options: TaskOptions) -> Mapping[str, Sequence[str]]:
         """The ids of the tasks: the caller's, checked to run parallel to the payloads, or new ones."""
@@ -160,7 +159,7 @@ class SubmitService:
             raise InvalidRequest("A function is listed without a payload.")
         check_count(count, self._settings)
         if options.user_endpoint_config:
-            raise Unsupported("Endpoints here take no user_endpoint_config.", hint="Leave it out.")
+            raise Unsupported("user_endpoint_config is not supported.", hint="Leave it out.")
         if wanted.task_ids is None:
             return {function_id: [new_task_id() for _ in given] for function_id, given in wanted.tasks.items()}
         if not _are_parallel(wanted.task_ids, wanted.tasks):
@@ -170,8 +169,8 @@ class SubmitService:
         return {function_id: wanted.task_ids[function_id] for function_id in wanted.tasks}
 
     def _payloads(self, identity: Identity, wanted: Submit) -> tuple[Mapping[str, Sequence[_Stored]], _Uploads]:
-        """Payloads as the database takes them, checked, and those that have yet to go to the blob store: what is not
-        text, and what is large (clients upload what is very large, and those that know no blobs nothing)."""
+        """Checked payloads for the database, and those to upload to the blob store: binary ones, and large ones of
+        clients that do not upload."""
         uploads: dict[BlobRef, bytes] = {}
 
         def stored(payload: Payload) -> _Stored:
@@ -195,7 +194,7 @@ class SubmitService:
     def _template(
         self, identity: Identity, endpoint_id: str, group_id: str, options: TaskOptions, retry_of: str | None
     ) -> Callable[..., Task]:
-        """Makes tasks from what those of one submit do not have in common."""
+        """Makes tasks of one submit from the fields in which they differ."""
         now = self._clock()
         return functools.partial(
             Task,
@@ -211,7 +210,7 @@ class SubmitService:
     def _entry(
         self, identity: Identity, endpoint: Endpoint, tasks: Sequence[Task], functions: Sequence[Function]
     ) -> AuditEntry:
-        """What is put down of a submit, also for the owner of the endpoint."""
+        """The audit entry of a submit, also for the owner of the endpoint."""
         first = tasks[0]
         about: dict[str, object] = {"endpoint_id": endpoint.endpoint_id, "task_group_id": first.task_group_id}
         at, owner_id = self._clock(), endpoint.owner_id
@@ -220,7 +219,7 @@ class SubmitService:
                 identity, "task.retry", first.retry_of, at=at, owner_id=owner_id, task_id=first.task_id, **about
             )
         named = dict.fromkeys(f"{function.function_id}@{function.version}" for function in functions)
-        about["functions"] = list(named)[:_FUNCTIONS_TOLD]
+        about["functions"] = list(named)[:_FUNCTIONS_AUDITED]
         return entry(identity, "tasks.submit", endpoint.endpoint_id, at=at, owner_id=owner_id, **about)
 
     def _queue(self, endpoint_id: str, tasks: Sequence[Task]) -> None:
@@ -228,7 +227,7 @@ class SubmitService:
         if not waiting:
             return
         try:
-            self._room.seen(endpoint_id, queue_tasks(self._stores, waiting))
+            self._room.note(endpoint_id, queue_tasks(self._stores, waiting))
         except Unavailable:
             logger.warning("queue unavailable; the reconciler will queue the tasks", count=len(waiting))
 
@@ -238,7 +237,7 @@ def _are_parallel(one: Mapping[str, Sequence[object]], other: Mapping[str, Seque
 
 
 def _spans(wanted: Submit) -> Mapping[str, Sequence[str | None]]:
-    """The spans above the tasks, by function."""
+    """The parent spans of the tasks, by function."""
     if wanted.traceparents is None:
         return {function_id: [None] * len(given) for function_id, given in wanted.tasks.items()}
     if not _are_parallel(wanted.traceparents, wanted.tasks):
@@ -247,9 +246,9 @@ def _spans(wanted: Submit) -> Mapping[str, Sequence[str | None]]:
 
 
 def was_dispatched(task: Task) -> bool:
-    """Whether the database knows that a task went to its endpoint or ended: such a task is not ours to queue.
+    """Whether the database knows that a task was dispatched or is finished: then it must not be queued here.
 
-    If the queue lost it, only the forwarder that owns the endpoint can tell whether the endpoint has it.
+    If the queue lost it, only the forwarder that owns the endpoint knows whether the endpoint has it.
     """
     return task.attempt > 0 or task.state.is_terminal
 
@@ -273,21 +272,21 @@ def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> Non
 
 
 def _check_container(endpoint: Endpoint, container: Container) -> None:
-    """A task for a container never runs outside of it: an endpoint that says nothing of containers has none."""
+    """A task for a container never runs outside of it: an endpoint that reports no containers has none."""
     runs = _runtime(endpoint).get("containers")
     if not isinstance(runs, list) or container.technology not in runs:
-        said = f"runs {', '.join(map(str, runs))}" if isinstance(runs, list) and runs else "runs no containers"
+        offer = f"runs {', '.join(map(str, runs))}" if isinstance(runs, list) and runs else "runs no containers"
         wanted = f"container {container.name} ({container.technology})"
         raise EndpointIncompatible(
-            f"The tasks ask for {wanted}, and endpoint {endpoint.name} {said}.",
+            f"The tasks require {wanted}, and endpoint {endpoint.name} {offer}.",
             hint="Submit without the container, or choose an endpoint whose workers run in that environment.",
         )
 
 
 def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:
-    """Compare what is known of both; who registered a function may have said that it is byte code of one Python."""
-    said = str(_runtime(endpoint).get("python_version", ""))
-    runs = ".".join(said.split(".")[:2])
+    """Compare the Python versions, if the function is byte code of one and the endpoint has reported its own."""
+    reported = str(_runtime(endpoint).get("python_version", ""))
+    runs = ".".join(reported.split(".")[:2])
     for function in functions.values():
         wanted = function.metadata.get("byte_code_of_python")
         if runs and isinstance(wanted, str) and wanted != runs:
@@ -299,7 +298,7 @@ def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> No
 
 
 def _runtime(endpoint: Endpoint) -> Mapping[str, Any]:
-    """What the endpoint said of itself when it connected last."""
+    """The runtime that the endpoint reported when it last connected."""
     runtime = endpoint.metadata.get("runtime")
     return runtime if isinstance(runtime, dict) else {}
 
@@ -309,7 +308,7 @@ def _function_of(task: Task) -> tuple[str, int]:
 
 
 def _group_of(existing: Mapping[str, Task], identity: Identity) -> str | None:
-    """The group that a repeated submit without one got the first time."""
+    """The group of a repeated submit without one: that of the first time."""
     return next((task.task_group_id for task in existing.values() if identity.owns(task.owner_id)), None)
 
 

@@ -1,4 +1,4 @@
-"""Why a task is where it is: a reason for programs, and one sentence for people."""
+"""Explanation of a task's state: a reason for programs, and one sentence for people."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from farcall_lambdas.settings import ApiSettings
 
 
 class Reason(enum.StrEnum):
-    """What a task waits for, or that it does not."""
+    """Why a task waits, or that it does not."""
 
     ENDED = "ENDED"
-    """It has ended."""
+    """It is finished."""
     RUNNING = "RUNNING"
     """It runs."""
     STARTING = "STARTING"
@@ -34,25 +34,25 @@ class Reason(enum.StrEnum):
     ENDPOINT_OFFLINE = "ENDPOINT_OFFLINE"
     """Its endpoint is not connected."""
     ENDPOINT_PROBLEM = "ENDPOINT_PROBLEM"
-    """Its endpoint says that something is wrong, and what."""
+    """Its endpoint reports a problem."""
     NO_WORKERS = "NO_WORKERS"
     """Its endpoint has no workers yet: it waits for nodes."""
     WORKERS_BUSY = "WORKERS_BUSY"
-    """All workers of its endpoint have something to do."""
+    """All workers of its endpoint are busy."""
     NEXT = "NEXT"
     """Nothing stands in its way: it is being sent."""
     NOT_QUEUED = "NOT_QUEUED"
-    """It is recorded and not queued yet, or the queue was lost; it is queued again by itself."""
+    """It is recorded and not queued yet, or the queue was lost; the reconciler queues it."""
     QUEUE_AWAY = "QUEUE_AWAY"
     """The queue cannot be reached; the task is recorded, and is queued when it is back."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """All that is known of a task that somebody waits for. ``position`` is None when the queue cannot be reached.
+    """Everything that explains a task's state. ``position`` is None when the queue cannot be reached.
 
-    ``since`` is when the task came into its state, ``now`` is now; ``online`` is whether the endpoint is connected.
-    A task that has not started at ``expires_at`` ends.
+    ``since`` is when the task entered its state; ``online`` is whether the endpoint is connected.
+    A task that has not started at ``expires_at`` fails.
     """
 
     task: Task
@@ -71,7 +71,7 @@ class Situation:
 
 @dataclasses.dataclass(frozen=True)
 class Why:
-    """The answer, and what it was concluded from."""
+    """The explanation, and the situation that it is derived from."""
 
     reason: Reason
     text: str
@@ -97,11 +97,11 @@ class WhyService:
         self._clock = clock
 
     def why(self, identity: Identity, task_id: str) -> Why:
-        """Why a task is where it is.
+        """Why a task is in its state.
 
         :raises TaskUnknown: if the caller has no such task.
         """
-        task, events = self._results.story(identity, task_id)
+        task, events = self._results.history(identity, task_id)
         now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
         since = next((event.at for event in reversed(events) if event.state is task.state), task.submitted_at or now)
         endpoint = self._stores.endpoints.get_endpoint(task.endpoint_id)
@@ -117,16 +117,16 @@ class WhyService:
 
 
 def explain(situation: Situation) -> Why:
-    """Conclude the reason. The first that applies is the one that has to go first."""
+    """Derive the reason: the first that applies."""
     reason, text = _ended_or_running(situation) or _of_the_endpoint(situation) or _of_the_queue(situation)
     if situation.may_expire and situation.expires_at - situation.now < _SOON:
-        text += f" If it has not started by {situation.expires_at:%Y-%m-%d %H:%M} UTC, it ends as failed."
+        text += f" If it has not started by {situation.expires_at:%Y-%m-%d %H:%M} UTC, it fails."
     return Why(reason, text, situation)
 
 
 _Answer = tuple[Reason, str]
 
-#: That a task will have waited for too long is part of the sentence when this much time is left.
+#: The sentence names the maximum wait when this much time is left.
 _SOON: Final = dt.timedelta(days=7)
 
 
@@ -172,7 +172,7 @@ def _of_the_endpoint(situation: Situation) -> _Answer | None:
 
 
 def _of_the_queue(situation: Situation) -> _Answer:
-    if _is_there(situation):
+    if _is_dispatched(situation):
         return (
             Reason.NEXT,
             f"Nothing stands in its way: its endpoint has it, and a worker is idle; {_waits(situation)}.",
@@ -181,21 +181,21 @@ def _of_the_queue(situation: Situation) -> _Answer:
         return Reason.QUEUE_AWAY, "The queue cannot be reached; the task is recorded, and is queued when it is back."
     if situation.position.state is QueueState.QUEUED:
         return Reason.NEXT, f"Nothing stands in its way: a worker is idle; {_waits(situation)}."
-    return Reason.NOT_QUEUED, "It is recorded and not in the queue; within about a minute it is queued by itself."
+    return Reason.NOT_QUEUED, "It is recorded and not in the queue; the reconciler queues it within about a minute."
 
 
-def _is_there(situation: Situation) -> bool:
-    """Whether the endpoint has the task, or is being sent it."""
+def _is_dispatched(situation: Situation) -> bool:
+    """Whether the endpoint has the task, or it is being sent."""
     position = situation.position
     return situation.task.attempt > 0 if position is None else position.state is QueueState.LEASED
 
 
 def _waits(situation: Situation) -> str:
-    """Where the task itself is, as the end of a sentence."""
+    """The task's position, as the last part of a sentence."""
     position, status = situation.position, situation.endpoint.status if situation.endpoint else None
-    if _is_there(situation):
+    if _is_dispatched(situation):
         others = max(0, status.pending_tasks - 1) if status else 0
-        return "the task is there" + (f", beside {_tasks(others)} that wait" if others else "")
+        return "the task is there" + (f", with {_tasks(others)} that wait" if others else "")
     if position is None or position.state is not QueueState.QUEUED:
         return "the task is recorded"
     if position.submitters < 2:
@@ -213,7 +213,7 @@ def _tasks(count: int) -> str:
 
 
 def _span(length: dt.timedelta) -> str:
-    """A time as people say it: two figures at most."""
+    """A duration for people: two digits at most."""
     seconds = max(0.0, length.total_seconds())
     for unit, unit_s in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * unit_s:

@@ -1,4 +1,4 @@
--- ARGV: endpoint, the result that says cancelled, then ids. Returns an outcome per id.
+-- ARGV: endpoint, the CANCELLED result, then ids. Returns an outcome per id.
 local outcomes, ended, must_stop = {}, {}, false
 for i = 3, #ARGV do
   local id = ARGV[i]

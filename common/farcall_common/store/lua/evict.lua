@@ -1,4 +1,4 @@
--- ARGV: none. Nobody serves the endpoint any more, whoever thinks so: with another fence its owner is a stale one.
+-- ARGV: none. The endpoint was deleted: with another fence its owner is a stale one.
 if redis.call('EXISTS', OWNER) == 1 then
   redis.call('HINCRBY', OWNER, 'fence', 1)
   redis.call('HDEL', OWNER, 'forwarder', 'until', 'spool')

@@ -1,5 +1,5 @@
 -- ARGV: seconds to live, then ids. What stays is a marker that keeps a late enqueue or restore from running them again.
--- Ends mostly reach the database in the order in which they came into the outbox: then one call takes them all out.
+-- Results mostly reach the database in the order of the outbox: then one call removes them all.
 local is_next = true
 for i, id in ipairs(redis.call('LRANGE', OUTBOX, 0, #ARGV - 2)) do
   is_next = is_next and id == ARGV[i + 1]

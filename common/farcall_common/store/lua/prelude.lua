@@ -23,14 +23,14 @@ local NOW = time[1] + time[2] / 1000000  -- epoch seconds
 local TURNS = 2 ^ 32
 local SERVED = 2 ^ 31  -- before turns of submitters that were served come those of newcomers, without leased tasks
 
--- The caller took this endpoint over, and nobody did after it.
+-- The caller was the last one to claim this endpoint.
 local function require_claim(fence)
   local current = redis.call('HGET', OWNER, 'fence')
-  if not current then error({err = 'DATALOST nobody has claimed the endpoint'}) end
+  if not current then error({err = 'DATALOST the endpoint has not been claimed'}) end
   if current ~= fence then error({err = 'FENCED the endpoint has a newer owner'}) end
 end
 
--- Besides, the queue has every open task of the endpoint.
+-- In addition, the queue has every open task of the endpoint.
 local function require_owner(fence)
   require_claim(fence)
   if redis.call('HEXISTS', OWNER, 'epoch') == 0 then error({err = 'DATALOST the queue is not restored'}) end
@@ -58,7 +58,7 @@ local function forget_turns()
   if redis.call('EXISTS', ROUND, HELD) == 0 then redis.call('DEL', COUNTS) end
 end
 
--- So many tasks of a submitter are leased more than before (or fewer). Its turn stays.
+-- The number of leased tasks of a submitter changes. Its turn stays.
 local function count_held(submitter, change)
   if redis.call('HINCRBY', HELD, 'n:' .. submitter, change) <= 0 then
     redis.call('HDEL', HELD, 'n:' .. submitter, 't:' .. submitter)
@@ -67,7 +67,7 @@ local function count_held(submitter, change)
   if score then set_place(submitter, tonumber(score) % TURNS) else forget_turns() end
 end
 
--- So many tasks of a submitter wait more than before (or fewer); its list has been changed.
+-- The number of waiting tasks of a submitter changes; its list is changed already.
 local function count_waiting(submitter, change)
   redis.call('HINCRBY', COUNTS, 'waiting', change)
   if redis.call('EXISTS', QUEUE .. submitter) == 0 then
@@ -79,7 +79,7 @@ local function count_waiting(submitter, change)
   end
 end
 
--- A submitter had its turn: so many of its tasks are leased now, out of its list.
+-- A submitter had its turn: this many tasks of its list are leased now.
 local function count_served(submitter, count)
   local turn = SERVED + redis.call('HINCRBY', COUNTS, 'turn', 1)
   redis.call('HSET', HELD, 't:' .. submitter, string.format('%.0f', turn))
@@ -108,7 +108,7 @@ local function adopt_single_list()
 end
 
 -- Hold a new task. It waits (true: the caller puts it into the list of its submitter), or is leased because the endpoint
--- has it (held), or so that reap ends it.
+-- has it (held), or so that reap finds it.
 local function add(lease_s, held, submitter, id, task, idempotent, max_attempts, attempt)
   local waits = not held and may_start_again(idempotent, max_attempts, attempt)
   redis.call('HSET', TASK .. id, 'state', waits and 'queued' or 'leased', 'task', task, 'idempotent', idempotent,
@@ -158,7 +158,7 @@ local function let_go(ids)
   redis.call('RPUSH', OUTBOX, unpack(ids))
 end
 
--- Tell the forwarder that owns the endpoint, if one does, to look into the queue.
+-- Wake the forwarder that owns the endpoint, if one does.
 local function wake_owner(endpoint)
   local owner = redis.call('HMGET', OWNER, 'forwarder', 'until')
   if owner[1] and tonumber(owner[2]) > NOW then redis.call('PUBLISH', 'wake:' .. owner[1], endpoint) end

@@ -1,5 +1,5 @@
--- ARGV: fence, forwarder, ttl in seconds, spool. Keeps the ownership. Returns 1 if the endpoint needs a closer look: an end
--- that may not have reached the database, a lease that has expired, or another owner; else 0.
+-- ARGV: fence, forwarder, ttl in seconds, spool. Renews the ownership. Returns 1 if the endpoint needs maintenance: for a
+-- result that may not have reached the database, a lease that has expired, or another owner; else 0.
 local owner = redis.call('HMGET', OWNER, 'fence', 'epoch')
 if owner[1] ~= ARGV[1] or not owner[2] then return 1 end
 redis.call('HSET', OWNER, 'forwarder', ARGV[2], 'until', NOW + ARGV[3], 'spool', ARGV[4])
