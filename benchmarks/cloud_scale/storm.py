@@ -57,10 +57,8 @@ def storm(endpoints: int, size: Deployment, inputs: Inputs, *, uses_api: bool, s
 
     while connected < endpoints and now < _LIMIT_S:
         now += _STEP_S
-        requests, handshakes = (
-            (requests % 1 if uses_api else 0.0) + requests_per_step,
-            handshakes % 1 + handshakes_per_step,
-        )
+        requests = (requests % 1 if uses_api else 0.0) + requests_per_step
+        handshakes = handshakes % 1 + handshakes_per_step
         due = np.flatnonzero(due_at <= now)
         rng.shuffle(due)
         capacity = int(min(requests, len(due)))

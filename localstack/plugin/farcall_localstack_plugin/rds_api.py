@@ -31,7 +31,7 @@ class RdsApi:
     @handler("ModifyDBInstance", expand=False)
     def modify_instance(self, context: RequestContext, request: Request) -> Request:
         if unknown := request.keys() - _CHANGEABLE:
-            raise _invalid(f"Cannot change these properties: {', '.join(sorted(unknown))}.")
+            raise _invalid(f"These properties cannot be changed here: {', '.join(sorted(unknown))}.")
         instance = _instance(request["DBInstanceIdentifier"])
         instance.model["DeletionProtection"] = request.get("DeletionProtection", instance.is_protected)
         return {"DBInstance": _described_instance(instance, context)}
