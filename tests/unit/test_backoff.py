@@ -1,4 +1,4 @@
-"""Exponential back-off, by itself and after the count of failures that a long outage makes."""
+"""Exponential back-off: from the start, and after many failures."""
 
 from __future__ import annotations
 

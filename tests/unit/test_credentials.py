@@ -1,4 +1,4 @@
-"""Credentials and settings: the commands ``farcall`` and ``farcall-endpoint`` find the same ones, or say the same."""
+"""Credentials and settings: ``farcall`` and ``farcall-endpoint`` find the same ones, or raise the same error."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_all_commands_keep_files_in_one_home(
 
 
 @pytest.mark.parametrize(("token", "source"), [("env-token", "FARCALL_TOKEN"), (" ", "config.toml")])
-def test_where_a_token_comes_from(
+def test_precedence_of_tokens(
     token: str, source: str, home: Path, asked: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config_path(home).write_text(FILE)

@@ -29,7 +29,7 @@ def test_codes_are_unique() -> None:
     assert len(tree) > 40
 
 
-def test_a_class_is_known_by_its_code_wherever_it_is_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_is_found_by_its_code_in_any_module(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors._BY_CODE.items() >= CLASSES.items()
     monkeypatch.setattr(errors, "_BY_CODE", dict(errors._BY_CODE))
 
@@ -59,7 +59,7 @@ def test_the_class_of_a_built_in_exception_does_not_take_over_the_code() -> None
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_a_record_comes_back_as_its_class(cls: type[FarcallError]) -> None:
+def test_a_record_is_read_as_its_class(cls: type[FarcallError]) -> None:
     error = cls("it broke", hint="mend it", retry_after_s=2.0)
     back = error_from_record(ErrorRecord.from_json(error.record.to_json()))
     assert type(back) is cls

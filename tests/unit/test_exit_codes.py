@@ -63,9 +63,7 @@ def end_of_endpoint(error: FarcallError) -> int:
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_both_commands_end_alike_with_a_code_of_the_table(
-    cls: type[FarcallError], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_commands_exit_with_a_code_of_the_table(cls: type[FarcallError], monkeypatch: pytest.MonkeyPatch) -> None:
     error = cls("it broke")
     expected = exit_code(error)
     assert end_of_farcall(error, monkeypatch) == end_of_endpoint(error) == expected == exit_code_of(cls)
@@ -99,14 +97,14 @@ def test_the_codes_are_those_of_sysexits(cls: type[FarcallError], code: int) -> 
     assert exit_code(cls("x")) == code
 
 
-def test_an_interruption_decides_how_its_error_ends() -> None:
+def test_an_interruption_decides_the_exit_code_of_its_error() -> None:
     for interruption, code in ((KeyboardInterrupt(), 130), (Terminated(), 143)):
         error = Unavailable("was waiting")
         error.__cause__ = interruption
         assert exit_code(error) == code
 
 
-def test_a_start_that_failed_ends_as_its_daemon_did() -> None:
+def test_a_failed_start_exits_as_its_daemon_did() -> None:
     failed = StartFailed("its words")
     failed.exit_code = 76
     assert end_of_endpoint(failed) == 76

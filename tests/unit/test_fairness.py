@@ -61,7 +61,7 @@ def test_submitters_take_turns() -> None:
     assert taken(filled(a=4, b=2, c=1)) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
-def test_many_with_one_item_each_are_served_in_the_order_in_which_they_came() -> None:
+def test_submitters_with_one_item_each_are_served_in_order_of_arrival() -> None:
     queue = filled(None, **{f"s{number}": 1 for number in range(500)})
     assert taken(queue) == [f"s{number}0" for number in range(500)]
 

@@ -56,7 +56,7 @@ def test_an_agent_cannot_report_a_dead_letter() -> None:
     assert (result.state, result.error.code) == (TaskState.FAILED, "RESULT_MALFORMED")
 
 
-def test_an_endpoint_that_went_away_in_each_attempt_makes_a_dead_letter() -> None:
+def test_an_endpoint_that_disconnected_in_each_attempt_creates_a_dead_letter() -> None:
     task = QueuedTask(TASK, "g", "o", "e", "f", "h", b"p", TaskOptions(max_attempts=3))
     result = results.reaped_result(LeasedTask(task, 3, 0.0, 1.0), endpoint_id="e")
     assert result.state is TaskState.DEAD_LETTERED

@@ -1,4 +1,4 @@
-"""HTTP statuses and errors, both ways."""
+"""HTTP errors: statuses of errors, and errors of responses."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_retry_after_counts_where_the_body_has_none(name: str, body: bytes) -> N
     assert read(503, body).record.retry_after_s is None
 
 
-def test_the_message_says_what_was_asked_and_what_came() -> None:
+def test_the_message_has_the_request_and_the_response() -> None:
     assert read(403, gateway("Forbidden")).record.message == f"{REQUEST} answered with HTTP 403 (Forbidden)"
     assert read(403, store("RequestTimeTooSkewed")).record.message.endswith("(RequestTimeTooSkewed)")
     assert read(404, HTML).record.message.endswith("HTTP 404")
@@ -169,7 +169,7 @@ def test_hints_lead_to_what_can_be_wrong() -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_an_error_comes_back_from_its_answer(cls: type[FarcallError]) -> None:
+def test_an_error_is_read_from_its_response(cls: type[FarcallError]) -> None:
     """Also one whose code the caller does not know: its class has the same status."""
     record = cls("no").record
     assert type(read(status_of(cls), json.dumps(record.to_json()).encode())) is cls

@@ -1,4 +1,4 @@
-"""Limits of an HTTP connection: requests that never end, answers that nobody reads, headers, connections."""
+"""Limits of HTTP connections: endless requests, unread answers, headers, number of connections."""
 
 from __future__ import annotations
 

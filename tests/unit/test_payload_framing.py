@@ -1,4 +1,4 @@
-"""Packing several buffers into one."""
+"""Framing: several buffers in one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes that both sides can import: which of the two a reader uses (ADR 0039)."""
+"""Importable classes: whether a reader uses its own class or the sent one (ADR 0039)."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_functions_and_modules_of_the_same_source_are_those_of_the_reader(place:
     assert (here.SCALE, here.make.__defaults__, here.Result.__doc__) == (2, None, None)  # nothing was overwritten
 
 
-def test_an_edited_module_goes_by_value_to_a_worker_and_comes_back_as_the_clients_class(place: Place) -> None:
+def test_an_edited_module_is_sent_by_value_and_returns_as_the_clients_class(place: Place) -> None:
     there = place(LIBRARY.replace("SCALE = 2", "SCALE = 5"))
     buffer = sent(there.Result(1))
     function = worker.serialize_function(there.make, strategies=[CloudPickleCode()])
@@ -218,7 +218,7 @@ def test_who_cannot_import_a_class_gets_it_by_value(place: Place, text: str | No
 
 
 @pytest.mark.parametrize("name", ["of_type_variable", "of_parameters", "of_tuple", "of_new_type", "Box"])
-def test_type_variables_in_annotations_reach_who_cannot_import_them(place: Place, name: str) -> None:
+def test_type_variables_in_annotations_reach_readers_that_cannot_import_them(place: Place, name: str) -> None:
     buffer = sent(getattr(place(GENERIC), name))
     place(None, None)
     for reader in (worker, client):
@@ -259,7 +259,7 @@ def compiled_again(cls):
     assert type(worker.deserialize(buffer)) is here.Result
 
 
-def test_a_class_that_a_worker_passes_on_is_the_clients_when_it_comes_back(place: Place) -> None:
+def test_a_class_that_a_worker_forwards_returns_as_the_clients_class(place: Place) -> None:
     buffer = sent(place().Result(1))
     place(None, None)
     back = sent(worker.deserialize(buffer))

@@ -1,4 +1,4 @@
-"""A value is freed when its last user lets go of it: writing one does not keep it until the garbage collector runs."""
+"""Memory of payloads: a written value is freed with its last reference, before the garbage collector runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large values as bytes: what is copied, what may be changed, and who reads it."""
+"""Large values as bytes: copies, alignment, readers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_large_values_are_bytes_and_small_ones_text() -> None:
 
 
 @pytest.mark.parametrize("shift", [0, 1, 8], ids=["aligned", "odd", "half aligned"])
-def test_bytes_come_back_from_wherever_they_lie(shift: int) -> None:
+def test_bytes_round_trip_at_any_alignment(shift: int) -> None:
     value: dict[str, Any] = {
         "wide": large_array(),
         "by column": np.asfortranarray(large_array().reshape(1250, 1000)),

@@ -1,4 +1,4 @@
-"""What user code raised, as a record."""
+"""Exceptions of user code as records."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_exits_are_failures_like_others(script: str) -> None:
         ("def f(): raise ValueError('x')\n", ""),
     ],
 )
-def test_usual_mistakes_come_with_advice(script: str, hint: str) -> None:
+def test_common_mistakes_have_hints(script: str, hint: str) -> None:
     assert fail(script).hint.startswith(hint)
     assert bool(fail(script).hint) == bool(hint)
 

@@ -1,4 +1,4 @@
-"""The facade: choosing strategies, reading what is allowed, saying what went wrong."""
+"""Serializer: choice of strategies, allowed strategies, errors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def same(one: object, other: object) -> bool:
 @given(values)
 @example("\ud83d\ude00")
 @example([[], 2**100, -0.0, math.inf])
-def test_values_come_back_as_they_went(value: object) -> None:
+def test_values_round_trip(value: object) -> None:
     buffer = serializer.serialize(value)
     buffer.decode()
     found = serializer.deserialize(buffer)
@@ -102,7 +102,7 @@ def test_values_come_back_as_they_went(value: object) -> None:
 
 
 @given(st.lists(values, max_size=3), st.dictionaries(st.text(), values, max_size=3))
-def test_calls_come_back_as_they_went(args: list[object], kwargs: dict[str, object]) -> None:
+def test_calls_round_trip(args: list[object], kwargs: dict[str, object]) -> None:
     assert serializer.unpack_call(serializer.pack_call(args, kwargs)) == (tuple(args), kwargs)
 
 
@@ -141,7 +141,7 @@ def test_shared_lists_stay_shared() -> None:
     assert found[0] is found[1]
 
 
-def test_a_list_that_holds_itself_comes_back() -> None:
+def test_a_list_that_contains_itself_round_trips() -> None:
     loop: list[object] = []
     loop.append(loop)
     found: Any = serializer.deserialize(serializer.serialize(loop))
@@ -168,7 +168,7 @@ def test_the_first_strategy_that_is_safe_is_chosen(value: object, strategy: str)
     assert strategy_of(serializer.serialize(value)) == strategy
 
 
-def test_instances_of_local_classes_are_of_the_same_class_when_they_come_home() -> None:
+def test_instances_of_local_classes_return_with_the_same_class() -> None:
     assert serializer.deserialize(serializer.serialize([Point(3), Colour.RED])) == [Point(3), Colour.RED]
 
 
@@ -266,7 +266,7 @@ def test_the_first_part_that_loads_counts() -> None:
     assert serializer.deserialize(b"13\n" + serializer.pack(parts)) == [1]
 
 
-def test_a_combination_without_a_readable_part_says_why() -> None:
+def test_a_combination_without_a_readable_part_reports_each_reason() -> None:
     with pytest.raises(DeserializationError, match=r"b'zz.n' cannot be a part.*JSONDecodeError"):
         serializer.deserialize(b"13\n" + serializer.pack([b"zz\n", b"11\n{broken"]))
 

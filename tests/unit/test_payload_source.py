@@ -1,4 +1,4 @@
-"""Functions as text that needs nothing else."""
+"""Functions as self-contained source text."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_local_modules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         carry("import beside_the_script\ndef f(): return beside_the_script\n")
 
 
-def test_functions_of_installed_packages_are_left_to_import() -> None:
+def test_functions_of_installed_packages_are_imported() -> None:
     with pytest.raises(NotSelfContained, match="imported from textwrap"):
         self_contained_source(textwrap.dedent, inspect.getsource)
 
@@ -115,7 +115,7 @@ def test_lines_of_absent_files_are_remembered_piece_by_piece() -> None:
         linecache.cache.pop(name)
 
 
-def test_lines_of_files_that_are_here_are_left_alone() -> None:
+def test_lines_of_existing_files_are_not_replaced() -> None:
     before = linecache.getlines(__file__)
     remember_lines(__file__, 1, "something else\n")
     assert linecache.getlines(__file__) == before

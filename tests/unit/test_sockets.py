@@ -1,4 +1,4 @@
-"""Client sockets of ZeroMQ: one connection, which is lost for good, and no option that can end a process."""
+"""ZeroMQ client sockets: one connection without reconnects, and options that cannot end the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
         yield context
 
 
-def test_libzmq_neither_reconnects_by_itself_nor_takes_the_pipe_away(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_libzmq_neither_reconnects_nor_removes_the_pipe(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     with client(context) as socket:
         assert socket.getsockopt(zmq.RECONNECT_IVL) == RECONNECT_MS >= HOUR_MS
         assert (socket.linger, socket.immediate) == (0, 0)
@@ -115,7 +115,7 @@ KINDS: Final = {kind.name for kind in zmq.SocketType}
 CLIENT_OPTIONS: Final = {"CURVE_SERVERKEY", "RECONNECT_IVL", "RECONNECT_IVL_MAX", "IMMEDIATE"}
 
 
-def test_sockets_are_made_in_few_places_and_those_to_a_forwarder_in_one() -> None:
+def test_few_modules_create_sockets_and_one_those_to_a_forwarder() -> None:
     used = {name: zmq_names(ast.parse(source)) for name, source in sources().items() if name not in MADE_BY_TESTS}
 
     assert {name: names & KINDS for name, names in used.items() if names & KINDS} == MAKING

@@ -1,4 +1,4 @@
-"""The options of tasks: their one definition, and that everything that names them follows it."""
+"""Task options: one definition, used by every part."""
 
 from __future__ import annotations
 

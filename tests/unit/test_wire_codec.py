@@ -1,4 +1,4 @@
-"""The codec: round trips, and every way in which bytes can be wrong ends in one of two errors."""
+"""Codec: round trips; invalid bytes raise one of two errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session machine: who may say what when, credit, silence. Two machines face each other in one hypothesis test."""
+"""Session: legal messages of each phase, credit, silence. A hypothesis test connects two sessions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_client_opens_a_stream() -> None:
 
 
 @pytest.mark.parametrize("first", [WELCOME, BEAT, _run(1), OPENED])
-def test_nothing_but_a_refusal_comes_before_the_greeting(first: m.Message) -> None:
+def test_only_a_refusal_may_precede_the_greeting(first: m.Message) -> None:
     with pytest.raises(ProtocolError):
         _agent().received(first, now=0)
 
@@ -87,7 +87,7 @@ def test_credit_bounds_the_tasks() -> None:
     assert session.credit == 1
 
 
-def test_a_draining_session_takes_no_new_tasks_but_ends_the_old_ones() -> None:
+def test_a_draining_session_accepts_results_but_no_new_tasks() -> None:
     session = _opened()
     session.sent(m.Credit(tasks=3), now=3)
     session.received(m.Redirect(reason="deploy"), now=4)
@@ -99,7 +99,7 @@ def test_a_draining_session_takes_no_new_tasks_but_ends_the_old_ones() -> None:
 
 
 @pytest.mark.parametrize("last", [m.Goodbye(), REFUSED])
-def test_nothing_follows_the_end(last: m.Message) -> None:
+def test_no_message_is_legal_after_the_end(last: m.Message) -> None:
     session = _opened()
     if isinstance(last, m.Goodbye):
         session.sent(last, now=3)
@@ -148,7 +148,7 @@ FORWARDER_SAYS = st.sampled_from(
 
 
 @given(talk=st.lists(st.tuples(st.just("agent"), AGENT_SAYS) | st.tuples(st.just("forwarder"), FORWARDER_SAYS)))
-def test_both_ends_agree(talk: list[tuple[str, m.Message]]) -> None:
+def test_both_sides_agree(talk: list[tuple[str, m.Message]]) -> None:
     """Whatever one machine lets its end send, the other accepts, and the two never differ in phase or credit."""
     agent = _agent()
     forwarder = Session(Role.FORWARDER, facing=Role.AGENT, heartbeat_s=30, now=0)

@@ -1,4 +1,4 @@
-"""The tables of states are complete and mean what the design says."""
+"""State tables: complete, and consistent with the design."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_nothing_leaves_a_terminal_state() -> None:
         assert not is_legal(before, after, reporter=reporter)
 
 
-def test_every_open_state_can_end_in_every_way() -> None:
+def test_every_open_state_may_reach_every_terminal_state() -> None:
     for before in set(TaskState) - TERMINAL_STATES:
         assert LEGAL_TRANSITIONS[before] >= TERMINAL_STATES
         assert not before.is_terminal
