@@ -247,14 +247,14 @@ engine:
         ),
         ("engine: {worker_port_range: [6000, 5000]}", "1:29", "the first port is above the last. (Swap them.)"),
         # YAML itself
-        ('display_name: "\\ud800"', "1:15", "half of a character"),
+        ('display_name: "\\ud800"', "1:15", "a lone surrogate"),
         ("engine: {provider", "1:18", "not YAML: "),
         ("a: b: c", "1:5", "mapping values are not allowed here"),
         ("engine:\n\tprefetch: 1", "2:1", "a tab, which YAML does not allow here. (Indent with spaces.)"),
         (
             "engine:\n  prefetch: 1\n  scheduling: random\n  prefetch: 2",
             "4:3",
-            "prefetch is here for the second time; the first is in line 2",
+            "duplicate field prefetch; the first is in line 2",
         ),
         ("1: 2", "1:1", "the name of a field must be text"),
         ("[1]: 2", "1:1", "the name of a field must be text"),
