@@ -230,16 +230,16 @@ engine:
             "4:22",
             "SingleNodeLauncher uses the first of a block's 2 nodes only. (Choose a launcher",
         ),
-        (slurm("walltime: 00:00:00"), "4:15", "ends at once"),
-        ("engine: {provider: {type: LSFProvider, request_by_nodes: false}}", "1:58", "nothing says how many"),
+        (slurm("walltime: 00:00:00"), "4:15", "ends immediately"),
+        ("engine: {provider: {type: LSFProvider, request_by_nodes: false}}", "1:58", "no field gives their number"),
         (
             "engine: {provider: {type: KubernetesProvider, image: x, init_cpu: 9}}",
             "1:67",
             "init_cpu (9) is more than max_cpu (2)",
         ),
-        ("engine: {heartbeat_period: 60, heartbeat_threshold: 30}", "1:53", "every pause would be taken for a death"),
+        ("engine: {heartbeat_period: 60, heartbeat_threshold: 30}", "1:53", "every pause would count as a loss"),
         ("engine: {limits: {walltime: 00:00:00}}", "1:29", "no task can run in 00:00:00"),
-        (slurm("walltime: 00:10:00") + "  drain_period: 600", "5:17", "not less than the life of a block (600 s)"),
+        (slurm("walltime: 00:10:00") + "  drain_period: 600", "5:17", "not less than the lifetime of a block (600 s)"),
         (
             slurm("walltime: 00:10:00") + "  limits: {walltime: 01:00:00}",
             "5:11",
@@ -264,7 +264,7 @@ engine:
         ("a: 1\n---\nb: 2", "2:1", "expected a single document"),
     ],
 )
-def test_a_mistake_is_told_with_its_place_and_the_fix(text: str, place: str, words: str) -> None:
+def test_an_error_names_its_place_and_the_fix(text: str, place: str, words: str) -> None:
     said = complaint(text)
     assert said.startswith(f"[CONFIGURATION] config.yaml:{place}: "), said
     assert words in said

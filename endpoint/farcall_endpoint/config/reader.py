@@ -16,7 +16,7 @@ from msgspec import inspect
 from farcall_common.errors import ConfigurationError
 from farcall_endpoint.config.schema import Config
 from farcall_endpoint.config.section import FieldProblem
-from farcall_endpoint.config.wording import expected, fields_of, given, kinds_with, where_is, without_none
+from farcall_endpoint.config.wording import expected, fields_of, found, kinds_with, where_is, without_none
 from farcall_endpoint.config.yaml12 import Loader
 
 _FOREIGN_FIELDS: Final = {
@@ -214,7 +214,7 @@ def _refuse(place: _Place, error: msgspec.ValidationError, source: str) -> NoRet
     name = place.path or "the file"
     advice = _FOREIGN_FIELDS.get(f"{name.rpartition('.')[2]}: {getattr(place.node, 'value', '')}", "")
     raise ConfigurationError(
-        f"{_at(source, place.node.start_mark)}: {name} must be {expected(place.full_kind)}, not {given(place.node)}.",
+        f"{_at(source, place.node.start_mark)}: {name} must be {expected(place.full_kind)}, not {found(place.node)}.",
         hint=_sentence(advice or _advice(place)),
     ) from error
 
@@ -264,7 +264,7 @@ def _refuse_missing(place: _Place, field: str, source: str) -> NoReturn:
 
 
 def _advice(place: _Place) -> str:
-    """What to write instead of a value that does not fit."""
+    """The correction of a value that does not fit."""
     node = place.node
     if isinstance(node, yaml.ScalarNode):
         options = without_none(place.full_kind)
