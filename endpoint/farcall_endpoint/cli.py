@@ -1,4 +1,4 @@
-"""``farcall-endpoint``: make this machine a place to run functions. Commands as Globus Compute's users know them."""
+"""``farcall-endpoint``: run functions on this machine. The commands are those of Globus Compute."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from farcall_endpoint.status import facts_of, render
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
     FAILED: "not connected (status)",
-    TERMINATED: "told to end (an endpoint that is told to ends with 0)",
+    TERMINATED: "terminated by a signal (a running endpoint exits with 0)",
 }
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, epilog=epilog(_EXIT_CODES))
@@ -76,12 +76,12 @@ def _global(
 def configure(
     context: typer.Context,
     name: Name = "default",
-    display_name: Annotated[str | None, typer.Option(help="What others see; the name if not given.")] = None,
+    display_name: Annotated[str | None, typer.Option(help="Name shown to others. [default: the name]")] = None,
     max_workers: Annotated[
-        int | None, typer.Option(min=1, help="Tasks at a time; one for each core if not given.")
+        int | None, typer.Option(min=1, help="Tasks at a time. [default: one for each core]")
     ] = None,
 ) -> None:
-    """Make a new endpoint: a directory with a configuration file and a key pair."""
+    """Create an endpoint: a directory with a configuration file and a key pair."""
     with _errors():
         directory = _directory(context, name)
         directory.create()
@@ -96,18 +96,20 @@ def configure(
 def start(
     context: typer.Context,
     name: Name = "default",
-    detach: Annotated[bool, typer.Option("--detach", help="Return when connected; leave a daemon behind.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Start a daemon, and return when it is connected.")] = False,
     timeout: Annotated[float, typer.Option(help="With --detach: seconds to wait for the connection.")] = 30.0,
-    endpoint_uuid: Annotated[str | None, typer.Option(help="On the first start: use this registration.")] = None,
+    endpoint_uuid: Annotated[
+        str | None, typer.Option(help="On the first start: use this existing registration.")
+    ] = None,
     new_spool: Annotated[
-        bool, typer.Option("--new-spool", help="Keep the spool under another name and start with an empty one.")
+        bool, typer.Option("--new-spool", help="Rename the spool and start with an empty one.")
     ] = False,
 ) -> None:
     """Start an endpoint. The first start registers it."""
     with _errors():
         directory = _directory(context, name)
         directory.require()
-        if new_spool and (kept := directory.put_spool_aside()):
+        if new_spool and (kept := directory.archive_spool()):
             _out.print(f"The old spool is kept as {kept}")
         _adopt(directory, endpoint_uuid)
         if detach:
@@ -120,7 +122,7 @@ def start(
 
 @app.command()
 def stop(context: typer.Context, name: Name = "default") -> None:
-    """Stop an endpoint. Tasks that are not finished stay in its spool."""
+    """Stop an endpoint. Unfinished tasks stay in its spool."""
     with _errors():
         directory = _directory(context, name)
         directory.require()
@@ -134,7 +136,7 @@ def restart(
     name: Name = "default",
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the connection.")] = 30.0,
 ) -> None:
-    """Stop an endpoint if it runs, then start it as a daemon."""
+    """Stop an endpoint if it is running, then start it as a daemon."""
     with _errors():
         directory = _directory(context, name)
         directory.require()
@@ -144,7 +146,7 @@ def restart(
 
 @app.command("list")
 def list_(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the endpoints of this machine; in a pipe, a line with tabs for each."""
+    """List the endpoints of this machine; to a pipe, one tab-separated line for each."""
     with _errors():
         listed = [(directory, daemon.read_state(directory)) for directory in list_endpoints(_options(context).home)]
         if as_json:
@@ -163,7 +165,7 @@ def list_(context: typer.Context, as_json: AsJson = False) -> None:
 
 @app.command()
 def status(context: typer.Context, name: Name = "default", as_json: AsJson = False) -> None:
-    """Show how an endpoint is. Exit code 0 if it runs and is connected, 1 if not."""
+    """Show the status of an endpoint. Exit code 0 if it is running and connected, 1 if not."""
     with _errors():
         directory = _directory(context, name)
         directory.require()
@@ -183,9 +185,9 @@ def diagnose(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new .tar.gz file, or a new directory for single files.")
     ] = None,
-    network: Annotated[bool, typer.Option(help="Whether to try to reach the API and the forwarder.")] = True,
+    network: Annotated[bool, typer.Option(help="Check the connections to the API and the forwarder.")] = True,
 ) -> None:
-    """Gather what a bug report needs, without secrets: versions, configuration, logs, machine, spool, network."""
+    """Collect data for a bug report, without secrets: versions, configuration, logs, machine, spool, network."""
     from farcall_endpoint.diagnose import gather  # here, because an HTTP client would slow every other command down
 
     with _errors():
@@ -200,12 +202,12 @@ def diagnose(
         marks = {True: "[green]good[/]", False: "[red]BAD[/] ", None: "  - "}
         for finding in report.findings:
             _out.print(f"{marks[finding.good]}  {escape(finding.text)}", soft_wrap=True)
-        _out.print(f"Written to {escape(str(path))}. Have a look at it before you pass it on.", soft_wrap=True)
+        _out.print(f"Written to {escape(str(path))}. Review it before you share it.", soft_wrap=True)
 
 
 @app.command("enable-on-boot")
 def enable_on_boot(context: typer.Context, name: Name = "default") -> None:
-    """Let this user's systemd start an endpoint when the machine starts. Needs no root."""
+    """Start an endpoint at boot, by this user's systemd. Needs no root."""
     with _errors():
         directory, home = _directory(context, name), _options(context).home
         directory.require()
@@ -222,14 +224,16 @@ def enable_on_boot(context: typer.Context, name: Name = "default") -> None:
         if outcome.done:
             _out.print(f"[bold]{name}[/] starts with your systemd. For a start at boot, before you log in, run once:")
         else:
-            _out.print(f"systemd was not told: {escape(outcome.reason)}. Where it runs for you, run:", soft_wrap=True)
+            _out.print(
+                f"systemd was not updated: {escape(outcome.reason)}. Where your systemd runs, run:", soft_wrap=True
+            )
         for command in outcome.to_do:
             _out.print(f"  {command}", soft_wrap=True)
 
 
 @app.command("disable-on-boot")
 def disable_on_boot(context: typer.Context, name: Name = "default") -> None:
-    """Undo enable-on-boot. An endpoint that runs goes on."""
+    """Undo enable-on-boot. A running endpoint continues."""
     with _errors():
         _directory(context, name)
         outcome = systemd.disable_on_boot(systemd.unit_file(os.environ, name), environ=os.environ)
@@ -238,17 +242,17 @@ def disable_on_boot(context: typer.Context, name: Name = "default") -> None:
             return
         _out.print(f"Removed {escape(str(outcome.unit))}", soft_wrap=True)
         if not outcome.done:
-            _out.print(f"systemd was not told: {escape(outcome.reason)}", soft_wrap=True)
+            _out.print(f"systemd was not updated: {escape(outcome.reason)}", soft_wrap=True)
 
 
 @app.command()
 def delete(
     context: typer.Context,
     name: Name = "default",
-    force: Annotated[bool, typer.Option("--force", help="Stop it first; go on if the API cannot be reached.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Stop it first; continue if the API is unreachable.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete an endpoint: its registration, its directory, and what is in its spool."""
+    """Delete an endpoint: its registration and its directory with the spool."""
     with _errors():
         directory = _directory(context, name)
         directory.require()
@@ -279,7 +283,7 @@ def _print_json(value: object) -> None:
 
 def _start_detached(context: typer.Context, directory: EndpointDirectory, timeout_s: float) -> None:
     options = _options(context)
-    pid = daemon.start_detached(directory, home=options.home, debug=options.debug, timeout_s=timeout_s, tell=_err.print)
+    pid = daemon.start_detached(directory, home=options.home, debug=options.debug, timeout_s=timeout_s, echo=_err.print)
     _out.print(f"[bold]{directory.name}[/] is connected: endpoint {directory.read_endpoint_id()}, process {pid}")
 
 
@@ -311,12 +315,12 @@ def _forget(directory: EndpointDirectory, *, home: Path, force: bool) -> None:
 
 
 def _require_stored_credentials(home: Path) -> None:
-    """At boot there is no environment of a login."""
+    """At boot there are no environment variables of a login."""
     try:
         Credentials.resolve(environ={}, home=home)
     except ConfigurationError as error:
         raise ConfigurationError(
-            "At boot the address of the API and the token can only come from a file, and "
+            "At boot the API's address and the token must come from a file, and "
             f"{error.record.message.removesuffix('.')}.",
             hint=f"`farcall login` writes it, or write {config_path(home)} yourself: [default], "
             'api_url = "...", token = "..."; chmod 600.',
@@ -339,7 +343,7 @@ def _grace_s(directory: EndpointDirectory) -> float:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Errors of ours end the command with their text and their exit code."""
+    """Farcall's errors end the command with their text and their exit code."""
     try:
         yield
     except daemon.StartFailed as error:

@@ -1,4 +1,4 @@
-"""The REST API as an endpoint uses it. Network errors become errors of ours here."""
+"""Client of the REST API for endpoints. It maps network errors to Farcall's errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
 @dataclasses.dataclass(frozen=True)
 class ConnectAnswer:
     """Live forwarders as (address, server key), a ticket until an epoch second, and the identity of the endpoint's
-    owner; empty if the API does not tell it."""
+    owner; empty if the API does not report it."""
 
     forwarders: tuple[tuple[str, str], ...]
     ticket: str
@@ -43,23 +43,23 @@ class Cloud:
         self._client = httpx.Client(base_url=credentials.api_url, auth=authorization_of(credentials), timeout=_TIMEOUT)
 
     def close(self) -> None:
-        """Give back the connections."""
+        """Close the connections."""
         self._client.close()
 
     def register(self, *, name: str, display_name: str, metadata: Mapping[str, object]) -> str:
-        """Make a new endpoint known; its id.
+        """Register a new endpoint; its id.
 
-        :raises FarcallError: what the API answers, or Unavailable.
+        :raises FarcallError: the error in the API's answer, or Unavailable.
         """
         body = {"endpoint_name": name, "display_name": display_name, "multi_user": False, "metadata": dict(metadata)}
-        with _believing("POST /v3/endpoints"):
+        with _parsing("POST /v3/endpoints"):
             return str(self._call("POST", "/v3/endpoints", body)["endpoint_id"])
 
     def connect(self, endpoint_id: str, *, public_key: str, spool_id: str, capabilities: Capabilities) -> ConnectAnswer:
-        """Ask for forwarders and a ticket, and let the key speak for the endpoint.
+        """Request forwarders and a ticket, and register the key as the endpoint's.
 
-        :raises EndpointUnknown: if there is no such endpoint (any more).
-        :raises FarcallError: what the API answers, or Unavailable.
+        :raises EndpointUnknown: if the endpoint does not exist.
+        :raises FarcallError: the error in the API's answer, or Unavailable.
         """
         body = {
             "public_key": public_key,
@@ -69,23 +69,23 @@ class Cloud:
             "serializers": list(capabilities.serializers),
             "platform": capabilities.platform,
         }
-        with _believing("a connect request"):
+        with _parsing("a connect request"):
             try:
                 answer = self._call("POST", f"/v3/endpoints/{endpoint_id}/connect", body)
             except EndpointUnknown as error:
                 raise EndpointUnknown(
                     f"The deployment does not know endpoint {endpoint_id}: it was deleted there, or the deployment was "
                     "restored from before it was registered.",
-                    hint="Move endpoint.json out of the endpoint's directory and start it: it is registered anew.",
+                    hint="Move endpoint.json out of the endpoint's directory and start it: it registers again.",
                 ) from error
             forwarders = tuple((str(item["address"]), str(item["server_key"])) for item in answer["forwarders"])
             owner_id = str(answer.get("owner_id", ""))
             return ConnectAnswer(forwarders, str(answer["ticket"]), float(answer["ticket_expires_at"]), owner_id)
 
     def delete(self, endpoint_id: str) -> None:
-        """Forget an endpoint.
+        """Delete the registration of an endpoint.
 
-        :raises FarcallError: what the API answers, or Unavailable.
+        :raises FarcallError: the error in the API's answer, or Unavailable.
         """
         self._call("DELETE", f"/v2/endpoints/{endpoint_id}")
 
@@ -103,19 +103,19 @@ class Cloud:
 
 
 def authorization_of(credentials: Credentials) -> httpx.Auth:
-    """What says in each request who asks: a login that is renewed by itself, or a token that is always the same."""
+    """Authentication of requests: a login that renews itself, or a fixed token."""
     if credentials.login is not None:
         return KeptLogin(credentials.login, environ=os.environ)
     return Bearer(credentials.token)
 
 
 @contextlib.contextmanager
-def _believing(what: str) -> Iterator[None]:
-    """An answer of another shape comes from something that is not the API, or from a much newer one."""
+def _parsing(what: str) -> Iterator[None]:
+    """An answer of another shape is not from the API, or from a much newer one."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        raise Unavailable(f"The answer to {what} lacks something: {error!r}.") from error
+        raise Unavailable(f"The answer to {what} lacks a field: {error!r}.") from error
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Starting, watching and ending an endpoint's agent from another process."""
+"""Control of an endpoint's agent from another process: start, state, stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from farcall_endpoint.directory import AgentProcess, EndpointDirectory
 from farcall_endpoint.logs import tail
 
 STOP_MARGIN_S = 15.0
-"""Seconds for an orderly end, beside what running tasks get."""
+"""Seconds for an orderly shutdown, in addition to the grace of running tasks."""
 
 _WAKING_S = 120.0
 
@@ -34,7 +34,7 @@ LocalState = Literal["Initialized", "Running", "Stopped", "Disconnected"]
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """How an endpoint is, as seen from its directory. ``note`` explains what the word does not say."""
+    """State of an endpoint, as read from its directory. ``note`` explains it."""
 
     state: LocalState
     endpoint_id: str | None
@@ -51,12 +51,12 @@ class StartFailed(FarcallError):
 
 
 def read_state(directory: EndpointDirectory) -> State:
-    """Look at the files and at the process that they name."""
+    """Read the files, and check the process that they name."""
     endpoint_id, agent = directory.read_endpoint_id(), directory.read_agent()
     if agent is None:
         return State("Initialized" if endpoint_id is None else "Stopped", endpoint_id, None, {}, "")
     if not agent.is_here():
-        note = f"runs on {agent.hostname} as process {agent.pid}, if at all: ask there"
+        note = f"may run on {agent.hostname} as process {agent.pid}: check there"
         return State("Disconnected", endpoint_id, agent, {}, note)
     if agent.find() is None:
         return State("Disconnected", endpoint_id, None, {}, f"process {agent.pid} died; see {directory.log_file}")
@@ -67,24 +67,24 @@ def read_state(directory: EndpointDirectory) -> State:
 
 
 def agent_command(directory: EndpointDirectory, *, home: Path, options: Sequence[str] = ()) -> list[str]:
-    """What runs an endpoint's agent."""
+    """The command line of an endpoint's agent."""
     return [sys.executable, "-P", "-m", "farcall_endpoint.agent", directory.name, "--home", str(home), *options]
 
 
 def start_detached(
-    directory: EndpointDirectory, *, home: Path, debug: bool, timeout_s: float, tell: Callable[[str], None]
+    directory: EndpointDirectory, *, home: Path, debug: bool, timeout_s: float, echo: Callable[[str], None]
 ) -> int:
     """Start an agent that outlives this process, and wait until it is connected; its process id.
 
-    A forwarder that has to be woken gets two minutes more, and ``tell`` is told why it takes so long.
+    A forwarder that must be woken gets two more minutes, and ``echo`` receives the reason.
 
-    :raises StartFailed: with its own words if it ended.
-    :raises Unavailable: if it was not connected in time; it was ended then, as when the waiting is interrupted.
+    :raises StartFailed: if it ended; with its error.
+    :raises Unavailable: if it did not connect in time; it is stopped then, as when the wait is interrupted.
     """
     readable, writable = os.pipe()
     options = ["--ready-fd", str(writable), *(["--debug"] if debug else [])]
     with _console(directory) as console, os.fdopen(readable, "rb") as ready:
-        said_before = console.tell()
+        offset = console.tell()
         process = subprocess.Popen(
             agent_command(directory, home=home, options=options),
             stdin=subprocess.DEVNULL,
@@ -97,30 +97,30 @@ def start_detached(
         os.close(writable)
         try:
             waiting, _, _ = select.select([ready], [], [], timeout_s)
-            if not waiting and ForwarderWaking.code in _trouble(directory):
-                tell(_trouble(directory))
+            if not waiting and ForwarderWaking.code in _connection_problem(directory):
+                echo(_connection_problem(directory))
                 timeout_s += _WAKING_S
                 waiting, _, _ = select.select([ready], [], [], _WAKING_S)
             line = ready.readline() if waiting else b""
-        except KeyboardInterrupt:  # nobody waits for it any more, and nobody would know of it
-            _end(process)
+        except KeyboardInterrupt:  # no caller would know of it
+            _terminate(process)
             raise
     if line and json.loads(line).get("connected"):
         return process.pid
     if not waiting:
-        trouble = _trouble(directory)
-        _end(process)
+        problem = _connection_problem(directory)
+        _terminate(process)
         raise Unavailable(
-            f"The endpoint was not connected within {timeout_s:g} s: {trouble}",
-            hint=f"It was ended; {directory.log_file} has the details.",
+            f"The endpoint was not connected within {timeout_s:g} s: {problem}",
+            hint=f"It was stopped; see {directory.log_file}.",
         )
     code = process.wait()
-    failed = StartFailed(str(json.loads(line)["error"]) if line else _last_words(directory, said_before))
+    failed = StartFailed(str(json.loads(line)["error"]) if line else _last_output(directory, offset))
     failed.exit_code = code or INTERNAL
     raise failed
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_MARGIN_S)
@@ -128,16 +128,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _trouble(directory: EndpointDirectory) -> str:
-    """Why the agent has no connection, in its own words."""
-    return str(directory.read_status().get("trouble") or "it said nothing")
+def _connection_problem(directory: EndpointDirectory) -> str:
+    """Why the agent has no connection, by its status."""
+    return str(directory.read_status().get("trouble") or "no status from the agent")
 
 
 def stop_agent(directory: EndpointDirectory, *, grace_s: float) -> bool:
-    """End the running agent in an orderly way; whether there was one.
+    """Stop the running agent in an orderly way; whether one was running.
 
     :raises EndpointInUse: if it runs on another machine.
-    :raises ConfigurationError: if it belongs to somebody else.
+    :raises ConfigurationError: if it belongs to another user.
     """
     agent = directory.read_agent()
     if agent is None:
@@ -149,7 +149,7 @@ def stop_agent(directory: EndpointDirectory, *, grace_s: float) -> bool:
     process = agent.find()
     if process is None:
         with directory.lock():
-            return False  # whoever held it before died; letting go in an orderly way clears its name
+            return False  # its holder died; an orderly release clears the file
     try:
         process.terminate()
         try:
@@ -165,7 +165,7 @@ def stop_agent(directory: EndpointDirectory, *, grace_s: float) -> bool:
 
 
 def _console(directory: EndpointDirectory) -> BinaryIO:
-    """For what is printed past the logs; appended to, and begun anew when it has grown."""
+    """The file for output that bypasses the logs; appended to, and truncated when it is large."""
     directory.log_dir.mkdir(mode=0o700, exist_ok=True)
     console = directory.console_file.open("ab")
     if console.tell() > _MAX_CONSOLE_BYTES:
@@ -174,8 +174,8 @@ def _console(directory: EndpointDirectory) -> BinaryIO:
     return console
 
 
-def _last_words(directory: EndpointDirectory, said_before: int) -> str:
-    """What the process printed, or the end of its log."""
-    printed = directory.console_file.read_bytes()[said_before:].decode(errors="replace")
+def _last_output(directory: EndpointDirectory, offset: int) -> str:
+    """The output of the process, or the end of its log."""
+    printed = directory.console_file.read_bytes()[offset:].decode(errors="replace")
     lines = (printed or tail(directory.log_file, _LOG_BYTES)).splitlines()[-_LOG_LINES:]
-    return "The endpoint died while it started. Its last words:\n" + "\n".join(lines)
+    return "The endpoint died while starting. Its last output:\n" + "\n".join(lines)

@@ -1,18 +1,18 @@
-"""An endpoint's directory: its files, and who may use it.
+"""Directory of an endpoint: its files, and the lock of its agent.
 
 ::
 
     <home>/endpoints/<name>/
-        config.yaml         what the user decides
-        endpoint.json       the id that the cloud gave it, and the identity of its owner
+        config.yaml         the configuration
+        endpoint.json       its id in the cloud, and the identity of its owner
         curve.public        its CURVE key pair in Z85 (the secret one readable by its owner alone)
         curve.secret
         spool.sqlite3       tasks and results
         spool.bodies/       those of their bodies that are large
-        endpoint.log        the agent's; the older ones are endpoint.log.1, .2, ...
-        logs/               of the managers, and what processes print when they crash
+        endpoint.log        log of the agent; rotated files are endpoint.log.1, .2, ...
+        logs/               logs of the managers, and output of crashed processes
         daemon.pid          the running agent; locked for as long as it lives
-        status.json         what it says about itself
+        status.json         its last status
         tasks_working_dir/  where tasks run
 
 A process id alone proves nothing: it may be another process by now, or one on another node that shares this directory.
@@ -50,7 +50,7 @@ _START_TOLERANCE_S: Final = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class AgentProcess:
-    """Who runs an endpoint. ``started_at`` is the process's own start in epoch seconds."""
+    """The process that runs an endpoint. ``started_at`` is the process's own start in epoch seconds."""
 
     pid: int
     started_at: float
@@ -89,7 +89,7 @@ class EndpointDirectory:
         """
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
-                f"{name!r} is no name for an endpoint.", hint="Use letters, digits, dots, dashes and underscores."
+                f"{name!r} is not a valid endpoint name.", hint="Use letters, digits, dots, dashes and underscores."
             )
         return cls(home / "endpoints" / name)
 
@@ -100,7 +100,7 @@ class EndpointDirectory:
 
     @property
     def config_file(self) -> Path:
-        """What the user decides."""
+        """The configuration."""
         return self.path / "config.yaml"
 
     @property
@@ -125,7 +125,7 @@ class EndpointDirectory:
 
     @property
     def console_file(self) -> Path:
-        """What a detached agent and its children print past their logs: last words."""
+        """Output of a detached agent and its children that bypasses their logs."""
         return self.log_dir / "console.log"
 
     @property
@@ -139,13 +139,13 @@ class EndpointDirectory:
         return self.config_file.exists()
 
     def create(self) -> None:
-        """Make the directory with a new key pair.
+        """Create the directory with a new key pair.
 
-        :raises ConfigurationError: if it is there already, or cannot be made.
+        :raises ConfigurationError: if it exists already, or cannot be created.
         """
         if self.exists:
             raise ConfigurationError(
-                f"The endpoint {self.name} is configured already.", hint=f"Edit {self.config_file}, or delete it first."
+                f"The endpoint {self.name} is already configured.", hint=f"Edit {self.config_file}, or delete it first."
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -154,14 +154,14 @@ class EndpointDirectory:
             _write(self.path / "curve.public", keys.public)
             _write(self.path / "curve.secret", keys.secret)
         except OSError as error:
-            raise ConfigurationError(f"{self.path} cannot be made: {error.strerror}.") from error
+            raise ConfigurationError(f"{self.path} cannot be created: {error.strerror}.") from error
 
     def require(self) -> None:
         """:raises ConfigurationError: if the endpoint was never configured."""
         if not self.exists:
             raise ConfigurationError(
                 f"There is no endpoint {self.name} in {self.path.parent}.",
-                hint=f"Make it with `farcall-endpoint configure {self.name}`.",
+                hint=f"Create it with `farcall-endpoint configure {self.name}`.",
             )
 
     def require_writable(self) -> None:
@@ -175,25 +175,26 @@ class EndpointDirectory:
     def read_keys(self) -> CurveKeys:
         """The endpoint's key pair.
 
-        :raises ConfigurationError: if it is missing, or others may read the secret half.
+        :raises ConfigurationError: if it is missing, or other users may read the secret key.
         """
         secret = self.path / "curve.secret"
         try:
             if secret.stat().st_mode & 0o077:
-                raise ConfigurationError(f"{secret} may be read by others.", hint=f"chmod 600 {secret}")
+                raise ConfigurationError(f"{secret} is readable by other users.", hint=f"chmod 600 {secret}")
             return CurveKeys((self.path / "curve.public").read_text().strip(), secret.read_text().strip())
         except OSError as error:
             raise ConfigurationError(
-                f"The key pair in {self.path} cannot be read: {error.strerror}.", hint="Configure the endpoint anew."
+                f"The key pair in {self.path} cannot be read: {error.strerror}.",
+                hint="Delete the endpoint and configure it again.",
             ) from error
 
     def read_endpoint_id(self) -> str | None:
-        """The id that the cloud gave; None before the first start."""
+        """The id in the cloud; None before the first start."""
         data = _read_json(self.path / "endpoint.json")
         return str(data["endpoint_id"]) if data and "endpoint_id" in data else None
 
     def write_endpoint_id(self, endpoint_id: str) -> None:
-        """Keep the id that the cloud gave."""
+        """Store the id from the cloud."""
         _write(self.path / "endpoint.json", json.dumps({"endpoint_id": endpoint_id}))
 
     def read_owner_id(self) -> str:
@@ -207,13 +208,13 @@ class EndpointDirectory:
         _write(self.path / "endpoint.json", json.dumps({**data, "owner_id": owner_id}))
 
     def read_status(self) -> dict[str, Any]:
-        """What the agent last said about itself; empty when it never did."""
+        """The agent's last status; empty if it has none."""
         return _read_json(self.path / "status.json") or {}
 
     def write_status(self, status: dict[str, Any]) -> None:
-        """Say something about oneself; on a full disk, in the place of what was said before.
+        """Replace the status; on a full disk, overwrite the file in place.
 
-        :raises OSError: if that cannot be done either.
+        :raises OSError: if that fails, too.
         """
         path, text = self.path / "status.json", json.dumps(status)
         try:
@@ -224,7 +225,7 @@ class EndpointDirectory:
             _overwrite(path, text)
 
     def read_agent(self) -> AgentProcess | None:
-        """Who runs the endpoint, or did when it died; None after an orderly end."""
+        """The process that runs the endpoint, or ran it when it died; None after an orderly shutdown."""
         if (holder := self._holder()) is not None:
             return holder
         data = _read_json(self.pid_file)
@@ -234,7 +235,7 @@ class EndpointDirectory:
             return None
 
     def _holder(self) -> AgentProcess | None:
-        """The process on this machine that is the endpoint's agent, whatever its files say."""
+        """The process on this machine that is the endpoint's agent, by its socket."""
         try:
             pid = _socket_holder(self._socket_name(), pid_file=os.path.realpath(self.pid_file))
             return None if pid is None else AgentProcess(pid, psutil.Process(pid).create_time(), socket.gethostname())
@@ -246,8 +247,8 @@ class EndpointDirectory:
         state = self.path.stat()
         return f"\0farcall-endpoint-{os.getuid()}-{state.st_dev:x}-{state.st_ino:x}".encode()
 
-    def put_spool_aside(self) -> Path | None:
-        """Keep the spool under another name, so that the next start makes an empty one. None if there is no spool.
+    def archive_spool(self) -> Path | None:
+        """Rename the spool, so that the next start creates an empty one. None if there is no spool.
 
         :raises EndpointInUse: while a process has it open.
         """
@@ -286,7 +287,7 @@ class EndpointDirectory:
                 raise ConfigurationError(
                     f"{self.pid_file} cannot be written: {error.strerror}.", hint="Make room, or raise the quota."
                 ) from error
-            # Left empty at an orderly end, also one with an error of ours; full and unlocked, it tells of a crash.
+            # Emptied at an orderly shutdown, also after an error; not empty and not locked means a crash.
             try:
                 yield
             except FarcallError:
@@ -295,12 +296,12 @@ class EndpointDirectory:
             os.ftruncate(descriptor, 0)
 
     def _held_socket(self) -> socket.socket:
-        """What says that this process is the agent, when nothing else does any more.
+        """Bind the abstract socket, which identifies the agent even if all files are removed.
 
         :raises EndpointInUse: naming the process that has it.
         """
         held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        for _ in range(2):  # the one that has it may just have ended
+        for _ in range(2):  # its holder may just have ended
             try:
                 held.bind(self._socket_name())
             except OSError as error:
@@ -309,11 +310,11 @@ class EndpointDirectory:
                     raise self._in_use(f"process {other.pid} on {other.hostname}") from error
             else:
                 break
-        return held  # not bound where another user took the name: that says nothing about our agents
+        return held  # not bound if another user has the name: that is not an agent of this user
 
     def _in_use(self, who: str) -> EndpointInUse:
         return EndpointInUse(
-            f"The endpoint {self.name} is run by {who}.", hint=f"`farcall-endpoint stop {self.name}` ends it."
+            f"The endpoint {self.name} is run by {who}.", hint=f"`farcall-endpoint stop {self.name}` stops it."
         )
 
     @property

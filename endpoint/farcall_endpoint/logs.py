@@ -1,8 +1,8 @@
-"""Log lines for whoever has to find out at three in the morning: one per event, ids in fields, never user bytes.
+"""Logging: one line per event, ids in fields, never user bytes.
 
-Each process writes a file of its own and puts it aside when it has grown, so that no two processes ever rename one
-file under one another: the agent ``endpoint.log``, each manager ``logs/manager-<host>-<pid>.log``. A file that is put
-aside becomes ``….log.1``, that one ``….log.2``, and so on; the oldest goes.
+Each process writes and rotates a separate file, so that no two processes rename the same one: the agent
+``endpoint.log``, each manager ``logs/manager-<host>-<pid>.log``. A rotated file becomes ``….log.1``, that one
+``….log.2``, and so on; the oldest is deleted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """Begins a new file also when somebody has removed or moved the one that is written."""
+    """Opens a new file also if the current one was removed or moved."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.stream is not None and not Path(self.baseFilename).exists():
@@ -61,7 +61,7 @@ def set_up_logging(
 ) -> None:
     """Send this process's log to a file, to standard error, or to both. ``role`` names the process in text lines.
 
-    The file is put aside when it has ``max_bytes``; ``backups`` of those are kept. No other process may write to it.
+    The file is rotated at ``max_bytes``; ``backups`` rotated files are kept. No other process may write to it.
     """
     text = f"%(asctime)s %(levelname)-7s {role}[{os.getpid()}] %(message)s"
     formatter = _JsonFormatter() if style == "json" else logging.Formatter(text)
@@ -76,13 +76,13 @@ def set_up_logging(
 
 
 def manager_log_file(directory: Path) -> Path:
-    """The file for this process if it is a manager. Those of managers that are long gone are removed."""
+    """The log file of this manager process. Old files of other managers are removed."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _forget_old(directory, now=time.time())
+    _remove_old(directory, now=time.time())
     return directory / f"manager-{re.sub(r'[^A-Za-z0-9.-]', '_', socket.gethostname())}-{os.getpid()}.log"
 
 
-def _forget_old(directory: Path, *, now: float) -> None:
+def _remove_old(directory: Path, *, now: float) -> None:
     """Managers of many nodes may do this at once."""
     written: list[tuple[float, Path]] = []
     for path in directory.glob("manager-*.log*"):
@@ -95,7 +95,7 @@ def _forget_old(directory: Path, *, now: float) -> None:
 
 
 def tail(path: Path, max_bytes: int) -> str:
-    """The last whole lines of a file; nothing if it cannot be read."""
+    """The last complete lines of a file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,12 +1,11 @@
-"""Messages between an agent and a manager that it started on its own machine: a Unix socket, and shared memory for what
-is large.
+"""Pipe between an agent and a manager on the same machine: a Unix socket, and shared memory for large frames.
 
 A ZeroMQ socket has a thread behind it on either side, so a message costs four wake-ups; this costs two, and a large
-body is written once and read where it is. Sending never waits: what the socket does not take now is kept, and goes
-with :meth:`Pipe.flush`.
+body is written once and mapped by its reader. Sending never blocks: messages that the socket does not accept now are
+kept, and sent by :meth:`Pipe.flush`.
 
-A packet is the number of its frames, their lengths, and the frames. Those that would make it too large are in memory
-files instead: their lengths are negative, and where each is found comes behind the lengths.
+A packet is the number of its frames, their lengths, and the frames. Large ones are in memory files
+instead: their lengths are negative, and their places follow the lengths.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _MAX_INLINE_BYTES: Final = 64 * 1024
 """A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed)."""
 _MAX_FRAME_BYTES: Final = 16 * 1024
 _MAX_FRAMES: Final = 8192
-_MAX_HANDED_ON: Final = 60
+_MAX_PASSED_ON: Final = 60
 _COUNT: Final = struct.Struct("<I")
 _PLACE: Final = struct.Struct("<IQ")
 """Where a frame is: the number of its memory file in the packet, and the byte at which it begins."""
@@ -54,12 +53,12 @@ class Pipe:
         self._waiting: collections.deque[tuple[bytes, list[MemoryFile]]] = collections.deque()
 
     def fileno(self) -> int:
-        """Readable when there is a message, or nobody at the other end; writable when :meth:`flush` may do more."""
+        """Readable if there is a message or the other end is closed; writable if :meth:`flush` can send more."""
         return self._socket.fileno()
 
     @property
     def has_unread(self) -> bool:
-        """No more than its descriptor says."""
+        """Always False: the descriptor is readable then."""
         return False
 
     @property
@@ -68,25 +67,25 @@ class Pipe:
         return bool(self._waiting)
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send a message, now or with a later :meth:`flush`. Nothing happens if nobody is at the other end."""
+        """Send a message, now or with a later :meth:`flush`. Ignored if the other end is closed."""
         self._waiting.append(_pack(frames))
         if len(self._waiting) == 1:
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it."""
+        """Send waiting messages, as many as the socket accepts."""
         while self._waiting:
             packet, memories = self._waiting[0]
             try:
                 self._socket.sendmsg([packet], ancillary(memories))
             except BlockingIOError:
                 return
-            except OSError:  # nobody is there: the reading side finds out
+            except OSError:  # closed: the reading side notices
                 pass
             self._waiting.popleft()
 
     def receive(self) -> list[Bytes] | None:
-        """The next message; None when nobody is at the other end any more. Large frames are views of shared memory.
+        """The next message; None if the other end is closed. Large frames are views of shared memory.
 
         :raises BlockingIOError: if there is none now.
         """
@@ -96,7 +95,7 @@ class Pipe:
         return [bytes_of(frame) for frame in frames]
 
     def receive_shared(self) -> list[Frame] | None:
-        """As :meth:`receive`, for whoever hands large frames on without looking at them."""
+        """As :meth:`receive`, for a caller that passes large frames on without reading them."""
         try:
             size, received, _, _ = self._socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, _CLOEXEC)
         except ConnectionResetError:
@@ -106,7 +105,7 @@ class Pipe:
         return _unpack(self._buffer[:size], descriptors_of(received))
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Let the other end see that nobody is here any more, after what waits was sent, if that takes no longer."""
+        """Close the socket, after waiting messages were sent or ``linger_s`` has passed."""
         deadline = time.monotonic() + linger_s
         poll = select.poll()
         if self._waiting:
@@ -128,16 +127,16 @@ def _pack(frames: Sequence[Frame]) -> tuple[bytes, list[MemoryFile]]:
     lengths: list[int] = []
     inline: list[Bytes] = []
     places: list[bytes] = []
-    handed_on: list[MemoryFile] = []
+    passed_on: list[MemoryFile] = []
     outside: list[Bytes] = []
     outside_at, room = 0, _MAX_INLINE_BYTES
     for frame in frames:
         length = len(frame)
         if isinstance(frame, SharedBytes):
-            if len(handed_on) < _MAX_HANDED_ON:
-                handed_on.append(frame.memory)
+            if len(passed_on) < _MAX_PASSED_ON:
+                passed_on.append(frame.memory)
                 lengths.append(-length)
-                places.append(_PLACE.pack(len(handed_on), frame.start))
+                places.append(_PLACE.pack(len(passed_on), frame.start))
                 continue
             frame = frame.view()
         if length <= _MAX_FRAME_BYTES and length <= room:
@@ -153,7 +152,7 @@ def _pack(frames: Sequence[Frame]) -> tuple[bytes, list[MemoryFile]]:
     packet = b"".join((struct.pack(f"<I{len(lengths)}q", len(lengths), *lengths), *places, *inline))
     if not places:
         return packet, []
-    return packet, [MemoryFile.of(outside), *handed_on]
+    return packet, [MemoryFile.of(outside), *passed_on]
 
 
 def _unpack(packet: memoryview, memories: Sequence[MemoryFile]) -> list[Frame]:

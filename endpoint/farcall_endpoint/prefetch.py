@@ -1,7 +1,7 @@
-"""How much work to keep ready behind what runs (HPDC 2020, section 5.2: internal batching and prefetching).
+"""Prefetch policy: how many tasks to queue behind a running one (HPDC 2020, section 5.2: internal batching).
 
-Deep for short tasks, so that nobody waits for a message; none for long ones, so that a task never waits behind one that
-takes its time while another place is free.
+Many for short tasks, so that no worker waits for a message; none for long ones, so that no task waits behind a long one
+while another worker is idle.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ _MEMORY = 0.1
 
 
 class PrefetchPolicy:
-    """The number of tasks to keep waiting behind each running one, from the durations seen so far.
+    """The number of tasks to queue behind each running one, from the durations observed so far.
 
     :param horizon_s: how many seconds of work should be ready.
     :param limit: never more tasks than this; 0 switches prefetching off.
-    :param unseen: the answer before any task has ended.
+    :param unseen: the depth before any task has finished.
     """
 
     def __init__(self, *, horizon_s: float, limit: int, unseen: int = 0) -> None:
@@ -25,7 +25,7 @@ class PrefetchPolicy:
         self._mean_s: float | None = None
 
     def observe(self, duration_s: float, *, count: int = 1) -> None:
-        """Take note of how long a task ran, in seconds; or of the mean of several."""
+        """Record the duration of a task in seconds, or the mean of several."""
         duration_s = max(duration_s, 1e-6)
         weight = _MEMORY if count == 1 else 1 - (1 - _MEMORY) ** count
         self._mean_s = duration_s if self._mean_s is None else self._mean_s + weight * (duration_s - self._mean_s)

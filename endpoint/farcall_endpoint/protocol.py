@@ -1,10 +1,10 @@
 """The messages between an agent and its managers. Internal: both ends are always of the same package version.
 
-A message is a MessagePack header and a list of bodies, which are user bytes that nobody here looks into; a ``Body`` in
+A message is a MessagePack header and a list of bodies, which are user bytes, never decoded here; a ``Body`` in
 a header is the index of one. On the socket small bodies travel joined in one frame, behind a frame with their lengths,
 because a frame costs more than the bytes in it; with a large one among them, each travels in its own, uncopied.
-Messages between two machines are numbered, from 1 in either direction: a connection that broke and was made again may
-have swallowed some, and a side that sees a gap gives the other up instead of waiting for ever. 0 is no number.
+Messages between two machines are numbered, from 1 in either direction: a connection that broke and was
+restored may have lost some, and a side that sees a gap regards the other as lost. 0 is no number.
 Instants are epoch seconds.
 """
 
@@ -25,7 +25,7 @@ from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
 Body = int
 
 FIRST_WINDOW_BYTES: Final = 4 * 2**20
-"""As ``window_bytes`` of :class:`ResultsTaken`, until the agent says another number."""
+"""``window_bytes`` of :class:`ResultsTaken`, until the agent sends another number."""
 _MAX_JOINED_BYTES: Final = 16 * 1024
 
 
@@ -83,7 +83,7 @@ class ResultsTaken(_Message, frozen=True):
 
 
 class Ping(_Message, frozen=True):
-    """The agent lives. Whoever hears nothing for too long ends itself."""
+    """Heartbeat of the agent. A manager without messages for too long stops."""
 
 
 FromAgent = RunTasks | CancelTasks | Stop | ResultsTaken | Ping
@@ -100,8 +100,8 @@ class Capacity(_Part, frozen=True):
 
 
 class Registered(_Message, frozen=True):
-    """A manager is there, with so many slots, as part of a block. ``software`` must equal the agent's own. ``ends_at``
-    is when the block's time is over, where that is known."""
+    """First message of a manager: it has so many slots, as part of a block. ``software`` must equal the agent's own.
+    ``ends_at`` is when the block's time is over, where that is known."""
 
     manager_id: str
     software: str
@@ -114,15 +114,15 @@ class Registered(_Message, frozen=True):
 
 
 class Started(_Part, frozen=True):
-    """A task has been running for long enough to be worth a word."""
+    """A task is running for long enough to be reported."""
 
     task_id: str
     at: float
 
 
 class Finished(_Part, frozen=True):
-    """The final word of a manager on an attempt. ``error`` is an ErrorRecord in its JSON form; ``result`` beside it is
-    the exception itself, pickled, for an engine in the same hands."""
+    """The result of an attempt. ``error`` is an ErrorRecord in its JSON form; with it, ``result`` is the pickled
+    exception, for an engine of the same user."""
 
     task_id: str
     state: TaskState
@@ -143,7 +143,7 @@ class Died(_Part, frozen=True):
 
 
 class Progress(_Message, frozen=True):
-    """What happened since the last Progress, and how the manager is. ``problem`` says why it cannot run anything."""
+    """News since the last Progress, and the state of the manager. ``problem``: why it cannot run tasks."""
 
     finished: tuple[Finished, ...] = ()
     died: tuple[Died, ...] = ()
@@ -154,8 +154,8 @@ class Progress(_Message, frozen=True):
 
 
 class Leaving(_Message, frozen=True):
-    """The last word of a manager: all of its workers have ended. What it had and did not finish is given back.
-    ``failed``: it could not start workers, so nothing of that has been started."""
+    """Last message of a manager: all of its workers have ended. Unfinished tasks return to the agent.
+    ``failed``: it could not start workers, so no task has been started."""
 
     reason: str
     failed: bool = False
@@ -218,7 +218,6 @@ def _bodies(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def software_fingerprint() -> str:
-    """Tells apart two versions of these messages, so that an agent never talks past a manager that was upgraded under
-    it."""
+    """Hash of the message definitions, so that an agent detects a manager of another version."""
     files = (__file__, task_options.__file__)
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]

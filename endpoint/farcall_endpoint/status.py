@@ -1,7 +1,7 @@
-"""What ``farcall-endpoint status`` shows: what the agent says about itself each second, for people or for programs.
+"""Status of an endpoint for people and for programs: the numbers that the agent writes each second.
 
-The agent may say more than is known here. A key's suffix tells how to write its value (``_s``, ``_bytes``, ``_at``,
-``_per_s``), a list of mappings becomes a table.
+The agent may report keys that are unknown here. A key's suffix tells how to write its value (``_s``, ``_bytes``,
+``_at``, ``_per_s``), a list of mappings becomes a table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COLOURS: Final = {"Running": "green", "Disconnected": "red", "Stopped": "yellow
 
 
 def facts_of(name: str, state: State, *, now: float) -> dict[str, Any]:
-    """Everything that is known, as JSON has it. ``now`` is in epoch seconds."""
+    """All facts as JSON values. ``now`` is in epoch seconds."""
     facts: dict[str, Any] = {
         "name": name,
         "status": state.state,
@@ -43,9 +43,9 @@ def facts_of(name: str, state: State, *, now: float) -> dict[str, Any]:
     }
     if state.agent is not None:
         facts["up_s"] = round(now - state.agent.started_at, 1)
-        said_at = state.numbers.get("at")
-        if isinstance(said_at, int | float) and now - said_at > _STALE_S and not facts["note"]:
-            facts["note"] = f"the agent has said nothing for {_duration(now - said_at)}"
+        reported_at = state.numbers.get("at")
+        if isinstance(reported_at, int | float) and now - reported_at > _STALE_S and not facts["note"]:
+            facts["note"] = f"no status from the agent for {_duration(now - reported_at)}"
     return facts | {key: value for key, value in state.numbers.items() if key not in _HIDDEN}
 
 

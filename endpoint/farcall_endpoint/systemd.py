@@ -1,4 +1,4 @@
-"""Starting an endpoint at boot: a unit of the user's own systemd. No root, and no secret in the unit."""
+"""Start at boot: a unit of the user's systemd. Needs no root, and contains no secret."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _KEPT: Final = (
     "PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
     "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy",
 )  # fmt: skip
-"""What a service of systemd does not inherit from a login, and an agent needs to find commands and the API."""
+"""Variables of a login that systemd does not pass on, and that an agent needs to find commands and the API."""
 _FINAL: Final = (ConfigurationError, EndpointInUse, Unauthenticated, SessionRefused, SpoolOutdated, EndpointUnknown)
-"""Errors after which a restart cannot help."""
+"""Errors that a restart cannot fix."""
 
 _UNIT: Final = """\
 # Written by `farcall-endpoint enable-on-boot {name}`; `farcall-endpoint disable-on-boot {name}` removes it.
@@ -53,7 +53,7 @@ WantedBy=default.target
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """``done`` is whether systemd knows; ``to_do`` are commands for the user to run."""
+    """``done``: systemd was updated; ``to_do``: commands for the user to run."""
 
     unit: Path
     done: bool
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def unit_file(environ: Mapping[str, str], name: str) -> Path:
-    """Where the unit of an endpoint is."""
+    """The path of an endpoint's unit."""
     config = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME") or "~").expanduser() / ".config")
     return Path(config) / "systemd" / "user" / f"farcall-endpoint-{name}.service"
 
@@ -70,7 +70,7 @@ def unit_file(environ: Mapping[str, str], name: str) -> Path:
 def unit_text(
     name: str, *, command: Sequence[str], working_dir: Path, environ: Mapping[str, str], stop_s: float
 ) -> str:
-    """The unit. ``stop_s`` is how long an orderly end may take in seconds. A proxy with a password is left out."""
+    """The unit. ``stop_s`` is the timeout of an orderly shutdown in seconds. A proxy with a password is left out."""
     kept = {key: environ[key] for key in _KEPT if environ.get(key) and "@" not in environ[key]}
     return _UNIT.format(
         name=name,
@@ -83,7 +83,7 @@ def unit_text(
 
 
 def enable_on_boot(unit: Path, text: str, *, environ: Mapping[str, str]) -> Outcome:
-    """Write the unit and tell systemd, as far as it listens.
+    """Write the unit, and enable it if systemd is available.
 
     :raises ConfigurationError: if the unit cannot be written.
     """
@@ -101,7 +101,7 @@ def enable_on_boot(unit: Path, text: str, *, environ: Mapping[str, str]) -> Outc
 
 
 def disable_on_boot(unit: Path, *, environ: Mapping[str, str]) -> Outcome | None:
-    """Take the unit away again; None if there was none. What runs goes on.
+    """Remove the unit; None if there was none. A running endpoint continues.
 
     :raises ConfigurationError: if the unit cannot be removed.
     """
@@ -119,7 +119,7 @@ def disable_on_boot(unit: Path, *, environ: Mapping[str, str]) -> Outcome | None
 
 
 def _first_failure(commands: Sequence[Sequence[str]], environ: Mapping[str, str]) -> str | None:
-    """Run commands up to the first that fails; why it did, or None."""
+    """Run commands up to the first failure; its reason, or None."""
     if shutil.which("systemctl", path=environ.get("PATH")) is None:
         return "there is no systemctl on this machine"
     for command in commands:

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets between an agent and its managers, CURVE keys, and how frames are sent and received.
+"""ZeroMQ sockets between an agent and its managers, CURVE keys, and functions to send and receive frames.
 
 The socket to a forwarder is made by :mod:`farcall_common.sockets`."""
 
@@ -35,7 +35,7 @@ class CurveKeys:
 
 @dataclasses.dataclass(frozen=True)
 class FleetKeys:
-    """What an agent and its managers on other machines know each other by; made anew at each start of an agent."""
+    """The keys of an agent and of its managers on other machines; new ones at each start of an agent."""
 
     agent: CurveKeys
     managers: CurveKeys
@@ -54,7 +54,7 @@ def fleet_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     socket.sndhwm = 0  # bounded by slots and prefetch
     socket.rcvhwm = 0
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a connection made anew counts, though the broken one is not yet noticed
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnect replaces a broken connection that is not yet noticed
     return socket
 
 
@@ -62,15 +62,15 @@ def bind_to_network(
     socket: zmq.Socket[bytes], *, keys: FleetKeys, ports: tuple[int, int] | None = None
 ) -> tuple[int, ThreadAuthenticator]:
     """Let managers on other machines reach a fleet's socket, with CURVE, if they have the managers' key: the port, and
-    what checks keys as long as it is not stopped. What the socket is bound to already stays as it is.
+    the thread that checks keys until it is stopped. Existing bindings of the socket are kept.
 
-    :raises ConfigurationError: if no port in the range can be had.
+    :raises ConfigurationError: if no port in the range is free.
     """
-    from zmq.auth.thread import ThreadAuthenticator  # and asyncio with it, which nobody else needs
+    from zmq.auth.thread import ThreadAuthenticator  # it imports asyncio, which is not needed otherwise
 
-    guard = ThreadAuthenticator(socket.context)
-    guard.start()
-    guard.configure_curve_callback(_FLEET_DOMAIN, _OnlyThe(keys.managers.public))
+    authenticator = ThreadAuthenticator(socket.context)
+    authenticator.start()
+    authenticator.configure_curve_callback(_FLEET_DOMAIN, _SingleKey(keys.managers.public))
     socket.setsockopt(zmq.ZAP_DOMAIN, _FLEET_DOMAIN.encode())
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
@@ -79,17 +79,17 @@ def bind_to_network(
     socket.curve_server = True
     first, last = ports or _EPHEMERAL_PORTS
     try:
-        return socket.bind_to_random_port("tcp://*", min_port=first, max_port=last + 1), guard
+        return socket.bind_to_random_port("tcp://*", min_port=first, max_port=last + 1), authenticator
     except zmq.ZMQBindError as error:
-        guard.stop()
+        authenticator.stop()
         raise ConfigurationError(
             f"No port between {first} and {last} is free for managers on other machines.",
-            hint="Give another worker_port_range, or end what listens there.",
+            hint="Set another worker_port_range, or stop the programs that use these ports.",
         ) from error
 
 
-class _OnlyThe:
-    """Lets one key in."""
+class _SingleKey:
+    """Accepts one key."""
 
     def __init__(self, public: str) -> None:
         self._public = public.encode()
@@ -144,7 +144,7 @@ def receive_frames(socket: zmq.Socket[bytes]) -> list[Bytes]:
 
 
 class SocketLink:
-    """A socket in a context of its own, as a link like a :class:`~farcall_endpoint.pipe.Pipe`. Its thread sends."""
+    """A ZeroMQ socket with the interface of a :class:`~farcall_endpoint.pipe.Pipe`. ZeroMQ's thread sends."""
 
     is_congested = False
 
@@ -153,7 +153,7 @@ class SocketLink:
         self._is_refused = False
 
     def fileno(self) -> int:
-        """Becomes readable, but tells so only once: look at :attr:`has_unread` before waiting."""
+        """Edge-triggered: check :attr:`has_unread` before waiting for it."""
         return int(self._socket.fileno())
 
     @property
@@ -174,17 +174,17 @@ class SocketLink:
             raise BlockingIOError from error
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send a message. Without a limit on what waits, that would only block if the key was refused."""
+        """Send a message. As the queue is unlimited, this would block only if the key was refused."""
         try:
             send_frames(self._socket, frames, flags=int(zmq.NOBLOCK))
         except zmq.Again:
             self._is_refused = True
 
     def flush(self) -> None:
-        """Nothing: the socket does that by itself."""
+        """No operation: ZeroMQ's thread sends."""
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Give it and its context back, after what waits was sent, if that takes no longer."""
+        """Close the socket and its context, after waiting messages were sent or ``linger_s`` has passed."""
         context = self._socket.context
         self._socket.close(linger=int(linger_s * 1000))
         context.term()

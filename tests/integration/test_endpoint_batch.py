@@ -129,5 +129,5 @@ def test_a_job_that_the_scheduler_has_forgotten_has_ended(
     wait_until(has(block, Phase.RUNNING))
     scheduler.jobs.clear()
     wait_until(has(block, Phase.ENDED))
-    assert "knows nothing of job block-1" in block.status().text
+    assert "does not know job block-1" in block.status().text
     provider.close()

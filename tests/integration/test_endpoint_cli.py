@@ -292,7 +292,7 @@ def test_small_commands(shell: Shell) -> None:
     assert json.loads(shell.ok("list", "--json")) == []
     assert "no name" in shell.run("configure", "../elsewhere").stderr
     shell.ok("configure", "one")
-    assert "configured already" in shell.run("configure", "one").stderr
+    assert "already configured" in shell.run("configure", "one").stderr
     assert shell.ok("list") == "-\tInitialized\tone\t\n"
     assert [each["name"] for each in json.loads(shell.ok("list", "--json"))] == ["one"]
     completed = shell.ok(

@@ -46,6 +46,6 @@ def test_a_node_gets_as_many_workers_as_its_job_has_room_for(
 def test_a_node_that_is_too_small_is_said_to_be(cluster: SlurmCluster) -> None:
     with (
         engine_of(cores=1, cores_per_worker=2, max_block_failures=1) as engine,
-        pytest.raises(NodesUnavailable, match=r"2 cores .* is 1: not even one worker fits"),
+        pytest.raises(NodesUnavailable, match=r"2 cores .* provides 1: not even one worker fits"),
     ):
         engine.submit(os.getpid).result(WAIT_S)

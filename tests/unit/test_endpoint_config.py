@@ -230,16 +230,16 @@ engine:
             "4:22",
             "SingleNodeLauncher uses the first of a block's 2 nodes only. (Choose a launcher",
         ),
-        (slurm("walltime: 00:00:00"), "4:15", "ends at once"),
-        ("engine: {provider: {type: LSFProvider, request_by_nodes: false}}", "1:58", "nothing says how many"),
+        (slurm("walltime: 00:00:00"), "4:15", "ends immediately"),
+        ("engine: {provider: {type: LSFProvider, request_by_nodes: false}}", "1:58", "no field gives their number"),
         (
             "engine: {provider: {type: KubernetesProvider, image: x, init_cpu: 9}}",
             "1:67",
             "init_cpu (9) is more than max_cpu (2)",
         ),
-        ("engine: {heartbeat_period: 60, heartbeat_threshold: 30}", "1:53", "every pause would be taken for a death"),
+        ("engine: {heartbeat_period: 60, heartbeat_threshold: 30}", "1:53", "every pause would count as a loss"),
         ("engine: {limits: {walltime: 00:00:00}}", "1:29", "no task can run in 00:00:00"),
-        (slurm("walltime: 00:10:00") + "  drain_period: 600", "5:17", "not less than the life of a block (600 s)"),
+        (slurm("walltime: 00:10:00") + "  drain_period: 600", "5:17", "not less than the lifetime of a block (600 s)"),
         (
             slurm("walltime: 00:10:00") + "  limits: {walltime: 01:00:00}",
             "5:11",
@@ -247,14 +247,14 @@ engine:
         ),
         ("engine: {worker_port_range: [6000, 5000]}", "1:29", "the first port is above the last. (Swap them.)"),
         # YAML itself
-        ('display_name: "\\ud800"', "1:15", "half of a character"),
+        ('display_name: "\\ud800"', "1:15", "a lone surrogate"),
         ("engine: {provider", "1:18", "not YAML: "),
         ("a: b: c", "1:5", "mapping values are not allowed here"),
         ("engine:\n\tprefetch: 1", "2:1", "a tab, which YAML does not allow here. (Indent with spaces.)"),
         (
             "engine:\n  prefetch: 1\n  scheduling: random\n  prefetch: 2",
             "4:3",
-            "prefetch is here for the second time; the first is in line 2",
+            "duplicate field prefetch; the first is in line 2",
         ),
         ("1: 2", "1:1", "the name of a field must be text"),
         ("[1]: 2", "1:1", "the name of a field must be text"),
@@ -264,7 +264,7 @@ engine:
         ("a: 1\n---\nb: 2", "2:1", "expected a single document"),
     ],
 )
-def test_a_mistake_is_told_with_its_place_and_the_fix(text: str, place: str, words: str) -> None:
+def test_an_error_names_its_place_and_the_fix(text: str, place: str, words: str) -> None:
     said = complaint(text)
     assert said.startswith(f"[CONFIGURATION] config.yaml:{place}: "), said
     assert words in said

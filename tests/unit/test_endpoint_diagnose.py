@@ -12,7 +12,7 @@ import pytest
 
 from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.diagnose import Report, Scrubber, gather
-from farcall_endpoint.diagnose.network import last_dialled, reach
+from farcall_endpoint.diagnose.network import check_port, last_address
 from farcall_endpoint.directory import EndpointDirectory
 
 KNOWN = "kx9-known-secret-42"
@@ -105,10 +105,10 @@ def test_long_lines_take_no_time() -> None:
 
 def test_addresses_of_forwarders_are_found_and_tried() -> None:
     log = "INFO agent[1] connecting to tcp://one:1\nINFO agent[1] connecting to tcp://two:443\n"
-    assert last_dialled(log) == "tcp://two:443"
-    assert last_dialled("") is None
-    assert reach("tcp://127.0.0.1:9").good is False
-    assert reach("nonsense").good is None
+    assert last_address(log) == "tcp://two:443"
+    assert last_address("") is None
+    assert check_port("tcp://127.0.0.1:9").good is False
+    assert check_port("nonsense").good is None
 
 
 # -- the whole report --------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_what_is_broken_is_said_in_its_place(home: Path) -> None:
     directory.spool_file.write_bytes(b"this is no database" * 100)
     (directory.path / "curve.secret").chmod(0o644)
     report = gather(directory, home=home, environ={}, with_network=False)
-    assert "could not be found out" in report.files["spool.json"]
+    assert "could not be determined" in report.files["spool.json"]
     bad = [finding.text for finding in report.findings if finding.good is False]
     assert any("config.yaml:2:13: engine.prefetch must be" in text for text in bad)
     assert any("chmod 600" in text for text in bad)

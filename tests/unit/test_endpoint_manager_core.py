@@ -1,24 +1,39 @@
-"""What a manager decides, against workers that exist only here."""
+"""The manager's core: events in, actions out, with simulated workers."""
 
 from __future__ import annotations
 
 import collections
 import random
 
+import msgspec
 import pytest
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.manager.core import STARTED_AFTER_S, Action, Job, Kill, Launch, ManagerCore, Recall, Send
+from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
+from farcall_endpoint.manager.core import STARTED_AFTER_S, ManagerCore
+from farcall_endpoint.manager.events import (
+    AgentLost,
+    Event,
+    Instant,
+    Job,
+    LimitExceeded,
+    MalformedReceived,
+    PacketsReceived,
+    Recalled,
+    TasksReceived,
+    Terminated,
+    WorkerDied,
+)
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Progress, TaskOrder
-from farcall_endpoint.shared_memory import bytes_of
-from farcall_endpoint.worker.channel import Done, Order, Run, Sync
+from farcall_endpoint.protocol import CancelTasks, Finished, Progress, ResultsTaken, Stop, TaskOrder
+from farcall_endpoint.shared_memory import Frame, bytes_of
+from farcall_endpoint.worker.channel import Begun, Done, Order, Ready, Run, Sync, Synced
 
 
 class Worker:
-    """What a worker's process does with its channel: packets that it has not read, the one that it is at, claims."""
+    """A worker's end of its channel: unread packets, the orders of the current one, claims."""
 
     def __init__(self) -> None:
         self.packets: collections.deque[Run | Sync] = collections.deque()
@@ -30,12 +45,12 @@ class Worker:
 
     @property
     def ahead(self) -> list[str]:
-        """What it will start, in order."""
+        """The tasks that it will start, in order."""
         orders = [*self.orders, *(o for packet in self.packets if isinstance(packet, Run) for o in packet.orders)]
         return [order.task_id for order in orders[len(orders) - self.claims :]]
 
     def step(self) -> bool:
-        """Start the next task; False when there is none."""
+        """Start the next task; False if there is none."""
         assert self.running is None
         while True:
             while self.orders:
@@ -66,20 +81,19 @@ class Rig:
         self.now = 0.0
         self.workers: dict[int, Worker] = {}
         self.killed: list[int] = []
+        self.reports: list[Report] = []
+        self.leaves: list[Leave] = []
 
-    def jobs(self, *names: str, walltime_s: float | None = None, function: str = "h") -> None:
-        options = TaskOptions(walltime_s=walltime_s)
-        self.core.run([Job(TaskOrder(name, 1, function, 0, options), b"body", b"payload") for name in names])
-
-    def pump(self) -> list[Action]:
+    def handle(self, *events: Event) -> list[Action]:
+        """Let the core handle events, and perform its actions; all but the reports."""
         everything: list[Action] = []
-        while actions := self.core.pump(now=self.now, epoch=1000.0 + self.now):
-            everything += actions
-            for action in actions:
-                self._perform(action)
+        waiting = list(events)
+        while actions := self.core.handle(waiting, Instant(self.now, 1000.0 + self.now)):
+            waiting = [event for action in actions for event in self._perform(action)]
+            everything += [action for action in actions if not isinstance(action, Report)]
         return everything
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Action) -> list[Event]:
         match action:
             case Launch(worker_id=worker_id):
                 self.workers[worker_id] = Worker()
@@ -91,21 +105,29 @@ class Rig:
                 revoked, worker.claims = worker.claims, 0
                 if revoked:
                     worker.packets.append(Sync())
-                self.core.recalled(worker_id, revoked)
+                return [Recalled(worker_id, revoked)]
             case Kill(worker_id=worker_id):
                 self.killed.append(worker_id)
+            case Report():
+                self.reports.append(action)
+            case Leave():
+                self.leaves.append(action)
+        return []
+
+    def jobs(self, *names: str, walltime_s: float | None = None, function: str = "h") -> list[Action]:
+        options = TaskOptions(walltime_s=walltime_s)
+        orders = [TaskOrder(name, 1, function, 0, options) for name in names]
+        return self.handle(TasksReceived([Job(order, b"body", b"payload") for order in orders]))
 
     def start_all(self) -> None:
-        self.pump()
-        for worker_id in list(self.workers):
-            self.core.ready(worker_id)
-        self.pump()
+        self.handle()
+        self.handle(*map(ready, list(self.workers)))
 
     def read(self, worker_id: int = 0) -> str:
         """The worker starts its next task, if it has not done so already."""
         worker = self.workers[worker_id]
         if worker.running is None and not self._step(worker_id):
-            self.pump()  # it has passed over what was recalled, and gets new ones
+            self.handle()  # it has passed over recalled tasks, and gets new ones
             assert self._step(worker_id), "nothing to start"
         assert worker.running is not None
         return worker.running.task_id
@@ -113,30 +135,56 @@ class Rig:
     def _step(self, worker_id: int) -> bool:
         worker = self.workers[worker_id]
         began = worker.step()
-        for _ in range(worker.synced):
-            self.core.synced(worker_id)
-        worker.synced = 0
+        if worker.synced:
+            self.handle(PacketsReceived(worker_id, [(Synced(), b"")] * worker.synced))
+            worker.synced = 0
         return began
 
     def done(self, worker_id: int = 0, *, duration_s: float = 0.001, result: bytes = b"r") -> str:
-        """The worker ends its task, after starting one if need be, and goes on to the next packet."""
+        """The worker finishes its task, after starting one if need be, and continues with the next."""
         worker = self.workers[worker_id]
         self.read(worker_id)
         order, worker.running = worker.running, None
         assert order is not None
-        self.core.done(worker_id, Done(order.task_id, 0.0, duration_s), result, now=self.now)
-        self._step(worker_id)
-        self.pump()
+        worker.step()
+        synced, worker.synced = worker.synced, 0
+        packets = done(worker_id, order.task_id, duration_s=duration_s, result=result)
+        self.handle(packets, PacketsReceived(worker_id, [(Synced(), b"")] * synced))
         return order.task_id
 
     def die(self, worker_id: int, *, reason: str = "exit code 1") -> None:
         revoked = self.workers.pop(worker_id).claims
-        self.core.died(worker_id, revoked=revoked, reason=reason, tails=("out", "err"), now=self.now)
-        self.pump()
+        self.handle(WorkerDied(worker_id, revoked, reason, "out", "err"))
 
     def progress(self) -> Progress:
-        report = self.core.take_progress()
-        return report[0] if report else Progress()
+        """All reports since the last call as one."""
+        return self.take()[0]
+
+    def take(self) -> tuple[Progress, list[Frame]]:
+        """The same with the results."""
+        reports, self.reports = self.reports, []
+        finished: list[Finished] = []
+        results: list[Frame] = []
+        for report in reports:
+            for each in report.progress.finished:
+                index = None if each.result is None else each.result + len(results)
+                finished.append(msgspec.structs.replace(each, result=index))
+            results += report.results
+        progress = Progress(
+            tuple(finished),
+            tuple(each for report in reports for each in report.progress.died),
+            tuple(each for report in reports for each in report.progress.started),
+            problem=reports[-1].progress.problem if reports else "",
+        )
+        return progress, results
+
+
+def ready(worker_id: int) -> PacketsReceived:
+    return PacketsReceived(worker_id, [(Ready(1), b"")])
+
+
+def done(worker_id: int, task_id: str, *, duration_s: float = 0.001, result: bytes = b"r") -> PacketsReceived:
+    return PacketsReceived(worker_id, [(Done(task_id, 0.0, duration_s), result)])
 
 
 def started(*, slots: int = 1, prefetch: int = 0) -> Rig:
@@ -147,10 +195,8 @@ def started(*, slots: int = 1, prefetch: int = 0) -> Rig:
 
 def test_workers_are_started_at_once_and_get_tasks_when_ready() -> None:
     rig = Rig(slots=2)
-    rig.jobs("a", "b", "c")
-    assert rig.pump() == [Launch(0, 0), Launch(1, 1)]
-    rig.core.ready(1)
-    rig.pump()
+    assert rig.jobs("a", "b", "c") == [Launch(0, 0), Launch(1, 1)]
+    rig.handle(ready(1))
     assert rig.workers[1].ahead == ["a"]
     assert not rig.workers[0].ahead
 
@@ -158,34 +204,29 @@ def test_workers_are_started_at_once_and_get_tasks_when_ready() -> None:
 def test_a_new_worker_gets_the_slot_of_the_one_that_died() -> None:
     rig = started(slots=3)
     rig.jobs("a")
-    rig.pump()
     rig.workers.pop(1)
-    rig.core.died(1, revoked=0, reason="exit code 1", tails=("", ""), now=0.0)
-    assert Launch(3, 1) in rig.pump()
+    assert Launch(3, 1) in rig.handle(WorkerDied(1, 0, "exit code 1"))
 
 
 def test_results_are_reported_with_their_bytes() -> None:
     rig = started()
     rig.jobs("a")
-    rig.pump()
     rig.done()
-    report = rig.core.take_progress()
-    assert report is not None
-    [finished] = report[0].finished
+    progress, results = rig.take()
+    [finished] = progress.finished
     assert (finished.task_id, finished.state, finished.result) == ("a", TaskState.SUCCESS, 0)
-    assert report[1] == [b"r"]
-    assert rig.core.take_progress() is None
+    assert results == [b"r"]
+    rig.handle()
+    assert not rig.reports
 
 
 def test_a_function_travels_once_to_each_worker() -> None:
     rig = started()
-    rig.jobs("a", "b")
-    [send] = [action for action in rig.pump() if isinstance(action, Send)]
+    [send] = [action for action in rig.jobs("a", "b") if isinstance(action, Send)]
     assert send.packet.functions == (("h", 4),)
     rig.read()
     rig.workers[0].running = None
-    rig.core.done(0, Done("a", 0.0, 0.1), b"r", now=0.0)
-    [send] = [action for action in rig.pump() if isinstance(action, Send)]
+    [send] = [action for action in rig.handle(done(0, "a")) if isinstance(action, Send)]
     assert send.packet.functions == ()
 
 
@@ -193,25 +234,22 @@ def test_a_worker_forgets_functions_before_it_holds_too_many() -> None:
     rig = started()
     for number in range(300):
         rig.jobs("t", function=f"h{number}")
-        rig.pump()
+        rig.handle()
         rig.done()
     assert len(rig.workers[0].known) < 260
     rig.jobs("again", function="h0")
-    rig.pump()
     assert rig.done() == "again"
 
 
 def test_pipelining_follows_the_policy_and_shares_fairly() -> None:
     rig = started(slots=2, prefetch=3)
     rig.jobs(*"abcdef")
-    rig.pump()
     assert {worker_id: len(worker.ahead) for worker_id, worker in rig.workers.items()} == {0: 3, 1: 3}
 
 
 def test_nobody_works_ahead_while_another_has_nothing() -> None:
     rig = started(slots=4, prefetch=9)
     rig.jobs(*"abcde")
-    rig.pump()
     assert sorted(len(worker.ahead) for worker in rig.workers.values()) == [1, 1, 1, 2]
 
 
@@ -219,15 +257,14 @@ def test_nobody_works_ahead_while_another_has_nothing() -> None:
 def test_tasks_for_the_same_worker_share_a_packet(batching: bool, packets: int) -> None:
     rig = Rig(prefetch=5, batching=batching)
     rig.start_all()
-    rig.jobs(*"abcdef")
-    assert len(rig.pump()) == packets
+    assert len(rig.jobs(*"abcdef")) == packets
     assert rig.workers[0].ahead == list("abcdef")
 
 
 def test_large_payloads_travel_alone_and_few_at_a_time() -> None:
     rig = started(prefetch=100)
-    rig.core.run([Job(TaskOrder(str(number), 1, "h", 0), b"body", bytes(1_000_000)) for number in range(9)])
-    sends = [action for action in rig.pump() if isinstance(action, Send)]
+    jobs = [Job(TaskOrder(str(number), 1, "h", 0), b"body", bytes(1_000_000)) for number in range(9)]
+    sends = [action for action in rig.handle(TasksReceived(jobs)) if isinstance(action, Send)]
     assert [len(send.packet.orders) for send in sends] == [1] * len(sends)
     assert len(sends) < 5
 
@@ -235,16 +272,13 @@ def test_large_payloads_travel_alone_and_few_at_a_time() -> None:
 def test_what_waits_behind_a_slow_task_is_recalled_and_keeps_its_place() -> None:
     rig = started(slots=2, prefetch=3)
     rig.jobs(*"abcdef")
-    rig.pump()
     rig.read(0)
     rig.now = 0.009
     rig.done(1)
     rig.now = 0.015
     behind = rig.workers[0].ahead
-    deadline = rig.core.next_deadline()
-    assert deadline is not None
-    assert deadline <= rig.now
-    rig.pump()
+    assert rig.core.next_deadline() <= rig.now
+    rig.handle()
     assert not rig.workers[0].ahead
     assert [rig.done(1) for _ in range(4)] == ["e", "f", *behind]
 
@@ -252,42 +286,35 @@ def test_what_waits_behind_a_slow_task_is_recalled_and_keeps_its_place() -> None
 def test_a_worker_gets_nothing_new_before_it_has_passed_over_what_was_recalled() -> None:
     rig = started(prefetch=3)
     rig.jobs(*"abc")
-    rig.pump()
     rig.read()
     rig.now = 0.02
-    rig.pump()
+    rig.handle()
     worker = rig.workers[0]
     worker.running = None
-    rig.core.done(0, Done("a", 0.0, 0.02), b"r", now=rig.now)
-    rig.pump()
+    rig.handle(done(0, "a", duration_s=0.02))
     assert not worker.ahead
     assert not worker.step()
     assert worker.synced == 1
-    rig.core.synced(0)
-    rig.pump()
+    rig.handle(PacketsReceived(0, [(Synced(), b"")]))
     assert worker.ahead == ["b", "c"]
 
 
 def test_a_worker_that_was_between_two_tasks_when_they_were_recalled_gets_new_ones() -> None:
     rig = started(prefetch=3)
     rig.jobs(*"abc")
-    rig.pump()
     rig.now = 0.02  # it was held up before it could start anything
-    rig.pump()
+    rig.handle()
     assert not rig.workers[0].step()
-    rig.core.synced(0)
-    rig.pump()
+    rig.handle(PacketsReceived(0, [(Synced(), b"")]))
     assert [rig.done() for _ in range(3)] == list("abc")
 
 
 def test_a_breach_of_a_limit_ends_the_running_task_with_its_record() -> None:
     rig = started(prefetch=1)
     rig.jobs("a", "b")
-    rig.pump()
     rig.read()
-    rig.core.breached(0, "b", ErrorRecord("TOO_MUCH", "of it"))  # not what runs: too late, or too early
-    rig.core.breached(0, "a", ErrorRecord("TOO_MUCH", "of it"))
-    rig.pump()
+    rig.handle(LimitExceeded(0, "b", ErrorRecord("TOO_MUCH", "of it")))  # it does not run: too late, or too early
+    rig.handle(LimitExceeded(0, "a", ErrorRecord("TOO_MUCH", "of it")))
     assert rig.killed == [0]
     rig.die(0)
     [finished] = rig.progress().finished
@@ -299,16 +326,13 @@ def test_a_breach_of_a_limit_ends_the_running_task_with_its_record() -> None:
 def test_cancel_of_waiting_pipelined_and_running_tasks() -> None:
     rig = started(prefetch=1)
     rig.jobs("running", "piped", "waiting")
-    rig.pump()
     rig.read()
-    rig.core.cancel(["piped", "waiting", "unknown"])
-    rig.pump()
+    rig.handle(CancelTasks(("piped", "waiting", "unknown")))
     assert {f.task_id: f.state for f in rig.progress().finished} == dict.fromkeys(
         ["piped", "waiting"], TaskState.CANCELLED
     )
     assert not rig.killed
-    rig.core.cancel(["running"])
-    rig.pump()
+    rig.handle(CancelTasks(("running",)))
     assert rig.killed == [0]
     rig.die(0, reason="killed by SIGKILL")
     [finished] = rig.progress().finished
@@ -319,10 +343,8 @@ def test_cancel_of_waiting_pipelined_and_running_tasks() -> None:
 def test_a_result_that_beats_the_kill_wins() -> None:
     rig = started()
     rig.jobs("a")
-    rig.pump()
     rig.read()
-    rig.core.cancel(["a"])
-    rig.pump()
+    rig.handle(CancelTasks(("a",)))
     rig.done()
     rig.die(0)
     [finished] = rig.progress().finished
@@ -333,16 +355,15 @@ def test_walltime_counts_from_the_start_of_the_task() -> None:
     rig = started(prefetch=1)
     rig.jobs("a")
     rig.jobs("b", walltime_s=1.0)
-    rig.pump()
     rig.now = 5.0
     rig.done(duration_s=5.0)
-    rig.pump()
+    rig.handle()
     rig.read()
     rig.now = 5.9
-    rig.pump()
+    rig.handle()
     assert not rig.killed
     rig.now = 6.0
-    rig.pump()
+    rig.handle()
     assert rig.killed == [0]
     rig.die(0)
     finished = rig.progress().finished[-1]
@@ -354,7 +375,6 @@ def test_walltime_counts_from_the_start_of_the_task() -> None:
 def test_a_death_names_the_one_task_that_ran_and_reassigns_the_rest() -> None:
     rig = started(prefetch=2)
     rig.jobs(*"abc")
-    rig.pump()
     rig.read()
     rig.die(0, reason="killed by SIGSEGV")
     progress = rig.progress()
@@ -363,8 +383,7 @@ def test_a_death_names_the_one_task_that_ran_and_reassigns_the_rest() -> None:
     ]
     assert not progress.finished
     [worker_id] = rig.workers
-    rig.core.ready(worker_id)
-    rig.pump()
+    rig.handle(ready(worker_id))
     assert rig.workers[worker_id].ahead == ["b", "c"]
 
 
@@ -372,38 +391,43 @@ def test_workers_that_do_not_start_are_tried_less_and_less_often_and_the_reason_
     rig = Rig()
     waits = []
     for _ in range(5):
-        rig.pump()
+        rig.handle()
         [worker_id] = rig.workers
         began = rig.now
         rig.die(worker_id)
-        rig.now = rig.core.next_deadline() or 0.0
+        assert "a worker did not start: exit code 1; err" in rig.progress().problem
+        while not rig.workers:
+            rig.now = rig.core.next_deadline()
+            rig.handle()
         waits.append(rig.now - began)
-        assert "a worker did not start: exit code 1; err" in rig.core.progress().problem
     assert waits == sorted(waits)
     assert waits[-1] > 1
     rig.start_all()
-    assert rig.core.progress().problem == ""
+    assert rig.progress().problem == ""
 
 
 def test_a_worker_that_hangs_at_its_start_is_killed() -> None:
     rig = Rig()
-    rig.pump()
-    rig.now = rig.core.next_deadline() or 0.0
-    rig.pump()
+    rig.handle()
+    rig.now = 59.9
+    rig.handle()
+    assert not rig.killed
+    rig.now = 60.0
+    assert rig.core.next_deadline() <= rig.now
+    rig.handle()
     assert rig.killed == [0]
 
 
 def test_a_task_that_lasts_is_reported_as_running_once() -> None:
     rig = started()
     rig.jobs("a")
-    rig.pump()
     assert not rig.progress().started
     rig.now = STARTED_AFTER_S
-    rig.pump()
+    rig.handle()
     [report] = rig.progress().started
     assert (report.task_id, report.at) == ("a", 1000.0)
     rig.now = 10.0
-    rig.pump()
+    rig.handle()
     assert not rig.progress().started
 
 
@@ -411,23 +435,22 @@ def test_a_task_that_lasts_is_reported_as_running_once() -> None:
 def test_stop_lets_running_tasks_finish_within_the_grace(grace_s: float) -> None:
     rig = started(slots=2, prefetch=1)
     rig.jobs("a", "b", "c")
-    rig.pump()
     rig.read(0)
     rig.read(1)
-    rig.core.stop(grace_s=grace_s, now=rig.now)
-    rig.pump()
+    rig.handle(Stop(grace_s))
     assert bool(rig.killed) == (grace_s == 0)
     if grace_s:
         rig.done(0)
         assert rig.killed == [0]
         rig.now = grace_s
-        rig.pump()
+        rig.handle()
     assert sorted(rig.killed) == [0, 1]
     over = []
     for worker_id in (0, 1):
         rig.die(worker_id)
         over.append(rig.core.is_over)
     assert over == [False, True]
+    assert rig.leaves == [Leave("the agent stopped it", failed=False)]
     assert not rig.progress().died
 
 
@@ -448,7 +471,7 @@ def test_every_task_is_answered_once_whatever_happens(seed: int) -> None:
                 rig.jobs(*batch, function=f"h{rng.randrange(5)}")
             case 1 | 2 | 3:
                 for worker_id, worker in list(rig.workers.items()):
-                    rig.core.ready(worker_id)
+                    rig.handle(ready(worker_id))
                     if worker.running or worker.ahead:
                         rig.done(worker_id)
             case 4 if rng.random() < 0.1:
@@ -457,8 +480,8 @@ def test_every_task_is_answered_once_whatever_happens(seed: int) -> None:
                     rig.read(worker_id)
                 rig.die(worker_id)
             case 5:
-                rig.core.cancel([rng.choice(names)])
-        rig.pump()
+                rig.handle(CancelTasks((rng.choice(names),)))
+        rig.handle()
         for worker_id in rig.killed:
             if worker_id in rig.workers:
                 rig.die(worker_id)
@@ -475,9 +498,9 @@ def test_every_task_is_answered_once_whatever_happens(seed: int) -> None:
 
 def test_submitters_take_turns_at_a_manager_too() -> None:
     rig = started()
-    rig.core.run([Job(TaskOrder(f"a{number}", 1, "h", 0, submitter="a"), b"body", b"p") for number in range(5)])
-    rig.pump()
-    rig.core.run([Job(TaskOrder("b0", 1, "h", 0, submitter="b"), b"body", b"p")])
+    jobs = [Job(TaskOrder(f"a{number}", 1, "h", 0, submitter="a"), b"body", b"p") for number in range(5)]
+    rig.handle(TasksReceived(jobs))
+    rig.handle(TasksReceived([Job(TaskOrder("b0", 1, "h", 0, submitter="b"), b"body", b"p")]))
     assert [rig.done() for _ in range(6)] == ["a0", "b0", "a1", "a2", "a3", "a4"]
 
 
@@ -491,53 +514,62 @@ class FailingStarts:
         self.core = ManagerCore(slots=slots, prefetch=PrefetchPolicy(horizon_s=0.0, limit=0))
         self.now = 0.0
         self.launches = 0
+        self.problem = ""
+        self.leaves: list[Leave] = []
 
-    def round(self, *, ready: int = 0) -> None:
+    def handle(self, *events: Event) -> list[Launch]:
+        actions = self.core.handle(events, Instant(self.now, self.now))
+        self.leaves += [action for action in actions if isinstance(action, Leave)]
+        self.problem = next((each.progress.problem for each in actions if isinstance(each, Report)), self.problem)
+        return [action for action in actions if isinstance(action, Launch)]
+
+    def round(self, *, ready_workers: int = 0) -> None:
         """Let the workers of one round be launched; all but the first few of them die."""
-        launched = [action for action in self.core.pump(now=self.now, epoch=self.now) if isinstance(action, Launch)]
+        while not (launched := self.handle()):
+            self.now = self.core.next_deadline()
         self.launches += len(launched)
-        for index, launch in enumerate(launched):
-            if index < ready:
-                self.core.ready(launch.worker_id)
-            else:
-                self.core.died(
-                    launch.worker_id, revoked=0, reason="exit code 1", tails=("", "no such directory"), now=self.now
-                )
-        self.now = self.core.next_deadline() or self.now
+        for launch in launched[:ready_workers]:
+            self.handle(ready(launch.worker_id))
+        self.handle(
+            *[
+                WorkerDied(each.worker_id, 0, "exit code 1", "", "no such directory")
+                for each in launched[ready_workers:]
+            ]
+        )
 
 
 @pytest.mark.parametrize("slots", [1, 64])
 def test_a_manager_gives_up_when_no_worker_starts_in_six_rounds(slots: int) -> None:
     manager = FailingStarts(slots=slots)
     for _ in range(6):
-        assert not manager.core.failure
+        assert not manager.leaves
         manager.round()
-    assert manager.core.pump(now=manager.now, epoch=0.0) == []
     assert manager.core.is_over
-    assert "no such directory" in manager.core.failure
+    [leave] = manager.leaves
+    assert leave.failed
+    assert "no such directory" in leave.reason
     assert manager.launches == 6 * slots
 
 
 def test_a_manager_with_a_worker_does_not_give_up() -> None:
     manager = FailingStarts(slots=2)
-    manager.round(ready=1)
+    manager.round(ready_workers=1)
     for _ in range(2000):  # hours
         manager.round()
-    assert not manager.core.failure
-    assert "no such directory" in manager.core.progress().problem
+    assert not manager.leaves
+    assert "no such directory" in manager.problem
 
 
 def test_results_wait_for_room_at_the_agent_and_nothing_is_started_meanwhile() -> None:
     """At most a window of results is on its way, and a result more; what is ordered ahead is taken back."""
     rig = started(slots=2, prefetch=4)
-    rig.core.results_taken(0, window_bytes=100)
+    rig.handle(ResultsTaken(0, 100))
     rig.jobs(*"abcdefgh")
-    rig.pump()
     rig.read(0), rig.read(1)
     assert rig.workers[0].ahead, "some are ordered ahead"
     rig.done(0, result=b"x" * 60)
     rig.done(1, result=b"y" * 60)
-    first, results = rig.core.take_progress() or (Progress(), [])
+    first, results = rig.take()
     assert ([len(result) for result in results], len(first.finished)) == ([60, 60], 2)
     assert not rig.workers[0].ahead
     assert not rig.workers[1].ahead
@@ -545,21 +577,22 @@ def test_results_wait_for_room_at_the_agent_and_nothing_is_started_meanwhile() -
     rig.done(1, result=b"z" * 60)
     with pytest.raises(AssertionError, match="nothing to start"):
         rig.read(0)
-    assert rig.core.take_progress() is None
-    assert rig.core.progress().finished == (), "a sign of life brings no results"
-    rig.core.ready(0)
-    assert rig.core.take_progress() is not None, "other news passes"
-    rig.core.results_taken(60, window_bytes=100)
-    rig.pump()
-    second, results = rig.core.take_progress() or (Progress(), [])
+    assert not rig.reports
+    rig.now += 1.0
+    rig.handle()
+    [heartbeat] = rig.reports
+    assert heartbeat.progress.finished == (), "a heartbeat brings no results"
+    rig.handle(ready(0))
+    assert len(rig.reports) == 2, "other news passes"
+    rig.take()
+    rig.handle(ResultsTaken(60, 100))
+    second, results = rig.take()
     assert [bytes_of(results[each.result or 0]) for each in second.finished] == [b"z" * 60]
     assert not rig.workers[0].ahead, "it is full again"
-    rig.core.results_taken(120, window_bytes=100)
-    rig.pump()
-    third, results = rig.core.take_progress() or (Progress(), [])
+    rig.handle(ResultsTaken(120, 100))
+    third, results = rig.take()
     assert [bytes_of(results[each.result or 0]) for each in third.finished] == [b"z" * 60]
-    rig.core.results_taken(60, window_bytes=100)
-    rig.pump()
+    rig.handle(ResultsTaken(60, 100))
     reported = [each.task_id for each in (first.finished + second.finished + third.finished)]
     rest = [rig.done(0), rig.done(1), rig.done(0), rig.done(1)]
     assert sorted(reported + rest) == sorted("abcdefgh"), "each runs once"
@@ -567,14 +600,54 @@ def test_results_wait_for_room_at_the_agent_and_nothing_is_started_meanwhile() -
 
 def test_a_manager_that_ends_reports_what_it_holds() -> None:
     rig = started(slots=2)
-    rig.core.results_taken(0, window_bytes=10)
+    rig.handle(ResultsTaken(0, 10))
     rig.jobs("a", "b")
-    rig.pump()
+    rig.take()
     rig.done(0, result=b"x" * 60)
-    assert rig.core.take_progress() is not None
+    assert rig.take()[1] == [b"x" * 60]
     rig.done(1, result=b"y" * 60)
-    assert rig.core.take_progress() is None
-    rig.core.stop(grace_s=0.0, now=0.0)
-    report = rig.core.take_progress()
-    assert report is not None
-    assert report[1] == [b"y" * 60]
+    assert not rig.reports
+    rig.handle(Stop(0.0))
+    assert rig.take()[1] == [b"y" * 60]
+
+
+# -- workers that send what no worker sends ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", [done(0, "b"), MalformedReceived(0, "no packet")])
+def test_a_worker_that_sends_invalid_messages_is_killed(event: Event) -> None:
+    rig = started(prefetch=1)
+    rig.jobs("a", "b")
+    rig.read()
+    [kill] = [action for action in rig.handle(event) if isinstance(action, Kill)]
+    assert kill.reason
+    rig.die(0)
+    assert [died.task_id for died in rig.progress().died] == ["a"]
+
+
+def test_the_first_report_of_held_memory_counts_and_only_for_the_running_task() -> None:
+    rig = started(prefetch=1)
+    options = TaskOptions(memory_bytes=1)
+    jobs = [Job(TaskOrder(name, 1, "h", 0, options), b"body", b"p") for name in "ab"]
+    rig.handle(TasksReceived(jobs))
+    rig.read()
+    packets = [(Begun("b", {1: 1}), b""), (Begun("a", {1: 2}), b""), (Begun("a", {1: 3}), b"")]
+    rig.handle(PacketsReceived(0, packets))
+    [(worker_id, order, begun)] = rig.core.limited()
+    assert (worker_id, order.task_id, begun) == (0, "a", Begun("a", {1: 2}))
+    rig.done()
+    [(_, order, begun)] = rig.core.limited()
+    assert (order.task_id, begun) == ("b", None)
+
+
+@pytest.mark.parametrize(
+    ("event", "leaves"), [(Terminated("a signal"), [Leave("a signal", failed=False)]), (AgentLost(), [])]
+)
+def test_the_last_message_is_for_a_live_agent_only(event: Event, leaves: list[Leave]) -> None:
+    rig = started()
+    rig.handle(event)
+    assert rig.killed == [0]
+    rig.die(0)
+    rig.handle()
+    assert rig.core.is_over
+    assert rig.leaves == leaves

@@ -1,4 +1,4 @@
-"""What workers leave behind is ended and collected by their manager, and nothing else is."""
+"""Orphans of dead workers are killed and reaped by their manager, and no other process is."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ assert orphans.due_at is None
 orphans.expect(now=10.0)
 assert orphans.due_at == 10.0
 
-orphans.end(known={known.pid}, now=10.0)
-assert orphans.due_at > 10.0, "dead, and perhaps not collected"
+orphans.kill(known={known.pid}, now=10.0)
+assert orphans.due_at > 10.0, "dead, and perhaps not reaped"
 orphans.expect(now=10.1)
 assert orphans.due_at > 10.1, "not all processes for each worker that dies"
 deadline = time.monotonic() + 200
 while orphans.due_at is not None and time.monotonic() < deadline:
-    orphans.end(known={known.pid}, now=orphans.due_at)
+    orphans.kill(known={known.pid}, now=orphans.due_at)
 assert not os.path.exists(f"/proc/{orphan}")
 assert known.poll() is None
 known.kill()
@@ -41,7 +41,7 @@ from farcall_endpoint.manager.processes import Orphans
 logging.basicConfig(format="%(message)s")
 earlier = subprocess.Popen(["sleep", "1000"])
 orphans = Orphans()
-orphans.end(known=(), now=0.0)
+orphans.kill(known=(), now=0.0)
 assert orphans.due_at is None
 assert earlier.poll() is None
 earlier.kill()
@@ -56,9 +56,9 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_orphans_are_ended_and_collected() -> None:
+def test_orphans_are_killed_and_reaped() -> None:
     run(ADOPTS)
 
 
-def test_a_process_with_children_of_an_earlier_life_adopts_none() -> None:
+def test_a_process_with_earlier_children_adopts_none() -> None:
     assert "children from before its start" in run(HAS_CHILDREN).stderr

@@ -176,7 +176,7 @@ def test_an_agent_is_found_whatever_was_removed_of_its_files(directory: Endpoint
             with pytest.raises(EndpointInUse, match=f"process {holder.pid} "), directory.lock():
                 pass
         with pytest.raises(EndpointInUse):
-            directory.put_spool_aside()
+            directory.archive_spool()
         found = directory.read_agent()
         assert found is not None
         assert found.pid == holder.pid
@@ -186,10 +186,10 @@ def test_an_agent_is_found_whatever_was_removed_of_its_files(directory: Endpoint
         holder.communicate("\n")
     assert directory.read_agent() is None
     if directory.spool_file.exists():
-        kept = directory.put_spool_aside()
+        kept = directory.archive_spool()
         assert kept is not None
         assert kept.exists()
-    assert (directory.spool_file.exists(), directory.put_spool_aside()) == (False, None)
+    assert (directory.spool_file.exists(), directory.archive_spool()) == (False, None)
 
 
 def test_an_agent_of_a_directory_that_was_moved_or_whose_files_are_old_is_found(directory: EndpointDirectory) -> None:

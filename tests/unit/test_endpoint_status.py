@@ -72,9 +72,9 @@ def test_an_endpoint_that_does_not_run() -> None:
     assert "Stopped" in shown(facts)
 
 
-def test_an_agent_that_says_nothing_is_not_believed_silently() -> None:
+def test_a_stale_status_is_noted() -> None:
     facts = facts_of("lab", State("Running", "e-1", AGENT, numbers() | {"at": NOW - 300}, ""), now=NOW)
-    assert facts["note"] == "the agent has said nothing for 5 min"
+    assert facts["note"] == "no status from the agent for 5 min"
 
 
 def test_square_brackets_of_a_scheduler_are_no_markup() -> None:

@@ -1,4 +1,4 @@
-"""An endpoint's ``config.yaml``: its schema, and how it is read and written."""
+"""Configuration of an endpoint: the schema, the reader and the writer of ``config.yaml``."""
 
 from farcall_endpoint.config.providers import (
     AprunLauncherConfig,

@@ -1,4 +1,4 @@
-"""Where blocks come from. Fields and their names are those of Parsl's providers and launchers."""
+"""Provider and launcher sections of ``config.yaml``. Fields are named as in Parsl."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SingleNodeLauncherConfig(_Launcher, frozen=True, kw_only=True, tag="Single
 class WrappedLauncherConfig(_Launcher, frozen=True, kw_only=True, tag="WrappedLauncher"):
     """The manager behind a command of the site."""
 
-    prepend: Annotated[str, msgspec.Meta(min_length=1, description="What stands before the manager's command.")]
+    prepend: Annotated[str, msgspec.Meta(min_length=1, description="Command line to put before the manager's command.")]
 
 
 class GnuParallelLauncherConfig(_Launcher, frozen=True, kw_only=True, tag="GnuParallelLauncher"):
@@ -93,19 +93,19 @@ LauncherConfig = (
 
 
 class _Provider(Section, frozen=True, kw_only=True, tag_field="type"):
-    """How many blocks there may be. A block is what the scheduler gives at a time."""
+    """Number of blocks. A block is one job of the scheduler."""
 
     init_blocks: Annotated[
-        Blocks | None, msgspec.Meta(description="Blocks to ask for at the start; 1, or min_blocks if that is more.")
+        Blocks | None, msgspec.Meta(description="Blocks to request at the start; 1, or min_blocks if that is more.")
     ] = None
-    min_blocks: Annotated[Blocks, msgspec.Meta(description="Blocks to keep even when there is nothing to do.")] = 0
-    max_blocks: Annotated[Count, msgspec.Meta(description="Most blocks at a time.")] = 1
+    min_blocks: Annotated[Blocks, msgspec.Meta(description="Minimum number of blocks, also when idle.")] = 0
+    max_blocks: Annotated[Count, msgspec.Meta(description="Maximum number of blocks at a time.")] = 1
     parallelism: Annotated[
         float,
         msgspec.Meta(
             gt=0,
             le=1,
-            description="Workers to have for each task that waits or runs: 1 is as many as tasks, if allowed.",
+            description="Workers for each task that waits or runs: 1 is one worker per task, up to max_blocks.",
         ),
     ] = 1.0
 
@@ -126,19 +126,19 @@ class _Provider(Section, frozen=True, kw_only=True, tag_field="type"):
 
     @property
     def first_blocks(self) -> int:
-        """Blocks to ask for at the start."""
+        """Blocks to request at the start."""
         return max(1, self.min_blocks) if self.init_blocks is None else self.init_blocks
 
     @property
     def walltime_s(self) -> float | None:
-        """Seconds that a block lives; None if it has no end."""
+        """Lifetime of a block in seconds; None for no limit."""
         return None
 
 
 class LocalProviderConfig(_Provider, frozen=True, kw_only=True, tag="LocalProvider"):
     """Workers on the machine that the agent runs on, in the agent's own environment."""
 
-    min_blocks: Annotated[Blocks, msgspec.Meta(description="Blocks to keep even when there is nothing to do.")] = 1
+    min_blocks: Annotated[Blocks, msgspec.Meta(description="Minimum number of blocks, also when idle.")] = 1
 
     @property
     def nodes_per_block(self) -> int:
@@ -153,24 +153,26 @@ class _NodeProvider(_Provider, frozen=True, kw_only=True):
 
 
 class BatchProviderConfig(_NodeProvider, frozen=True, kw_only=True):
-    """What all batch schedulers have."""
+    """Common fields of batch schedulers."""
 
     nodes_per_block: Annotated[Count, msgspec.Meta(description="Nodes of one block (one job).")] = 1
-    walltime: Annotated[Walltime, msgspec.Meta(description="How long a block may live.")] = "00:30:00"
+    walltime: Annotated[Walltime, msgspec.Meta(description="Lifetime of a block.")] = "00:30:00"
     scheduler_options: Annotated[
         str, msgspec.Meta(description="Lines for the head of the job script, such as '#SBATCH --reservation=x'.")
     ] = ""
-    launcher: Annotated[LauncherConfig, msgspec.Meta(description="What starts the manager on a block's nodes.")] = (
-        SingleNodeLauncherConfig()
-    )
+    launcher: Annotated[
+        LauncherConfig, msgspec.Meta(description="The command that starts the manager on the nodes of a block.")
+    ] = SingleNodeLauncherConfig()
     cmd_timeout: Annotated[
-        int, msgspec.Meta(ge=1, le=3600, description="Seconds that a command of the scheduler may take.")
+        int, msgspec.Meta(ge=1, le=3600, description="Timeout of a scheduler command in seconds.")
     ] = 60
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.walltime_s == 0:
-            raise FieldProblem("walltime", "a block with walltime 00:00:00 ends at once", fix="give it some time")
+            raise FieldProblem(
+                "walltime", "a block with walltime 00:00:00 ends immediately", fix="give it a longer walltime"
+            )
         if self.nodes_per_block > 1 and isinstance(self.launcher, SingleNodeLauncherConfig):
             raise FieldProblem(
                 "nodes_per_block",
@@ -180,7 +182,7 @@ class BatchProviderConfig(_NodeProvider, frozen=True, kw_only=True):
 
     @property
     def walltime_s(self) -> float:
-        """Seconds that a block lives."""
+        """Lifetime of a block in seconds."""
         return walltime_seconds(self.walltime)
 
 
@@ -194,13 +196,13 @@ class SlurmProviderConfig(BatchProviderConfig, frozen=True, kw_only=True, tag="S
     qos: Annotated[Text | None, msgspec.Meta(description="Quality of service.")] = None
     constraint: Annotated[Text | None, msgspec.Meta(description="Features that nodes must have.")] = None
     clusters: Annotated[Text | None, msgspec.Meta(description="Clusters to submit to.")] = None
-    cores_per_node: Annotated[Count | None, msgspec.Meta(description="Cores to ask for on each node.")] = None
-    mem_per_node: Annotated[Count | None, msgspec.Meta(description="Memory to ask for on each node, in GB.")] = None
-    gpus_per_node: Annotated[Count | None, msgspec.Meta(description="GPUs to ask for on each node.")] = None
+    cores_per_node: Annotated[Count | None, msgspec.Meta(description="Cores to request on each node.")] = None
+    mem_per_node: Annotated[Count | None, msgspec.Meta(description="Memory to request on each node, in GB.")] = None
+    gpus_per_node: Annotated[Count | None, msgspec.Meta(description="GPUs to request on each node.")] = None
     gres: Annotated[Text | None, msgspec.Meta(description="Generic resources, such as gpu:a100:4.")] = None
-    exclusive: Annotated[bool, msgspec.Meta(description="Whether nodes are shared with nobody.")] = True
+    exclusive: Annotated[bool, msgspec.Meta(description="Whether to request whole nodes.")] = True
     regex_job_id: Annotated[
-        Text, msgspec.Meta(description="What finds the job's id in the output of sbatch (group 'id').")
+        Text, msgspec.Meta(description="Regular expression for the job id in the output of sbatch (group 'id').")
     ] = r"Submitted batch job (?P<id>\S*)"
 
 
@@ -209,8 +211,10 @@ class PBSProProviderConfig(BatchProviderConfig, frozen=True, kw_only=True, tag="
 
     account: Annotated[Text | None, _ACCOUNT] = None
     queue: Annotated[Text | None, _QUEUE] = None
-    select_options: Annotated[str, msgspec.Meta(description="More for the select statement, such as ngpus=4.")] = ""
-    cpus_per_node: Annotated[Count, msgspec.Meta(description="Cores to ask for on each node.")] = 1
+    select_options: Annotated[
+        str, msgspec.Meta(description="Additional parts of the select statement, such as ngpus=4.")
+    ] = ""
+    cpus_per_node: Annotated[Count, msgspec.Meta(description="Cores to request on each node.")] = 1
 
 
 class TorqueProviderConfig(BatchProviderConfig, frozen=True, kw_only=True, tag="TorqueProvider"):
@@ -226,11 +230,11 @@ class LSFProviderConfig(BatchProviderConfig, frozen=True, kw_only=True, tag="LSF
     project: Annotated[Text | None, _ACCOUNT] = None
     queue: Annotated[Text | None, _QUEUE] = None
     cores_per_block: Annotated[Count | None, msgspec.Meta(description="Cores of a block, instead of nodes.")] = None
-    cores_per_node: Annotated[Count | None, msgspec.Meta(description="Cores to ask for on each node.")] = None
+    cores_per_node: Annotated[Count | None, msgspec.Meta(description="Cores to request on each node.")] = None
     bsub_redirection: Annotated[
         bool, msgspec.Meta(description="Whether bsub reads the script from its standard input.")
     ] = False
-    request_by_nodes: Annotated[bool, msgspec.Meta(description="Whether to ask for nodes; false asks for cores.")] = (
+    request_by_nodes: Annotated[bool, msgspec.Meta(description="Whether to request nodes; false requests cores.")] = (
         True
     )
 
@@ -239,8 +243,8 @@ class LSFProviderConfig(BatchProviderConfig, frozen=True, kw_only=True, tag="LSF
         if not self.request_by_nodes and self.cores_per_block is None and self.cores_per_node is None:
             raise FieldProblem(
                 "request_by_nodes",
-                "request_by_nodes: false asks for cores, and nothing says how many",
-                fix="give cores_per_block or cores_per_node",
+                "request_by_nodes: false requests cores, and no field gives their number",
+                fix="set cores_per_block or cores_per_node",
             )
 
 
@@ -248,15 +252,15 @@ class CondorProviderConfig(BatchProviderConfig, frozen=True, kw_only=True, tag="
     """Blocks from HTCondor, by condor_submit."""
 
     project: Annotated[str, _ACCOUNT] = ""
-    cores_per_slot: Annotated[Count | None, msgspec.Meta(description="Cores to ask for.")] = None
+    cores_per_slot: Annotated[Count | None, msgspec.Meta(description="Cores to request.")] = None
     mem_per_slot: Annotated[
-        Annotated[float, msgspec.Meta(gt=0)] | None, msgspec.Meta(description="Memory to ask for, in GB.")
+        Annotated[float, msgspec.Meta(gt=0)] | None, msgspec.Meta(description="Memory to request, in GB.")
     ] = None
-    requirements: Annotated[str, msgspec.Meta(description="Expression that a machine must fulfil.")] = ""
+    requirements: Annotated[str, msgspec.Meta(description="Expression that a machine must match.")] = ""
     environment: Annotated[dict[str, str] | None, msgspec.Meta(description="Variables of the job's environment.")] = (
         None
     )
-    transfer_input_files: Annotated[tuple[str, ...], msgspec.Meta(description="Files to bring to the job.")] = ()
+    transfer_input_files: Annotated[tuple[str, ...], msgspec.Meta(description="Files to transfer to the job.")] = ()
 
 
 class GridEngineProviderConfig(BatchProviderConfig, frozen=True, kw_only=True, tag="GridEngineProvider"):
@@ -266,7 +270,7 @@ class GridEngineProviderConfig(BatchProviderConfig, frozen=True, kw_only=True, t
 
 
 class KubernetesProviderConfig(_NodeProvider, frozen=True, kw_only=True, tag="KubernetesProvider"):
-    """Blocks are pods. The image must hold farcall-endpoint in the agent's version."""
+    """Blocks are pods. The image must contain farcall-endpoint in the agent's version."""
 
     image: Annotated[Text, msgspec.Meta(description="Container image of the pods.")]
     namespace: Annotated[Text, msgspec.Meta(description="Namespace of the pods.")] = "default"
@@ -274,15 +278,15 @@ class KubernetesProviderConfig(_NodeProvider, frozen=True, kw_only=True, tag="Ku
     max_mem: Annotated[Text, msgspec.Meta(description="Memory limit of a pod.")] = "500Mi"
     init_cpu: Annotated[float, msgspec.Meta(gt=0, description="CPU request of a pod.")] = 1.0
     init_mem: Annotated[Text, msgspec.Meta(description="Memory request of a pod.")] = "250Mi"
-    extra_requests: Annotated[dict[str, str] | None, msgspec.Meta(description="More requests of a pod.")] = None
-    extra_limits: Annotated[dict[str, str] | None, msgspec.Meta(description="More limits of a pod.")] = None
-    pod_name: Annotated[Text | None, msgspec.Meta(description="What names of pods begin with.")] = None
+    extra_requests: Annotated[dict[str, str] | None, msgspec.Meta(description="Additional requests of a pod.")] = None
+    extra_limits: Annotated[dict[str, str] | None, msgspec.Meta(description="Additional limits of a pod.")] = None
+    pod_name: Annotated[Text | None, msgspec.Meta(description="Prefix of pod names.")] = None
     user_id: Annotated[Text | None, msgspec.Meta(description="User id of the pods, in quotes.")] = None
     group_id: Annotated[Text | None, msgspec.Meta(description="Group id of the pods, in quotes.")] = None
     run_as_non_root: Annotated[bool, msgspec.Meta(description="Whether the pods must not run as root.")] = False
     secret: Annotated[Text | None, msgspec.Meta(description="Secret for pulling the image.")] = None
     persistent_volumes: Annotated[
-        tuple[tuple[str, str], ...], msgspec.Meta(description="Pairs of a volume claim and where it is mounted.")
+        tuple[tuple[str, str], ...], msgspec.Meta(description="Pairs of a volume claim and its mount point.")
     ] = ()
     service_account_name: Annotated[Text | None, msgspec.Meta(description="Service account of the pods.")] = None
     annotations: Annotated[dict[str, str] | None, msgspec.Meta(description="Annotations of the pods.")] = None

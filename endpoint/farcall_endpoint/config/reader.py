@@ -1,13 +1,13 @@
-"""Reads ``config.yaml``. What is wrong is told with its line, its column, the field, and what to write instead."""
+"""Reader of ``config.yaml``. Its errors name the line, the column, the field, and the correction."""
 
 from __future__ import annotations
 
 import difflib
 import functools
-import re
+import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -16,15 +16,10 @@ from msgspec import inspect
 from farcall_common.errors import ConfigurationError
 from farcall_endpoint.config.schema import Config
 from farcall_endpoint.config.section import FieldProblem
-from farcall_endpoint.config.wording import expected, fields_of, given, kinds_with, where_is, without_none
+from farcall_endpoint.config.wording import expected, fields_of, found, kinds_with, where_is, without_none
 from farcall_endpoint.config.yaml12 import Loader
 
-_PATH: Final = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
-_STEP: Final = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
-_UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<field>.*?)`")
-_MISSING: Final = re.compile(r"^Object missing required field `(?P<field>.*?)`")
-
-_OTHER_WORDS: Final = {
+_FOREIGN_FIELDS: Final = {
     "job_status_kwargs": "write its max_idletime under engine, without job_status_kwargs",
     "max_retries_on_system_failure": "tasks say so themselves, by max_attempts; remove it",
     "max_workers": "write max_workers_per_node",
@@ -34,13 +29,13 @@ _OTHER_WORDS: Final = {
     "heartbeat_s": "write heartbeat_period",
     "type: GlobusComputeEngine": "write FarcallEngine, or leave type out",
 }
-"""What users of Globus Compute and Parsl write, and what it is here."""
+"""Fields of Globus Compute and Parsl, and the corresponding ones here."""
 
 
 def read_config(path: Path) -> Config:
     """Read and check a file.
 
-    :raises ConfigurationError: naming what is wrong, where it is, and what to write.
+    :raises ConfigurationError: with the error, its place, and the correction.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -54,14 +49,14 @@ def read_config(path: Path) -> Config:
 def parse_config(text: str, *, source: str) -> Config:
     """Read and check the text of a file that ``source`` names.
 
-    :raises ConfigurationError: naming what is wrong, where it is, and what to write.
+    :raises ConfigurationError: with the error, its place, and the correction.
     """
     try:
         loader = Loader(text)
         try:
             node = loader.get_single_node()
             for each in _nodes(node):
-                _refuse_strange(each, source)
+                _check_node(each, source)
             data = None if node is None else loader.construct_document(node)
         finally:
             loader.dispose()
@@ -72,7 +67,7 @@ def parse_config(text: str, *, source: str) -> Config:
     try:
         return msgspec.convert(data, Config)
     except msgspec.ValidationError as error:
-        _refuse(error, node, source)
+        _refuse(_Place(node, Config, kind=_schema()), error, source)
 
 
 # -- YAML --------------------------------------------------------------------------------------------------------------
@@ -111,15 +106,17 @@ def _nodes(root: yaml.Node | None) -> Iterator[yaml.Node]:
             waiting += node.value
 
 
-def _refuse_strange(node: yaml.Node, source: str) -> None:
-    """What YAML lets pass and nobody can mean."""
+def _check_node(node: yaml.Node, source: str) -> None:
+    """Refuse what YAML allows and a configuration cannot mean."""
     if isinstance(node, yaml.MappingNode):
-        _refuse_strange_keys(node, source)
+        _check_keys(node, source)
     elif isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
-        raise ConfigurationError(f"{_at(source, node.start_mark)}: half of a character.", hint="Write it as UTF-8.")
+        raise ConfigurationError(
+            f"{_at(source, node.start_mark)}: invalid character (a lone surrogate).", hint="Write it as UTF-8."
+        )
 
 
-def _refuse_strange_keys(section: yaml.MappingNode, source: str) -> None:
+def _check_keys(section: yaml.MappingNode, source: str) -> None:
     lines: dict[str, int] = {}
     for key, _ in section.value:
         if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith((":str", ":merge")):
@@ -128,9 +125,8 @@ def _refuse_strange_keys(section: yaml.MappingNode, source: str) -> None:
             )
         if key.value in lines:
             raise ConfigurationError(
-                f"{_at(source, key.start_mark)}: {key.value} is here for the second time; the first is in line "
-                f"{lines[key.value]}.",
-                hint="Keep one of the two.",
+                f"{_at(source, key.start_mark)}: duplicate field {key.value}; the first is in line {lines[key.value]}.",
+                hint="Remove one of the two.",
             )
         lines[key.value] = key.start_mark.line + 1
 
@@ -144,83 +140,108 @@ def _schema() -> inspect.Type:
 
 
 class _Place:
-    """A place in the file: its node, its type in the schema, and its name."""
+    """A place in the file: its node, its type as written in the schema, and its name."""
 
-    def __init__(self, node: yaml.Node, kind: inspect.Type, names: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, node: yaml.Node, hint: Any, names: tuple[str, ...] = (), *, kind: inspect.Type | None = None
+    ) -> None:
         self.node = node
-        self.kind = _variant(kind, node)
-        self.full_kind = kind
+        self.hint = hint
+        self.full_kind = kind or inspect.type_info(hint)
+        self.kind = _variant(self.full_kind, node)
         self.names = names
 
     @property
     def path(self) -> str:
         return "".join(name if name.startswith("[") else f".{name}" for name in self.names).lstrip(".")
 
-    def child(self, name: str) -> _Place | None:
-        """A field; None if it is not written in the file."""
-        value = next((value for key, value in _entries(self.node) if key.value == name), None)
-        kind = fields_of(self.kind).get(name)
-        return None if value is None or kind is None else _Place(value, kind, (*self.names, name))
+    def error(self) -> msgspec.ValidationError | None:
+        """Why the value does not fit its type; None if it does."""
+        try:
+            msgspec.convert(Loader("").construct_document(self.node), self.hint)
+        except msgspec.ValidationError as error:
+            return error
+        return None
 
-    def item(self, index: str) -> _Place:
-        """An item of a list, or the value with a name that does not fit; the whole if it cannot be said which."""
-        for key, value in _entries(self.node):
-            if not value.tag.endswith(":str"):
-                return _Place(value, inspect.StrType(), (*self.names, key.value))
-        kind = next(iter(without_none(self.full_kind)), self.full_kind)
-        for option in without_none(self.full_kind):
-            if isinstance(option, inspect.VarTupleType | inspect.TupleType):
-                kind = option
-        if not isinstance(self.node, yaml.SequenceNode) or not index.isdigit():
-            return self
-        number = int(index)
-        if isinstance(kind, inspect.VarTupleType):
-            inner = kind.item_type
-        elif isinstance(kind, inspect.TupleType):
-            inner = kind.item_types[number]
-        else:
-            return self
-        return _Place(self.node.value[number], inner, (*self.names, f"[{number}]"))
+    def parts(self) -> Iterator[_Place]:
+        """The fields and items that the schema knows."""
+        if isinstance(self.kind, inspect.StructType):
+            hints = _hints(self.kind.cls)
+            kinds = fields_of(self.kind)
+            for key, value in _entries(self.node):
+                if key.value in hints:
+                    yield _Place(value, hints[key.value], (*self.names, key.value), kind=kinds[key.value])
+        for option in _options(self.hint):
+            inner = get_args(option)
+            if get_origin(option) is dict:
+                for key, value in _entries(self.node):
+                    yield _Place(value, inner[1], (*self.names, key.value))
+            elif get_origin(option) is tuple and isinstance(self.node, yaml.SequenceNode):
+                for number, value in enumerate(self.node.value):
+                    hint = inner[0] if inner[-1] is Ellipsis else inner[min(number, len(inner) - 1)]
+                    yield _Place(value, hint, (*self.names, f"[{number}]"))
 
 
-def _refuse(error: msgspec.ValidationError, root: yaml.Node, source: str) -> NoReturn:
-    message = str(error)
-    found = _PATH.search(message)
-    place = _Place(root, _schema())
-    for step in _STEP.finditer(found["path"] if found else ""):
-        below = place.child(step["field"]) if step["field"] else place.item(step["index"])
-        if below is None:
-            break
-        place = below
+def _refuse(place: _Place, error: msgspec.ValidationError, source: str) -> NoReturn:
+    """Raise the error of a place, or of the first part of it that does not fit either."""
+    entries = {key.value: (key, value) for key, value in _entries(place.node)}
+    parts = {part.names[-1]: part for part in place.parts()}
+    if isinstance(place.kind, inspect.StructType):
+        known = fields_of(place.kind)
+        for name, (key, _) in entries.items():
+            if name not in known:
+                _refuse_unknown(place, key, source)
+            if name in parts and (below := parts[name].error()):
+                _refuse(parts[name], below, source)
+        for field in place.kind.fields:
+            if field.required and field.encode_name not in entries:
+                _refuse_missing(place, field.encode_name, source)
+    elif isinstance(place.node, yaml.MappingNode) and (tags := _tags(place.full_kind)).values:
+        if "type" not in entries:
+            _refuse_missing(place, "type", source)
+        _refuse(_Place(entries["type"][1], str, (*place.names, "type"), kind=tags), error, source)
+    else:
+        for part in parts.values():
+            if below := part.error():
+                _refuse(part, below, source)
     problem = error.__cause__
-    if unknown := _UNKNOWN.match(message):
-        _refuse_unknown(place, unknown["field"], source)
-    if missing := _MISSING.match(message):
-        _refuse_missing(place, missing["field"], source)
     if isinstance(problem, FieldProblem):
-        wrong = place.child(problem.field) or place
+        wrong = parts.get(problem.field, place)
         raise ConfigurationError(
             f"{_at(source, wrong.node.start_mark)}: {place.path or 'the file'}: {problem}.",
             hint=_sentence(problem.fix),
         ) from error
-    wanted = expected(place.full_kind)
-    got = given(place.node)
     name = place.path or "the file"
-    advice = _OTHER_WORDS.get(f"{name.rpartition('.')[2]}: {getattr(place.node, 'value', '')}", "")
+    advice = _FOREIGN_FIELDS.get(f"{name.rpartition('.')[2]}: {getattr(place.node, 'value', '')}", "")
     raise ConfigurationError(
-        f"{_at(source, place.node.start_mark)}: {name} must be {wanted}, not {got}.",
+        f"{_at(source, place.node.start_mark)}: {name} must be {expected(place.full_kind)}, not {found(place.node)}.",
         hint=_sentence(advice or _advice(place)),
     ) from error
 
 
-def _refuse_unknown(place: _Place, field: str, source: str) -> NoReturn:
-    key = next((key for key, _ in _entries(place.node) if key.value == field), place.node)
+@functools.cache
+def _hints(section: type) -> dict[str, Any]:
+    return get_type_hints(section, include_extras=True)
+
+
+def _options(hint: Any) -> list[Any]:
+    """The alternatives of an annotation."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _options(get_args(hint)[0])
+    if origin in (Union, types.UnionType):
+        return [option for each in get_args(hint) for option in _options(each)]
+    return [hint]
+
+
+def _refuse_unknown(place: _Place, key: yaml.ScalarNode, source: str) -> NoReturn:
+    field = key.value
     names = list(fields_of(place.kind))
     close = difflib.get_close_matches(field, names, n=1, cutoff=0.7)
     sections = where_is(field, _schema())
     owners = kinds_with(field, place.full_kind)
-    if field in _OTHER_WORDS:
-        fix = _OTHER_WORDS[field]
+    if field in _FOREIGN_FIELDS:
+        fix = _FOREIGN_FIELDS[field]
     elif owners:
         fix = f"only {' and '.join(owners)} knows it" if len(owners) == 1 else f"only {' and '.join(owners)} know it"
     elif 1 <= len(sections) <= 2:
@@ -243,7 +264,7 @@ def _refuse_missing(place: _Place, field: str, source: str) -> NoReturn:
 
 
 def _advice(place: _Place) -> str:
-    """What to write instead of a value that does not fit."""
+    """The correction of a value that does not fit."""
     node = place.node
     if isinstance(node, yaml.ScalarNode):
         options = without_none(place.full_kind)

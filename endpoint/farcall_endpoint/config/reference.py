@@ -1,4 +1,4 @@
-"""The schema as documentation: a JSON schema for editors, and a page of tables. Both are committed.
+"""Reference documentation of the schema: a JSON schema for editors and a page of tables. Both are committed.
 
 Run ``python -m farcall_endpoint.config.reference docs/endpoint`` after a change of the schema.
 """
@@ -36,7 +36,7 @@ def _page() -> Iterator[str]:
     yield "# Fields of config.yaml"
     yield ""
     yield "Made by `python -m farcall_endpoint.config.reference docs/endpoint`; edit the schema instead."
-    yield "[administrator.md](administrator.md) says what they are for, [sites/](sites/) has whole files."
+    yield "[administrator.md](administrator.md) explains them, [sites/](sites/) has complete files."
     root = inspect.type_info(Config)
     assert isinstance(root, inspect.StructType)
     yield from _section(root, "The file")
@@ -51,7 +51,13 @@ def _page() -> Iterator[str]:
     for provider in providers:
         shared = _shared(batch) if provider in batch else _shared(providers)
         yield from _section(provider, f"`type: {provider.tag}`", level=3, without=shared)
-    yield from ("", "## `engine.provider.launcher`", "", "What starts the manager on a block's nodes.", "")
+    yield from (
+        "",
+        "## `engine.provider.launcher`",
+        "",
+        "The command that starts the manager on the nodes of a block.",
+        "",
+    )
     yield from ("| type | what it does | fields |", "|---|---|---|")
     for launcher in _options(_field_type(batch[0], "launcher")):
         fields = "; ".join(f"`{field.encode_name}`: {_description(field)}" for field in launcher.fields)

@@ -1,4 +1,4 @@
-"""What every part of the configuration is made of."""
+"""Base classes and types of the configuration's sections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class FieldProblem(ValueError):
-    """Fields that do not go together. ``field`` is the one to change, ``fix`` says how."""
+    """Inconsistent fields. ``field`` is the one to change, ``fix`` the correction."""
 
     def __init__(self, field: str, message: str, *, fix: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The ``config.yaml`` that ``farcall-endpoint configure`` writes: the fields that are changed first, with comments."""
+"""Template of the ``config.yaml`` that ``farcall-endpoint configure`` writes, with comments."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from farcall_endpoint.config.schema import Config
 from farcall_endpoint.config.yaml12 import Dumper
 
 _TEMPLATE: Final = """\
-# Configuration of a Farcall endpoint. Restart the endpoint after a change; a mistake is told with its line.
+# Configuration of a Farcall endpoint. Restart the endpoint after a change; errors are reported with their line.
 # Templates for Slurm, PBS Pro, LSF, HTCondor, Grid Engine and Kubernetes: docs/endpoint/sites/.
 
-# What others see.
+# The name shown to others.
 {display_name}
 
 engine:
   # Tasks at a time on each node. Without this line: one for each core.
   {workers}
 {engine}
-  # Where nodes come from. LocalProvider is this machine.
+  # The source of nodes. LocalProvider is this machine.
   provider:
 {provider}
 
-# Seconds between signs of life to the cloud.
+# Seconds between heartbeats to the cloud.
 heartbeat_period: {heartbeat_period:g}
 
-# Seconds that running tasks get to finish when the endpoint stops.
+# Seconds for running tasks to finish when the endpoint stops.
 shutdown_grace: {shutdown_grace:g}
 {rest}"""
 
@@ -38,7 +38,7 @@ _WIDTH: Final = 2**20
 """Of a line: values are never folded."""
 
 _SUGGESTIONS: Final = """
-  # What no task may exceed; a breach ends that task alone.
+  # Upper limits of every task.
   #limits:
   #  walltime: "01:00:00"
   #  memory: 4             # GB, with all its processes
@@ -69,7 +69,7 @@ def write_config(path: Path, config: Config) -> None:
 
 
 def _changed(section: msgspec.Struct) -> dict[str, Any]:
-    """What is not as it would be without a word about it."""
+    """The fields that differ from their defaults."""
     info = section.__struct_config__
     changed: dict[str, Any] = {} if info.tag is None else {str(info.tag_field): info.tag}
     for field in msgspec.structs.fields(section):

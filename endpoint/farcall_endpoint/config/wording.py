@@ -1,4 +1,4 @@
-"""The schema in plain words, for messages and documentation."""
+"""Descriptions of the schema for error messages and documentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_SHOWN: Final = 60
 
 
 def without_none(kind: inspect.Type) -> tuple[inspect.Type, ...]:
-    """What a field may be, one by one; that it may be left out is no kind."""
+    """The types that a field allows, without None."""
     if isinstance(kind, inspect.Metadata):
         return without_none(kind.type) if not _looks(kind) else (kind,)
     if isinstance(kind, inspect.UnionType):
@@ -53,7 +53,7 @@ def _all_fields(kind: inspect.Type, path: tuple[str, ...]) -> Iterator[tuple[tup
 
 
 def expected(kind: inspect.Type) -> str:
-    """What a field must be, as the end of "it must be ..."."""
+    """The types of a field, as the end of "it must be ..."."""
     options = without_none(kind)
     sections = [option for option in options if isinstance(option, inspect.StructType)]
     if len(sections) > 1:
@@ -85,8 +85,8 @@ def _expected(kind: inspect.Type) -> str:
             return "a section with fields"
 
 
-def given(node: yaml.Node) -> str:
-    """What stands in the file."""
+def found(node: yaml.Node) -> str:
+    """The value in the file."""
     if isinstance(node, yaml.MappingNode):
         return "a section with fields"
     if isinstance(node, yaml.SequenceNode):

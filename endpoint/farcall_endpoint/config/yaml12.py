@@ -1,4 +1,4 @@
-"""YAML whose numbers are those of YAML 1.2: a walltime of 10:00:00 is text, not 36,000, and 010 is ten."""
+"""YAML loader and dumper with the numbers of YAML 1.2: a walltime of 10:00:00 is text, not 36,000, and 010 is ten."""
 
 from __future__ import annotations
 

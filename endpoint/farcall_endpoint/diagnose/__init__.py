@@ -1,4 +1,4 @@
-"""Gathers what a bug report needs, and no secret."""
+"""Diagnosis: data for a bug report, without secrets."""
 
 from farcall_endpoint.diagnose.report import Finding, Report, gather
 from farcall_endpoint.diagnose.scrub import Scrubber

@@ -1,4 +1,4 @@
-"""Facts about this machine and what is installed."""
+"""Machine facts for a diagnosis: versions, resources, schedulers, disks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MAX_LISTED: Final = 500
 
 
 def versions() -> dict[str, Any]:
-    """Of Python and of what matters."""
+    """Versions of Python and of relevant packages."""
     found: dict[str, str] = {}
     for name in _PACKAGES:
         try:
@@ -87,7 +87,7 @@ def schedulers(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def process_facts(process: psutil.Process) -> dict[str, Any]:
-    """One process: what it runs, and what it takes."""
+    """The command and the resource usage of a process."""
     with process.oneshot():
         return {
             "pid": process.pid,
@@ -103,7 +103,7 @@ def process_facts(process: psutil.Process) -> dict[str, Any]:
 
 
 def disks(places: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Room where the endpoint writes."""
+    """Free space where the endpoint writes."""
     found = []
     for name, path in places.items():
         state = os.statvfs(path)
@@ -123,12 +123,12 @@ def disks(places: Mapping[str, Path]) -> list[dict[str, Any]]:
 
 
 def temporary() -> Path:
-    """Where temporary files go."""
+    """The directory of temporary files."""
     return Path(tempfile.gettempdir())
 
 
 def listing(directory: Path) -> list[dict[str, Any]]:
-    """The endpoint's own files and the log directory; never what is in them, and not what tasks have written."""
+    """The endpoint's own files and the log directory; without contents, and without files of tasks."""
     found = []
     for path in sorted([*directory.iterdir(), *directory.glob("logs/*")])[:_MAX_LISTED]:
         state = path.lstat()

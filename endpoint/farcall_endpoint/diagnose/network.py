@@ -1,4 +1,4 @@
-"""Whether the cloud can be reached from here."""
+"""Connection checks for a diagnosis: the API and the forwarder."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from farcall_common.errors import FarcallError
 from farcall_endpoint.cloud import authorization_of
 
 _TIMEOUT_S: Final = 5.0
-_DIALLED: Final = re.compile(r"connecting to (tcp://\S+?:\d+)")
+_ADDRESS: Final = re.compile(r"connecting to (tcp://\S+?:\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """``good`` is None if it cannot be said."""
+    """``good`` is None if it is unknown."""
 
     good: bool | None
     text: str
 
 
-def ask_api(credentials: Credentials, endpoint_id: str | None) -> Reached:
-    """Ask a question that changes nothing: how the endpoint is, or which version the API has."""
+def check_api(credentials: Credentials, endpoint_id: str | None) -> Reached:
+    """Send a read-only request: for the endpoint's status, or the API's version."""
     path = f"/v2/endpoints/{endpoint_id}/status" if endpoint_id else "/v2/version"
     started_at = time.monotonic()
     try:
@@ -41,16 +41,16 @@ def ask_api(credentials: Credentials, endpoint_id: str | None) -> Reached:
         401: "does not accept the token",
         403: "does not let this identity see the endpoint",
         404: "does not know the endpoint",
-        429: "is asked too often",
+        429: "limits the rate of requests",
     }.get(answer.status_code, "answers")
     return Reached(answer.status_code == 200, f"{meaning} (HTTP {answer.status_code} in {took_ms:.0f} ms)")
 
 
-def reach(address: str) -> Reached:
+def check_port(address: str) -> Reached:
     """Open a TCP connection to a forwarder's port and close it again."""
     parts = urlsplit(address)
     if parts.hostname is None or parts.port is None:
-        return Reached(None, "is no address of a host and a port")
+        return Reached(None, "is not an address of a host and a port")
     started_at = time.monotonic()
     try:
         with socket.create_connection((parts.hostname, parts.port), timeout=_TIMEOUT_S):
@@ -60,7 +60,7 @@ def reach(address: str) -> Reached:
     return Reached(True, f"its port is open ({took_ms:.0f} ms)")
 
 
-def last_dialled(log: str) -> str | None:
-    """The forwarder that the agent has dialled last, by its log."""
-    found = _DIALLED.findall(log)
+def last_address(log: str) -> str | None:
+    """The forwarder that the agent has connected to last, by its log."""
+    found = _ADDRESS.findall(log)
     return found[-1] if found else None

@@ -1,4 +1,4 @@
-"""What goes into a report. Each part is gathered alone: that one cannot be had is said in its place."""
+"""Diagnosis report. Each part is collected separately; if one fails, its place has the reason."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _VARIABLES: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line for the person who asked. ``good`` is None if it is neither."""
+    """One line for the user. ``good`` is None if it is neither good nor bad."""
 
     good: bool | None
     text: str
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Files by name, without secrets, and what stands out."""
+    """Files by name, without secrets, and findings."""
 
     files: dict[str, str]
     findings: tuple[Finding, ...]
@@ -90,7 +90,7 @@ class Report:
 def gather(
     directory: EndpointDirectory, *, home: Path, environ: Mapping[str, str], with_network: bool = True
 ) -> Report:
-    """Look at everything. Takes a few seconds; asks the API and the forwarder's port only ``with_network``."""
+    """Collect a report; takes a few seconds. It connects to the API and the forwarder only ``with_network``."""
     return _Gathering(directory, home, environ, with_network).run()
 
 
@@ -132,11 +132,11 @@ class _Gathering:
         try:
             data = part()
         except _EXPECTED as error:
-            data = f"This could not be found out: {error}\n"
+            data = f"This could not be determined: {error}\n"
         text = data if isinstance(data, str) else json.dumps(data, indent=1, default=str) + "\n"
         return self._scrubber.clean(text)
 
-    def _find(self, good: bool | None, text: str) -> None:
+    def _add_finding(self, good: bool | None, text: str) -> None:
         self._findings.append(Finding(good, text))
 
     # -- parts ---------------------------------------------------------------------------------------------------------
@@ -152,15 +152,15 @@ class _Gathering:
         try:
             read_config(self._directory.config_file)
         except ConfigurationError as error:
-            self._find(False, str(error))
+            self._add_finding(False, str(error))
         else:
-            self._find(True, "config.yaml is good")
+            self._add_finding(True, "config.yaml is good")
         return text
 
     def _status(self) -> dict[str, Any]:
         state = daemon.read_state(self._directory)
         running = state.state == "Running"
-        self._find(running or None, f"the endpoint is {state.state}{f': {state.note}' if state.note else ''}")
+        self._add_finding(running or None, f"the endpoint is {state.state}{f': {state.note}' if state.note else ''}")
         return dataclasses.asdict(state)
 
     def _processes(self) -> list[dict[str, Any]]:
@@ -195,40 +195,40 @@ class _Gathering:
         found = machine.disks({"endpoint": self._directory.path, "home": self._home, "temporary": machine.temporary()})
         for disk in found:
             if disk["free_share"] < machine.SCARCE:
-                self._find(False, f"{disk['path']} is nearly full: {disk['free_bytes'] // 2**20} MiB are free")
+                self._add_finding(False, f"{disk['path']} is nearly full: {disk['free_bytes'] // 2**20} MiB are free")
         return found
 
     def _files(self) -> list[dict[str, Any]]:
         secret = self._directory.path / "curve.secret"
         if secret.exists() and secret.stat().st_mode & 0o077:
-            self._find(False, f"{secret} may be read by others: chmod 600 {secret}")
+            self._add_finding(False, f"{secret} is readable by other users: chmod 600 {secret}")
         return machine.listing(self._directory.path)
 
     def _network(self) -> dict[str, Any]:
         facts: dict[str, Any] = {}
         credentials = self._credentials()
         if credentials is not None:
-            facts["api"] = answer = network.ask_api(credentials, self._directory.read_endpoint_id())
-            self._find(answer.good, f"the API at {credentials.api_url}: {answer.text}")
+            facts["api"] = answer = network.check_api(credentials, self._directory.read_endpoint_id())
+            self._add_finding(answer.good, f"the API at {credentials.api_url}: {answer.text}")
         address = self._forwarder_address()
         if address is None:
-            self._find(None, "no forwarder is known: the endpoint was never told one")
+            self._add_finding(None, "no forwarder address yet: the endpoint has never connected")
         else:
-            facts["forwarder"] = reached = network.reach(address)
-            self._find(reached.good, f"the forwarder at {address}: {reached.text}")
+            facts["forwarder"] = reached = network.check_port(address)
+            self._add_finding(reached.good, f"the forwarder at {address}: {reached.text}")
         return {name: dataclasses.asdict(value) for name, value in facts.items()}
 
     def _credentials(self) -> Credentials | None:
         try:
             return Credentials.resolve(environ=self._environ, home=self._home)
         except ConfigurationError as error:
-            self._find(False, str(error))
+            self._add_finding(False, str(error))
             return None
 
     def _forwarder_address(self) -> str | None:
-        """The last one that the agent has dialled."""
+        """The last one that the agent has connected to."""
         said = self._directory.read_status().get("forwarder")
-        return str(said) if said else network.last_dialled(tail(self._directory.log_file, _LOG_BYTES))
+        return str(said) if said else network.last_address(tail(self._directory.log_file, _LOG_BYTES))
 
     def _logs(self) -> Iterator[tuple[str, Path]]:
         directory = self._directory
@@ -238,7 +238,7 @@ class _Gathering:
 
 
 def _secrets(directory: EndpointDirectory, home: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    """Everything that is known to be secret."""
+    """All known secrets."""
     for name, value in [*environ.items(), *stored_values(home)]:
         if is_secret_name(name) and not _is_public(value):
             yield value
@@ -248,5 +248,5 @@ def _secrets(directory: EndpointDirectory, home: Path, environ: Mapping[str, str
 
 
 def _is_public(value: str) -> bool:
-    """Variables with names such as SSH_AUTH_SOCK or SLURM_KEY_PATH hold places, which are in every log line."""
+    """Variables with names such as SSH_AUTH_SOCK or SLURM_KEY_PATH hold paths, which are in every log line."""
     return value.startswith("/") or value.lower() in ("true", "false", "0", "1", "yes", "no")

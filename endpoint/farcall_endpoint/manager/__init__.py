@@ -1,1 +1,1 @@
-"""The manager: one per node; starts workers, hands them tasks, and knows what happened to each."""
+"""The manager: one per node; it starts workers, sends them tasks, and reports what happened to each."""

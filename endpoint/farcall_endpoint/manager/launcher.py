@@ -1,4 +1,4 @@
-"""Where workers come from. A launcher is a seam: a fresh process now, a fork from a prepared template later."""
+"""Worker launcher: starts worker processes with their share of the node."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from farcall_endpoint.worker.channel import Channel, channel_pair
 
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-_COUNTED_BY_ROCM: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
-"""AMD's libraries read these too, and choose by them among what ``ROCR_VISIBLE_DEVICES`` has left."""
+_ROCM_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""AMD's libraries read these too, as a choice among the devices in ``ROCR_VISIBLE_DEVICES``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProcess:
-    """A worker as its manager holds it: the leader of its own session, so of its own process group.
+    """A worker process: the leader of a session, and so of a process group.
 
-    ``worker_end`` is a copy of the worker's socket: while it is open, what a worker sent can be read after its death.
-    ``pidfd`` becomes readable at that.
+    ``worker_end`` is a copy of the worker's socket: while it is open, packets can be read after the worker's death.
+    ``pidfd`` becomes readable then.
     """
 
     process: subprocess.Popen[bytes]
@@ -45,17 +45,17 @@ class WorkerProcess:
         return self.process.pid
 
     def kill(self) -> None:
-        """End the worker and everything that its tasks started, now."""
+        """Kill the worker and all processes that its tasks started."""
         process_reaper.kill_trees({self.pid})
 
     def tails(self) -> tuple[str, str]:
-        """The last bytes of standard output and error, of a task that is running or has died."""
+        """The last bytes of standard output and error of a task that runs or has died."""
         stdout, stderr = (read_tail(descriptor) for descriptor in self.output)
         return stdout, stderr
 
-    def bury(self) -> str:
-        """Collect the dead process, end what is left of its group, and say how it died."""
-        process_reaper.kill_group(self.pid)  # no process has the dead one for an ancestor any more
+    def reap(self) -> str:
+        """Reap the dead process and kill the rest of its group; returns how it died."""
+        process_reaper.kill_group(self.pid)  # they are not its descendants any more
         code = self.process.wait()
         self.channel.close()
         self.worker_end.close()
@@ -72,17 +72,17 @@ class WorkerLauncher(Protocol):
     """Starts workers."""
 
     def launch(self, worker_id: int, *, slot: int) -> WorkerProcess:
-        """Start a worker; it says Ready on its channel when it is."""
+        """Start a worker; it sends Ready on its channel."""
 
 
 class FreshProcessLauncher:
     """Starts each worker as a new interpreter of the manager's own environment.
 
-    :param working_dir: where tasks run; made when it is not there.
+    :param working_dir: where tasks run; created if it is missing.
     :param environment: of the workers.
     :param slots: the shares of the node.
     :param amd: whether accelerators are AMD's.
-    :param sandboxed: whether each task gets a directory of its own.
+    :param sandboxed: whether each task runs in a separate directory.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class FreshProcessLauncher:
     def launch(self, worker_id: int, *, slot: int) -> WorkerProcess:
         """Start a worker.
 
-        :raises OSError: if the machine has no process, descriptor or disk left for it, or no working directory.
+        :raises OSError: if the machine lacks processes, descriptors, disk space or the working directory.
         """
         self._working_dir.mkdir(parents=True, exist_ok=True)  # a task or a cron job may have removed it
         channel, worker_end, claims = channel_pair()
@@ -111,7 +111,7 @@ class FreshProcessLauncher:
         environment = worker_environment(self._environment, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
         if self._sandboxed:
             environment["FARCALL_WORKER_SANDBOX"] = "1"
-        # -P: files in the working directory must not pass for modules
+        # -P: files in the working directory must not be imported as modules
         command = [sys.executable, "-P", "-m", "farcall_endpoint.worker", str(worker_end.fileno()), str(claims)]
         process = subprocess.Popen(
             command,
@@ -121,15 +121,15 @@ class FreshProcessLauncher:
             pass_fds=(worker_end.fileno(), claims),
             cwd=self._working_dir,
             env=environment,
-            start_new_session=True,  # a Ctrl-C on the terminal is the agent's business; the group can be killed whole
+            start_new_session=True,  # Ctrl-C on the terminal goes to the agent only; the group can be killed as a whole
         )
         os.close(claims)
         return WorkerProcess(process, channel, worker_end, os.pidfd_open(process.pid), output)
 
 
 def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: Slot, amd: bool) -> dict[str, str]:
-    """The variables of a worker: what shows it its share, and keeps libraries to it. What the user has said about
-    threads stays."""
+    """The environment of a worker: it tells the worker and its libraries their share. Thread numbers set by the user
+    are kept."""
     own = {"FARCALL_WORKER_ID": str(worker_id), "FARCALL_WORKER_SLOT": str(slot.index)}
     if slot.cores:
         own["FARCALL_WORKER_CORES"] = ",".join(map(str, slot.cores))
@@ -140,14 +140,14 @@ def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: 
         names = ",".join(slot.accelerators)
         own |= {"FARCALL_WORKER_ACCELERATORS": names, **dict.fromkeys(_ACCELERATORS, names)}
         own["ZE_ENABLE_PCI_ID_DEVICE_ORDER"] = "1"  # so that Intel's numbers mean the same in every process
-        hidden = _COUNTED_BY_ROCM if amd else ()
+        hidden = _ROCM_VARIABLES if amd else ()
     outer = {name: value for name, value in environment.items() if not name.startswith("FARCALL_WORKER_")}
     return {name: value for name, value in {**outer, **own}.items() if name not in hidden}
 
 
 def _open_capture_file() -> int:
-    """A descriptor of a new file without a name, for reading and appending. It is on the node's own disk (``TMPDIR``):
-    each task looks at it, and the working directory may be far away."""
+    """A descriptor of a new unnamed file, for reading and appending. It is on the node's local disk (``TMPDIR``): it is
+    read for each task, and the working directory may be on a network file system."""
     descriptor, name = tempfile.mkstemp(prefix="farcall-output-")
     os.close(descriptor)
     try:

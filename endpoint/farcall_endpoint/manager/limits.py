@@ -1,4 +1,4 @@
-"""What a running task may use."""
+"""Limits of running tasks: memory and output."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import TaskOrder
 
 LIMIT_PERIOD_S: Final = 0.1
-"""How often a task that has limits is measured: what it may take beyond them is what it can take in this time. Its
-worker looks once more at its end, so that no task which went beyond them ends well."""
+"""How often a task with limits is measured. Its worker checks again at its end, so that no task which exceeded them
+succeeds."""
 OUTPUT_PERIOD_S: Final = 0.01
-"""The same for what it prints, while it prints."""
+"""The same for its output, while that grows."""
 
 
 def has_limits(order: TaskOrder) -> bool:
@@ -23,16 +23,16 @@ def has_limits(order: TaskOrder) -> bool:
 
 
 def capped(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
-    """The order with no more memory than its worker's share, if workers have one."""
-    wanted_bytes = order.options.memory_bytes
-    if memory_bytes is None or (wanted_bytes is not None and wanted_bytes <= memory_bytes):
+    """The order with its memory limited to the share of its worker, if workers have one."""
+    requested_bytes = order.options.memory_bytes
+    if memory_bytes is None or (requested_bytes is not None and requested_bytes <= memory_bytes):
         return order
     options = msgspec.structs.replace(order.options, memory_bytes=memory_bytes)
     return msgspec.structs.replace(order, options=options)
 
 
 def breach(order: TaskOrder, *, memory_bytes: int, output_bytes: int) -> ErrorRecord | None:
-    """The record to end a task with, if it uses more than it may."""
+    """The error of a task that exceeds a limit, or None."""
     return outcomes.limit_exceeded(
         memory_bytes=memory_bytes,
         memory_limit_bytes=order.options.memory_bytes,

@@ -1,4 +1,4 @@
-"""What a node has for its workers: the edge where affinity, control groups, the kernel and the scheduler are asked."""
+"""Node discovery: cores, memory and accelerators, from affinity, control groups, the kernel and the scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def discover_node(
     cores: Collection[int] | None = None,
     root: Path = Path("/"),
 ) -> Node:
-    """What this process and its children may use.
+    """The resources that this process and its children may use.
 
     :param accelerators: names to share out; what the scheduler hides is left out.
     :param cores: instead of those of this process' affinity.
@@ -60,7 +60,7 @@ def visible_accelerators(names: Sequence[str], *, environ: Mapping[str, str]) ->
 
 
 def has_amd_accelerators(root: Path = Path("/")) -> bool:
-    """Whether this node's accelerators are AMD's."""
+    """Whether this node has AMD accelerators."""
     return (root / "dev/kfd").exists()
 
 

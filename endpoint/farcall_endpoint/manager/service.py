@@ -1,4 +1,4 @@
-"""The manager's shell: an epoll loop around its core, its workers' sockets, and one socket to the agent."""
+"""The manager's shell: an epoll loop that reports events to the core and performs its actions."""
 
 from __future__ import annotations
 
@@ -10,29 +10,41 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from farcall_endpoint import process_reaper, protocol
 from farcall_endpoint.liveness import LivenessTimer
-from farcall_endpoint.manager.core import Action, Job, Kill, Launch, ManagerCore, Recall, Send
+from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
+from farcall_endpoint.manager.core import ManagerCore
+from farcall_endpoint.manager.events import (
+    AgentLost,
+    Event,
+    Instant,
+    Job,
+    LimitExceeded,
+    MalformedReceived,
+    PacketsReceived,
+    Recalled,
+    TasksReceived,
+    Terminated,
+    WorkerDied,
+)
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
 from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, OUTPUT_PERIOD_S, breach, capped
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import MALFORMED, Begun, Done, Ready, Sync, Synced
+from farcall_endpoint.worker.channel import MALFORMED, Packet, Sync
 
 if TYPE_CHECKING:
     from farcall_endpoint.transport import SocketLink
 
 _logger = logging.getLogger(__name__)
 
-_REPORT_PERIOD_S: Final = 1.0
-"""At least so often the agent hears how the manager is; a local agent also sees it die."""
-
-
-_LAST_WORDS_S: Final = 1.0
+_LINGER_S: Final = 1.0
+"""Longest time to send the last message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +56,10 @@ class _Worker:
 class Manager:
     """Runs until the agent stops it or is gone.
 
-    :param agent: the way to it; owned by this object from now on.
-    :param agent_pid: of an agent on this machine, to notice its death at once; None for one on another node.
-    :param agent_silence_limit_s: an agent on another node that says nothing for so long is gone.
-    :param memory_per_worker_bytes: no task may use more.
+    :param agent: the connection to it, which this object closes.
+    :param agent_pid: of an agent on this machine, to notice its death at once; None for an agent on another node.
+    :param agent_silence_limit_s: an agent on another node is lost after so long without a message.
+    :param memory_per_worker_bytes: upper limit of a task's memory.
     """
 
     def __init__(
@@ -66,9 +78,9 @@ class Manager:
         self._agent = agent
         self._agent_pidfd = None if agent_pid is None else os.pidfd_open(agent_pid)
         limit_s = agent_silence_limit_s if agent_pid is None else None
-        self._agent_silence = LivenessTimer(limit_s=limit_s, now=time.monotonic())
-        self._heard = 0
-        self._said = 0
+        self._agent_liveness = LivenessTimer(limit_s=limit_s, now=time.monotonic())
+        self._received_number = 0
+        self._sent_number = 0
         self._memory_per_worker_bytes = memory_per_worker_bytes
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
@@ -80,279 +92,250 @@ class Manager:
         self._epoll.register(self._agent.fileno(), select.EPOLLIN)
         if self._agent_pidfd is not None:
             self._epoll.register(self._agent_pidfd, select.EPOLLIN)
-        self._report_at = 0.0
         self._measure_at = 0.0
         self._measure_memory_at = 0.0
-        self._begun: dict[int, Begun] = {}  # by worker: the task of limited memory that it began last
-        self._written: dict[int, int] = {}  # by worker: the output at the last look
-        self._abandoned = False
-        self._agent_is_there = True
+        self._output_bytes: dict[int, int] = {}  # by worker, as measured last
+        self._agent_lost = False
+        self._is_connected = True
         self._is_congested = False
-        self._parting = "it was told to stop"
         self._signals, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll.register(self._signals, select.EPOLLIN)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """Serve until stopped; then no worker is left."""
+        """Serve until stopped; then all workers have ended."""
         signal.signal(signal.SIGTERM, lambda *_: None)  # its number arrives on the wake-up descriptor
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides; it stops its managers
-        self._tell(self._registered)
+        self._send(self._registered)
         try:
             while not self._core.is_over:
-                self._turn()
-            if not self._abandoned:
-                failure = self._core.failure
-                if failure:
-                    _logger.error("no worker can be started: %s", failure)
-                self._tell(protocol.Leaving(failure or self._parting, failed=bool(failure)))
+                self._handle(self._wait_for_events())
+                if exceeded := self._measure():
+                    self._handle(exceeded)
+                self._kill_orphans()
         finally:
             process_reaper.kill_trees({worker.pid for worker in self._workers.values()})
             for worker in self._workers.values():
                 worker.process.wait()
-            self._orphans.end(known={self._reaper.pid}, now=time.monotonic())
+            self._orphans.kill(known={self._reaper.pid}, now=time.monotonic())
             self._reaper.communicate()
-            self._agent.close(linger_s=0.0 if self._abandoned else _LAST_WORDS_S)
+            self._agent.close(linger_s=0.0 if self._agent_lost else _LINGER_S)
 
-    def _turn(self) -> None:
+    def _handle(self, events: list[Event]) -> None:
+        """Report events to the core, perform its actions, and so on with the events that these lead to."""
+        while True:
+            actions = self._core.handle(events, Instant(time.monotonic(), time.time()))
+            if not actions or not (events := self._perform(actions)):
+                return
+
+    def _wait_for_events(self) -> list[Event]:
+        events: list[Event] = []
         for descriptor, _ in self._epoll.poll(self._timeout_s()):
             worker = self._by_descriptor.get(descriptor)
             if worker is not None and worker.worker_id in self._workers:
-                if descriptor == worker.process.pidfd:
-                    self._bury(worker)
-                else:
-                    self._hear(worker)
+                events += self._reap(worker) if descriptor == worker.process.pidfd else self._receive(worker)
             elif descriptor == self._agent_pidfd:
                 self._epoll.unregister(self._agent_pidfd)
-                self._abandon("the agent is gone")
+                events.append(self._lose_agent("the agent is gone"))
             elif descriptor == self._signals and signal.SIGTERM in os.read(self._signals, 64):
-                self._part("it got SIGTERM, as from a scheduler at the end of a job")
+                events.append(_terminated("it got SIGTERM, as from a scheduler at the end of a job"))
         if self._is_congested:
             self._agent.flush()
-            self._watch()
-        self._obey()
-        if self._agent_silence.is_expired(now=time.monotonic()) and not self._abandoned:
-            self._abandon("the agent has been silent for too long")
-        self._measure()
-        self._end_orphans()
-        while actions := self._core.pump(now=time.monotonic(), epoch=time.time()):
-            self._perform(actions)
-        self._report()
+            self._watch_congestion()
+        events += self._receive_from_agent()
+        if self._agent_liveness.is_expired(now=time.monotonic()) and not self._agent_lost:
+            events.append(self._lose_agent("the agent has been silent for too long"))
+        return events
 
     def _timeout_s(self) -> float:
         if self._agent.has_unread:
             return 0.0
         deadline = self._core.next_deadline()
-        deadline = self._report_at if deadline is None else min(deadline, self._report_at)
         if self._core.limited():
             deadline = min(deadline, self._measure_at)
         if self._orphans.due_at is not None:
             deadline = min(deadline, self._orphans.due_at)
         return max(0.0, deadline - time.monotonic())
 
-    def _measure(self) -> None:
-        """Tell the core of tasks that use more than they may."""
+    def _measure(self) -> list[Event]:
+        """Measure running tasks with limits, when it is time."""
         now = time.monotonic()
         limited = self._core.limited()
         if now < self._measure_at or not limited:
-            return
-        written = {worker_id: output_bytes(self._workers[worker_id].output) for worker_id, _ in limited}
-        grows = any(size > self._written.get(worker_id, 0) for worker_id, size in written.items())
-        self._written = written
+            return []
+        output = {worker_id: output_bytes(self._workers[worker_id].output) for worker_id, _, _ in limited}
+        grows = any(size > self._output_bytes.get(worker_id, 0) for worker_id, size in output.items())
+        self._output_bytes = output
         self._measure_at = now + (OUTPUT_PERIOD_S if grows else LIMIT_PERIOD_S)
         memory: dict[int, int] = {}
         if now >= self._measure_memory_at:
             self._measure_memory_at = now + LIMIT_PERIOD_S
             measured = {
                 self._workers[worker_id].pid: MeasuredTask(order.options.memory_bytes, begun.resident_bytes)
-                for worker_id, order in limited
-                if order.options.memory_bytes is not None
-                and (begun := self._begun.get(worker_id)) is not None
-                and begun.task_id == order.task_id
+                for worker_id, order, begun in limited
+                if order.options.memory_bytes is not None and begun is not None
             }
             memory = memory_of_tasks(measured) if measured else {}
-        for worker_id, order in limited:
+        events: list[Event] = []
+        for worker_id, order, _ in limited:
             used_bytes = memory.get(self._workers[worker_id].pid, 0)
-            record = breach(order, memory_bytes=used_bytes, output_bytes=written[worker_id])
+            record = breach(order, memory_bytes=used_bytes, output_bytes=output[worker_id])
             if record is not None:
-                self._core.breached(worker_id, order.task_id, record)
-
-    def _abandon(self, reason: str) -> None:
-        self._abandoned = True
-        self._part(reason)
-
-    def _part(self, reason: str) -> None:
-        _logger.warning("%s; ending all workers", reason)
-        self._parting = reason
-        self._core.stop(grace_s=0, now=time.monotonic())
+                events.append(LimitExceeded(worker_id, order.task_id, record))
+        return events
 
     # -- agent ---------------------------------------------------------------------------------------------------------
 
-    def _obey(self) -> None:
-        while self._agent_is_there:
+    def _receive_from_agent(self) -> list[Event]:
+        events: list[Event] = []
+        while self._is_connected:
             try:
                 frames = self._agent.receive_shared()
             except BlockingIOError:
-                return
+                break
             if frames is None:
                 self._epoll.unregister(self._agent.fileno())
-                self._agent_is_there = False
-                self._abandon("the agent is gone")
-                return
-            self._agent_silence.heard(now=time.monotonic())
+                self._is_connected = False
+                events.append(self._lose_agent("the agent is gone"))
+                break
+            self._agent_liveness.heard(now=time.monotonic())
             if self._has_gap(protocol.number_of(frames)):
-                self._part("the connection to the agent broke, and messages were lost")
-                return
+                events.append(_terminated("the connection to the agent broke, and messages were lost"))
+                break
             message, bodies = protocol.decode_from_agent(frames)
             match message:
                 case protocol.RunTasks():
-                    self._take(message, bodies)
-                case protocol.CancelTasks(task_ids=task_ids):
-                    self._core.cancel(task_ids)
-                case protocol.Stop(grace_s=grace_s):
-                    self._core.stop(grace_s=grace_s, now=time.monotonic())
-                case protocol.ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
-                    self._core.results_taken(size_bytes, window_bytes=window_bytes)
+                    events.append(self._tasks_received(message, bodies))
+                case protocol.CancelTasks() | protocol.Stop() | protocol.ResultsTaken():
+                    events.append(message)
+        return events
+
+    def _lose_agent(self, reason: str) -> AgentLost:
+        _logger.warning("%s; stopping all workers", reason)
+        self._agent_lost = True
+        return AgentLost()
 
     def _has_gap(self, number: int) -> bool:
         if number == 0:
             return False
-        expected, self._heard = self._heard + 1, number
+        expected, self._received_number = self._received_number + 1, number
         return number != expected
 
-    def _take(self, message: protocol.RunTasks, bodies: list[Frame]) -> None:
-        if message.forget:
-            self._functions.clear()
-        for function_hash, body in message.functions:
-            self._functions[function_hash] = bodies[body]
+    def _tasks_received(self, message: protocol.RunTasks, bodies: list[Frame]) -> TasksReceived:
         functions = self._functions
+        if message.forget:
+            functions.clear()
+        for function_hash, body in message.functions:
+            functions[function_hash] = bodies[body]
         orders = message.tasks
         if self._memory_per_worker_bytes is not None:
             orders = tuple([capped(order, self._memory_per_worker_bytes) for order in orders])
-        self._core.run([Job(order, functions[order.function_hash], bodies[order.payload]) for order in orders])
+        return TasksReceived([Job(order, functions[order.function_hash], bodies[order.payload]) for order in orders])
 
-    def _report(self) -> None:
-        now = time.monotonic()
-        report = self._core.take_progress()
-        if report is not None:
-            self._tell(*report)
-            self._report_at = now + _REPORT_PERIOD_S
-        elif now >= self._report_at:
-            self._tell(self._core.progress())
-            self._report_at = now + _REPORT_PERIOD_S
+    def _send(self, message: protocol.FromManager, bodies: Sequence[Frame] = ()) -> None:
+        self._sent_number += 1
+        self._agent.send(protocol.encode(message, bodies, number=self._sent_number))
+        self._watch_congestion()
 
-    def _tell(self, message: protocol.FromManager, bodies: list[Frame] | None = None) -> None:
-        self._said += 1
-        self._agent.send(protocol.encode(message, bodies or (), number=self._said))
-        self._watch()
-
-    def _watch(self) -> None:
-        """Wait for room on the way to the agent, while something waits for that."""
-        if self._agent.is_congested != self._is_congested and self._agent_is_there:
+    def _watch_congestion(self) -> None:
+        """Wait until the connection to the agent is writable, while messages wait for that."""
+        if self._agent.is_congested != self._is_congested and self._is_connected:
             self._is_congested = self._agent.is_congested
             events = select.EPOLLIN | select.EPOLLOUT if self._is_congested else select.EPOLLIN
             self._epoll.modify(self._agent.fileno(), events)
 
-    # -- workers -------------------------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------------------
 
-    def _perform(self, actions: list[Action]) -> None:
-        doomed: set[int] = set()
+    def _perform(self, actions: list[Action]) -> list[Event]:
+        """Perform actions in order; the events that answer them."""
+        events: list[Event] = []
+        killed: set[int] = set()
         for action in actions:
             match action:
                 case Send(worker_id=worker_id, packet=packet, body=body):
                     worker = self._workers[worker_id]
                     try:
                         worker.channel.order(packet, body)
-                    except OSError:  # dying or stuck; what it does not start is given to others
+                    except OSError:  # dying or stuck; tasks that it does not start go to others
                         worker.kill()
+                case Report(progress=progress, results=results):
+                    self._send(progress, results)
                 case Launch(worker_id=worker_id, slot=slot):
-                    self._launch(worker_id, slot)
+                    events += self._launch(worker_id, slot)
                 case Recall(worker_id=worker_id):
-                    self._recall(worker_id)
-                case Kill(worker_id=worker_id):
-                    doomed.add(self._workers[worker_id].pid)
-        process_reaper.kill_trees(doomed)  # together: on a large node it takes a while to look at all processes
+                    events += self._recall(worker_id)
+                case Kill(worker_id=worker_id, reason=reason):
+                    if reason:
+                        _logger.warning("worker %d sent an invalid message (%s); killing it", worker_id, reason)
+                    killed.add(self._workers[worker_id].pid)
+                case Leave(reason=reason, failed=failed):
+                    if failed:
+                        _logger.error("no worker can be started: %s", reason)
+                    self._send(protocol.Leaving(reason, failed=failed))
+        process_reaper.kill_trees(killed)  # together: on a large node it takes a while to read all processes
+        return events
 
-    def _recall(self, worker_id: int) -> None:
+    def _recall(self, worker_id: int) -> list[Event]:
         worker = self._workers[worker_id]
         revoked = worker.channel.revoke()
-        self._hear(_Worker(worker_id, worker))
+        events = self._receive(_Worker(worker_id, worker))
         if revoked:
             try:
                 worker.channel.send(Sync())
             except OSError:
                 worker.kill()
-        self._core.recalled(worker_id, revoked)
+        return [*events, Recalled(worker_id, revoked)]
 
-    def _launch(self, worker_id: int, slot: int) -> None:
+    def _launch(self, worker_id: int, slot: int) -> list[Event]:
         try:
             process = self._launcher.launch(worker_id, slot=slot)
         except OSError as error:
             _logger.exception("cannot start worker %d", worker_id)
-            self._core.died(worker_id, revoked=0, reason=str(error), tails=("", ""), now=time.monotonic())
-            return
+            return [WorkerDied(worker_id, 0, str(error))]
         self._notify_reaper(f"+{process.pid}")
         worker = _Worker(worker_id, process)
         self._workers[worker_id] = process
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._by_descriptor[descriptor] = worker
             self._epoll.register(descriptor, select.EPOLLIN)
+        return []
 
-    def _hear(self, worker: _Worker) -> None:
-        """Take in all that a worker has sent."""
-        while True:
-            try:
-                received = worker.process.channel.receive_shared()
-            except BlockingIOError:
-                return
-            except MALFORMED as error:
-                self._distrust(worker, str(error))
-                return
-            if received is None:
-                return
-            packet, body = received
-            if isinstance(packet, Done):
-                if packet.task_id != self._core.running(worker.worker_id):
-                    self._distrust(worker, "the end of a task that it does not run")
-                    return
-                self._begun.pop(worker.worker_id, None)
-                self._core.done(worker.worker_id, packet, body, now=time.monotonic())
-            elif isinstance(packet, Begun):
-                if packet.task_id == self._core.running(worker.worker_id):
-                    self._begun.setdefault(worker.worker_id, packet)  # a task that sends another one gains nothing
-            elif isinstance(packet, Synced):
-                self._core.synced(worker.worker_id)
-            elif isinstance(packet, Ready):
-                _logger.debug("worker %d is ready, pid %d", worker.worker_id, packet.pid)
-                self._core.ready(worker.worker_id)
+    # -- workers -------------------------------------------------------------------------------------------------------
 
-    def _distrust(self, worker: _Worker, said: str) -> None:
-        """A task has used its worker's socket. That costs the worker; all that it was to run is accounted for then."""
-        _logger.warning("worker %d sent what no worker sends (%s); ending it", worker.worker_id, said)
-        worker.process.kill()
+    def _receive(self, worker: _Worker) -> list[Event]:
+        """All packets that a worker has sent. A task can write to its worker's socket, so they may be malformed."""
+        packets: list[tuple[Packet, Frame]] = []
+        events: list[Event] = [PacketsReceived(worker.worker_id, packets)]
+        try:
+            while (received := worker.process.channel.receive_shared()) is not None:
+                packets.append(received)
+        except BlockingIOError:
+            pass
+        except MALFORMED as error:
+            events.append(MalformedReceived(worker.worker_id, str(error)))
+        return events
 
-    def _bury(self, worker: _Worker) -> None:
+    def _reap(self, worker: _Worker) -> list[Event]:
         process = worker.process
         revoked = process.channel.revoke()
-        self._hear(worker)
-        tails = process.tails()
+        events = self._receive(worker)
+        stdout_tail, stderr_tail = process.tails()
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._epoll.unregister(descriptor)
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
-        self._begun.pop(worker.worker_id, None)
-        reason = process.bury()
+        reason = process.reap()
         self._notify_reaper(f"-{process.pid}")
         _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
         self._orphans.expect(now=time.monotonic())
-        self._core.died(worker.worker_id, revoked=revoked, reason=reason, tails=tails, now=time.monotonic())
+        return [*events, WorkerDied(worker.worker_id, revoked, reason, stdout_tail, stderr_tail)]
 
-    def _end_orphans(self) -> None:
-        """End what dead workers have left behind."""
+    def _kill_orphans(self) -> None:
+        """Kill orphans of dead workers, when it is time."""
         now, due_at = time.monotonic(), self._orphans.due_at
         if due_at is not None and now >= due_at:
             known = {self._reaper.pid, *(worker.pid for worker in self._workers.values())}
-            self._orphans.end(known=known, now=now)
+            self._orphans.kill(known=known, now=now)
 
     def _notify_reaper(self, line: str) -> None:
         """Add a worker to the reaper's list, or remove it. A reaper that was killed is replaced."""
@@ -366,6 +349,11 @@ class Manager:
             self._reaper = _start_reaper()
             for process in self._workers.values():
                 self._notify_reaper(f"+{process.pid}")
+
+
+def _terminated(reason: str) -> Terminated:
+    _logger.warning("%s; stopping all workers", reason)
+    return Terminated(reason)
 
 
 def _start_reaper() -> subprocess.Popen[bytes]:

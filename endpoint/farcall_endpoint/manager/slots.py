@@ -1,4 +1,4 @@
-"""How a node is shared among workers. No I/O: :mod:`farcall_endpoint.manager.node` finds out what the node has."""
+"""Worker slots: division of a node among workers. No I/O: :mod:`farcall_endpoint.manager.node` reads the node."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ROUNDING: Final = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """What workers of a node may use together.
+    """Resources of a node for all its workers.
 
     :param cores: the numbers of the logical cores that this process may run on, in ascending order.
-    :param memory_bytes: up to which nobody would stop us.
+    :param memory_bytes: the lowest of the memory limits.
     :param accelerators: names or numbers, as ``CUDA_VISIBLE_DEVICES`` and its kin take them; ``0,1`` is a pair.
     :param cpus: how many cores' worth of time there is, if a quota allows less than all of ``cores``.
     """
@@ -42,7 +42,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """How a node is to be shared.
+    """Settings for the division of a node.
 
     :param max_workers: most workers; one for each core (or each ``cores_per_worker``) if not given.
     :param cores_per_worker: may be a fraction; 1 if not given, where nothing else is.
@@ -70,7 +70,7 @@ class Sharing:
             raise ConfigurationError(f"cpu_affinity is {self.cpu_affinity!r}, not one of {known}.")
 
     def guess(self, cores: int) -> int:
-        """The workers of a node with so many cores, as far as that can be said without the node."""
+        """The estimated number of workers of a node with so many cores."""
         by_cores = max(1, int(cores / (self.cores_per_worker or 1) + _ROUNDING))
         limits = [self.max_workers or by_cores]
         limits += [] if self.cores_per_worker is None else [by_cores]
@@ -91,7 +91,7 @@ class Sharing:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """The place of one worker at a time.
+    """The share of one worker.
 
     :param cores: those that it is bound to; empty if it may use all.
     :param threads: how many a library should use in it; None if cores are not shared out.
@@ -106,7 +106,7 @@ class Slot:
 
 
 def partition(node: Node, sharing: Sharing) -> tuple[Slot, ...]:
-    """Share a node out: as many slots as fit, up to ``max_workers``. The rules are those of Parsl's executor.
+    """Divide a node: as many slots as fit, up to ``max_workers``. The rules are those of Parsl's executor.
 
     Cores, memory and accelerators each allow so many workers; the smallest number wins. Workers that are bound to cores
     never share one: ``block`` gives each of n workers an n-th of the cores, rounded down; ``alternating`` deals all of
@@ -165,7 +165,7 @@ def _blocks(cores: Sequence[int], count: int, affinity: Affinity) -> list[tuple[
 
 def _too_little(field: str, wanted: str, there: str) -> ConfigurationError:
     return ConfigurationError(
-        f"A worker is to have {wanted} ({field}), and what this node can use is {there}: not even one worker fits.",
+        f"A worker needs {wanted} ({field}), and this node provides {there}: not even one worker fits.",
         hint=f"Lower {field}, or ask the scheduler for more on each node.",
     )
 

@@ -1,4 +1,4 @@
-"""The provider seam: where blocks come from. A block is what a scheduler gives at a time; each node runs a manager."""
+"""Provider interface: providers start blocks. A block is one job of a scheduler; each of its nodes runs a manager."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farcall_endpoint.pipe import Pipe
 
 
 class Phase(enum.Enum):
-    """How far a block is, as far as its provider can tell."""
+    """State of a block, as far as its provider knows."""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
@@ -20,46 +20,46 @@ class Phase(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class BlockStatus:
-    """A hint. ``text`` is the scheduler's own: why a block waits, how it ended."""
+    """A hint. ``text`` is from the scheduler: why a block waits, how it ended."""
 
     phase: Phase
     text: str = ""
 
 
 class Block(Protocol):
-    """Managers that were started together and end together."""
+    """Managers that start and end together."""
 
     @property
     def pipe(self) -> Pipe | None:
-        """The way to the manager of a block on this machine; others find theirs to the agent's socket."""
+        """The connection to a manager on this machine; other managers connect to the agent's socket."""
 
     def status(self) -> BlockStatus:
-        """What is known of it without asking anybody now."""
+        """The last known status."""
 
     def kill(self) -> None:
         """End the block; returns at once, and may be called again."""
 
     def close(self) -> None:
-        """Give back what the block holds; only after its end."""
+        """Release the block's resources; only after its end."""
 
 
 class Provider(Protocol):
     """Starts blocks. No method waits for a scheduler."""
 
-    #: Seconds that a block lives; None if it has no end.
+    #: Lifetime of a block in seconds; None for no limit.
     walltime_s: float | None
 
     def fileno(self) -> int:
         """A descriptor that is readable while the status of some block may have changed."""
 
     def changed(self) -> None:
-        """All blocks were asked for their status; called whenever the descriptor is readable."""
+        """The caller has read the status of all blocks; called whenever the descriptor is readable."""
 
     def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> Block:
-        """Start a block whose nodes each run ``command``, with these variables beside those of the site.
+        """Start a block whose nodes each run ``command``, with these variables in addition to those of the site.
 
         :raises OSError: if that is not possible now.
         """
 
     def close(self) -> None:
-        """Give everything back. Blocks that have not ended are not waited for."""
+        """Release all resources, without waiting for blocks that have not ended."""

@@ -1,7 +1,6 @@
-"""Blocks from a batch system. One thread speaks with the scheduler, so that no command of it ever holds up the agent.
+"""Batch provider: blocks as jobs of a batch system. A thread runs the scheduler's commands, which may be slow.
 
-The ids of jobs that were not seen to end are kept in a file: an agent that was killed cancels at its next start what
-still waits in a queue for an agent that is gone.
+The ids of unfinished jobs are kept in a file: after a kill, the next agent cancels the jobs of the former one.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ _CANCEL_TRIES: Final = 5
 
 
 class SchedulerError(Exception):
-    """A scheduler said no, or nothing that can be understood. The text is its own."""
+    """A scheduler refused, or its output is not understood. The text is from the scheduler."""
 
 
 class Scheduler(Protocol):
     """Commands of a batch system; each may take seconds.
 
-    Raises :class:`SchedulerError` wherever the system refuses or does not answer.
+    Raises :class:`SchedulerError` if the system refuses or does not answer.
     """
 
-    #: Whether the nodes see the agent's files; if not, a job's command holds all that it needs.
+    #: Whether the nodes see the agent's files; if not, a job's command must be self-contained.
     shares_files: bool
 
     def submit(self, command: str, *, name: str) -> str:
         """Submit a job that runs a shell command on each of its nodes; its id."""
 
     def statuses(self, job_ids: Sequence[str]) -> Mapping[str, BlockStatus]:
-        """What is known of jobs; one that the system knows nothing of is left out."""
+        """The statuses of jobs; unknown jobs are left out."""
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """End jobs, waiting or running."""
+        """Cancel jobs, waiting or running."""
 
 
 @dataclasses.dataclass
@@ -84,8 +83,8 @@ class BatchProvider:
 
     :param script_dir: private, on a file system that the nodes share; for scripts and the jobs' output.
     :param worker_init: shell lines to run on each node before the manager.
-    :param poll_s: seconds between questions about jobs.
-    :param patience_s: a job that its scheduler knows nothing of for so long has ended.
+    :param poll_s: seconds between two polls of the jobs' statuses.
+    :param patience_s: a job that the scheduler does not know for so long has ended.
     """
 
     def __init__(
@@ -107,9 +106,9 @@ class BatchProvider:
         self._journal = script_dir / "jobs.json"
         self._blocks: list[BatchBlock] = []
         self._new: queue.SimpleQueue[BatchBlock] = queue.SimpleQueue()
-        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._changes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake = threading.Event()
-        self._over = False
+        self._closed = False
         self._wait_s = _FIRST_POLL_S
         self._poll_at = 0.0
         script_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,15 +117,15 @@ class BatchProvider:
 
     def fileno(self) -> int:
         """As :meth:`Provider.fileno`."""
-        return self._news
+        return self._changes
 
     def changed(self) -> None:
         """As :meth:`Provider.changed`."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._news)
+            os.eventfd_read(self._changes)
 
     def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> BatchBlock:
-        """As :meth:`Provider.start`. What the scheduler says to it is in the block's status."""
+        """As :meth:`Provider.start`. The scheduler's answer is in the block's status."""
         if not self._scheduler.shares_files:
             command = ["python3", *command[1:]]  # the nodes' own
         script = node_script(command, environment=environment, worker_init=self._worker_init)
@@ -141,34 +140,34 @@ class BatchProvider:
         return block
 
     def wake(self) -> None:
-        """Let the thread look at once."""
+        """Wake the thread."""
         self._wake.set()
 
     def close(self) -> None:
-        """As :meth:`Provider.close`. Waits until unwanted jobs are cancelled, as long as a scheduler may be trusted."""
-        self._over = True
+        """As :meth:`Provider.close`. Waits for a while until unwanted jobs are cancelled."""
+        self._closed = True
         self.wake()
         self._thread.join(self._patience_s)
         if not self._thread.is_alive():
-            os.close(self._news)
+            os.close(self._changes)
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        self._adopt_leftovers()
+        self._cancel_leftovers()
         while True:
             try:
                 self._turn()
             except Exception as error:
-                _logger.exception("blocks are given up because of a defect")
-                self._give_up(f"the endpoint failed to speak with the scheduler: {error!r}")
-            if self._over:
+                _logger.exception("blocks are lost because of a bug")
+                self._give_up(f"the endpoint failed to use the scheduler: {error!r}")
+            if self._closed:
                 return
             self._wake.wait(max(0.0, self._poll_at - time.monotonic()) if self._blocks else None)
             self._wake.clear()
 
     def _turn(self) -> None:
-        """Submit what is new and cancel what is unwanted at once; ask about the others when it is time."""
+        """Submit new blocks and cancel unwanted ones at once; poll the others when it is time."""
         while not self._new.empty():
             block = self._new.get()
             self._blocks.append(block)
@@ -177,34 +176,34 @@ class BatchProvider:
             self._submit(block)
         is_time = time.monotonic() >= self._poll_at
         self._cancel_unwanted(again=is_time)
-        if is_time and self._blocks and not self._over:
+        if is_time and self._blocks and not self._closed:
             self._poll_at = time.monotonic() + self._wait_s
             self._wait_s = min(2 * self._wait_s, self._poll_s)
             self._poll(self._blocks)
 
     def _give_up(self, reason: str) -> None:
-        """Nothing is known of any block any more. Their jobs are to end, if they live."""
+        """Report all blocks as ended, and cancel their jobs."""
         for block in list(self._blocks):
-            self._tell(block, BlockStatus(Phase.ENDED, reason))
+            self._set_status(block, BlockStatus(Phase.ENDED, reason))
             if block.job_id is not None and not block.unwanted:
                 self._adopt(block.job_id)
 
     def _submit(self, block: BatchBlock) -> None:
         if block.unwanted:
-            self._tell(block, BlockStatus(Phase.ENDED, "not wanted any more before it was submitted"))
+            self._set_status(block, BlockStatus(Phase.ENDED, "released before it was submitted"))
             return
         try:
             block.job_id = self._scheduler.submit(block.command, name=block.block_id)
         except SchedulerError as error:
             _logger.error("the scheduler refused a block: %s", error)
-            self._tell(block, BlockStatus(Phase.ENDED, f"the scheduler refused it: {error}"))
+            self._set_status(block, BlockStatus(Phase.ENDED, f"the scheduler refused it: {error}"))
             return
         _logger.info("block %s is job %s", block.block_id, block.job_id)
-        self._tell(block, BlockStatus(Phase.WAITING, "submitted"))
+        self._set_status(block, BlockStatus(Phase.WAITING, "submitted"))
         self._keep_journal()
 
     def _cancel_unwanted(self, *, again: bool) -> None:
-        """Cancel what was not tried yet; ``again`` what the scheduler did not want to cancel."""
+        """Cancel unwanted jobs; with ``again``, also those that could not be cancelled before."""
         unwanted = [block for block in self._blocks if block.unwanted and (again or not block.cancels)]
         for block in unwanted:
             assert block.job_id is not None, "a block without a job has ended"
@@ -215,7 +214,7 @@ class BatchProvider:
                 _logger.warning("job %s cannot be cancelled: %s", block.job_id, error)
                 if block.cancels < _CANCEL_TRIES:
                     continue
-            self._tell(block, BlockStatus(Phase.ENDED, "cancelled by the endpoint"))
+            self._set_status(block, BlockStatus(Phase.ENDED, "cancelled by the endpoint"))
         if unwanted:
             self._keep_journal()
 
@@ -224,21 +223,21 @@ class BatchProvider:
         try:
             statuses = self._scheduler.statuses(list(by_job))
         except SchedulerError as error:
-            _logger.warning("the scheduler does not answer: %s", error)
+            _logger.warning("cannot poll the scheduler: %s", error)
             return
         now = time.monotonic()
         for job_id, block in by_job.items():
             status = statuses.get(job_id)
             if status is not None:
                 block.missing_since = None
-                self._tell(block, status)
+                self._set_status(block, status)
             elif block.missing_since is None:
                 block.missing_since = now
             elif now - block.missing_since >= self._patience_s:
-                self._tell(block, BlockStatus(Phase.ENDED, f"the scheduler knows nothing of job {job_id} any more"))
+                self._set_status(block, BlockStatus(Phase.ENDED, f"the scheduler does not know job {job_id} any more"))
         self._keep_journal()
 
-    def _tell(self, block: BatchBlock, status: BlockStatus) -> None:
+    def _set_status(self, block: BatchBlock, status: BlockStatus) -> None:
         if status == block.latest:
             return
         _logger.info("block %s, job %s: %s", block.block_id, block.job_id, status.text or status.phase.name)
@@ -246,10 +245,10 @@ class BatchProvider:
             status = BlockStatus(status.phase, f"{status.text}{self._output(block)}")
             self._blocks.remove(block)
         block.latest = status
-        os.eventfd_write(self._news, 1)
+        os.eventfd_write(self._changes, 1)
 
     def _output(self, block: BatchBlock) -> str:
-        """The last of what a job has said on standard error; there is the reason why nothing started."""
+        """The last lines of a job's standard error, which tell why it failed."""
         for path in sorted(self._script_dir.glob(f"*{block.block_id}*.stderr")):
             with contextlib.suppress(OSError):
                 lines = path.read_text(errors="replace").strip().splitlines()
@@ -262,23 +261,23 @@ class BatchProvider:
         with contextlib.suppress(OSError):
             write_whole(self._journal, json.dumps(ids).encode())
 
-    def _adopt_leftovers(self) -> None:
-        """Jobs of an earlier agent, which was killed, are wanted by nobody."""
+    def _cancel_leftovers(self) -> None:
+        """Cancel the jobs of a former agent, which was killed."""
         try:
             leftovers: Iterable[str] = json.loads(self._journal.read_text())
         except (OSError, ValueError):
             return
         for job_id in leftovers:
-            _logger.info("job %s is an earlier agent's, and is to end", job_id)
+            _logger.info("job %s belongs to a former agent; cancelling it", job_id)
             self._adopt(job_id)
 
     def _adopt(self, job_id: str) -> None:
-        """Take on a job only to cancel it."""
-        self._blocks.append(BatchBlock("given up", self, "", job_id=job_id, unwanted=True))
+        """Add a job only to cancel it."""
+        self._blocks.append(BatchBlock("leftover", self, "", job_id=job_id, unwanted=True))
 
 
 def node_script(command: Sequence[str], *, environment: Mapping[str, str], worker_init: str) -> str:
-    """What each node of a block runs. It holds the fleet's keys: for its owner's eyes only."""
+    """The script for each node of a block. It contains the fleet's keys: only its owner may read it."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     return "\n".join(
         ["#!/bin/bash", "unset FARCALL_TOKEN", worker_init.strip(), *exports, f"exec {shlex.join(command)}", ""]

@@ -1,4 +1,4 @@
-"""The provider for the machine that the agent runs on: a block is one process."""
+"""Local provider: blocks on the agent's machine, each of one manager process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class LocalProvider:
         self._epoll = select.epoll()
 
     def fileno(self) -> int:
-        """Readable when a manager has ended that was not closed yet."""
+        """Readable if a manager has ended that was not closed yet."""
         return self._epoll.fileno()
 
     def changed(self) -> None:
-        """Nothing: descriptors of processes say themselves when there is no news any more."""
+        """No operation: descriptors of processes are level-triggered."""
 
     def start(
         self,
@@ -52,7 +52,7 @@ class LocalProvider:
         pipe: Pipe | None = None,
         descriptors: Collection[int] = (),
     ) -> LocalBlock:
-        """Start a process, which inherits descriptors, with these variables beside the provider's own."""
+        """Start a process, which inherits descriptors, with these variables in addition to the provider's."""
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

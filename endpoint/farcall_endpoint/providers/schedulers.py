@@ -1,8 +1,8 @@
-"""Batch systems by Parsl's providers, which know how to speak with them; the one module that imports Parsl.
+"""Schedulers: batch systems by Parsl's providers; the only module that imports Parsl.
 
-Only ``parsl.providers`` and ``parsl.launchers`` are used: they write the job's script, submit and cancel. What state a
-job is in, we ask Slurm ourselves: Parsl's answer loses why a job waits, takes a failed job for a completed one, and
-keeps one that its scheduler has forgotten running for ever.
+Only ``parsl.providers`` and ``parsl.launchers`` are used: they write the job's script, submit and cancel. Slurm is
+polled here directly: Parsl drops the reason why a job waits, reports a failed job as completed, and a job that Slurm
+has forgotten as running for ever.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _SLURM_RUNNING: Final = frozenset({"RUNNING", "COMPLETING", "SIGNALING", "STAGE_
 
 
 def make_scheduler(config: ProviderConfig, *, script_dir: Path) -> Scheduler:
-    """The scheduler that a configuration names.
+    """The scheduler of a configuration.
 
-    :raises ConfigurationError: if it cannot be used from here: its commands or its library are missing.
+    :raises ConfigurationError: if its commands or its library are missing.
     """
     import parsl.launchers
     import parsl.providers
 
     if isinstance(config, LocalProviderConfig):
-        raise TypeError("there is no scheduler on this machine's own")
+        raise TypeError("LocalProvider has no scheduler")
     name = type(config).__struct_config__.tag
     arguments = _arguments(config)
     launcher = getattr(config, "launcher", None)
@@ -68,13 +68,13 @@ class ParslScheduler:
 
     def submit(self, command: str, *, name: str) -> str:
         """As :meth:`Scheduler.submit`."""
-        with _LastWords() as last_words:
+        with _ErrorLog() as errors:
             try:
                 job_id = self._provider.submit(command, tasks_per_node=1, job_name=name)
             except Exception as error:
-                raise SchedulerError(_words(error)) from error
+                raise SchedulerError(_reason(error)) from error
         if not job_id:
-            raise SchedulerError(last_words.text or "it gave no job id, and no reason")
+            raise SchedulerError(errors.text or "no job id and no reason given")
         return str(job_id)
 
     def statuses(self, job_ids: Sequence[str]) -> Mapping[str, BlockStatus]:
@@ -86,7 +86,7 @@ class ParslScheduler:
         try:
             statuses = self._provider.status(list(job_ids))
         except Exception as error:
-            raise SchedulerError(_words(error)) from error
+            raise SchedulerError(_reason(error)) from error
         return {
             job_id: BlockStatus(phases.get(status.state, Phase.ENDED), _described(status))
             for job_id, status in zip(job_ids, statuses, strict=True)
@@ -100,7 +100,7 @@ class ParslScheduler:
         try:
             done = self._provider.cancel(list(job_ids))
         except Exception as error:
-            raise SchedulerError(_words(error)) from error
+            raise SchedulerError(_reason(error)) from error
         if not all(done):
             raise SchedulerError(f"it did not cancel {', '.join(job_ids)}")
 
@@ -127,7 +127,7 @@ class SlurmScheduler(ParslScheduler):
         for line in done.stdout.splitlines():
             job_id, state, reason = [*line.strip().split("|", 2), "", ""][:3]
             if job_id in job_ids:
-                statuses[job_id] = BlockStatus(_slurm_phase(state), _slurm_words(job_id, state, reason))
+                statuses[job_id] = BlockStatus(_slurm_phase(state), _slurm_text(job_id, state, reason))
         return statuses
 
 
@@ -135,12 +135,12 @@ def _slurm_phase(state: str) -> Phase:
     return Phase.WAITING if state in _SLURM_WAITING else Phase.RUNNING if state in _SLURM_RUNNING else Phase.ENDED
 
 
-def _slurm_words(job_id: str, state: str, reason: str) -> str:
+def _slurm_text(job_id: str, state: str, reason: str) -> str:
     return f"job {job_id} {state}" if reason in ("", "None") else f"job {job_id} {state} ({reason})"
 
 
 def _arguments(config: ProviderConfig) -> dict[str, Any]:
-    """The fields that are Parsl's too, in the types that it wants. Lines for the nodes are in our own script."""
+    """Parsl's arguments. Shell lines for the nodes are in the script of :mod:`farcall_endpoint.providers.batch`."""
     skipped = {"launcher", "worker_init"}
     values = {name: getattr(config, name) for name in config.__struct_fields__ if name not in skipped}
     values["init_blocks"] = config.first_blocks
@@ -152,20 +152,20 @@ def _launcher(config: LauncherConfig, launchers: Any) -> Any:
 
 
 def _described(status: Any) -> str:
-    """A Parsl status in words."""
+    """The text of a Parsl status."""
     return f"{status.status_name} ({status.message})" if status.message else str(status.status_name)
 
 
-class _LastWords(logging.Handler):
-    """What a provider logs as an error: some say there, and nowhere else, why a scheduler refused a job."""
+class _ErrorLog(logging.Handler):
+    """Captures errors that a provider logs: some report only there why a scheduler refused a job."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.text = ""
         self._logger = logging.getLogger("parsl")
 
-    def __enter__(self) -> _LastWords:
-        self._propagates, self._logger.propagate = self._logger.propagate, False  # we say it, once
+    def __enter__(self) -> _ErrorLog:
+        self._propagates, self._logger.propagate = self._logger.propagate, False  # reported once, by the caller
         self._logger.addHandler(self)
         return self
 
@@ -177,7 +177,7 @@ class _LastWords(logging.Handler):
         self.text = " ".join(record.getMessage().split())
 
 
-def _words(error: Exception) -> str:
-    """The scheduler's own words in an exception of a provider."""
+def _reason(error: Exception) -> str:
+    """The scheduler's output in an exception of a provider."""
     said = [str(getattr(error, name, None) or "").strip() for name in ("stderr", "stdout")]
     return next(filter(None, said), "") or str(error) or type(error).__name__

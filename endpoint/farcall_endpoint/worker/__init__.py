@@ -1,1 +1,1 @@
-"""The worker: runs one task at a time. The only place where user code runs; imports as little as it can."""
+"""The worker: runs one task at a time. User code runs only here; it imports as little as possible."""

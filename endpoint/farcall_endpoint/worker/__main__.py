@@ -1,4 +1,4 @@
-"""``python -m farcall_endpoint.worker SOCKET CLAIMS``: what a launcher starts; both are inherited descriptors."""
+"""``python -m farcall_endpoint.worker SOCKET CLAIMS``: started by a launcher; both are inherited descriptors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from farcall_endpoint.worker.runner import Runner
 
 
 def main(descriptor: int, claims: int) -> None:
-    """Serve tasks until the manager is gone; then end what they have left behind."""
+    """Serve tasks until the manager is gone; then kill the remaining processes of tasks."""
     cores = os.environ.get("FARCALL_WORKER_CORES")
-    if cores:  # before there are other threads, which would keep to what they found
+    if cores:  # before other threads start, which inherit the affinity
         os.sched_setaffinity(0, map(int, cores.split(",")))
-    with contextlib.suppress(OSError):  # then a manager finds only those whose parents live
+    with contextlib.suppress(OSError):  # then only processes with a live parent are found
         process_reaper.adopt_orphans()
     try:
         _serve(descriptor, claims)
@@ -44,7 +44,7 @@ def _serve(descriptor: int, claims: int) -> None:
             _work(channel, runner, packet, body)
         else:
             channel.send(Synced())
-        del received, packet, body  # not to be held while the worker waits, nor counted to the next task
+        del received, packet, body  # free their memory before the next task
         zombies.reap(now=time.monotonic())
 
 
@@ -58,7 +58,7 @@ def _work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryvie
                 channel.send(begun)
             done, result = runner.run(order, body[at:end])
             channel.send(done, result)
-            del result  # not to be counted to the next task
+            del result  # free its memory before the next task
         at = end
 
 

@@ -1,8 +1,8 @@
-"""What a task writes to its standard output and error, by Python, by C, or by a program that it starts.
+"""Output capture: standard output and error of a task, also of C code and of child programs.
 
-A worker's descriptors 1 and 2 are two files that its launcher opened for appending. After each task their ends are read
-and they are emptied, so a chatty task costs disk only while it runs. The launcher keeps the files open too, and reads
-the last words of a worker that died.
+A worker's descriptors 1 and 2 are two files that its launcher opened for appending. After each task their tails are
+read and they are truncated, so output takes disk space only while its task runs. The launcher keeps the files open,
+too, and reads the last output of a worker that died.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final
 from farcall_common.limits import OUTPUT_TAIL_BYTES
 
 _MARKS: Final = (0x0FA6CA11_0001, 0x0FA6CA11_0002)
-"""Positions far behind the ends of the two files. Whoever writes appends, and moves the position; so one that is still
-there says both that the file is the one it should be and that nothing was written."""
+"""Positions far behind the ends of the two files. Writing appends, and moves the position; so an unchanged position
+means that the file is the right one and that nothing was written."""
 
 
 def read_tail(descriptor: int) -> str:
@@ -41,7 +41,7 @@ class Capture:
         self._inodes = [os.fstat(copy).st_ino for copy in self._copies]
 
     def tails(self) -> tuple[str, str]:
-        """The ends of what was written to standard output and error since the last reset."""
+        """The tails of standard output and error since the last reset."""
         self._flush()
         stdout, stderr = (read_tail(copy) for copy in self._copies)
         return stdout, stderr
@@ -54,7 +54,7 @@ class Capture:
         return max(os.fstat(copy).st_size for copy in self._copies)
 
     def reset(self) -> None:
-        """Forget what was written, and repair the streams if the task replaced or closed them."""
+        """Discard the output, and restore the streams if the task replaced or closed them."""
         if self._untouched():
             return
         self._flush()
@@ -72,7 +72,7 @@ class Capture:
         sys.stdout, sys.stderr = self._streams
 
     def _untouched(self) -> bool:
-        """Whether a task left no trace here: a short way for the many that write nothing."""
+        """Whether a task wrote nothing and changed nothing: the fast path."""
         out, err = self._streams
         if sys.stdout is not out or sys.stderr is not err:
             return False

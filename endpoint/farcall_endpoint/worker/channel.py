@@ -1,11 +1,11 @@
-"""The pipe between a manager and one worker: packets over a Unix socket, large bodies in shared memory beside them.
+"""Channel between a manager and one worker: packets over a Unix socket, large bodies in shared memory.
 
-A packet to the worker may order many tasks, so that short ones do not cost a wake-up each. Which of them are really
-started is settled by *claims*: the manager puts as many into a counter that the kernel keeps (an ``eventfd`` in
-semaphore mode) as it orders tasks, and the worker takes one before it starts a task. A claim is had by exactly one
-side. So the manager can take back (:meth:`Channel.revoke`) what the worker has not started, also out of the middle of a
-packet that the worker has read already: the tasks that lose their claim are the last ones. The worker passes over them,
-up to the ``Sync`` that the manager sends behind them, and answers with ``Synced``; only then new tasks may follow.
+A packet to the worker may contain many tasks, so that short ones do not cost a wake-up each. *Claims* decide which of
+them start: the manager adds one for each task to a counter in the kernel (an ``eventfd`` in semaphore mode), and the
+worker takes one before it starts a task. Exactly one side gets a claim. So the manager can revoke tasks that the worker
+has not started (:meth:`Channel.revoke`), also from a packet that the worker has already read: the last tasks lose their
+claims. The worker skips them, up to the ``Sync`` that the manager sends after them, and answers with ``Synced``; only
+then new tasks may follow.
 
 A packet is a header in MessagePack behind its length; then the body, or, when that would be too large for a packet,
 the descriptor of a memory file (``memfd_create``) that holds it.
@@ -75,7 +75,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none.
-    ``details`` are what else is to be told of a success."""
+    ``details`` are additional data of a success."""
 
     task_id: str
     started_at: float
@@ -114,7 +114,7 @@ class Channel:
         return self.socket.fileno()
 
     def close(self) -> None:
-        """Let the other end see that nobody is here any more."""
+        """Close the channel; the other end notices."""
         self.socket.close()
         os.close(self.claims)
 
@@ -130,7 +130,7 @@ class Channel:
         self.send(packet, body)
 
     def revoke(self) -> int:
-        """Take back all claims that the worker has not taken; how many they were."""
+        """Take back all claims that the worker has not taken; returns their number."""
         count = 0
         try:
             while True:
@@ -142,7 +142,7 @@ class Channel:
     # -- the worker's end ----------------------------------------------------------------------------------------------
 
     def claim(self) -> bool:
-        """Take the claim of the next task; False if the manager has taken it back."""
+        """Take the claim of the next task; False if the manager has revoked it."""
         try:
             os.eventfd_read(self.claims)
         except BlockingIOError:
@@ -183,7 +183,7 @@ class Channel:
         return packet, bytes_of(body)
 
     def receive_shared(self) -> tuple[Packet, bytes | SharedBytes] | None:
-        """As :meth:`receive`, for whoever hands a large body on without looking at it."""
+        """As :meth:`receive`, for a caller that passes a large body on without reading it."""
         try:
             size, received, _, _ = self.socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, _CLOEXEC)
         except ConnectionResetError:
@@ -198,7 +198,7 @@ class Channel:
         [memory] = descriptors_of(received)
         body = SharedBytes(memory, *_PLACE.unpack_from(view, body_at))
         if not body.is_complete:
-            raise ValueError(f"a body of {len(body)} bytes that are not there")
+            raise ValueError(f"a body of {len(body)} bytes is incomplete")
         return packet, body
 
 

@@ -1,7 +1,7 @@
-"""The working directory of each task: the endpoint's, one of its submitter, or one of its own (a sandbox).
+"""Working directory of each task: the endpoint's, its submitter's, or a separate one (a sandbox).
 
 ``WORKING_DIR`` is for the tasks of the endpoint's owner, ``WORKING_DIR/submitters/ID`` for those of another submitter.
-With ``sandbox: true`` each task gets ``sandboxes/TASK`` below that. A directory that is gone is made again.
+With ``sandbox: true`` each task gets ``sandboxes/TASK`` below that. A missing directory is created again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TaskDirectories:
         return path
 
     def leave(self) -> None:
-        """The task has ended: nothing of its directory is held any more, and its time of keeping begins."""
+        """Leave the directory after the task; its retention begins."""
         try:  # noqa: SIM105 - for every task: a context manager would take longer than the call
             os.fchdir(self._descriptor)
         except OSError:
@@ -75,7 +75,7 @@ class TaskDirectories:
             os.close(lock)
 
     def _is_in(self, path: str) -> bool:
-        """Go there. False if it is gone: a directory that was removed can still be the current one."""
+        """Change to a directory. False if it does not exist: a removed directory can still be the current one."""
         try:
             if path != self.root:
                 os.chdir(path)
@@ -172,7 +172,7 @@ def _locked(path: str) -> int:
 
 
 def _name_of(identity: str) -> str:
-    """A name for a directory: a UUID as it is, of anything else a hash."""
+    """A directory name: a UUID unchanged, otherwise a hash."""
     try:
         return str(uuid.UUID(identity))
     except ValueError:

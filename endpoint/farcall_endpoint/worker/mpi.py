@@ -1,8 +1,8 @@
-"""Nodes for programs that run on several of them: which are free, and the command that starts ranks there.
+"""MPI support: allocation of a block's nodes to tasks, and the launcher command for their ranks.
 
 The workers of a block share its nodes by locks on the bytes of one file, a byte for each node: the kernel gives them
-back when a worker dies, and file systems that nodes share know such locks, too. What a task finds in its environment is
-what Parsl's and Globus Compute's MPI engines set (``PARSL_MPI_PREFIX`` and its kin).
+back when a worker dies, and file systems that nodes share know such locks, too. The environment variables of a task
+are those of Parsl's and Globus Compute's MPI engines (``PARSL_MPI_PREFIX`` and others).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LAUNCHER: Final = "FARCALL_MPI_LAUNCHER"
 _NODE_FILES: Final = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "COBALT_NODEFILE")
 _JOB_IDS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "COBALT_JOBID")
 _TURN: Final = 1 << 20
-"""A byte behind those of all nodes: whoever has it is the next to get some, so that large tasks wait no longer."""
+"""A byte behind those of all nodes: its holder is the next to get nodes, so that large tasks do not starve."""
 _LOOK_S: Final = 0.05
 _SCONTROL_S: Final = 30.0
 
 
 class RanksImpossible(Exception):
-    """What a task asks for is not there, or contradicts itself; ``record`` is how it ends."""
+    """A task requests unavailable or inconsistent ranks; ``record`` is its error."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message)
@@ -106,7 +106,7 @@ class Nodes:
             fcntl.lockf(self._lock, fcntl.LOCK_UN)  # all of them, and the turn
 
     def _take(self, taken: list[int], count: int) -> bool:
-        """Take what is free, up to ``count`` in all. Whether that is enough."""
+        """Take free nodes, up to ``count`` in total. Whether these are enough."""
         for index in range(len(self._names)):
             if len(taken) < count and index not in taken:
                 with contextlib.suppress(BlockingIOError, PermissionError):  # another worker has it
@@ -139,9 +139,9 @@ def lock_file_of_block(environ: Mapping[str, str], directory: Path) -> Path:
 
 
 def variables(launcher: str, ranks: Ranks, nodes: Sequence[str]) -> dict[str, str]:
-    """What a task finds in its environment.
+    """The environment variables of a task.
 
-    :raises RanksImpossible: if the launcher is none that is known.
+    :raises RanksImpossible: if the launcher is unknown.
     """
     name, hosts = Path(launcher).name, ",".join(nodes)
     if name == "srun":

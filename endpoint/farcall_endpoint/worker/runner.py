@@ -1,4 +1,4 @@
-"""Runs one task: bytes in, bytes or an error record out. Never raises, whatever user code does."""
+"""Task runner: bytes in, bytes or an error record out. It never raises, whatever user code does."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _get_handler: Final = _signal.getsignal
 """The function in C: the one around it turns each answer into an enum, which takes longer than a short task."""
 _CANNOT_SEND: Final = (SerializationError, ConfigurationError)
 _BINARY: Final = (PickleOutOfBand().id,)
-"""What a submitter asks for that leaves the choice to us and reads every strategy, those too that are no text. One that
-asks for nothing may be anybody's program: it gets what everybody reads."""
+"""The request of a submitter that reads every strategy, binary ones, too. A submitter without a request may be any
+program: it gets portable data."""
 
 
 class Runner:
-    """Keeps the functions it has seen, by hash, and puts right what user code changes about the process."""
+    """Runs tasks. It caches functions by hash, and restores the process state that user code changes."""
 
     def __init__(self, capture: Capture, *, endpoint_id: str, sandboxed: bool = False) -> None:
         self._capture = capture
@@ -62,7 +62,7 @@ class Runner:
         self._handlers = {int(number): _get_handler(number) for number in _GUARDED_SIGNALS}
 
     def learn(self, packet: Run, body: bytes | memoryview) -> int:
-        """Take in the functions of a packet; where in its body the payloads begin."""
+        """Store the functions of a packet; returns where in its body the payloads begin."""
         if packet.forget:
             self._bodies.clear()
             self._functions.clear()
@@ -73,7 +73,7 @@ class Runner:
         return at
 
     def begin(self, order: Order) -> Begun | None:
-        """What the manager must know to measure a task, if it has to; call it before :meth:`run`."""
+        """The message that starts the measurement of a task, if it has a memory limit; call it before :meth:`run`."""
         return None if order.options.memory_bytes is None else Begun(order.task_id, self._usage.begin())
 
     def run(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
@@ -159,7 +159,7 @@ class Runner:
         ), result
 
     def _within_limits(self, order: Order, done: Done, result: Sequence[Piece]) -> tuple[Done, Sequence[Piece]]:
-        """The end of a task, unless it used more than it may and was too quick for the manager to see that."""
+        """The result of a task, unless it exceeded a limit before the manager measured it."""
         record = outcomes.limit_exceeded(
             memory_bytes=0 if order.options.memory_bytes is None else self._usage.peak_bytes(),
             memory_limit_bytes=order.options.memory_bytes,
@@ -171,7 +171,7 @@ class Runner:
         return self._failed(order, record, done.started_at, done.ended_at)
 
     def _output(self) -> dict[str, Any]:
-        """What a task printed, as the details of its success."""
+        """The output of a task, as the details of its success."""
         tails = zip(("stdout_tail", "stderr_tail"), self._capture.tails(), strict=True)
         return {name: tail for name, tail in tails if tail}
 
@@ -221,7 +221,7 @@ class Runner:
         return Done(order.task_id, started_at, ended_at, record.to_json()), ()
 
     def _restore(self) -> None:
-        """Undo what a task may have done to the process, so that the next one starts as it did."""
+        """Restore the process state for the next task."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._handlers.items():
             if _get_handler(number) is not handler:

@@ -1,8 +1,8 @@
-"""How much memory a task takes: what its worker and the processes below hold beyond what they held as it began.
+"""Memory usage of a task: the memory of its worker and child processes, less what they held when it began.
 
-What earlier tasks left behind (a module's cache, free memory that the allocator keeps, a process that still runs) is
-not the task's. The manager measures while the task runs (:mod:`farcall_endpoint.manager.processes`); the kernel keeps
-the peak of the worker's own process, which is read at the end, so that no peak between two measurements is missed.
+Memory of earlier tasks (a module's cache, free memory that the allocator keeps, a running process) does not count. The
+manager measures while the task runs (:mod:`farcall_endpoint.manager.processes`); the kernel keeps the peak of the
+worker's own process, which is read at the end, so that no peak between two measurements is missed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Final
 from farcall_endpoint.process_reaper import descendants, read_processes
 
 _KIB: Final = 1024
-_TIDY_BYTES: Final = 64 * 2**20
-"""A worker that has grown by so much since it was last tidied looks for memory to give back."""
+_TRIM_BYTES: Final = 64 * 2**20
+"""A worker that has grown by so much since its memory was last trimmed trims it again."""
 
 
 class Usage:
     """One per worker. Only called for tasks whose memory is limited."""
 
     def __init__(self) -> None:
-        self._tidied_bytes, _ = _resident_and_peak()
+        self._trimmed_bytes, _ = _resident_and_peak()
         self._began_bytes = 0
         self._peak_before_bytes = 0
 
     def begin(self) -> dict[int, int]:
         """A task begins: the resident bytes of the worker and of each process that earlier tasks left below it."""
         resident_bytes, _ = _resident_and_peak()
-        if resident_bytes > self._tidied_bytes + _TIDY_BYTES:
+        if resident_bytes > self._trimmed_bytes + _TRIM_BYTES:
             # What is free, but not given back, would be the next task's without being counted.
             gc.collect()
             _trim()
-            self._tidied_bytes, _ = _resident_and_peak()
+            self._trimmed_bytes, _ = _resident_and_peak()
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:  # noqa: PTH123
             file.write(b"5")  # forgets the peak; not every kernel offers it
         self._began_bytes, self._peak_before_bytes = _resident_and_peak()

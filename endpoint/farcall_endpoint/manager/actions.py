@@ -1,0 +1,61 @@
+"""Actions: instructions of the manager's core to its shell, which performs them in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from farcall_endpoint.protocol import Progress
+from farcall_endpoint.shared_memory import Frame
+from farcall_endpoint.worker.channel import Run
+
+
+class _Action(msgspec.Struct, frozen=True):  # quicker to make than a dataclass
+    pass
+
+
+class Launch(_Action, frozen=True):
+    """Start a worker on a free slot. Answered by a Ready packet or by WorkerDied."""
+
+    worker_id: int
+    slot: int
+
+
+class Send(_Action, frozen=True):
+    """Send tasks to a worker. If that fails, kill the worker."""
+
+    worker_id: int
+    packet: Run
+    body: tuple[Frame, ...]
+
+
+class Recall(_Action, frozen=True):
+    """Revoke the tasks that a worker has not started, and report its packets. If tasks were revoked, send Sync, which
+    the worker answers with Synced. Answered by Recalled."""
+
+    worker_id: int
+
+
+class Kill(_Action, frozen=True):
+    """Kill a worker with all its descendants. Answered by WorkerDied. ``reason`` is for the log."""
+
+    worker_id: int
+    reason: str = ""
+
+
+class Report(_Action, frozen=True):
+    """Send progress to the agent, with the results that it refers to."""
+
+    progress: Progress
+    results: Sequence[Frame]
+
+
+class Leave(_Action, frozen=True):
+    """Send the manager's last message. With ``failed``, it could not start workers."""
+
+    reason: str
+    failed: bool
+
+
+Action = Launch | Send | Recall | Kill | Report | Leave
