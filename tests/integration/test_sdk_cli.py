@@ -131,7 +131,7 @@ def test_errors_for_programs(cloud: FakeCloud, script: str, run: Run, capsys: Ou
         (("nowhere.py:f",), 65, "no file nowhere.py"),
         (("{script}:missing",), 65, "no function 'missing'"),
         (("{script}:answer",), 65, "no function 'answer'"),
-        (("{script}",), 65, "names no function"),
+        (("{script}",), 65, "is not FILE.py:FUNCTION"),
         (("no_such_module:f",), 65, "cannot be imported"),
         (("{script}:greet", "--kwargs", "[1]"), 65, "not a JSON object"),
         (("{script}:greet", "--endpoint", "elsewhere"), 66, "no endpoint named 'elsewhere'"),

@@ -89,7 +89,7 @@ def test_an_interruption_leaves_a_task_running_and_tells_its_id(
     with cloud.client() as client:
         (task,) = client.get_tasks()
     assert task["status"] == "received"
-    assert f"Going on without you: {task['task_id']}\n" in errors
+    assert f"Still running: {task['task_id']}\n" in errors
     assert f"farcall groups wait {task['task_group_id']}" in errors
 
 

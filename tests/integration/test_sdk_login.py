@@ -209,10 +209,10 @@ def test_a_client_with_a_secret_asks_nobody(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--provider", "oidc"), "the issuer is not said"),
-        (("--issuer", "{issuer}"), "which client logs in is not said"),
+        (("--provider", "oidc"), "the issuer is missing"),
+        (("--issuer", "{issuer}"), "the client id is missing"),
         (("--issuer", "{issuer}/elsewhere", "--client-id", "x"), "does not describe the issuer"),
-        (("--provider", "globus", "--client-id", "x"), "the deployment's scope is not said"),
+        (("--provider", "globus", "--client-id", "x"), "the scope of the deployment is missing"),
     ],
 )
 def test_what_has_to_be_said_first(

@@ -56,8 +56,8 @@ def test_a_token_that_the_api_does_not_know_is_not_kept(farcall: Farcall, config
     [
         ((), "secret\n", "the address of the API is not set"),
         (("--api-url", "ftp://x"), "secret\n", "not an http(s) address"),
-        (("--api-url", "http://x"), "\n", "no token was given"),
-        (("--api-url", "http://x", "--provider", "globus"), "", "which client logs in is not said"),
+        (("--api-url", "http://x"), "\n", "the token is empty"),
+        (("--api-url", "http://x", "--provider", "globus"), "", "the client id is missing"),
     ],
 )
 def test_logins_that_cannot_be(

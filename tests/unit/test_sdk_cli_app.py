@@ -47,7 +47,7 @@ def test_a_wrong_command_line_is_one_line_and_the_way_to_the_help(arguments: tup
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: [COMMAND_LINE] ")
     assert message in result.stderr
-    assert "--help` says" in result.stderr
+    assert "--help` lists the options" in result.stderr
     assert result.stderr.count("\n") == 1
     told = CliRunner().invoke(app, ["--debug", *arguments, "--json"], prog_name="farcall").stderr
     assert json.loads(told)["error"]["code"] == "COMMAND_LINE"

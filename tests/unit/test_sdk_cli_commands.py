@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from farcall import Client
 from farcall.cli._app import app
 from farcall.cli._arguments import completes
-from farcall.cli._connect import Surroundings
+from farcall.cli._connect import CommandEnvironment
 from farcall.testing import FakeCloud
 from farcall_common.wire import new_task_id
 from tests.unit.sdk_cli_runner import Farcall
@@ -217,7 +217,7 @@ def test_a_task_that_ended_runs_again(offline: FakeCloud, script: str) -> None:
 def test_a_dead_letter_is_listed_until_it_is_discarded(offline: FakeCloud, script: str) -> None:
     farcall = Farcall(offline)
     task_id = farcall("run", f"{script}:half", "3", "--no-wait").stdout.strip()
-    offline.bury(task_id)
+    offline.dead_letter(task_id)
     shown = farcall("tasks", "show", task_id)
     assert f"farcall tasks retry {task_id}" in shown.stdout
     assert "1. killed by SIGKILL" in shown.stdout
@@ -355,7 +355,7 @@ def test_nothing_answers_at_the_address() -> None:
     def connect(api_url: str | None, token: str | None) -> Client:
         return Client("http://farcall.test", "token", patience_s=0, transport=httpx.MockTransport(refuse))
 
-    result = CliRunner().invoke(app, ["tasks", "ls"], obj=Surroundings(connect))
+    result = CliRunner().invoke(app, ["tasks", "ls"], obj=CommandEnvironment(connect))
     assert result.exit_code == 69
     assert result.stderr.startswith("Error: [UNAVAILABLE]")
     assert result.stderr.count("\n") == 1

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 from farcall.cli._app import COMMANDS
-from farcall.cli._reference import written_into
+from farcall.cli._reference import with_reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
 def test_the_reference_is_that_of_the_commands() -> None:
     page = PAGE.read_text()
-    assert page == written_into(page), "run `python -m farcall.cli._reference docs/cli.md`"
+    assert page == with_reference(page), "run `python -m farcall.cli._reference docs/cli.md`"
     assert all(f"\n## farcall {name}\n" in page for name in COMMANDS)
 
 
@@ -30,4 +30,4 @@ def test_writing_keeps_what_is_around_it() -> None:
     page = PAGE.read_text() + "\nThe end.\n"
     stale = page.replace("| 0 | done |", "| 0 | nothing |")
     assert stale != page
-    assert written_into(stale) == page
+    assert with_reference(stale) == page

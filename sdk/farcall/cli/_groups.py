@@ -52,7 +52,7 @@ def show(context: typer.Context, group_id: GroupId, as_json: AsJson = False) -> 
     """Show the tasks of a group in the order of their submission."""
     with connected(context) as client:
         ids = client.get_task_group(group_id)
-        found = _look(client, ids)
+        found = _fetch(client, ids)
     remember("tasks", ids)
     if as_json:
         tasks = [{"task_id": id_, "status": found[id_]["status"], "attempt": _attempt(found[id_])} for id_ in ids]
@@ -66,13 +66,13 @@ def show(context: typer.Context, group_id: GroupId, as_json: AsJson = False) -> 
 def wait(
     context: typer.Context,
     group_id: GroupId,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Wait at most so long.")] = None,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Wait at most this long.")] = None,
     results: Annotated[
-        bool, typer.Option("--results", help="Then write what each task returned, as `farcall map` does.")
+        bool, typer.Option("--results", help="Then write the result of each task, as `farcall map` does.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until all tasks of a group have ended. Nothing is cancelled, whatever happens to the waiting."""
+    """Wait until all tasks of a group have ended. Nothing is cancelled, also if this command is interrupted."""
     with connected(context, doing=None) as client:
         ids = client.get_task_group(group_id)
         states = _wait(client, ids, timeout)
@@ -95,12 +95,12 @@ def _wait(client: Client, ids: Sequence[str], timeout_s: float | None) -> dict[s
     give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
     ended: dict[str, str] = {}
     polling = Backoff(first_s=_FIRST_POLL_S, most_s=_LONGEST_POLL_S)
-    with bar("waiting", len(ids)) as tell:
+    with bar("waiting", len(ids)) as update:
         while True:
-            found = _look(client, [id_ for id_ in ids if id_ not in ended])
+            found = _fetch(client, [id_ for id_ in ids if id_ not in ended])
             fresh = {id_: task["status"] for id_, task in found.items() if task["status"] in _ENDED}
             ended |= fresh
-            tell(len(ended))
+            update(len(ended))
             if len(ended) == len(ids):
                 return ended
             if fresh:
@@ -126,7 +126,7 @@ def _show_results(client: Client, ids: Sequence[str], *, as_json: bool) -> None:
             show_line({"index": index, "task_id": task_id, "error": record.to_json()})
 
 
-def _look(client: Client, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _fetch(client: Client, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Tasks as they are now, results not downloaded."""
     wanted = list(ids)
     found: dict[str, dict[str, Any]] = {}
