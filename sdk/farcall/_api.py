@@ -19,6 +19,9 @@ from farcall_common.errors import DeserializationError, Forbidden
 
 Json = dict[str, Any]
 
+#: Limit of requests about several tasks.
+IDS_PER_REQUEST: Final = 500
+
 
 class Api:
     """The routes of the API. Every method raises the errors of :meth:`Http.call`."""
@@ -148,6 +151,16 @@ class Api:
             "POST", "/v2/batch_status", body={"task_ids": task_ids}, patience_s=patience_s, stop=stop
         )
         return dict(answer["results"])
+
+    def all_status(self, task_ids: Sequence[str]) -> dict[str, Json]:
+        """Tasks by id, in as many requests as that takes."""
+        found: dict[str, Json] = {}
+        for start in range(0, len(task_ids), IDS_PER_REQUEST):
+            missing = task_ids[start : start + IDS_PER_REQUEST]
+            while missing and (answer := self.batch_status(missing)):
+                found |= answer
+                missing = [task_id for task_id in missing if task_id not in found]
+        return found
 
     def page_of_tasks(self, query: Json) -> Json:
         """``tasks``, and with ``next`` there may be more: the query again with that as ``before``."""

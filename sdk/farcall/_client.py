@@ -67,7 +67,6 @@ _PAGE: Final = 1000
 
 
 _PARALLEL_TRANSFERS: Final = 4
-_IDS_PER_REQUEST: Final = 500
 _GROUPS_PER_REQUEST: Final = 1000
 _FIRST_POLL_S: Final = 0.02
 _LONGEST_POLL_S: Final = 2.0
@@ -311,15 +310,7 @@ class Client(SourceCode):
         ``exception``.
         """
         wanted = list(dict.fromkeys(map(str, task_ids)))
-        found: dict[str, Json] = {}
-        for start in range(0, len(wanted), _IDS_PER_REQUEST):
-            asked = wanted[start : start + _IDS_PER_REQUEST]
-            while asked:  # an answer leaves out tasks beyond its largest size; they are requested again
-                answer = self._api.batch_status(asked)
-                if not answer:
-                    break
-                found |= answer
-                asked = [task_id for task_id in asked if task_id not in found]
+        found = self._api.all_status(wanted)
         with ThreadPoolExecutor(_PARALLEL_TRANSFERS, thread_name_prefix="farcall-download") as pool:
             infos = pool.map(self._info, found.values())
             known = dict(zip(found, infos, strict=True))
@@ -343,7 +334,7 @@ class Client(SourceCode):
         return [str(task["id"]) for task in self._api.list_group(str(task_group_id))]
 
     def why(self, task_id: str | uuid.UUID) -> Why:
-        """Why a task is in its state: what it waits for, its position in the queue, and the state of its endpoint.
+        """Why a task is in its state: the reason, its position in the queue, and the state of its endpoint.
 
         :raises TaskUnknown: if you have no such task.
         """
@@ -362,9 +353,11 @@ class Client(SourceCode):
 
     def cancel_many(self, task_ids: Sequence[str]) -> dict[str, Json]:
         """Cancel tasks; the answers of :meth:`cancel` by id. Tasks that are not yours have the outcome "unknown"."""
+        from farcall._api import IDS_PER_REQUEST
+
         outcomes: dict[str, Json] = {}
-        for start in range(0, len(task_ids), _IDS_PER_REQUEST):
-            outcomes |= self._api.cancel(task_ids[start : start + _IDS_PER_REQUEST])
+        for start in range(0, len(task_ids), IDS_PER_REQUEST):
+            outcomes |= self._api.cancel(task_ids[start : start + IDS_PER_REQUEST])
         return outcomes
 
     def get_tasks(self, *, state: str | None = None, limit: int = 100) -> list[Json]:

@@ -110,7 +110,7 @@ def test_settings(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatc
     assert farcall("config", "get", "endpoint", "--json").exit_code == 78
 
 
-def test_what_else_is_in_the_file_stays(config: Path) -> None:
+def test_other_settings_of_the_file_stay(config: Path) -> None:
     config.parent.mkdir()
     config.write_text('# mine\n[other]\ntoken = "x"  # not this one\n\n[default]\n# here\n token = "old"\n\n[last]\n')
     write_settings(config.parent, {"token": "new", "api_url": "http://x"})

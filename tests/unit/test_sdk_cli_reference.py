@@ -1,4 +1,4 @@
-"""The page about the command line says what the commands are."""
+"""The page of the command line matches the commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_text_before_it_names_commands_and_options_that_exist() -> None:
         assert not leaf or leaves is None or leaf in leaves, f"farcall {top} {leaf}"
 
 
-def test_writing_keeps_what_is_around_it() -> None:
+def test_the_text_around_the_reference_stays() -> None:
     page = PAGE.read_text() + "\nThe end.\n"
     stale = page.replace("| 0 | done |", "| 0 | nothing |")
     assert stale != page
